@@ -1,7 +1,8 @@
 """One daemon as a child process: start, wait for its ready line, restart when it dies, drain.
 
-The child holds the read end of a pipe as its standard input (`--follow-parent`): when this process dies, however it
-dies, the pipe closes and the child ends at once. So `kill -9` of the parent is a crash of the whole tree.
+The child holds the read end of a pipe as its standard input (`--follow-parent`): when this process
+dies, however it dies, the pipe closes and the child ends at once. So `kill -9` of the parent is a
+crash of the whole tree.
 """
 
 import asyncio
@@ -51,7 +52,14 @@ class Child:
             ChildFailedError: it ended, or said nothing in time.
         """
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server.cli.main", *self.name.split(), "--follow-parent", *self._arguments),
+            *(
+                sys.executable,
+                "-m",
+                "server.cli.main",
+                *self.name.split(),
+                "--follow-parent",
+                *self._arguments,
+            ),
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_BYTES,
@@ -63,7 +71,9 @@ class Child:
             self._arguments = pinned(self._arguments, self.name, self.endpoints)
         except TimeoutError:
             self._process.kill()
-            raise ChildFailedError(f"{self.name} was not ready within {READY_SECONDS:.0f} s; see its log") from None
+            raise ChildFailedError(
+                f"{self.name} was not ready within {READY_SECONDS:.0f} s; see its log"
+            ) from None
 
     def kill(self) -> None:
         """End the process at once, as one that does not answer; `run` starts it again."""
@@ -71,7 +81,9 @@ class Child:
             self._process.kill()
 
     async def run(self) -> None:
-        """Keep the daemon alive until cancelled: restart it, on the same addresses, whenever it dies."""
+        """Keep the daemon alive until cancelled: restart it, on the same addresses,
+        whenever it dies.
+        """
         backoff = Backoff(*_BACKOFF_S)
         while True:
             status = await self._until_death()
@@ -103,15 +115,23 @@ class Child:
         line = await process.stdout.readline()
         if not line:
             status = await process.wait()
-            raise ChildFailedError(f"{self.name} ended with status {status} before it was ready; its error is above")
+            raise ChildFailedError(
+                f"{self.name} ended with status {status} before it was ready; its error is above"
+            )
         endpoints: dict[str, str] = json.loads(line)["endpoints"]
         return endpoints
 
 
 def pinned(arguments: Sequence[str], name: str, endpoints: Mapping[str, str]) -> list[str]:
-    """The same arguments with the bound addresses, so that a restarted daemon is found where it was (port 0)."""
+    """The same arguments with the bound addresses,
+    so that a restarted daemon is found where it was (port 0).
+    """
     bound = {"--addr": endpoints.get(name), "--http-addr": endpoints.get("http")}
-    bound |= {f"--{other}-addr": address for other, address in endpoints.items() if other not in (name, "http")}
+    bound |= {
+        f"--{other}-addr": address
+        for other, address in endpoints.items()
+        if other not in (name, "http")
+    }
     pinned = list(arguments)
     for position, flag in enumerate(arguments[:-1]):
         if address := bound.get(flag):

@@ -1,6 +1,8 @@
-"""Settings: frozen dataclasses filled from a TOML file, then the environment, then flags; unknown keys are errors.
+"""Settings: frozen dataclasses filled from a TOML file, then the environment, then flags;
+unknown keys are errors.
 
-A section `[store]` with key `data-dir` is the environment variable TIDEMARK_STORE_DATA_DIR and the flag `--data-dir`.
+A section `[store]` with key `data-dir` is the environment variable TIDEMARK_STORE_DATA_DIR and the
+flag `--data-dir`.
 """
 
 import argparse
@@ -32,12 +34,20 @@ def setting(default: Any, help_text: str, *, least: float = 0) -> Any:
 
 
 def add_flags(parser: argparse.ArgumentParser, section: type[Any]) -> None:
-    """One flag for each field of `section`: `--x` and `--no-x` if it is true or false, repeated if it is a list."""
+    """One flag for each field of `section`: `--x` and `--no-x` if it is true or false,
+    repeated if it is a list.
+    """
     for field in dataclasses.fields(section):
         shown = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
         flag = f"--{_kebab(field.name)}"
         if isinstance(field.default, bool):
-            parser.add_argument(flag, dest=field.name, default=None, action=argparse.BooleanOptionalAction, help=shown)
+            parser.add_argument(
+                flag,
+                dest=field.name,
+                default=None,
+                action=argparse.BooleanOptionalAction,
+                help=shown,
+            )
         elif isinstance(field.default, tuple):
             parser.add_argument(flag, dest=field.name, default=None, action="append", help=shown)
         else:
@@ -55,8 +65,8 @@ def load(
     """Fill `section` from `document[name]`, the environment and the flags, the later winning.
 
     Raises:
-        ConfigError: unknown keys (with the nearest known one), values of the wrong type, or numbers that are too small;
-        all of them at once.
+        ConfigError: unknown keys (with the nearest known one), values of the wrong type, or numbers
+        that are too small; all of them at once.
     """
     fields = {field.name: field for field in dataclasses.fields(section)}  # type: ignore[arg-type]  # a dataclass, which no type says
     faults: list[str] = []
@@ -69,7 +79,10 @@ def load(
             faults.append(_unknown(f"[{name}] {key}", key, [_kebab(known) for known in fields]))
     prefix = f"{_ENV_PREFIX}{name.upper().replace('-', '_')}_"
     for variable, text in environ.items():
-        if variable.startswith(prefix) and (field_name := variable.removeprefix(prefix).lower()) in fields:
+        if (
+            variable.startswith(prefix)
+            and (field_name := variable.removeprefix(prefix).lower()) in fields
+        ):
             values[field_name] = text
     values |= {key: value for key, value in flags.items() if key in fields and value is not None}
     checked = {key: _typed(fields[key], value, faults) for key, value in values.items()}
@@ -93,14 +106,21 @@ def read_document(path: str | None, sections: Sequence[str]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} is not TOML: {err}") from err
     faults = [_unknown(f"[{key}]", key, sections) for key in document if key not in sections]
-    faults += [f"[{key}] must be a table" for key in sections if not isinstance(document.get(key, {}), dict)]
+    faults += [
+        f"[{key}] must be a table"
+        for key in sections
+        if not isinstance(document.get(key, {}), dict)
+    ]
     if faults:
         raise ConfigError("; ".join(faults))
     return document
 
 
-def check_environment(sections: Mapping[str, type[Any]], environ: Mapping[str, str] | None = None) -> None:
-    """Refuse TIDEMARK_ variables that no section knows, so that a misspelt one is not silently ignored.
+def check_environment(
+    sections: Mapping[str, type[Any]], environ: Mapping[str, str] | None = None
+) -> None:
+    """Refuse TIDEMARK_ variables that no section knows,
+    so that a misspelt one is not silently ignored.
 
     Raises:
         ConfigError: naming the nearest known variable.
@@ -110,7 +130,11 @@ def check_environment(sections: Mapping[str, type[Any]], environ: Mapping[str, s
         for name, section in sections.items()
         for field in dataclasses.fields(section)
     ]
-    seen = [variable for variable in (os.environ if environ is None else environ) if variable.startswith(_ENV_PREFIX)]
+    seen = [
+        variable
+        for variable in (os.environ if environ is None else environ)
+        if variable.startswith(_ENV_PREFIX)
+    ]
     faults = [_unknown(variable, variable, known) for variable in seen if variable not in known]
     if faults:
         raise ConfigError("; ".join(faults))
@@ -134,7 +158,11 @@ def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
             return _boolean(value)
         if wanted is tuple:
             return _texts(value)
-        if isinstance(value, str) or type(value) is wanted or (wanted is float and type(value) is int):
+        if (
+            isinstance(value, str)
+            or type(value) is wanted
+            or (wanted is float and type(value) is int)
+        ):
             return _bounded(field, wanted(value), faults)
     except (ValueError, OverflowError):
         pass

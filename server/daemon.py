@@ -1,8 +1,8 @@
 """The life of a daemon: configuration, logs, HTTP port, signals, the ready line, exit codes.
 
-Exit codes: 0 drained after SIGTERM or SIGINT, 1 an error that was printed as `[TM:ErrName] …`, 2 bad usage.
-A daemon started by `tidemark up` also ends, at once, when its parent is gone: the parent's death closes the pipe whose
-other end is this process's standard input.
+Exit codes: 0 drained after SIGTERM or SIGINT, 1 an error that was printed as `[TM:ErrName] …`, 2
+bad usage. A daemon started by `tidemark up` also ends, at once, when its parent is gone: the
+parent's death closes the pipe whose other end is this process's standard input.
 """
 
 import asyncio
@@ -26,10 +26,14 @@ from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
 
 Endpoints: TypeAlias = Mapping[str, str]
-"""What a started daemon listens on: name -> host:port; `cluster_id`, where known, is shown beside them."""
+"""What a started daemon listens on: name -> host:port; `cluster_id`, where known,
+is shown beside them.
+"""
 
 OpenDaemon: TypeAlias = Callable[[], AbstractAsyncContextManager[Endpoints]]
-"""Opens a daemon for the block: everything it owns runs in tasks of its own, and is drained on the way out."""
+"""Opens a daemon for the block: everything it owns runs in tasks of its own,
+and is drained on the way out.
+"""
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 
@@ -54,7 +58,12 @@ def run(
         exit_with_parent()
     try:
         asyncio.run(
-            _serve(opened, partial(http.listen, http_addr, registry=registry, routes=routes, security=security))
+            _serve(
+                opened,
+                partial(
+                    http.listen, http_addr, registry=registry, routes=routes, security=security
+                ),
+            )
         )
     except asyncio.CancelledError:
         return EXIT_OK  # stopped before it served
@@ -80,7 +89,9 @@ def _open_as_many_files_as_may_be() -> None:
 
 
 def failed(errors: Sequence[TidemarkError]) -> int:
-    """Say each error once, for people on stderr and for machines in the log; returns the exit code."""
+    """Say each error once, for people on stderr and for machines in the log;
+    returns the exit code.
+    """
     for err in {str(err): err for err in errors}.values():
         print(err, file=sys.stderr, flush=True)  # noqa: T201 - the one clear line for whoever started us
         _log.error("daemon failed", code=err.code, kind=err.kind.value, error=err.message)
@@ -96,7 +107,8 @@ async def _serve(opened: OpenDaemon, listen: Callable[..., AbstractContextManage
     def stop() -> None:
         stopping.set()
         if not serving and opening is not None:
-            opening.cancel()  # it may wait for an election, or for a peer: there is nothing to drain
+            # it may wait for an election, or for a peer: there is nothing to drain
+            opening.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

@@ -1,8 +1,10 @@
-"""The HTTP port of every daemon: `/metrics` for Prometheus, `/healthz` (alive), `/readyz` (serving), and its routes.
+"""The HTTP port of every daemon: `/metrics` for Prometheus, `/healthz` (alive),
+`/readyz` (serving), and its routes.
 
-Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's first byte: probes
-and scrapes need no certificate, while routes are answered over TLS only, and with a CA to verified clients only.
-Connections, in all and of one address, the size of a request and the time to send one are bounded.
+Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's
+first byte: probes and scrapes need no certificate, while routes are answered over TLS only, and
+with a CA to verified clients only. Connections, in all and of one address, the size of a request
+and the time to send one are bounded.
 """
 
 import io
@@ -62,13 +64,19 @@ def listen(
         CredentialsError: a TLS file cannot be used.
     """
     host, _, port = addr.rpartition(":")
-    answering = _Port(ready, registry, routes or Routes(), tls_context(security or SecurityConfig()))
+    answering = _Port(
+        ready, registry, routes or Routes(), tls_context(security or SecurityConfig())
+    )
     try:
         server = _Server((host, int(port)), answering)
     except (ValueError, OverflowError) as err:
-        raise ConfigError(f"--http-addr is host:port with a port from 0 to 65535, not {addr!r}") from err
+        raise ConfigError(
+            f"--http-addr is host:port with a port from 0 to 65535, not {addr!r}"
+        ) from err
     except OSError as err:
-        raise HttpPortError(f"cannot listen on {addr} for HTTP: {err.strerror}; choose another --http-addr") from err
+        raise HttpPortError(
+            f"cannot listen on {addr} for HTTP: {err.strerror}; choose another --http-addr"
+        ) from err
     thread = threading.Thread(target=server.serve_forever, name="http", daemon=True)
     thread.start()
     try:
@@ -80,7 +88,8 @@ def listen(
 
 
 def tls_context(security: SecurityConfig) -> ssl.SSLContext | None:
-    """TLS for a listener that asks for client certificates but lets others in; None without a certificate.
+    """TLS for a listener that asks for client certificates but lets others in;
+    None without a certificate.
 
     Raises:
         CredentialsError: a file cannot be used.
@@ -95,7 +104,9 @@ def tls_context(security: SecurityConfig) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_OPTIONAL
             context.load_verify_locations(security.ca_path)
     except OSError as err:
-        raise CredentialsError(f"the TLS files cannot be used for HTTP: {err}; check --cert-path, --key-path") from err
+        raise CredentialsError(
+            f"the TLS files cannot be used for HTTP: {err}; check --cert-path, --key-path"
+        ) from err
     return context
 
 
@@ -124,9 +135,13 @@ class _Port:
         if self.tls is None:
             return
         if not isinstance(connection, ssl.SSLSocket):
-            raise UnauthorizedError("this path is answered over https only; use the cluster's certificates")
+            raise UnauthorizedError(
+                "this path is answered over https only; use the cluster's certificates"
+            )
         if self.tls.verify_mode is not ssl.CERT_NONE and not connection.getpeercert():
-            raise UnauthorizedError("this path is answered to clients with a certificate of the cluster's CA only")
+            raise UnauthorizedError(
+                "this path is answered to clients with a certificate of the cluster's CA only"
+            )
 
 
 class _Server(ThreadingHTTPServer):
@@ -159,7 +174,10 @@ class _Server(ThreadingHTTPServer):
 
     def _admitted(self, host: str) -> bool:
         with self._lock:
-            if self._connections.total() >= MAX_CONNECTIONS or self._connections[host] >= MAX_CONNECTIONS_PER_ADDRESS:
+            if (
+                self._connections.total() >= MAX_CONNECTIONS
+                or self._connections[host] >= MAX_CONNECTIONS_PER_ADDRESS
+            ):
                 return False
             self._connections[host] += 1
             return True
@@ -221,14 +239,20 @@ class _Handler(BaseHTTPRequestHandler):
         if not size.isdecimal() or "Transfer-Encoding" in self.headers:
             return fault(411, "ErrAPIInvalidParam", "send the body with a Content-Length")
         if int(size) > MAX_BODY_BYTES:
-            return fault(413, "ErrAPIInvalidParam", f"the body has {size} bytes; at most {MAX_BODY_BYTES} are taken")
+            return fault(
+                413,
+                "ErrAPIInvalidParam",
+                f"the body has {size} bytes; at most {MAX_BODY_BYTES} are taken",
+            )
         try:
             handler, tail = self.server.port.routes.find(self.command, parts.path)
             self.server.port.check_client(self.connection)
         except TidemarkError as err:
             return error_answer(err)
         query = parse_qs(parts.query, keep_blank_values=True)
-        return answer_of(handler, Request(self.command, parts.path, query, self.rfile.read(int(size)), tail))
+        return answer_of(
+            handler, Request(self.command, parts.path, query, self.rfile.read(int(size)), tail)
+        )
 
     def _send(self, answer: Answer) -> None:
         self.send_response(answer.status)

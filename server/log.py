@@ -1,4 +1,6 @@
-"""Logs: structlog to stderr, one JSON object a line (or readable text on a terminal); secrets never get here."""
+"""Logs: structlog to stderr, one JSON object a line (or readable text on a terminal);
+secrets never get here.
+"""
 
 import logging
 import sys
@@ -8,7 +10,12 @@ import structlog
 
 from server.config import ConfigError, setting
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +35,8 @@ def log_config() -> LogConfig:
 
 
 def configure_command(level: str) -> None:
-    """Set up structlog for a command: only what its user must know, as text, and never where its output goes.
+    """Set up structlog for a command: only what its user must know, as text,
+    and never where its output goes.
 
     Raises:
         ConfigError: an unknown level.
@@ -55,7 +63,11 @@ def configure(config: LogConfig, daemon: str) -> None:
     global _in_force  # noqa: PLW0603 - structlog's own settings are the process's, too
     _in_force = config
     renderer: structlog.typing.Processor
-    renderer = structlog.processors.JSONRenderer() if config.log_format == "json" else structlog.dev.ConsoleRenderer()
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if config.log_format == "json"
+        else structlog.dev.ConsoleRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

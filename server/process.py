@@ -1,4 +1,6 @@
-"""Child processes: ended by SIGTERM, by SIGKILL if that takes too long, and by themselves when their parent dies."""
+"""Child processes: ended by SIGTERM, by SIGKILL if that takes too long,
+and by themselves when their parent dies.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +26,8 @@ async def drain(process: Process, limit_s: float) -> bool:
 
 
 def exit_with_parent() -> None:
-    """End this process at once when standard input closes: a pipe whose other end only its parent has.
+    """End this process at once when standard input closes:
+    a pipe whose other end only its parent has.
 
     It closes however the parent dies. What this process started in the same way ends with it.
     """

@@ -1,7 +1,8 @@
-"""What a daemon answers on its HTTP port beside metrics and health: handlers by method and path, called in threads.
+"""What a daemon answers on its HTTP port beside metrics and health:
+handlers by method and path, called in threads.
 
-A handler brings its own timeout; errors of `storage.model.errors` that it raises become statuses here, in the form of
-TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}`.
+A handler brings its own timeout; errors of `storage.model.errors` that it raises become statuses
+here, in the form of TiCDC's API: `{"error_msg": …, "error_code": "TM:Err…"}`.
 """
 
 import asyncio
@@ -47,7 +48,9 @@ class UnauthorizedError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `tail` is what follows a route's prefix, percent-decoded, bytes that are no UTF-8 as surrogates."""
+    """One request; `tail` is what follows a route's prefix, percent-decoded,
+    bytes that are no UTF-8 as surrogates.
+    """
 
     method: str
     path: str
@@ -58,7 +61,9 @@ class Request:
     """The query as it came."""
 
     def query_bytes(self, name: str) -> bytes:
-        """The bytes that a parameter of the query stands for, percent-decoded; empty without one."""
+        """The bytes that a parameter of the query stands for, percent-decoded;
+        empty without one.
+        """
         for part in self.raw_query.split("&"):
             key, _, value = part.partition("=")
             if key == name:
@@ -97,7 +102,9 @@ class Routes:
         try:
             yield
         finally:
-            self._handlers = {route: kept for route, kept in self._handlers.items() if route not in handlers}
+            self._handlers = {
+                route: kept for route, kept in self._handlers.items() if route not in handlers
+            }
 
     def find(self, method: str, path: str) -> tuple[Handler, str]:
         """The handler of the longest fitting path, and the tail below it.

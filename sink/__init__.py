@@ -1,1 +1,3 @@
-"""SINK MANAGER: decides which table moves next, within the memory quota, and hands sorted changes to Spark."""
+"""SINK MANAGER: decides which table moves next, within the memory quota,
+and hands sorted changes to Spark.
+"""

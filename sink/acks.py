@@ -1,6 +1,8 @@
-"""Acknowledgements: what the target has committed moves the checkpoints, frees memory, and lets the sorter clean.
+"""Acknowledgements: what the target has committed moves the checkpoints, frees memory,
+and lets the sorter clean.
 
-An acknowledgement of all tables visits those only that have something, or have ended; the others share one checkpoint.
+An acknowledgement of all tables visits those only that have something, or have ended; the others
+share one checkpoint.
 """
 
 import contextlib
@@ -58,7 +60,11 @@ class Acks:
         """
         with self._changed:
             slowest, _ = self._tables.slowest()
-            _check_complete(ts, self._tables.complete_ts(), f"table {slowest.table_id}" if slowest else "the sink")
+            _check_complete(
+                ts,
+                self._tables.complete_ts(),
+                f"table {slowest.table_id}" if slowest else "the sink",
+            )
             busy = self._tables.busy()
         moved, lost = _acknowledged(busy, None, ts)
         with self._changed:
@@ -91,7 +97,9 @@ class Acks:
         if cleaned_ts > table.start_ts:
             with contextlib.suppress(TableNotFoundError):  # it is being removed
                 if not self._sorter.is_empty(table.span):
-                    self._sorter.clean(table.span, Position.fence(min(cleaned_ts, table.resolved_ts)))
+                    self._sorter.clean(
+                        table.span, Position.fence(min(cleaned_ts, table.resolved_ts))
+                    )
 
     def _note_empty(self, table: TableSink) -> None:
         with contextlib.suppress(TableNotFoundError):
@@ -117,6 +125,7 @@ def _acknowledged(
 def _check_complete(ts: int, complete_ts: int, what: str) -> None:
     if ts > complete_ts:
         raise AckAboveResolvedError(
-            f"cannot acknowledge {ts}: {what} is complete up to {complete_ts} here; after a restart, try again when it "
+            f"cannot acknowledge {ts}: {what} is complete up to {complete_ts} here; after a "
+            "restart, try again when it "
             "has been pulled again"
         )

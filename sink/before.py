@@ -1,7 +1,8 @@
 """Before-images: what each row was before its change, as one more last column `_before`. Pure.
 
-An update and a delete have one, where the source gives old values; an insert has none. It is mounted as a delete of the
-old row would be, so its columns have the same values as the row's own had.
+An update and a delete have one, where the source gives old values; an insert has none. It is
+mounted as a delete of the old row would be, so its columns have the same values as the row's own
+had.
 """
 
 from functools import cached_property
@@ -18,7 +19,9 @@ _META_FIELDS: Final = 4  # _op, _commit_ts, _start_ts, _seq
 
 
 def schema_of(mounter: TableMounter, *, before: bool) -> pa.Schema:
-    """The schema of a mounter's rows, with `before` with one more field: a struct of the table's columns."""
+    """The schema of a mounter's rows, with `before` with one more field:
+    a struct of the table's columns.
+    """
     if not before:
         return mounter.schema
     own = [field.remove_metadata() for field in list(mounter.schema)[_META_FIELDS:]]

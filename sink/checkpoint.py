@@ -1,13 +1,17 @@
-"""A table's checkpoint: acknowledged ranges may come in any order, the checkpoint moves over gapless ones only. Pure.
+"""A table's checkpoint: acknowledged ranges may come in any order,
+the checkpoint moves over gapless ones only. Pure.
 
-Invariant: no row above `start_ts` and at or below `checkpoint_ts` is unacknowledged; the checkpoint never goes back.
+Invariant: no row above `start_ts` and at or below `checkpoint_ts` is unacknowledged; the checkpoint
+never goes back.
 """
 
 from typing import NamedTuple
 
 
 class CheckpointPosition(NamedTuple):
-    """A checkpoint_ts, and where it stood before its last move: the range between can be asked for again."""
+    """A checkpoint_ts, and where it stood before its last move:
+    the range between can be asked for again.
+    """
 
     previous_ts: int
     checkpoint_ts: int
@@ -40,7 +44,10 @@ class Checkpoint:
         self._ahead: dict[int, int] | None = None  # start -> end of disjoint ranges above a gap
 
     def ack(self, start_ts: int, end_ts: int) -> int:
-        """Acknowledge the rows in `(start_ts, end_ts]`; returns the checkpoint. Repeating it is harmless."""
+        """Acknowledge the rows in `(start_ts, end_ts]`; returns the checkpoint.
+
+        Repeating it is harmless.
+        """
         if end_ts <= self.checkpoint_ts or end_ts <= start_ts:
             return self.checkpoint_ts
         if start_ts <= self.checkpoint_ts and not self._ahead:

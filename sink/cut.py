@@ -1,7 +1,9 @@
-"""Chooses the end of a cut: the largest ts whose rows fit, and divides a table's part of it into slices. Pure.
+"""Chooses the end of a cut: the largest ts whose rows fit,
+and divides a table's part of it into slices. Pure.
 
-A commit_ts is never split. Only as many commit_ts are looked at as fit; extents whose first row is beyond what fits are
-not read. A table's part of a cut is read whole or in slices of about equal bytes.
+A commit_ts is never split. Only as many commit_ts are looked at as fit; extents whose first row is
+beyond what fits are not read. A table's part of a cut is read whole or in slices of about equal
+bytes.
 """
 
 from collections.abc import Iterable
@@ -23,7 +25,10 @@ _EXTENTS_PER_SLICE: Final = 8  # extents smaller than that share of a slice are 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a cut may hold; None: no bound. Rows are counted exactly, bytes by the average of their block."""
+    """What a cut may hold; None: no bound.
+
+    Rows are counted exactly, bytes by the average of their block.
+    """
 
     max_rows: int | None = None
     max_bytes: int | None = None
@@ -66,7 +71,9 @@ class _Fitting:
         self._fresh = 0
 
     def end(self, upper_ts: int) -> int:
-        """The largest ts up to `upper_ts` whose rows fit; at least the first commit_ts, however many rows it has."""
+        """The largest ts up to `upper_ts` whose rows fit; at least the first commit_ts,
+        however many rows it has.
+        """
         self.compact()
         if self.first_too_many is None or self._smallest is None:
             return upper_ts
@@ -77,12 +84,16 @@ class _Fitting:
         if self._bounds.max_rows is not None:
             over = min(over, max(self._bounds.max_rows, 0))
         if self._bounds.max_bytes is not None:
-            over = min(over, int(np.searchsorted(np.cumsum(weights), self._bounds.max_bytes, "right")))
+            over = min(
+                over, int(np.searchsorted(np.cumsum(weights), self._bounds.max_bytes, "right"))
+            )
         return over
 
 
 def find_cut(extents: Iterable[Extent], start_ts: int, upper_ts: int, bounds: Bounds) -> int:
-    """The largest ts in `(start_ts, upper_ts]` such that the rows in `(start_ts, ts]` fit into `bounds`."""
+    """The largest ts in `(start_ts, upper_ts]` such that the rows in `(start_ts,
+    ts]` fit into `bounds`.
+    """
     if bounds.is_open:
         return upper_ts
     fitting = _Fitting(bounds)
@@ -95,7 +106,9 @@ def find_cut(extents: Iterable[Extent], start_ts: int, upper_ts: int, bounds: Bo
 
 
 def measure(extents: Iterable[Extent], start_ts: int, end_ts: int) -> tuple[int, int]:
-    """(rows, bytes) with commit_ts in `(start_ts, end_ts]`; duplicates count, bytes are estimated at the edges."""
+    """(rows, bytes) with commit_ts in `(start_ts, end_ts]`; duplicates count,
+    bytes are estimated at the edges.
+    """
     rows = size = 0.0
     for extent in extents:
         inside = extent.rows
@@ -108,7 +121,9 @@ def measure(extents: Iterable[Extent], start_ts: int, end_ts: int) -> tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of a table in `(start_ts, end_ts]`; rows count duplicates, bytes are raw and estimated at the edges."""
+    """Rows of a table in `(start_ts, end_ts]`; rows count duplicates,
+    bytes are raw and estimated at the edges.
+    """
 
     span: Span
     start_ts: int
@@ -143,8 +158,12 @@ def whole(span: Span, extents: Iterable[Extent], start_ts: int, end_ts: int) -> 
     return Slice(span, start_ts, end_ts, *measure(extents, start_ts, end_ts))
 
 
-def sliced(span: Span, extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes: int) -> list[Slice]:
-    """The range in slices of about `slice_bytes`, that cover it without gaps; none if there are no rows."""
+def sliced(
+    span: Span, extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes: int
+) -> list[Slice]:
+    """The range in slices of about `slice_bytes`, that cover it without gaps;
+    none if there are no rows.
+    """
     weighed = _weighed(extents, start_ts, end_ts, max(slice_bytes, 1))
     if weighed is None:
         return []
@@ -156,7 +175,9 @@ def sliced(span: Span, extents: Iterable[Extent], start_ts: int, end_ts: int, sl
     return slices
 
 
-def _weighed(extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes: int) -> _Weighed | None:
+def _weighed(
+    extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes: int
+) -> _Weighed | None:
     timestamps, rows, sizes = [], [], []
     for extent in extents:
         inside = extent.min_commit_ts > start_ts and extent.max_commit_ts <= end_ts
@@ -171,4 +192,6 @@ def _weighed(extents: Iterable[Extent], start_ts: int, end_ts: int, slice_bytes:
         return None
     ts = np.concatenate(timestamps)
     order = np.argsort(ts, kind="stable")
-    return _Weighed(ts[order], np.cumsum(np.concatenate(rows)[order]), np.cumsum(np.concatenate(sizes)[order]))
+    return _Weighed(
+        ts[order], np.cumsum(np.concatenate(rows)[order]), np.cumsum(np.concatenate(sizes)[order])
+    )

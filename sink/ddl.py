@@ -1,4 +1,6 @@
-"""What a DDL statement did to the tables of a changefeed: as its source says it, and as readers see it. Pure."""
+"""What a DDL statement did to the tables of a changefeed: as its source says it,
+and as readers see it. Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,7 +60,9 @@ class Change(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """A DDL as readers see it: `tables` have a new schema above `ts`, `dropped` end there; `renamed` is (old, new)."""
+    """A DDL as readers see it: `tables` have a new schema above `ts`,
+    `dropped` end there; `renamed` is (old, new).
+    """
 
     ts: int
     query: str
@@ -70,4 +74,6 @@ class Ddl:
     @property
     def names(self) -> frozenset[str]:
         """Every name it concerns."""
-        return frozenset({*self.tables, *self.dropped, *self.truncated, *(old for old, _ in self.renamed)})
+        return frozenset(
+            {*self.tables, *self.dropped, *self.truncated, *(old for old, _ in self.renamed)}
+        )

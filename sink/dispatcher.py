@@ -1,11 +1,14 @@
-"""Dispatcher and workers of the sink manager: threads that keep the slowest tables staged while there is memory.
+"""Dispatcher and workers of the sink manager: threads that keep the slowest tables staged while
+there is memory.
 
-One thread takes the slowest table with something new off the heap, acquires the memory a task begins with, and passes
-the task through a channel (the seed's sinkTaskChan) to an idle worker; the worker gives the table back to the heap. No
-task waits for a worker, so only running tasks hold memory that is not a table's.
+One thread takes the slowest table with something new off the heap, acquires the memory a task
+begins with, and passes the task through a channel (the seed's sinkTaskChan) to an idle worker; the
+worker gives the table back to the heap. No task waits for a worker, so only running tasks hold
+memory that is not a table's.
 
-A table whose staging fails leaves the heap, so that it holds nobody back; its readers go to the sorter and meet what is
-wrong. When they get past it, which an acknowledgement shows, the table comes back.
+A table whose staging fails leaves the heap, so that it holds nobody back; its readers go to the
+sorter and meet what is wrong. When they get past it, which an acknowledgement shows, the table
+comes back.
 """
 
 import itertools
@@ -31,7 +34,9 @@ from storage.model.ts import compose
 
 _STOP: Final = None
 _TASKS_IN_QUOTA: Final = 8  # a small quota must do for more than one task, too
-_TASK_RANGE: Final = compose(30 * 60 * 1000)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
+_TASK_RANGE: Final = compose(
+    30 * 60 * 1000
+)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
 _log = structlog.get_logger(__name__)
 
 Upper = Callable[[TableSink], int]
@@ -40,7 +45,9 @@ Upper = Callable[[TableSink], int]
 class Dispatcher:
     """Stages tables in threads of its own; every method may be called from any thread."""
 
-    def __init__(self, sorter: Sorter, quota: MemQuota, *, workers: int, split_txn: bool, upper: Upper) -> None:
+    def __init__(
+        self, sorter: Sorter, quota: MemQuota, *, workers: int, split_txn: bool, upper: Upper
+    ) -> None:
         """`upper` tells how far a table may go now; it must not wait."""
         self._sorter = sorter
         self._quota = quota
@@ -52,12 +59,17 @@ class Dispatcher:
         self._tables: dict[Span, TableSink] = {}
         self._channel: queue.Queue[SinkTask | None] = queue.Queue(maxsize=workers)
         self._batch_ids = itertools.count(1)
-        self._threads = [threading.Thread(target=self._dispatch, name="sink-dispatcher", daemon=True)]
+        self._threads = [
+            threading.Thread(target=self._dispatch, name="sink-dispatcher", daemon=True)
+        ]
         self._threads += [
-            threading.Thread(target=self._work, name=f"sink-worker-{number}", daemon=True) for number in range(workers)
+            threading.Thread(target=self._work, name=f"sink-worker-{number}", daemon=True)
+            for number in range(workers)
         ]
         self._failures: dict[Span, str] = {}
-        self._left_out: dict[Span, TableSink] = {}  # tables without an entry in the heap, after a failure
+        self._left_out: dict[
+            Span, TableSink
+        ] = {}  # tables without an entry in the heap, after a failure
         self._idle_workers = workers
         self._started = False
         self._stopping = False
@@ -112,7 +124,9 @@ class Dispatcher:
             return
         with self._wanted:
             if self._left_out.pop(table.span, None) is table:
-                self._heap.push(Progress(Position(table.checkpoint_ts + 1, 0), table.span, table.version))
+                self._heap.push(
+                    Progress(Position(table.checkpoint_ts + 1, 0), table.span, table.version)
+                )
                 self._wanted.notify()
 
     def failures(self) -> dict[Span, str]:
@@ -134,10 +148,16 @@ class Dispatcher:
             self._channel.put(_STOP)
 
     def _next_task(self) -> SinkTask | None:
-        """Wait for an idle worker, a table with something new and the memory to begin with; None when stopping."""
+        """Wait for an idle worker, a table with something new and the memory to begin with;
+        None when stopping.
+        """
         with self._wanted:
             while not self._stopping:
-                task = self._take_slowest() if self._idle_workers and not self._short_of_memory else None
+                task = (
+                    self._take_slowest()
+                    if self._idle_workers and not self._short_of_memory
+                    else None
+                )
                 if task is not None:
                     self._idle_workers -= 1
                     return task
@@ -148,7 +168,11 @@ class Dispatcher:
         while (progress := self._heap.pop()) is not None:
             table = self._tables[progress.span]
             lower = max(progress.next_lower, Position(table.checkpoint_ts + 1, 0))
-            upper_ts = min(self._upper(table), lower.commit_ts + _TASK_RANGE, table.next_end(lower.commit_ts - 1))
+            upper_ts = min(
+                self._upper(table),
+                lower.commit_ts + _TASK_RANGE,
+                table.next_end(lower.commit_ts - 1),
+            )
             upper = Position.fence(upper_ts)
             if lower > upper or not self._has_rows(progress.span):
                 self._heap.park(Progress(lower, progress.span, progress.version))
@@ -176,14 +200,24 @@ class Dispatcher:
         with self._wanted:
             self._idle_workers += 1
             # A task that ended for any other reason has given memory back.
-            self._short_of_memory = result is not None and result.gave_up and times_freed == self._times_freed
+            self._short_of_memory = (
+                result is not None and result.gave_up and times_freed == self._times_freed
+            )
             if result is not None:
                 self._heap.push(Progress(result.next_lower, task.table.span, task.table.version))
             self._wanted.notify()
 
     def _run(self, task: SinkTask) -> TaskResult | None:
-        """Run a task; None: the table is staged no more, its readers go to the sorter and see what is wrong."""
-        run = TaskRun(task, self._quota, self._batch_ids, split_txn=self._split_txn, request_bytes=self._request_bytes)
+        """Run a task; None: the table is staged no more,
+        its readers go to the sorter and see what is wrong.
+        """
+        run = TaskRun(
+            task,
+            self._quota,
+            self._batch_ids,
+            split_txn=self._split_txn,
+            request_bytes=self._request_bytes,
+        )
         table, ended = task.table, "stopped"
         try:
             result = run.run(self._sorter)
@@ -209,10 +243,16 @@ class Dispatcher:
             table.lose(err)
         if self._leave_out(table, repr(err)):
             metrics.FAILED_TABLES.inc()
-            _log.error("staging a table failed, reads go to the sorter", table_id=table.span.table_id, error=repr(err))
+            _log.error(
+                "staging a table failed, reads go to the sorter",
+                table_id=table.span.table_id,
+                error=repr(err),
+            )
 
     def _leave_out(self, table: TableSink, error: str | None) -> bool:
-        """Stage the table no more, until `retry`; returns whether this is the first failure since it went well."""
+        """Stage the table no more, until `retry`; returns whether this is the first failure since
+        it went well.
+        """
         table.restart()
         with self._wanted:
             if self._tables.get(table.span) is not table:

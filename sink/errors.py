@@ -39,7 +39,9 @@ class AckAboveResolvedError(UnavailableError):
 
 
 class SinkRowsLostError(TableDamagedError):
-    """What is mounted or handed out of a range is not what was read from the sorter, or the sorter itself lost rows."""
+    """What is mounted or handed out of a range is not what was read from the sorter,
+    or the sorter itself lost rows.
+    """
 
     code = "ErrSinkRowsLost"
 
@@ -51,13 +53,17 @@ class QuotaClosedError(ClosedError):
 
 
 class RangeCrossesDdlError(InvalidError):
-    """A range begins before a DDL of the table and ends after it, so no one schema is that of its rows."""
+    """A range begins before a DDL of the table and ends after it,
+    so no one schema is that of its rows.
+    """
 
     code = "ErrRangeCrossesDdl"
 
 
 class RangeHeldError(InvalidError):
-    """A range ends where no cut does any more: tables that are read again are not complete there."""
+    """A range ends where no cut does any more: tables that are read again are not complete
+    there.
+    """
 
     code = "ErrRangeHeld"
 

@@ -1,14 +1,19 @@
-"""Cuts that are withheld while tables are read again: no reader sees such a table in part. Pure but for a lock.
+"""Cuts that are withheld while tables are read again: no reader sees such a table in part.
 
-A DDL changes rows beside the log, so its table is read again behind it. From the DDL on no cut is offered until
-all such tables are complete, at a high watermark; the next cut then goes up to there. Invariants:
-1. No cut ends between a window's first DDL and its end, but at a DDL in between, which no cut may cross.
-2. Up to such a DDL a table of the window stays as it was at the first one. All its rows come with the cut that reaches
-   the window's end, and it is emptied at the last DDL before: where that cut begins.
-3. What is acknowledged inside of a window moves no checkpoint beyond its first DDL, so whoever begins again there reads
-   the tables again.
-4. Such a window may end elsewhere than it did before. A reader that was at its earlier end, where no DDL is, has the
-   tables whole: the next cut brings what follows, and not all rows once more.
+Pure but for a lock.
+
+A DDL changes rows beside the log, so its table is read again behind it. From the DDL on no cut is
+offered until all such tables are complete, at a high watermark; the next cut then goes up to there.
+Invariants:
+1. No cut ends between a window's first DDL and its end, but at a DDL in between, which no cut may
+   cross.
+2. Up to such a DDL a table of the window stays as it was at the first one. All its rows come with
+   the cut that reaches the window's end, and it is emptied at the last DDL before: where that cut
+   begins.
+3. What is acknowledged inside of a window moves no checkpoint beyond its first DDL, so whoever
+   begins again there reads the tables again.
+4. Such a window may end elsewhere than it did before. A reader that was at its earlier end, where
+   no DDL is, has the tables whole: the next cut brings what follows, and not all rows once more.
 """
 
 import threading
@@ -26,21 +31,29 @@ from storage.model.ts import MAX_TS
 
 @dataclass(slots=True)
 class Window:
-    """Tables that are read again: `since_ts` is the first DDL, `end_ts` where all are complete (MAX_TS: not yet)."""
+    """Tables that are read again: `since_ts` is the first DDL,
+    `end_ts` where all are complete (MAX_TS: not yet).
+    """
 
     since_ts: int
     end_ts: int = MAX_TS
     reasons: dict[int, str] = field(default_factory=dict)
     tables: dict[int, int | None] = field(default_factory=dict)
-    """By id of the table the last DDL of it: its rows come from there on; None: it has ended, and none come."""
+    """By id of the table the last DDL of it: its rows come from there on; None: it has ended,
+    and none come.
+    """
 
     def has(self, ts: int) -> bool:
-        """Whether a cut may not end at `ts`, unless there is a DDL; or begins there, within the window."""
+        """Whether a cut may not end at `ts`, unless there is a DDL; or begins there,
+        within the window.
+        """
         return self.since_ts <= ts < self.end_ts
 
 
 class Holds:
-    """The windows of one changefeed, in order, of which the last one may be open; safe to use from many threads."""
+    """The windows of one changefeed, in order, of which the last one may be open;
+    safe to use from many threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,12 +76,18 @@ class Holds:
 
     @property
     def waiting(self) -> dict[int, tuple[int, str]]:
-        """The tables for which cuts are withheld, by id: since which DDL they are read again, and why."""
+        """The tables for which cuts are withheld, by id: since which DDL they are read again,
+        and why.
+        """
         with self._lock:
             window = self._open()
             if window is None:
                 return {}
-            return {each: (ts, window.reasons.get(each, "")) for each, ts in window.tables.items() if ts is not None}
+            return {
+                each: (ts, window.reasons.get(each, ""))
+                for each, ts in window.tables.items()
+                if ts is not None
+            }
 
     def begin(self, ts: int, table_id: int, reason: str = "") -> None:
         """A table is read again from its DDL at `ts` on, or once more as another DDL touched it."""
@@ -102,7 +121,9 @@ class Holds:
             self._windows = [each for each in self._windows if each.end_ts > checkpoint_ts]
 
     def bound(self, resolved_ts: int) -> int:
-        """How far readers may go where everything is resolved up to `resolved_ts`; MAX_TS: that far."""
+        """How far readers may go where everything is resolved up to `resolved_ts`; MAX_TS:
+        that far.
+        """
         with self._lock:
             window = self._of(resolved_ts)
             return window.since_ts if window else MAX_TS
@@ -122,7 +143,8 @@ class Holds:
             return window.since_ts if window else ts
 
     def tables(self, start_ts: int, end_ts: int, ddls: Collection[int]) -> dict[int, int | None]:
-        """For the tables that are read again within a cut: from where on their rows are in it; None: none of them.
+        """For the tables that are read again within a cut:
+        from where on their rows are in it; None: none of them.
 
         `ddls` are those at which the cut begins or ends.
 
@@ -138,18 +160,24 @@ class Holds:
                 return dict(window.tables) if is_within else {}
             if end_ts not in ddls:
                 raise RangeHeldError(
-                    f"no cut ends at {end_ts} any more: tables are read again since the DDL at {window.since_ts}, and "
+                    f"no cut ends at {end_ts} any more: tables are read again since the DDL at "
+                    f"{window.since_ts}, and "
                     "are not complete there; ask for the latest cut"
                 )
             return dict.fromkeys(window.tables)
 
     def shown(self, ddls: Sequence[Ddl], versions: Versions) -> tuple[Ddl, ...]:
-        """DDLs as readers follow them: tables that are read again are emptied where their rows come."""
+        """DDLs as readers follow them: tables that are read again are emptied where their rows
+        come.
+        """
         with self._lock:
             windows = [each for each in self._windows if ddls and each.end_ts > ddls[0].ts]
         for window in windows:
             inside = [each.ts for each in versions.ddls(window.since_ts) if window.has(each.ts)]
-            ddls = [_shown(each, window, inside[-1], versions) if window.has(each.ts) else each for each in ddls]
+            ddls = [
+                _shown(each, window, inside[-1], versions) if window.has(each.ts) else each
+                for each in ddls
+            ]
         return tuple(ddls)
 
     def _open(self) -> Window | None:
@@ -170,16 +198,23 @@ def _shown(ddl: Ddl, window: Window, last_ts: int, versions: Versions) -> Ddl:
 
 
 def _is_another(name: str, ts: int, versions: Versions) -> bool:
-    """Whether the key, or a column's type, is another one above `ts`: few targets could keep the old rows."""
+    """Whether the key, or a column's type, is another one above `ts`:
+    few targets could keep the old rows.
+    """
     now = versions.version(name, ts)
     before = versions.of_span(now.span, ts - 1) if now is not None else None
     if now is None or before is None:
         return False
     old, new = before.mounter.schema, now.mounter.schema
-    is_retyped = any(field.name in old.names and old.field(field.name).type != field.type for field in new)
+    is_retyped = any(
+        field.name in old.names and old.field(field.name).type != field.type for field in new
+    )
     return is_retyped or _key(before.mounter) != _key(now.mounter)
 
 
 def _key(mounter: TableMounter) -> list[tuple[str, bytes | None]]:
     """The key's columns by name and identity."""
-    return [(name, (mounter.schema.field(name).metadata or {}).get(COLUMN_ID)) for name in mounter.key_columns]
+    return [
+        (name, (mounter.schema.field(name).metadata or {}).get(COLUMN_ID))
+        for name in mounter.key_columns
+    ]

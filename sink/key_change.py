@@ -1,12 +1,14 @@
 """Updates that change what identifies a row, where the record key does not show it.
 
-A table without clustered key stores its rows under a hidden number, and characters in a clustered key are stored as
-their collation's sort key: so changing the key can be an update of the same record. A consumer that knows rows by their
-key columns needs the old key's delete and the new key's insert.
+A table without clustered key stores its rows under a hidden number, and characters in a clustered
+key are stored as their collation's sort key: so changing the key can be an update of the same
+record. A consumer that knows rows by their key columns needs the old key's delete and the new key's
+insert.
 
-All deletes of a transaction come first, so that rows which exchange their keys both survive: within a batch they are
-sorted (`split_key_changes`), and a transaction that crosses batches is read twice (`deletes_first`): for its
-deletes, then for the rest. So nothing of it is held, and its order does not depend on where batches end.
+All deletes of a transaction come first, so that rows which exchange their keys both survive: within
+a batch they are sorted (`split_key_changes`), and a transaction that crosses batches is read twice
+(`deletes_first`): for its deletes, then for the rest. So nothing of it is held, and its order does
+not depend on where batches end.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +48,12 @@ def deletes_first(
     split: Callable[[pa.RecordBatch], pa.RecordBatch],
     again: Callable[[Position], Iterator[pa.RecordBatch]],
 ) -> Iterator[pa.RecordBatch]:
-    """The consecutive `batches` of a range with all deletes of each transaction before its other changes.
+    """The consecutive `batches` of a range with all deletes of each transaction before its other
+    changes.
 
-    The sorter gives a transaction's deletes, then its updates, then its inserts; only updates become deletes (`split`).
-    So what is to be reordered are updates that cross batches; `again` reads a transaction from its begin.
+    The sorter gives a transaction's deletes, then its updates, then its inserts; only updates
+    become deletes (`split`). So what is to be reordered are updates that cross batches; `again`
+    reads a transaction from its begin.
     """
     previous: pa.RecordBatch | None = None
     given: Position | None = None
@@ -101,14 +105,18 @@ def _cuts_updates(one: pa.RecordBatch, following: pa.RecordBatch) -> bool:
 def _updates_begin(batch: pa.RecordBatch, transaction: Position) -> int:
     """Where the updates of the last transaction of a batch begin, which end it."""
     commit_ts, start_ts, op = (np.asarray(batch[name]) for name in ("commit_ts", "start_ts", "op"))
-    others = np.flatnonzero((commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts) | (op != UPDATE))
+    others = np.flatnonzero(
+        (commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts) | (op != UPDATE)
+    )
     return int(others[-1]) + 1 if len(others) else 0
 
 
 def _behind(batch: pa.RecordBatch, transaction: Position) -> pa.RecordBatch:
     """The rows that are not of the transaction, with which the batch may begin."""
     commit_ts, start_ts = (np.asarray(batch[name]) for name in ("commit_ts", "start_ts"))
-    others = np.flatnonzero((commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts))
+    others = np.flatnonzero(
+        (commit_ts != transaction.commit_ts) | (start_ts != transaction.start_ts)
+    )
     return batch.slice(int(others[0]) if len(others) else batch.num_rows)
 
 
@@ -118,13 +126,17 @@ def _position(batch: pa.RecordBatch, row: int) -> Position:
 
 def _changed(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> Mask:
     changed = np.zeros(raw.num_rows, np.bool_)
-    updates = np.flatnonzero((np.asarray(raw["op"]) == UPDATE) & np.asarray(raw["old_value"].is_valid()))
+    updates = np.flatnonzero(
+        (np.asarray(raw["op"]) == UPDATE) & np.asarray(raw["old_value"].is_valid())
+    )
     if not key_columns or not len(updates):
         return changed
     before, after = (RowBlock(raw[name].take(pa.array(updates))) for name in ("old_value", "value"))
     for column in key_columns:
         old, new = (arrow_array(column, block.cells(column.id)) for block in (before, after))
-        one_is_null = pc.xor(pc.is_null(old), pc.is_null(new))  # as a zero date is, which no reader can hold
+        one_is_null = pc.xor(
+            pc.is_null(old), pc.is_null(new)
+        )  # as a zero date is, which no reader can hold
         changed[updates] |= np.asarray(pc.coalesce(pc.not_equal(old, new), one_is_null))
     return changed
 

@@ -1,9 +1,11 @@
-"""The sink manager: serves any range of a table that is resolved and not yet acknowledged, and takes acknowledgements.
+"""The sink manager: serves any range of a table that is resolved and not yet acknowledged,
+and takes acknowledgements.
 
-A range `(start_ts, end_ts]` always gives the same rows in the same order, from memory where the workers have staged
-it, else straight from the sorter; correctness never depends on staging. What is acknowledged stays readable until the
-next acknowledgement, so that the last range can be replayed. Tables begin, end and change their schema at DDLs, which
-no range crosses. Source: TiCDC's sink manager, which pushes rows; here readers pull them.
+A range `(start_ts, end_ts]` always gives the same rows in the same order, from memory where the
+workers have staged it, else straight from the sorter; correctness never depends on staging. What is
+acknowledged stays readable until the next acknowledgement, so that the last range can be replayed.
+Tables begin, end and change their schema at DDLs, which no range crosses. Source: TiCDC's sink
+manager, which pushes rows; here readers pull them.
 """
 
 import contextlib
@@ -40,9 +42,16 @@ class SinkManager:
     """The sink of one changefeed on this capture; every method may be called from any thread."""
 
     def __init__(
-        self, sorter: Sorter, *, memory_quota_bytes: int = 256 << 20, workers: int = 2, split_txn: bool = True
+        self,
+        sorter: Sorter,
+        *,
+        memory_quota_bytes: int = 256 << 20,
+        workers: int = 2,
+        split_txn: bool = True,
     ) -> None:
-        """`memory_quota_bytes` bounds what is staged; `split_txn` lets a transaction be staged in parts."""
+        """`memory_quota_bytes` bounds what is staged;
+        `split_txn` lets a transaction be staged in parts.
+        """
         self._sorter = sorter
         self._quota = MemQuota(memory_quota_bytes)
         self._changed = threading.Condition()
@@ -51,7 +60,9 @@ class SinkManager:
         self._lives = itertools.count(1)
         self._ranges = Ranges(sorter, self._tables, self._changed)
         upper = self._tables.upper_ts
-        self._dispatcher = Dispatcher(sorter, self._quota, workers=workers, split_txn=split_txn, upper=upper)
+        self._dispatcher = Dispatcher(
+            sorter, self._quota, workers=workers, split_txn=split_txn, upper=upper
+        )
         self._acks = Acks(sorter, self._tables, self._changed, self._dispatcher, self._retire)
         sorter.on_resolve(self._on_resolve)
 
@@ -68,19 +79,26 @@ class SinkManager:
             metrics.forget(self)
             metrics.QUOTA_BYTES.dec(self._quota.total_bytes)
 
-    def add_table(self, span: Span, start_ts: int, mount: Mount | Mounting, *, born: bool = False) -> None:
-        """Serve a table above `start_ts`; `mount` makes typed batches of raw ones, row by row in order, in any thread.
+    def add_table(
+        self, span: Span, start_ts: int, mount: Mount | Mounting, *, born: bool = False
+    ) -> None:
+        """Serve a table above `start_ts`; `mount` makes typed batches of raw ones,
+        row by row in order, in any thread.
 
-        One that is `born` at `start_ts` has no rows at or below it; of any other, they are not here. The sorter's table
-        is added, and removed, by the caller.
+        One that is `born` at `start_ts` has no rows at or below it; of any other, they are not
+        here. The sorter's table is added, and removed, by the caller.
 
         Raises:
             TableExistsError: it is there already.
         """
-        mounts = Mounts(span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount))
+        mounts = Mounts(
+            span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount)
+        )
         life = next(self._lives)
         with self._changed:
-            table = TableSink(span, life, start_ts, mounts, self._quota, self._tables.shared, born=born)
+            table = TableSink(
+                span, life, start_ts, mounts, self._quota, self._tables.shared, born=born
+            )
             self._tables.add(table)
             self._quota.add_table(span)
             self._dispatcher.add_table(table)
@@ -90,11 +108,13 @@ class SinkManager:
             self._on_resolve(span, self._sorter.resolved_ts(span))
 
     def follow(self, versions: Sequence[Version], start_ts: int) -> None:
-        """Serve one span above `start_ts` as its versions say, from the first of them on; what is known is skipped.
+        """Serve one span above `start_ts` as its versions say, from the first of them on;
+        what is known is skipped.
 
-        Adds the sorter's table, too; it is removed when the table has ended, all of it is acknowledged, and nothing of
-        it can be asked for again. Call it for `Versions.spans(start_ts)`, then for `Versions.spans_of` each DDL, when
-        nothing above the DDL can be read yet.
+        Adds the sorter's table, too; it is removed when the table has ended, all of it is
+        acknowledged, and nothing of it can be asked for again. Call it for
+        `Versions.spans(start_ts)`, then for `Versions.spans_of` each DDL, when nothing above the
+        DDL can be read yet.
         """
         first, last = versions[0], versions[-1]
         with self._changed:
@@ -109,7 +129,9 @@ class SinkManager:
             self.end_table(last.span, last.to_ts)
 
     def change_table(self, span: Span, ts: int, mount: Mount | Mounting) -> None:
-        """Rows above `ts` are mounted by `mount`; a table that had ended goes on. What is known changes nothing.
+        """Rows above `ts` are mounted by `mount`; a table that had ended goes on.
+
+        What is known changes nothing.
 
         Raises:
             TableNotFoundError: no such table.
@@ -122,7 +144,8 @@ class SinkManager:
             self._sorter.resolve(span, ts)
 
     def end_table(self, span: Span, ts: int) -> None:
-        """There are no rows above `ts`: the table is served up to there, and holds nobody back beyond.
+        """There are no rows above `ts`: the table is served up to there,
+        and holds nobody back beyond.
 
         Raises:
             TableNotFoundError: no such table.
@@ -145,7 +168,10 @@ class SinkManager:
         metrics.TABLES.dec()
 
     def update_barrier_ts(self, ts: int) -> None:
-        """Let no table go beyond `ts`; barriers only move forward. Until the first call there is none."""
+        """Let no table go beyond `ts`; barriers only move forward.
+
+        Until the first call there is none.
+        """
         with self._changed:
             self._tables.barrier_ts = max(ts, self._tables.barrier_ts or 0)
             self._changed.notify_all()
@@ -164,7 +190,8 @@ class SinkManager:
             self._tables.holds = holds
 
     def resolved_ts(self, span: Span | None = None) -> int:
-        """How far the table (None: every table) can be read; without tables the barrier, 0 if there is none.
+        """How far the table (None: every table) can be read; without tables the barrier,
+        0 if there is none.
 
         Raises:
             TableNotFoundError: no such table.
@@ -184,7 +211,11 @@ class SinkManager:
             return self._tables.resolved_ts(span)
 
     def cut(
-        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
     ) -> int:
         """See `Ranges.cut`."""
         return self._ranges.cut(start_ts, Bounds(max_rows, max_bytes), span)
@@ -194,24 +225,33 @@ class SinkManager:
         return self._ranges.extents(start_ts, end_ts)
 
     def plan_tables(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
         """See `Ranges.plan`."""
         return self._ranges.plan(spans, start_ts, end_ts, slice_bytes)
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """See `Ranges.read`."""
         return self._ranges.read(span, start_ts, end_ts, before=before)
 
     def ack(self, ts: int, span: Span | None = None, *, start_ts: int | None = None) -> int:
-        """The target has committed everything up to `ts`, of the table or of all; returns the checkpoint_ts.
+        """The target has committed everything up to `ts`, of the table or of all;
+        returns the checkpoint_ts.
 
-        With `start_ts` only the rows above it; the checkpoint then waits for what is missing. Acknowledging twice, or
-        less than before, changes nothing. The sorter is cleaned up to the checkpoint before this one.
+        With `start_ts` only the rows above it; the checkpoint then waits for what is missing.
+        Acknowledging twice, or less than before, changes nothing. The sorter is cleaned up to the
+        checkpoint before this one.
 
         Raises:
             TableNotFoundError: no such table.
-            AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was acknowledged.
+            AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was
+                acknowledged.
             SinkRowsLostError: rows of a table were lost; the others are acknowledged.
         """
         if span is not None:
@@ -226,7 +266,8 @@ class SinkManager:
         return self.checkpoint_ts(span)
 
     def checkpoint_ts(self, span: Span | None = None) -> int:
-        """Everything of the table (None: every table) up to it is committed; without tables as `resolved_ts`.
+        """Everything of the table (None: every table) up to it is committed;
+        without tables as `resolved_ts`.
 
         Raises:
             TableNotFoundError: no such table.
@@ -235,20 +276,32 @@ class SinkManager:
             return self._tables.checkpoint_ts(span)
 
     def damaged(self) -> dict[Span, TableDamagedError]:
-        """Tables that give no more rows: remove them, and add them again from their checkpoint_ts."""
+        """Tables that give no more rows: remove them,
+        and add them again from their checkpoint_ts.
+        """
         with self._changed:
-            return {table.span: table.lost for table in self._tables.busy() if table.lost is not None}
+            return {
+                table.span: table.lost for table in self._tables.busy() if table.lost is not None
+            }
 
     def slowest(self) -> tuple[int, int]:
         """The least resolved_ts and checkpoint_ts of the tables; 0 without tables."""
         with self._changed:
-            return (self._tables.resolved_ts(None), self._tables.checkpoint_ts(None)) if len(self._tables) else (0, 0)
+            return (
+                (self._tables.resolved_ts(None), self._tables.checkpoint_ts(None))
+                if len(self._tables)
+                else (0, 0)
+            )
 
     def stats(self) -> SinkStats:
         """State and totals of this moment."""
         with self._changed:
             _, slowest = self._tables.slowest()
-            tables, barrier_ts, sorted_ts = len(self._tables), self._tables.barrier_ts, self._tables.sorted_ts()
+            tables, barrier_ts, sorted_ts = (
+                len(self._tables),
+                self._tables.barrier_ts,
+                self._tables.sorted_ts(),
+            )
         return SinkStats(
             tables=tables,
             resolved_ts=self.resolved_ts(),
@@ -297,4 +350,8 @@ class SinkManager:
 def _mounting(version: Version) -> Mounting:
     whole = whole_mounter(version.mounter)
     moves_keys = isinstance(whole, Mounter) and not whole.table.handle_is_key
-    return Mounting(version.mounter.mount, WithBefore(version.mounter).mount, whole.split if moves_keys else None)
+    return Mounting(
+        version.mounter.mount,
+        WithBefore(version.mounter).mount,
+        whole.split if moves_keys else None,
+    )

@@ -1,4 +1,5 @@
-"""The sink manager's metrics, summed over all changefeeds of the process, and what one sink manager tells of itself.
+"""The sink manager's metrics, summed over all changefeeds of the process,
+and what one sink manager tells of itself.
 
 The metrics' meaning is that of TiCDC's.
 """
@@ -14,22 +15,35 @@ from prometheus_client import Counter, Gauge, Histogram
 from storage.model.span import Span
 from storage.model.ts import physical_ms
 
-ROWS_READ = Counter("tidemark_sink_rows_read_total", "Rows handed to readers", ["source"])  # source: staged, sorter
+ROWS_READ = Counter(
+    "tidemark_sink_rows_read_total", "Rows handed to readers", ["source"]
+)  # source: staged, sorter
 READS = Counter("tidemark_sink_reads_total", "Ranges read", ["source"])
 ACKS = Counter("tidemark_sink_acks_total", "Acknowledgements that moved a checkpoint")
 TABLES = Gauge("tidemark_sink_tables", "Tables of the sink managers")
-FAILED_TABLES = Gauge("tidemark_sink_failed_tables", "Tables whose staging failed, and which are read from the sorter")
-ROWS_LOST = Counter("tidemark_sink_rows_lost_total", "Tables stopped because rows were lost on the way to the reader")
+FAILED_TABLES = Gauge(
+    "tidemark_sink_failed_tables", "Tables whose staging failed, and which are read from the sorter"
+)
+ROWS_LOST = Counter(
+    "tidemark_sink_rows_lost_total",
+    "Tables stopped because rows were lost on the way to the reader",
+)
 QUOTA_BYTES = Gauge("tidemark_sink_quota_bytes", "Memory that may be taken")
 MEMORY_BYTES = Gauge("tidemark_sink_memory_bytes", "Memory taken from the quota")
-ACQUIRED = Counter("tidemark_sink_acquisitions_total", "Requests of running tasks for more memory", ["mode"])
+ACQUIRED = Counter(
+    "tidemark_sink_acquisitions_total", "Requests of running tasks for more memory", ["mode"]
+)
 TASKS = Counter(
     "tidemark_sink_tasks_total", "Tasks that ended", ["result"]
 )  # result: done, gave_up, cleaned, failed, stopped
 BATCH_ROWS = Histogram(
-    "tidemark_sink_batch_rows", "Rows of the batches that are staged", buckets=tuple(4**power for power in range(11))
+    "tidemark_sink_batch_rows",
+    "Rows of the batches that are staged",
+    buckets=tuple(4**power for power in range(11)),
 )
-AGE = Gauge("tidemark_sink_slowest_table_age_seconds", "Age of the slowest table's timestamp", ["timestamp"])
+AGE = Gauge(
+    "tidemark_sink_slowest_table_age_seconds", "Age of the slowest table's timestamp", ["timestamp"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +60,9 @@ class SinkStats:
     reads_sorter: int
     sorted_ts: int = 0  # how far all tables are sorted, whether it may be read or not
     slowest: Span | None = None  # the table with the least checkpoint_ts
-    failures: Mapping[Span, str] = field(default_factory=dict)  # why tables are not staged, but read from the sorter
+    failures: Mapping[Span, str] = field(
+        default_factory=dict
+    )  # why tables are not staged, but read from the sorter
 
 
 class SlowestTable(Protocol):

@@ -1,4 +1,6 @@
-"""Mounted batches (typed rows, sorted by `_commit_ts`): slicing, joining, and `_seq` across batch borders. Pure."""
+"""Mounted batches (typed rows, sorted by `_commit_ts`): slicing, joining,
+and `_seq` across batch borders. Pure.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
@@ -14,7 +16,9 @@ _SEQ: Final = "_seq"
 
 
 class TableMounter(Protocol):
-    """Makes typed rows of a table's raw changes; immutable, so any number of threads may share it."""
+    """Makes typed rows of a table's raw changes; immutable,
+    so any number of threads may share it.
+    """
 
     @property
     def name(self) -> str:
@@ -28,11 +32,15 @@ class TableMounter(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`, then the columns of the table."""
+        """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`,
+        then the columns of the table.
+        """
         ...
 
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """The changes of `raw` as `mount` gives them, one by one: an update may be a delete and an insert."""
+        """The changes of `raw` as `mount` gives them, one by one:
+        an update may be a delete and an insert.
+        """
         ...
 
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -66,7 +74,9 @@ def coalesce(batches: Iterable[pa.RecordBatch], target_bytes: int) -> Iterator[p
 
 
 class SequenceMount:
-    """Mounts the consecutive batches of one range; a transaction that crosses batches keeps counting its `_seq`."""
+    """Mounts the consecutive batches of one range;
+    a transaction that crosses batches keeps counting its `_seq`.
+    """
 
     def __init__(self, mount: Mount) -> None:
         self._mount = mount
@@ -85,9 +95,13 @@ class SequenceMount:
         return mounted
 
     def _continued(self, mounted: pa.RecordBatch) -> pa.RecordBatch:
-        commit, start = (mounted.column(name).to_numpy(zero_copy_only=False) for name in (_COMMIT_TS, _START_TS))
+        commit, start = (
+            mounted.column(name).to_numpy(zero_copy_only=False) for name in (_COMMIT_TS, _START_TS)
+        )
         same = (commit == self._last[0]) & (start == self._last[1])
-        seq = mounted.column(_SEQ).to_numpy(zero_copy_only=False) + np.where(same, self._next_seq, 0)
+        seq = mounted.column(_SEQ).to_numpy(zero_copy_only=False) + np.where(
+            same, self._next_seq, 0
+        )
         index = mounted.schema.get_field_index(_SEQ)
         return mounted.set_column(index, mounted.schema.field(index), pa.array(seq, pa.int64()))
 

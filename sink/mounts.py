@@ -1,7 +1,10 @@
-"""How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it. Pure.
+"""How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it.
 
-Every batch that comes out of a mounter must have the rows that went in: `CheckedMount` counts them. The sorter compares
-what comes out of it with what went in (`sorter.checksum_log`); what is staged is counted by `sink.staging`.
+Pure.
+
+Every batch that comes out of a mounter must have the rows that went in: `CheckedMount` counts them.
+The sorter compares what comes out of it with what went in (`sorter.checksum_log`); what is staged
+is counted by `sink.staging`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,9 @@ from storage.model.ts import MAX_TS
 
 
 class CheckedMount:
-    """A table's mount, whose every batch must have the rows it was given; an update may become delete and insert."""
+    """A table's mount, whose every batch must have the rows it was given;
+    an update may become delete and insert.
+    """
 
     __slots__ = ("_mount", "_table_id")
 
@@ -36,8 +41,10 @@ class CheckedMount:
         if not least <= mounted.num_rows <= most or _borders(raw) != _borders(mounted):
             first_ts, last_ts = _borders(raw)
             raise SinkRowsLostError(
-                f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} rows that were read, "
-                f"{mounted.num_rows} came out of the mounter; this is a defect of the mounter, stop the changefeed",
+                f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} "
+                "rows that were read, "
+                f"{mounted.num_rows} came out of the mounter; this is a defect of the mounter, "
+                "stop the changefeed",
                 self._table_id,
                 first_ts,
                 last_ts,
@@ -63,12 +70,16 @@ def _borders(batch: pa.RecordBatch) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Mounting:
-    """The mounts of one version of a table; `before` adds what each row was before, where a source can tell."""
+    """The mounts of one version of a table; `before` adds what each row was before,
+    where a source can tell.
+    """
 
     mount: Mount
     before: Mount | None = None
     split: Mount | None = None
-    """`TableMounter.split`, where updates may change what identifies a row: see `sink.key_change`."""
+    """`TableMounter.split`, where updates may change what identifies a row:
+    see `sink.key_change`.
+    """
 
     def checked(self, table_id: int) -> "Mounting":
         """The same, with every batch counted."""
@@ -76,7 +87,9 @@ class Mounting:
         return Mounting(CheckedMount(table_id, self.mount), before, self.split)
 
     def with_before(self) -> Mount:
-        """The mount that tells what each row was; a table that `SinkManager.follow` added has one."""
+        """The mount that tells what each row was; a table that `SinkManager.follow` added has
+        one.
+        """
         assert self.before is not None, "the table was added without it"
         return self.before
 
@@ -97,7 +110,9 @@ class Mounts:
 
     def __init__(self, table_id: int, start_ts: int, mounting: Mounting) -> None:
         self._table_id = table_id
-        self._newest = _Since(start_ts, mounting)  # there are as many of these as tables, most with one schema
+        self._newest = _Since(
+            start_ts, mounting
+        )  # there are as many of these as tables, most with one schema
 
     def change(self, ts: int, mounting: Mounting) -> bool:
         """Rows above `ts` are mounted otherwise; False: that is known already."""
@@ -146,6 +161,7 @@ class Mounts:
 def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesDdlError:
     """Say so."""
     return RangeCrossesDdlError(
-        f"the range ({start_ts}, {end_ts}] of {what} crosses the DDL at {ddl_ts}: end it there, take the new schema "
+        f"the range ({start_ts}, {end_ts}] of {what} crosses the DDL at {ddl_ts}: end it there, "
+        "take the new schema "
         f"(describe at ts {ddl_ts}), then go on above it"
     )

@@ -1,8 +1,9 @@
-"""The mounter of MySQL and MariaDB tables: row images and rows of SELECTs in, typed rows in columns out.
+"""The mounter of MySQL and MariaDB tables: row images and rows of SELECTs in,
+typed rows in columns out.
 
 Invariants:
-1. The rows of the output are the rows of the input, in the same order: the log's reader has made updates that change a
-   key into a delete and an insert already.
+1. The rows of the output are the rows of the input, in the same order: the log's reader has made
+   updates that change a key into a delete and an insert already.
 2. Mounting has no state; `_seq` as in `sink.mounter`.
 3. The same row has the same values, whichever of the two forms it came in.
 docs/format/mysql-rows.md.
@@ -44,11 +45,15 @@ class MysqlMounter:
         self.name: str = f"{schema_name}.{table.name}"
         self.key_columns: tuple[str, ...] = table.primary_key
         keys = [table.columns[place] for place in table.key_places]
-        self._dates = [column.name for column in keys if column.type in DATES and not column.as_text]
+        self._dates = [
+            column.name for column in keys if column.type in DATES and not column.as_text
+        ]
         self._floats = [place for place in table.key_places if table.columns[place].type in _FLOATS]
         self._has_odd_values = any(map(has_odd_values, keys))
         fields = [
-            with_column_id(with_default(pa.field(column.name, arrow_type(column)), _held(column)), column.id)
+            with_column_id(
+                with_default(pa.field(column.name, arrow_type(column)), _held(column)), column.id
+            )
             for column in table.columns
         ]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
@@ -70,9 +75,13 @@ class MysqlMounter:
         return pa.RecordBatch.from_arrays([*meta_columns(raw), *columns], schema=self.schema)
 
     def _check_keys(self, rows: pa.Array, columns: list[pa.Array]) -> None:
-        """See that keys which differ at the source differ in `columns`, and that those which are equal there do not."""
+        """See that keys which differ at the source differ in `columns`,
+        and that those which are equal there do not.
+        """
         for place in self._floats:
-            columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))  # -0.0 becomes 0.0
+            columns[place] = pc.add(
+                columns[place], pa.scalar(0, columns[place].type)
+            )  # -0.0 becomes 0.0
         if not (self._dates or self._has_odd_values):
             return
         key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}

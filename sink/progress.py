@@ -1,7 +1,9 @@
 """The progress heap (TiCDC's sinkProgressHeap): which table is served next. Pure.
 
-Invariants: a table has at most one entry, in the heap, parked, or with a worker; an entry of an earlier incarnation
-(version) is dropped when it comes up. Tables with nothing new are parked until they have, so they never keep others
+Invariants: a table has at most one entry, in the heap, parked, or with a worker; an entry of an
+earlier incarnation
+(version) is dropped when it comes up. Tables with nothing new are parked until they have, so they
+          never keep others
 from their turn.
 """
 
@@ -30,7 +32,9 @@ class ProgressHeap:
         self._versions: dict[Span, int] = {}
 
     def admit(self, progress: Progress) -> None:
-        """Begin with a new incarnation of the table; entries of an earlier one are ignored from now on."""
+        """Begin with a new incarnation of the table;
+        entries of an earlier one are ignored from now on.
+        """
         self.remove(progress.span)
         self._versions[progress.span] = progress.version
         self.push(progress)

@@ -1,10 +1,11 @@
 """The memory quota of a changefeed's sink: a pure ledger, and the lock and condition around it.
 
-Invariants: used = what tasks hold + what is recorded for tables; only `force` exceeds the total, so the excess is at
-most the unfinished transactions of the running tasks, but that a request larger than the quota is granted when nothing
-else is taken: a batch of any size passes. `block` returns as soon as the memory is there; who waits must hold nothing
-that is not recorded, else everybody could wait for everybody (tests/unit/sink/test_quota_model.py).
-Source: TiCDC's memquota; docs/design/0014-sink-manager.md.
+Invariants: used = what tasks hold + what is recorded for tables; only `force` exceeds the total, so
+the excess is at most the unfinished transactions of the running tasks, but that a request larger
+than the quota is granted when nothing else is taken: a batch of any size passes. `block` returns as
+soon as the memory is there; who waits must hold nothing that is not recorded, else everybody could
+wait for everybody (tests/unit/sink/test_quota_model.py). Source: TiCDC's memquota;
+docs/design/0014-sink-manager.md.
 """
 
 import bisect
@@ -33,7 +34,9 @@ class QuotaLedger:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
-        self._accounts: dict[Span, _Account | None] = {}  # made by the first record: most tables have none
+        self._accounts: dict[
+            Span, _Account | None
+        ] = {}  # made by the first record: most tables have none
 
     def has_room(self, size: int) -> bool:
         """Whether there is so much memory; when nothing is taken there always is."""
@@ -60,13 +63,17 @@ class QuotaLedger:
         self._accounts.setdefault(span, None)
 
     def record(self, span: Span, resolved: ResolvedTs, size: int) -> None:
-        """Acquired memory is the table's until it is released up to `resolved`; nobody's if the table left."""
+        """Acquired memory is the table's until it is released up to `resolved`;
+        nobody's if the table left.
+        """
         if span not in self._accounts:
             self.refund(size)
             return
         account = self._accounts[span] or _Account()
         self._accounts[span] = account
-        assert not account.resolved or account.resolved[-1] <= resolved, "records of a table must ascend"
+        assert not account.resolved or account.resolved[-1] <= resolved, (
+            "records of a table must ascend"
+        )
         account.resolved.append(resolved)
         account.sizes.append(size)
 

@@ -1,4 +1,5 @@
-"""The ranges that can be read of a sink's tables: where a cut ends, how much lies in a range, and its rows.
+"""The ranges that can be read of a sink's tables: where a cut ends, how much lies in a range,
+and its rows.
 
 Rows come from what is staged, else from the sorter; both are counted.
 """
@@ -30,10 +31,12 @@ class Ranges:
         self._changed = changed
 
     def cut(self, start_ts: int, bounds: Bounds, span: Span | None = None) -> int:
-        """The largest ts in `(start_ts, resolved_ts]` whose rows fit, over the table or all of them.
+        """The largest ts in `(start_ts, resolved_ts]` whose rows fit,
+        over the table or all of them.
 
-        Never splits a commit_ts, and holds at least one, however large; `start_ts` itself when nothing is new. Where
-        tables are read again it goes up to where all of them are complete, whatever fits.
+        Never splits a commit_ts, and holds at least one, however large; `start_ts` itself when
+        nothing is new. Where tables are read again it goes up to where all of them are complete,
+        whatever fits.
 
         Raises:
             TableNotFoundError: no such table.
@@ -62,15 +65,23 @@ class Ranges:
         """
         with self._changed:
             tables = self._tables.busy()
-        return itertools.chain.from_iterable(self._extents(table, start_ts, end_ts) for table in tables)
+        return itertools.chain.from_iterable(
+            self._extents(table, start_ts, end_ts) for table in tables
+        )
 
     def plan(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
-        """The slices of the tables (None: of all), those without rows left out; whole or of about `slice_bytes` each.
+        """The slices of the tables (None: of all), those without rows left out;
+        whole or of about `slice_bytes` each.
 
         Raises:
-            TableNotFoundError, RangeError, NotResolvedError, RangeCleanedError, RangeCrossesDdlError: as `read`.
+            TableNotFoundError, RangeError, NotResolvedError, RangeCleanedError,
+                RangeCrossesDdlError: as `read`.
         """
         slices = []
         for span in self._spans(start_ts, end_ts) if spans is None else spans:
@@ -83,11 +94,14 @@ class Ranges:
                 slices += sliced(span, extents, start_ts, end_ts, slice_bytes)
         return slices
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
-        """The table's mounted rows with `start_ts` < commit_ts <= `end_ts`, in order; the range is fixed on return.
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The table's mounted rows with `start_ts` < commit_ts <= `end_ts`, in order;
+        the range is fixed on return.
 
-        With `before`, a last column `_before` has what each row was before; such rows are mounted when they are asked
-        for.
+        With `before`, a last column `_before` has what each row was before; such rows are mounted
+        when they are asked for.
 
         Raises:
             TableNotFoundError: no such table.
@@ -95,7 +109,8 @@ class Ranges:
             NotResolvedError: it ends above resolved_ts.
             RangeCleanedError: it starts below what is kept.
             RangeCrossesDdlError: its rows have two schemas.
-            SinkRowsLostError: on return or while iterating; rows of this table were lost, it must be pulled again.
+            SinkRowsLostError: on return or while iterating; rows of this table were lost, it must
+                be pulled again.
         """
         table = self._checked(span, start_ts, end_ts)
         mounting = table.mounts.above(start_ts)
@@ -115,8 +130,12 @@ class Ranges:
         with self._changed:
             resolved_ts, tables = self._tables.resolved_ts(None), self._tables.busy()
         if end_ts > resolved_ts:
-            raise NotResolvedError(f"rows are complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts")
-        return [table.span for table in tables if table.start_ts < end_ts and table.end_ts > start_ts]
+            raise NotResolvedError(
+                f"rows are complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
+            )
+        return [
+            table.span for table in tables if table.start_ts < end_ts and table.end_ts > start_ts
+        ]
 
     def _checked(self, span: Span, start_ts: int, end_ts: int) -> TableSink:
         with self._changed:

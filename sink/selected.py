@@ -1,4 +1,5 @@
-"""Some columns of a table only, and some by other names: what a changefeed's column rules leave out goes to no reader.
+"""Some columns of a table only, and some by other names:
+what a changefeed's column rules leave out goes to no reader.
 
 Invariants:
 1. The key's columns are always there, so rows are the same rows.
@@ -14,17 +15,28 @@ from sink.mounted import TableMounter
 
 
 class SelectedMounter:
-    """Implements `TableMounter` by `whole`, with the columns `selected`, `renamed` by their names; immutable."""
+    """Implements `TableMounter` by `whole`, with the columns `selected`,
+    `renamed` by their names; immutable.
+    """
 
     def __init__(
-        self, whole: TableMounter, selected: Collection[str], renamed: Mapping[str, str] | None = None
+        self,
+        whole: TableMounter,
+        selected: Collection[str],
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self.whole = whole
         self.name: str = whole.name
         names = renamed or {}
-        self.key_columns: tuple[str, ...] = tuple(names.get(column, column) for column in whole.key_columns)
+        self.key_columns: tuple[str, ...] = tuple(
+            names.get(column, column) for column in whole.key_columns
+        )
         kept = {*selected, *whole.key_columns}
-        own = [place for place in range(len(META_FIELDS), len(whole.schema)) if whole.schema.field(place).name in kept]
+        own = [
+            place
+            for place in range(len(META_FIELDS), len(whole.schema))
+            if whole.schema.field(place).name in kept
+        ]
         self._places = [*range(len(META_FIELDS)), *own]
         """A column of the table may be called like one of ours, so they are told apart by place."""
         fields = [whole.schema.field(place) for place in own]
@@ -40,7 +52,9 @@ class SelectedMounter:
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """See `TableMounter.mount`."""
         mounted = self.whole.mount(raw)
-        return pa.RecordBatch.from_arrays([mounted.column(place) for place in self._places], schema=self.schema)
+        return pa.RecordBatch.from_arrays(
+            [mounted.column(place) for place in self._places], schema=self.schema
+        )
 
 
 def whole_mounter(mounter: TableMounter) -> TableMounter:

@@ -1,12 +1,13 @@
-"""Mounted rows of one table, kept in memory for Flight (TiCDC's appendRowChangedEvents and advanceTableSink). Pure.
+"""Mounted rows of one table, kept in memory for Flight (TiCDC's appendRowChangedEvents and
+advanceTableSink). Pure.
 
-Invariant: of the rows with `covered_from` < commit_ts <= `covered_to` every one is staged, so a range within is served
-from here, and its rows are counted; any other range is read from the sorter. What is appended is not served before
-`advance` says it is complete.
+Invariant: of the rows with `covered_from` < commit_ts <= `covered_to` every one is staged, so a
+range within is served from here, and its rows are counted; any other range is read from the sorter.
+What is appended is not served before `advance` says it is complete.
 
-Rows are counted whole batches at a time (`RowCounts`). A staged range that ends between two counted places splits the
-interval, so rows that are missing are noticed at the latest when its end is handed out, and a range handed out again
-must have as many rows as before.
+Rows are counted whole batches at a time (`RowCounts`). A staged range that ends between two counted
+places splits the interval, so rows that are missing are noticed at the latest when its end is
+handed out, and a range handed out again must have as many rows as before.
 """
 
 import bisect
@@ -43,7 +44,9 @@ class Staging:
         self._appended.append((batch, size))
 
     def advance(self, resolved: ResolvedTs) -> int:
-        """The appended rows with commit_ts <= `resolved.ts` are handed over; returns their bytes."""
+        """The appended rows with commit_ts <= `resolved.ts` are handed over;
+        returns their bytes.
+        """
         moved = 0
         for number, (batch, size) in enumerate(self._appended):
             below = mounted.clip(batch, -1, resolved.ts)
@@ -63,7 +66,9 @@ class Staging:
 
     def drop_up_to(self, checkpoint_ts: int) -> bool:
         """Forget what is acknowledged; returns whether there was something."""
-        gone = bisect.bisect_right(self._staged, ResolvedTs(checkpoint_ts), key=lambda staged: staged.resolved)
+        gone = bisect.bisect_right(
+            self._staged, ResolvedTs(checkpoint_ts), key=lambda staged: staged.resolved
+        )
         del self._staged[:gone]
         self._counts.drop_up_to(checkpoint_ts)
         self.covered_from = max(self.covered_from, checkpoint_ts)
@@ -83,14 +88,18 @@ class Staging:
         if start_ts < self.covered_from or end_ts > self.covered_to:
             return None
         parts = [
-            mounted.clip(staged.batch, start_ts, end_ts) for staged in self._staged if staged.resolved.ts > start_ts
+            mounted.clip(staged.batch, start_ts, end_ts)
+            for staged in self._staged
+            if staged.resolved.ts > start_ts
         ]
         self._counts.hand_out(start_ts, end_ts, sum(part.num_rows for part in parts))
         return [part for part in parts if part.num_rows]
 
 
 class RowCounts:
-    """How many rows of a table were staged up to which commit_ts; the caller serialises the calls."""
+    """How many rows of a table were staged up to which commit_ts;
+    the caller serialises the calls.
+    """
 
     __slots__ = ("_read", "_rows", "_table_id", "_ts")
 
@@ -123,12 +132,18 @@ class RowCounts:
         Raises:
             SinkRowsLostError: rows are missing, or there are too many.
         """
-        (start_least, start_most), (end_least, end_most) = self._between(start_ts), self._between(end_ts)
+        (start_least, start_most), (end_least, end_most) = (
+            self._between(start_ts),
+            self._between(end_ts),
+        )
         if not end_least - start_most <= rows <= end_most - start_least:
             raise SinkRowsLostError(
-                f"table {self._table_id}, commit_ts {start_ts + 1} to {end_ts}: {rows} rows are staged, but "
-                f"{max(end_least - start_most, 0)} to {end_most - start_least} were read from the sorter; this is a "
-                "defect of the sink: restart the capture, which pulls the table again from its checkpoint",
+                f"table {self._table_id}, commit_ts {start_ts + 1} to {end_ts}: {rows} rows are "
+                "staged, but "
+                f"{max(end_least - start_most, 0)} to {end_most - start_least} were read from the "
+                "sorter; this is a "
+                "defect of the sink: restart the capture, which pulls the table again from its "
+                "checkpoint",
                 self._table_id,
                 start_ts + 1,
                 end_ts,

@@ -1,7 +1,7 @@
 """One table of the sink: how far it is resolved, staged and acknowledged, behind one lock.
 
-A table of which rows were lost on the way gives no more rows and takes no more acknowledgements: the checkpoint stays
-below the loss, and who pulls again from there has the rows.
+A table of which rows were lost on the way gives no more rows and takes no more acknowledgements:
+the checkpoint stays below the loss, and who pulls again from there has the rows.
 
 Lock order: the sink manager's, then a table sink's, then the quota's.
 """
@@ -71,7 +71,9 @@ class TableSink:
         *,
         born: bool,
     ) -> None:
-        """`shared` is what was acknowledged of all tables; one that is `born` has no rows at or below `start_ts`."""
+        """`shared` is what was acknowledged of all tables;
+        one that is `born` has no rows at or below `start_ts`.
+        """
         self.span = span
         self.version = version
         self.start_ts = start_ts
@@ -111,7 +113,9 @@ class TableSink:
             self.resolved_ts = max(ts, self.resolved_ts)
 
     def next_end(self, ts: int) -> int:
-        """Where a range that begins at `ts` must end: at the next DDL, or where the table ends; MAX_TS: nowhere."""
+        """Where a range that begins at `ts` must end: at the next DDL,
+        or where the table ends; MAX_TS: nowhere.
+        """
         return min(self.mounts.next_change(ts), self.end_ts)
 
     def reopen(self, ts: int) -> None:
@@ -144,7 +148,8 @@ class TableSink:
             self._forget_staged()
 
     def ack(self, start_ts: int | None, end_ts: int) -> bool:
-        """`(start_ts, end_ts]` (None: all up to `end_ts`) is committed; returns whether the checkpoint moved.
+        """`(start_ts, end_ts]` (None: all up to `end_ts`) is committed;
+        returns whether the checkpoint moved.
 
         Raises:
             SinkRowsLostError: rows of this table were lost.
@@ -184,7 +189,11 @@ class TableSink:
         if self.lost is None:
             self.lost = err
             metrics.ROWS_LOST.inc()
-            _log.error("rows were lost on their way to the reader", table_id=self.span.table_id, error=err.message)
+            _log.error(
+                "rows were lost on their way to the reader",
+                table_id=self.span.table_id,
+                error=err.message,
+            )
 
     def check_range(self, start_ts: int, end_ts: int, resolved_ts: int) -> None:
         """Whether `(start_ts, end_ts]` can be read, given how far the table may go.
@@ -201,7 +210,8 @@ class TableSink:
             raise RangeError(f"the range ({start_ts}, {end_ts}] ends before it starts")
         if end_ts > resolved_ts:
             raise NotResolvedError(
-                f"table {self.span.table_id} is complete up to {resolved_ts}, not yet to {end_ts}; wait for resolved_ts"
+                f"table {self.span.table_id} is complete up to {resolved_ts}, not yet to "
+                f"{end_ts}; wait for resolved_ts"
             )
         self.check_kept(start_ts)
         self.mounts.check_range(start_ts, end_ts)
@@ -214,24 +224,35 @@ class TableSink:
         """
         if start_ts < self.cleaned_ts:
             raise RangeCleanedError(
-                f"table {self.span.table_id} keeps the rows above {self.cleaned_ts}, those from {start_ts} on are "
+                f"table {self.span.table_id} keeps the rows above {self.cleaned_ts}, those from "
+                f"{start_ts} on are "
                 f"acknowledged and gone; read from the checkpoint_ts, {self.checkpoint_ts}"
             )
 
-    def read_sorted(self, sorter: Sorter, mount: Mount, start_ts: int, end_ts: int) -> Iterator[pa.RecordBatch]:
+    def read_sorted(
+        self, sorter: Sorter, mount: Mount, start_ts: int, end_ts: int
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of `(start_ts, end_ts]`, mounted by `mount`, straight from the sorter."""
         raw = self.fetch(sorter, Position(start_ts + 1, 0), Position.fence(end_ts))
         return self._whole(mounted.coalesce(map(SequenceMount(mount), raw), READ_BYTES))
 
     def fetch(self, sorter: Sorter, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
-        """As `Sorter.fetch`, within one version of the table; each transaction's deletes come first."""
-        raw, split = sorter.fetch(self.span, lower, upper), self.mounts.above(lower.commit_ts - 1).split
+        """As `Sorter.fetch`, within one version of the table;
+        each transaction's deletes come first.
+        """
+        raw, split = (
+            sorter.fetch(self.span, lower, upper),
+            self.mounts.above(lower.commit_ts - 1).split,
+        )
         if split is None:
             return raw
-        return deletes_first(raw, split, lambda transaction: sorter.fetch(self.span, transaction, transaction))
+        return deletes_first(
+            raw, split, lambda transaction: sorter.fetch(self.span, transaction, transaction)
+        )
 
     def verify(self, sorter: Sorter, end_ts: int) -> None:
-        """Read the rows up to `end_ts` that no whole fetch has covered yet, so that the sorter compares them.
+        """Read the rows up to `end_ts` that no whole fetch has covered yet,
+        so that the sorter compares them.
 
         For tasks that end before their range does; only one task of a table may call it at a time.
 
@@ -241,7 +262,9 @@ class TableSink:
         if end_ts <= self.verified_ts:
             return
         start_ts = max(self.verified_ts, self.cleaned_ts)
-        with contextlib.suppress(RangeCleanedError):  # acknowledged meanwhile: nobody will read it again
+        with contextlib.suppress(
+            RangeCleanedError
+        ):  # acknowledged meanwhile: nobody will read it again
             for _ in sorter.fetch(self.span, Position(start_ts + 1, 0), Position.fence(end_ts)):
                 pass
         self.verified_ts = end_ts
@@ -256,7 +279,9 @@ class TableSink:
     def _check_whole(self) -> None:
         if self.lost is not None:
             first_ts, last_ts = self.checkpoint_ts + 1, self.resolved_ts
-            raise SinkRowsLostError(self.lost.message, self.span.table_id, first_ts, last_ts) from self.lost
+            raise SinkRowsLostError(
+                self.lost.message, self.span.table_id, first_ts, last_ts
+            ) from self.lost
 
     def _stage(self) -> Staging:
         if self._staging is None:

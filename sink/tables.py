@@ -1,11 +1,13 @@
-"""The tables of a sink manager (TiCDC's tableSinks) and how far all of them are, without looking at each. Pure.
+"""The tables of a sink manager (TiCDC's tableSinks) and how far all of them are,
+without looking at each. Pure.
 
 Invariants:
-1. The whole is as far as its slowest table, and no further than the barrier (TiCDC's lastBarrierTs), which only moves
-   forward, and the limit. A table that ended holds it no longer than until it is resolved, or acknowledged, to its end.
+1. The whole is as far as its slowest table, and no further than the barrier (TiCDC's
+   lastBarrierTs), which only moves forward, and the limit. A table that ended holds it no longer
+   than until it is resolved, or acknowledged, to its end.
 2. Tables that are not busy have no rows in the sorter, so nothing to read, to stage or to clean.
-3. Every call but `add`, `settle` and the list of a whole costs the same however many tables there are: `Slowest` knows
-   the minimum over 100,000 tables after each of their steps.
+3. Every call but `add`, `settle` and the list of a whole costs the same however many tables there
+   are: `Slowest` knows the minimum over 100,000 tables after each of their steps.
 """
 
 import heapq
@@ -27,7 +29,9 @@ class Slowest(Generic[Key]):
 
     def __init__(self) -> None:
         self._ts: dict[Key, int] = {}
-        self._heap: list[tuple[int, int, Key]] = []  # of each key an entry at or below its timestamp
+        self._heap: list[
+            tuple[int, int, Key]
+        ] = []  # of each key an entry at or below its timestamp
         self._serials = itertools.count()  # of entries with one timestamp the first comes up first
 
     def __len__(self) -> int:
@@ -94,7 +98,9 @@ class TableSinks:
             TableExistsError: it is there already.
         """
         if table.span in self._tables:
-            raise TableExistsError(f"table {table.span.table_id} is in the sink already; remove it first")
+            raise TableExistsError(
+                f"table {table.span.table_id} is in the sink already; remove it first"
+            )
         if table.start_ts < self.shared.position.checkpoint_ts:
             self.settle()  # what was acknowledged of all tables was not of this one
         self._tables[table.span] = table
@@ -122,7 +128,9 @@ class TableSinks:
         """
         table = self._tables.get(span)
         if table is None:
-            raise TableNotFoundError(f"table {span.table_id} is not in this sink; look where it is scheduled")
+            raise TableNotFoundError(
+                f"table {span.table_id} is not in this sink; look where it is scheduled"
+            )
         return table
 
     def all(self) -> list[TableSink]:
@@ -174,7 +182,9 @@ class TableSinks:
             self.most_cleaned_ts = max(self.most_cleaned_ts, table.cleaned_ts)
 
     def acknowledge_all(self, ts: int) -> bool:
-        """Everything up to `ts` is acknowledged, of tables without rows, too; returns whether that is news."""
+        """Everything up to `ts` is acknowledged, of tables without rows, too;
+        returns whether that is news.
+        """
         moved = self.shared.move(ts)
         for table in self._ended.values():
             self._note_checkpoint(table)
@@ -189,7 +199,9 @@ class TableSinks:
         self.shared.position = CheckpointPosition(0, 0)
 
     def passed(self) -> list[TableSink]:
-        """Tables that ended, acknowledged to their end, and of which nothing can be asked for again."""
+        """Tables that ended, acknowledged to their end,
+        and of which nothing can be asked for again.
+        """
         whole_ts = self.checkpoint_ts(None)
         for table in self._ended.values():
             if table.end_ts <= table.checkpoint_ts < whole_ts and table.lost is None:
@@ -205,7 +217,8 @@ class TableSinks:
         return self._least(self._resolved, MAX_TS)
 
     def resolved_ts(self, span: Span | None) -> int:
-        """How far the table (None: every table) may go; without tables the barrier, 0 if there is none.
+        """How far the table (None: every table) may go; without tables the barrier,
+        0 if there is none.
 
         Raises:
             TableNotFoundError: no such table.
@@ -215,17 +228,23 @@ class TableSinks:
         return min(self._least(self._resolved, self._without_tables()), self._bound_ts())
 
     def checkpoint_ts(self, span: Span | None) -> int:
-        """Everything of the table (None: every table) up to it is committed; without tables as `resolved_ts`.
+        """Everything of the table (None: every table) up to it is committed;
+        without tables as `resolved_ts`.
 
         Raises:
             TableNotFoundError: no such table.
         """
         if span is not None:
             return self.one(span).checkpoint_ts
-        return max(self._least(self._checkpoints, self._without_tables()), self.shared.position.checkpoint_ts)
+        return max(
+            self._least(self._checkpoints, self._without_tables()),
+            self.shared.position.checkpoint_ts,
+        )
 
     def sorted_ts(self) -> int:
-        """How far every table is sorted, whatever bounds what may be read; without tables as `resolved_ts`."""
+        """How far every table is sorted, whatever bounds what may be read;
+        without tables as `resolved_ts`.
+        """
         return self._least(self._resolved, self._without_tables())
 
     def slowest(self) -> tuple[Span | None, Span | None]:
@@ -235,14 +254,18 @@ class TableSinks:
 
     def _note_checkpoint(self, table: TableSink) -> None:
         checkpoint_ts = table.checkpoint_ts
-        self._checkpoints.move(table.span, checkpoint_ts if checkpoint_ts < table.end_ts else MAX_TS)
+        self._checkpoints.move(
+            table.span, checkpoint_ts if checkpoint_ts < table.end_ts else MAX_TS
+        )
 
     def _bound_ts(self) -> int:
         bound_ts = self.limit_ts if self.barrier_ts is None else min(self.barrier_ts, self.limit_ts)
         return min(bound_ts, self.holds.bound(min(bound_ts, self._least(self._resolved, MAX_TS))))
 
     def _without_tables(self) -> int:
-        """Where the whole stands when no table holds it: at the barrier, or where the last table ended."""
+        """Where the whole stands when no table holds it: at the barrier,
+        or where the last table ended.
+        """
         return self._ended_ts if self.barrier_ts is None else self._bound_ts()
 
     def _least(self, timestamps: Slowest[Span], otherwise: int) -> int:

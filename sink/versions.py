@@ -1,10 +1,15 @@
-"""The tables of a changefeed through time: names, schemas and spans, and the DDLs between them. Pure but for a lock.
+"""The tables of a changefeed through time: names, schemas and spans, and the DDLs between them.
+
+Pure but for a lock.
 
 Invariants:
-1. A version is in force for rows with `from_ts` < commit_ts <= `to_ts`; those of one name never overlap, nor do those
-   of one span. So a name may have several spans one after the other (TRUNCATE), and a span several names (RENAME).
-2. DDLs have distinct ts, ascending; each that changes a version, or empties a table, is a barrier for cuts.
-3. Nothing depends on when something was learned: whoever asks about a ts that is resolved always gets the same answer.
+1. A version is in force for rows with `from_ts` < commit_ts <= `to_ts`; those of one name never
+   overlap, nor do those of one span. So a name may have several spans one after the other
+   (TRUNCATE), and a span several names (RENAME).
+2. DDLs have distinct ts, ascending; each that changes a version, or empties a table, is a barrier
+   for cuts.
+3. Nothing depends on when something was learned: whoever asks about a ts that is resolved always
+   gets the same answer.
 """
 
 import bisect
@@ -41,8 +46,12 @@ class Version:
 class Versions:
     """One writer, any number of readers in other threads."""
 
-    def __init__(self, start_ts: int, tables: Iterable[Table], schema_ts: Mapping[str, int] | None = None) -> None:
-        """`tables` are those in force right above `start_ts`; `schema_ts` by name where it is an earlier DDL's."""
+    def __init__(
+        self, start_ts: int, tables: Iterable[Table], schema_ts: Mapping[str, int] | None = None
+    ) -> None:
+        """`tables` are those in force right above `start_ts`;
+        `schema_ts` by name where it is an earlier DDL's.
+        """
         self.start_ts = start_ts
         self._lock = threading.Lock()
         self._by_name: dict[str, tuple[Version, ...]] = {}
@@ -63,7 +72,8 @@ class Versions:
             return self._is_known(change)
 
     def change(self, change: Change) -> Ddl | None:
-        """Take the next DDL; returns what it does, None if it is known or concerns no table of ours.
+        """Take the next DDL; returns what it does, None if it is known or concerns no table of
+        ours.
 
         Raises:
             DdlOrderError: see `is_known`; nothing was changed.
@@ -74,7 +84,9 @@ class Versions:
             ddl = self._ddl(change)
             if not ddl.names:
                 return None
-            replaced = {version.name for table in change.tables if (version := self._newest(table.span))}
+            replaced = {
+                version.name for table in change.tables if (version := self._newest(table.span))
+            }
             for name in {*ddl.dropped, *ddl.tables, *replaced}:
                 self._close(name, ddl.ts)
             for table in change.tables:
@@ -93,21 +105,31 @@ class Versions:
         """
         with self._lock:
             self._check_kept(ts)
-            return [version for versions in self._by_name.values() for version in versions if version.holds(ts)]
+            return [
+                version
+                for versions in self._by_name.values()
+                for version in versions
+                if version.holds(ts)
+            ]
 
     def unchanged(self, known_ts: int, ts: int) -> bool:
         """Whether the same tables, with the same schemas, are in force right above both."""
         with self._lock:
             is_within = self.start_ts <= known_ts <= ts
-            return is_within and bisect.bisect_right(self._ts, known_ts) == bisect.bisect_right(self._ts, ts)
+            return is_within and bisect.bisect_right(self._ts, known_ts) == bisect.bisect_right(
+                self._ts, ts
+            )
 
     def version(self, name: str, ts: int) -> Version | None:
         """The table of that name in force right above `ts`; None: there is none then."""
         with self._lock:
-            return next((version for version in self._by_name.get(name, ()) if version.holds(ts)), None)
+            return next(
+                (version for version in self._by_name.get(name, ()) if version.holds(ts)), None
+            )
 
     def of_range(self, name: str, start_ts: int, end_ts: int) -> Version | None:
-        """The table of that name in force in all of `(start_ts, end_ts]`; None: there is none right above `start_ts`.
+        """The table of that name in force in all of `(start_ts, end_ts]`; None:
+        there is none right above `start_ts`.
 
         Raises:
             RangeCrossesDdlError: there is a DDL of the table inside of the range.
@@ -117,7 +139,9 @@ class Versions:
         return self.version(name, start_ts)
 
     def check_range(self, start_ts: int, end_ts: int, name: str | None = None) -> None:
-        """Refuse a range that a DDL of the table (None: of any) lies inside of; raises as `of_range`."""
+        """Refuse a range that a DDL of the table (None: of any) lies inside of;
+        raises as `of_range`.
+        """
         self._check_kept(start_ts)
         ddl_ts = self.next_change(start_ts, name)
         if ddl_ts < end_ts:
@@ -131,7 +155,9 @@ class Versions:
     def of_span(self, span: Span, ts: int) -> Version | None:
         """The table in force in that span right above `ts`."""
         with self._lock:
-            return next((version for version in self._by_span.get(span, ()) if version.holds(ts)), None)
+            return next(
+                (version for version in self._by_span.get(span, ()) if version.holds(ts)), None
+            )
 
     def has(self, name: str) -> bool:
         """Whether there ever was a table of that name."""
@@ -159,15 +185,23 @@ class Versions:
     def spans(self, ts: int) -> list[tuple[Version, ...]]:
         """For each span with rows above `ts`, its versions from there on, ascending."""
         with self._lock:
-            kept = (tuple(each for each in versions if each.to_ts > ts) for versions in self._by_span.values())
+            kept = (
+                tuple(each for each in versions if each.to_ts > ts)
+                for versions in self._by_span.values()
+            )
             return [versions for versions in kept if versions]
 
     def spans_of(self, ddl: Ddl) -> list[tuple[Version, ...]]:
         """The same, right below `ddl`, for the spans that it concerns."""
         with self._lock:
             touched = (version for name in ddl.names for version in self._by_name.get(name, ()))
-            spans = dict.fromkeys(version.span for version in touched if ddl.ts in (version.from_ts, version.to_ts))
-            return [tuple(each for each in self._by_span[span] if each.to_ts >= ddl.ts) for span in spans]
+            spans = dict.fromkeys(
+                version.span for version in touched if ddl.ts in (version.from_ts, version.to_ts)
+            )
+            return [
+                tuple(each for each in self._by_span[span] if each.to_ts >= ddl.ts)
+                for span in spans
+            ]
 
     def forget(self, ts: int) -> None:
         """Nobody asks about a ts below this one any more."""
@@ -183,23 +217,29 @@ class Versions:
         same = self._ddls.get(ts)
         if same is not None and same.query != change.query:
             raise DdlOrderError(
-                f"two DDLs at commit_ts {ts}: {same.query!r} and {change.query!r}; this is a defect of the source"
+                f"two DDLs at commit_ts {ts}: {same.query!r} and {change.query!r}; this is a "
+                "defect of the source"
             )
         if same is not None or ts <= self.start_ts:
             return True
         if self._ts and ts < self._ts[-1]:
             raise DdlOrderError(
-                f"the DDL {change.query!r} at commit_ts {ts} comes after one at {self._ts[-1]}; this is a defect of "
+                f"the DDL {change.query!r} at commit_ts {ts} comes after one at {self._ts[-1]}; "
+                "this is a defect of "
                 "the source"
             )
         return False
 
     def _ddl(self, change: Change) -> Ddl:
         before = [(self._newest(table.span), table.name) for table in change.tables]
-        renamed = tuple((old.name, new) for old, new in before if old is not None and old.name != new)
+        renamed = tuple(
+            (old.name, new) for old, new in before if old is not None and old.name != new
+        )
         moved = {old for old, _ in renamed}
         names = tuple(table.name for table in change.tables)
-        dropped = tuple(name for name in change.dropped if self._is_open(name) and name not in {*moved, *names})
+        dropped = tuple(
+            name for name in change.dropped if self._is_open(name) and name not in {*moved, *names}
+        )
         truncated = tuple(name for name in change.truncated if self._is_open(name) or name in names)
         return Ddl(change.commit_ts, change.query, names, dropped, truncated, renamed)
 
@@ -241,5 +281,6 @@ class Versions:
     def _check_kept(self, ts: int) -> None:
         if ts < self.start_ts:
             raise RangeCleanedError(
-                f"the tables at {ts} are not known any more, only from {self.start_ts} on; begin at the checkpoint_ts"
+                f"the tables at {ts} are not known any more, only from {self.start_ts} on; begin "
+                "at the checkpoint_ts"
             )

@@ -1,9 +1,10 @@
-"""A sink task: fetch a table's next rows from the sorter, mount them and stage them, as far as the memory goes.
+"""A sink task: fetch a table's next rows from the sorter, mount them and stage them,
+as far as the memory goes.
 
-The seed's handleTask, a batch at a time: memory is acquired before rows are appended, so only an unfinished
-transaction that must not be split ever exceeds the quota. When memory is short between two transactions the task is
-given up, and the table's next task begins at the next transaction; what it read by then is still compared with what the
-sorter had been given.
+The seed's handleTask, a batch at a time: memory is acquired before rows are appended, so only an
+unfinished transaction that must not be split ever exceeds the quota. When memory is short between
+two transactions the task is given up, and the table's next task begins at the next transaction;
+what it read by then is still compared with what the sorter had been given.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ REQUEST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SinkTask:
-    """Stage the table's rows within `[lower, upper]`; `upper` is a commit fence, and no DDL lies between."""
+    """Stage the table's rows within `[lower, upper]`; `upper` is a commit fence,
+    and no DDL lies between.
+    """
 
     table: TableSink
     lower: Position
@@ -43,7 +46,9 @@ class TaskResult:
 
 
 class TaskRun:
-    """One run of a task, in the thread of a worker; `request_bytes` have been acquired for it and are its own."""
+    """One run of a task, in the thread of a worker;
+    `request_bytes` have been acquired for it and are its own.
+    """
 
     def __init__(
         self,
@@ -93,7 +98,9 @@ class TaskRun:
         return True
 
     def _book(self, sorter: Sorter) -> None:
-        """The sorter has compared what it gave, if the task began with a commit_ts; else let it do so now."""
+        """The sorter has compared what it gave, if the task began with a commit_ts;
+        else let it do so now.
+        """
         table, upper_ts = self._task.table, self._task.upper.commit_ts
         if self._task.lower.start_ts:
             table.verify(sorter, upper_ts)

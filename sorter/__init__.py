@@ -1,4 +1,6 @@
-"""SORTER: row changes of a table, in any order, come out sorted by (commit_ts, start_ts, op, key)."""
+"""SORTER: row changes of a table, in any order, come out sorted by (commit_ts, start_ts,
+op, key).
+"""
 
 from sorter.backlog import Extent
 from sorter.engine import Sorter

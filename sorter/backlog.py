@@ -1,8 +1,9 @@
-"""The rows of one table that are not cleaned yet: in memory, on disk, and in the checksum log that must agree.
+"""The rows of one table that are not cleaned yet: in memory, on disk,
+and in the checksum log that must agree.
 
-Invariants: blocks of resolved rows never overlap one another, only those spilled before they were resolved do; a row is
-added to the checksum log before it is anywhere else. Of very many tables most have nothing in memory: `freeze` reduces
-such a backlog to a few bytes, and `thaw` makes it again.
+Invariants: blocks of resolved rows never overlap one another, only those spilled before they were
+resolved do; a row is added to the checksum log before it is anywhere else. Of very many tables most
+have nothing in memory: `freeze` reduces such a backlog to a few bytes, and `thaw` makes it again.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ _FROZEN_MAX_BYTES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where some of a table's rows lie: how many, how large, and their sorted commit_ts (read when it is called)."""
+    """Where some of a table's rows lie: how many, how large,
+    and their sorted commit_ts (read when it is called).
+    """
 
     min_commit_ts: int
     max_commit_ts: int
@@ -42,9 +45,11 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class RunMerge:
-    """Runs of a table that are being merged into one, and what is needed to write it without the table's lock.
+    """Runs of a table that are being merged into one,
+    and what is needed to write it without the table's lock.
 
-    The merged run has the lowest of their numbers: of equal rows, those that came later in other runs win.
+    The merged run has the lowest of their numbers: of equal rows, those that came later in other
+    runs win.
     """
 
     index: TableIndex
@@ -59,7 +64,12 @@ class Backlog:
     __slots__ = ("_levels", "_store", "buffer", "checksums", "index")
 
     def __init__(
-        self, store: BlockStore, unique_id: int, checksums: ChecksumLog, table_id: int, dropped_ts: int
+        self,
+        store: BlockStore,
+        unique_id: int,
+        checksums: ChecksumLog,
+        table_id: int,
+        dropped_ts: int,
     ) -> None:
         """`dropped_ts`: all rows at or below it are dead, also those that the index still has."""
         self._store = store
@@ -69,12 +79,16 @@ class Backlog:
         self.index = store.index(unique_id, table_id, dropped_ts)
 
     @classmethod
-    def thaw(cls, store: BlockStore, unique_id: int, table_id: int, dropped_ts: int, frozen: bytes) -> "Backlog":
+    def thaw(
+        cls, store: BlockStore, unique_id: int, table_id: int, dropped_ts: int, frozen: bytes
+    ) -> "Backlog":
         """The backlog that `freeze` made `frozen` of; an empty one of b""."""
         if not frozen:
             return cls(store, unique_id, ChecksumLog(table_id, dropped_ts), table_id, dropped_ts)
         size = frozen[0]
-        backlog = cls(store, unique_id, ChecksumLog.thaw(table_id, frozen[1 + size :]), table_id, dropped_ts)
+        backlog = cls(
+            store, unique_id, ChecksumLog.thaw(table_id, frozen[1 + size :]), table_id, dropped_ts
+        )
         numbers = array("Q", frozen[1 : 1 + size])
         backlog.index.blocks, backlog.index.widest_range = numbers[:2]
         backlog._levels.thaw(numbers[2:])
@@ -86,7 +100,10 @@ class Backlog:
             return None
         if not len(self.checksums) and not self.index.blocks:
             return b""
-        numbers = array("Q", (self.index.blocks, self.index.widest_range)).tobytes() + self._levels.freeze()
+        numbers = (
+            array("Q", (self.index.blocks, self.index.widest_range)).tobytes()
+            + self._levels.freeze()
+        )
         checksums = self.checksums.freeze()
         if len(numbers) + len(checksums) >= _FROZEN_MAX_BYTES:
             return None
@@ -114,7 +131,8 @@ class Backlog:
             self._counted(self._write_ready)
 
     def spill(self, run_bytes: int, resolved_ts: int) -> bool:
-        """Write what is resolved, and of other rows a run of about `run_bytes`, which bounds what sorting takes.
+        """Write what is resolved, and of other rows a run of about `run_bytes`,
+        which bounds what sorting takes.
 
         Returns whether there are more.
 
@@ -139,7 +157,8 @@ class Backlog:
         return self._levels.to_merge() is not None
 
     def begin_merge(self) -> RunMerge | None:
-        """Choose runs to merge, if spills have left many; `end_merge` or `abandon_merge` must follow.
+        """Choose runs to merge, if spills have left many;
+        `end_merge` or `abandon_merge` must follow.
 
         Raises:
             BlockCorruptError: the index cannot be read.
@@ -154,13 +173,18 @@ class Backlog:
             self._levels.retain(chosen, frozenset(alive))
             # When most of them were cleaned meanwhile, others are chosen.
             if len(alive) >= max(len(chosen) // 2, 2):
-                merged = self._runs_of(alive, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS))
+                merged = self._runs_of(
+                    alive, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS)
+                )
                 rows = merge(merged, self._store.block_bytes, unique=False)
-                return RunMerge(self.index, frozenset(alive), rows, self._store.spilled_bytes(len(self._levels)))
+                return RunMerge(
+                    self.index, frozenset(alive), rows, self._store.spilled_bytes(len(self._levels))
+                )
         return None
 
     def end_merge(self, run_merge: RunMerge, new: Sequence[Entry]) -> None:
-        """Put `new`, which has the rows of the runs, in their place; some may have been cleaned or moved meanwhile.
+        """Put `new`, which has the rows of the runs, in their place;
+        some may have been cleaned or moved meanwhile.
 
         Raises:
             SorterDiskError: there is no room; nothing has changed, and `new` is released.
@@ -172,12 +196,16 @@ class Backlog:
             self._store.release(new)
             raise
         alive = [entry for entry in new if entry.meta.max_commit_ts > self.index.dead_ts]
-        self._store.release([entry for entry in new if entry.meta.max_commit_ts <= self.index.dead_ts])
+        self._store.release(
+            [entry for entry in new if entry.meta.max_commit_ts <= self.index.dead_ts]
+        )
         self._store.replace(self.index, alive, old)
         self._levels.merged(run_merge.runs, sum(entry.pointer.length for entry in alive))
 
     def abandon_merge(self, run_merge: RunMerge) -> None:
-        """Leave runs that cannot be read as they are, and merge them never again; fetching them raises an error."""
+        """Leave runs that cannot be read as they are, and merge them never again;
+        fetching them raises an error.
+        """
         self._levels.retain(run_merge.runs, frozenset())
 
     def move(self, entries: Sequence[Entry]) -> None:
@@ -191,7 +219,9 @@ class Backlog:
                 with contextlib.suppress(BlockCorruptError):  # fetching it raises the error
                     self._store.move(self.index, entry)
 
-    def runs(self, lower: Position, upper: Position, resolved_ts: int) -> tuple[list[Run], int, int]:
+    def runs(
+        self, lower: Position, upper: Position, resolved_ts: int
+    ) -> tuple[list[Run], int, int]:
         """The runs with rows in a range, and how many blocks and rows on disk they have."""
         self.settle(upper.commit_ts, resolved_ts)
         on_disk = self.index.runs(lower.commit_ts, upper.commit_ts)
@@ -206,9 +236,16 @@ class Backlog:
     def extents(self, lower_ts: int, upper_ts: int, resolved_ts: int) -> list[Extent]:
         """Where rows lie; those at the edges reach beyond the range."""
         self.settle(upper_ts, resolved_ts)
-        extents = [_extent_on_disk(entry, self._store.reader(entry)) for entry in self.index.scan(lower_ts, upper_ts)]
+        extents = [
+            _extent_on_disk(entry, self._store.reader(entry))
+            for entry in self.index.scan(lower_ts, upper_ts)
+        ]
         extents += [_extent_in_memory(rows) for rows in self.buffer.ready]
-        return [extent for extent in extents if extent.max_commit_ts >= lower_ts and extent.min_commit_ts <= upper_ts]
+        return [
+            extent
+            for extent in extents
+            if extent.max_commit_ts >= lower_ts and extent.min_commit_ts <= upper_ts
+        ]
 
     def drop_up_to(self, dead_ts: int, resolved_ts: int) -> None:
         """Drop batches and blocks that have no row above `dead_ts`."""
@@ -220,7 +257,9 @@ class Backlog:
         self.checksums.drop_up_to(dead_ts)
 
     def drop_all(self) -> None:
-        """Drop everything; blocks that a damaged index cannot name stay until the sorter is closed."""
+        """Drop everything; blocks that a damaged index cannot name stay until the sorter is
+        closed.
+        """
         self._store.counters.change_memory(-self.buffer.bytes)
         with contextlib.suppress(BlockCorruptError, IndexLostError):
             self._store.delete_up_to(self.index, MAX_TS)
@@ -232,10 +271,14 @@ class Backlog:
         finally:
             self._store.counters.change_memory(self.buffer.bytes - before)
 
-    def _runs_of(self, on_disk: Mapping[int, RunEntries], lower: Position, upper: Position) -> list[Run]:
+    def _runs_of(
+        self, on_disk: Mapping[int, RunEntries], lower: Position, upper: Position
+    ) -> list[Run]:
         runs = []
         for number, entries in on_disk.items():
-            blocks = (partial(_read_clipped, read, lower, upper) for read in self._store.readers(entries))
+            blocks = (
+                partial(_read_clipped, read, lower, upper) for read in self._store.readers(entries)
+            )
             runs.append(Run(entries.min_commit_ts, number, blocks))
         return runs
 
@@ -244,7 +287,12 @@ class Backlog:
         if rows is not None:
             # Resolved rows overlap no others: their runs are merged only where they are small.
             small = rows.nbytes < self._store.small_bytes
-            self._write(Sorted(rows, None), self._store.block_bytes, self.buffer.put_back_ready, merged=small)
+            self._write(
+                Sorted(rows, None),
+                self._store.block_bytes,
+                self.buffer.put_back_ready,
+                merged=small,
+            )
 
     def _write_pending(self, run_bytes: int) -> None:
         rows = self.buffer.take_pending(run_bytes)
@@ -253,7 +301,12 @@ class Backlog:
             self._write(rows, block_bytes, self.buffer.put_back_pending, merged=True)
 
     def _write(
-        self, rows: Sorted, block_bytes: int, put_back: Callable[[pa.RecordBatch], None], *, merged: bool
+        self,
+        rows: Sorted,
+        block_bytes: int,
+        put_back: Callable[[pa.RecordBatch], None],
+        *,
+        merged: bool,
     ) -> None:
         written, size, run = 0, 0, None
         try:
@@ -276,11 +329,19 @@ def _read_clipped(read: Reader, lower: Position, upper: Position) -> pa.RecordBa
 def _extent_on_disk(entry: Entry, read: Reader) -> Extent:
     """The rows of a block, or of a table's share of one."""
     meta = entry.meta
-    return Extent(meta.min_commit_ts, meta.max_commit_ts, meta.rows, entry.bytes, lambda: order.commit_ts(read()))
+    return Extent(
+        meta.min_commit_ts,
+        meta.max_commit_ts,
+        meta.rows,
+        entry.bytes,
+        lambda: order.commit_ts(read()),
+    )
 
 
 def _extent_in_memory(rows: Rows) -> Extent:
     """Sorted rows."""
     batch = rows.batch
     size = batch.nbytes
-    return Extent(rows.min_commit_ts, rows.max_commit_ts, batch.num_rows, size, lambda: order.commit_ts(batch))
+    return Extent(
+        rows.min_commit_ts, rows.max_commit_ts, batch.num_rows, size, lambda: order.commit_ts(batch)
+    )

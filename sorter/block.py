@@ -1,14 +1,18 @@
-"""The sorted block, the unit that the sorter writes and reads: bytes from and to Arrow. Pure; docs/format/sorter.md.
+"""The sorted block, the unit that the sorter writes and reads: bytes from and to Arrow.
 
-A block is a header of 64 bytes, which carries a crc32c of everything, and one Arrow IPC message. What comes before the
-message fills multiples of 64 bytes, so that a block can be used in the buffer it was read into.
+Pure; docs/format/sorter.md.
 
-Many small tables share a block (`encode_shared`): a table of twenty rows would otherwise pay for a header, a message
-and a write of its own. Between header and message lies a directory that says which rows are whose.
+A block is a header of 64 bytes, which carries a crc32c of everything, and one Arrow IPC message.
+What comes before the message fills multiples of 64 bytes, so that a block can be used in the buffer
+it was read into.
 
-Rows are packed before they are serialised (`pack`), cheaply and without loss: an `old_value` column without values and
-an `op` that is the same in all rows are left out, and a start_ts is stored as its distance to the commit_ts where four
-bytes hold it.
+Many small tables share a block (`encode_shared`): a table of twenty rows would otherwise pay for a
+header, a message and a write of its own. Between header and message lies a directory that says
+which rows are whose.
+
+Rows are packed before they are serialised (`pack`), cheaply and without loss: an `old_value` column
+without values and an `op` that is the same in all rows are left out, and a start_ts is stored as
+its distance to the commit_ts where four bytes hold it.
 """
 
 import struct
@@ -36,13 +40,16 @@ ONE_OP: Final = 2
 NO_OLD_VALUE: Final = 4
 SHARED: Final = 8
 
-# magic, version, flags, op, rows, crc32c, payload length, unique id, table id, min and max commit_ts, block number
+# magic, version, flags, op, rows, crc32c, payload length, unique id, table id, min and max
+# commit_ts, block number
 _HEADER = struct.Struct("<4sBBBxIIQQqQQQ")
 _CRC = struct.Struct("<I")
 _CRC_OFFSET = 12
 _CRC_END = _CRC_OFFSET + _CRC.size
 
-_DIRECTORY_ENTRY = np.dtype([("unique_id", "<u8"), ("table_id", "<i8"), ("first", "<u4"), ("rows", "<u4")])
+_DIRECTORY_ENTRY = np.dtype(
+    [("unique_id", "<u8"), ("table_id", "<i8"), ("first", "<u4"), ("rows", "<u4")]
+)
 _FAR: Final = 1 << 32
 
 
@@ -89,10 +96,19 @@ class SharedBlock:
             entry = self.directory[at]
             rows = self.batch.slice(int(entry["first"]), int(entry["rows"]))
             low, high = (int(order.commit_ts(rows)[row]) for row in (0, -1))
-            stored = BlockMeta(int(entry["unique_id"]), int(entry["table_id"]), self.number, rows.num_rows, low, high)
+            stored = BlockMeta(
+                int(entry["unique_id"]),
+                int(entry["table_id"]),
+                self.number,
+                rows.num_rows,
+                low,
+                high,
+            )
             if stored == meta:
                 return rows
-        raise corrupt(meta, f"the index points to block {self.number}, which has no such rows of this table")
+        raise corrupt(
+            meta, f"the index points to block {self.number}, which has no such rows of this table"
+        )
 
 
 def encode(meta: BlockMeta, batch: pa.RecordBatch) -> tuple[bytes, pa.Buffer]:
@@ -101,14 +117,18 @@ def encode(meta: BlockMeta, batch: pa.RecordBatch) -> tuple[bytes, pa.Buffer]:
 
 
 def decode(meta: BlockMeta, data: pa.Buffer) -> pa.RecordBatch:
-    """The rows of the one table of a block, once it is verified to be whole and the one that `meta` describes.
+    """The rows of the one table of a block, once it is verified to be whole and the one that `meta`
+    describes.
 
     Raises:
         BlockCorruptError: it is not.
     """
     verified = _verify(meta, data)
     if verified.meta != meta or verified.flags & SHARED:
-        raise corrupt(meta, f"the index points to block {verified.meta.number} of table {verified.meta.table_id}")
+        raise corrupt(
+            meta,
+            f"the index points to block {verified.meta.number} of table {verified.meta.table_id}",
+        )
     return verified.rows(meta)
 
 
@@ -118,10 +138,13 @@ def is_shared(data: pa.Buffer) -> bool:
 
 
 def encode_shared(number: int, shares: Sequence[Share]) -> tuple[list[BlockMeta], bytes, pa.Buffer]:
-    """What the index stores of each table, header with directory, and payload; the unique ids must ascend."""
+    """What the index stores of each table, header with directory, and payload;
+    the unique ids must ascend.
+    """
     counts = [sum(batch.num_rows for batch in share.batches) for share in shares]
     rows = _sort_each_table(
-        pa.concat_batches([batch for share in shares for batch in share.batches]), np.asarray(counts)
+        pa.concat_batches([batch for share in shares for batch in share.batches]),
+        np.asarray(counts),
     )
     timestamps = order.commit_ts(rows)
     entries, metas, first = np.zeros(len(shares), _DIRECTORY_ENTRY), [], 0
@@ -154,8 +177,10 @@ def decode_shared(meta: BlockMeta, data: pa.Buffer) -> SharedBlock:
 def corrupt(meta: BlockMeta, reason: str) -> BlockCorruptError:
     """The error that names the block."""
     return BlockCorruptError(
-        f"sorter block {meta.number} of table {meta.table_id}, commit_ts {meta.min_commit_ts} to {meta.max_commit_ts}, "
-        f"is damaged: {reason}; check the disk, and let the table be pulled again from its checkpoint",
+        f"sorter block {meta.number} of table {meta.table_id}, commit_ts {meta.min_commit_ts} to "
+        f"{meta.max_commit_ts}, "
+        f"is damaged: {reason}; check the disk, and let the table be pulled again from its "
+        "checkpoint",
         meta.table_id,
         meta.min_commit_ts,
         meta.max_commit_ts,
@@ -227,7 +252,9 @@ class _Verified:
         return batch
 
 
-def _encode(meta: BlockMeta, batch: pa.RecordBatch, directory: bytes, more_flags: int) -> tuple[bytes, pa.Buffer]:
+def _encode(
+    meta: BlockMeta, batch: pa.RecordBatch, directory: bytes, more_flags: int
+) -> tuple[bytes, pa.Buffer]:
     """Header with directory, and payload; the header's crc32c covers all of them."""
     flags, op, stored = pack(batch)
     payload = stored.serialize()
@@ -261,9 +288,13 @@ def _verify(meta: BlockMeta, data: pa.Buffer) -> _Verified:
     if data.size < _HEADER.size:
         raise corrupt(meta, f"it has {data.size} bytes, the header alone needs {_HEADER.size}")
     header = data.slice(0, _HEADER.size).to_pybytes()
-    magic, version, flags, op, rows, crc, size, unique_id, table_id, low, high, number = _HEADER.unpack(header)
+    magic, version, flags, op, rows, crc, size, unique_id, table_id, low, high, number = (
+        _HEADER.unpack(header)
+    )
     if magic != MAGIC or version != VERSION:
-        raise corrupt(meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}")
+        raise corrupt(
+            meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}"
+        )
     if data.size < _HEADER.size + size:
         raise corrupt(meta, f"it ends after {data.size} of {_HEADER.size + size} bytes")
 
@@ -277,11 +308,16 @@ def _verify(meta: BlockMeta, data: pa.Buffer) -> _Verified:
 
 def _sort_each_table(rows: pa.RecordBatch, counts: Any) -> pa.RecordBatch:
     """Sort the rows of each table; copies of a row stay, in the order of their arrival."""
-    table, timestamps = np.repeat(np.arange(len(counts), dtype=np.uint32), counts), order.commit_ts(rows)
+    table, timestamps = (
+        np.repeat(np.arange(len(counts), dtype=np.uint32), counts),
+        order.commit_ts(rows),
+    )
     by_ts = np.lexsort((timestamps, table))
     there, ts = table[by_ts], timestamps[by_ts]
     if ((there[1:] == there[:-1]) & (ts[1:] == ts[:-1])).any():
         # Some commit_ts came twice: sort by the whole key, which costs more.
         keyed = rows.add_column(0, "table", pa.array(table))
-        by_ts = pc.sort_indices(keyed, sort_keys=[("table", "ascending"), *order.SORT_KEYS]).to_numpy()
+        by_ts = pc.sort_indices(
+            keyed, sort_keys=[("table", "ascending"), *order.SORT_KEYS]
+        ).to_numpy()
     return rows.take(pa.array(by_ts))

@@ -1,10 +1,11 @@
 """A table's rows in memory: pending batches as they came, and resolved rows, sorted. Pure.
 
-Every row is added to the table's checksum log when it comes, and removed from it once when it turns out to have come
-twice.
+Every row is added to the table's checksum log when it comes, and removed from it once when it turns
+out to have come twice.
 
-Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the batches in `ready`
-follow one another without overlap. Rows above it wait in `pending` in the order of their arrival.
+Invariant: everything in `ready` is at or below a resolved_ts, so no later row can come between; the
+batches in `ready` follow one another without overlap. Rows above it wait in `pending` in the order
+of their arrival.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from sorter import order
 from sorter.checksum_log import ChecksumLog
 from sorter.order import Sorted
 
-BATCH_BYTES: Final = 6 << 10  # what a batch takes besides its rows: measured, and most of what a small one takes
+BATCH_BYTES: Final = (
+    6 << 10
+)  # what a batch takes besides its rows: measured, and most of what a small one takes
 _SMALL_BYTES: Final = 16 << 10
 _MANY_SMALL: Final = 64
 
@@ -101,7 +104,9 @@ class Buffer:
         return pa.concat_batches(taken) if taken else None
 
     def take_pending(self, limit_bytes: int) -> Sorted | None:
-        """Take out the oldest unresolved rows, about `limit_bytes` of them, sorted; later ones may overlap them."""
+        """Take out the oldest unresolved rows, about `limit_bytes` of them, sorted;
+        later ones may overlap them.
+        """
         taken: list[pa.RecordBatch] = []
         size = 0
         while len(taken) < len(self.pending) and size < limit_bytes:
@@ -140,14 +145,21 @@ class Buffer:
 
 
 def _gather(parts: list[Rows]) -> int:
-    """Now and then, make one of the last parts if they are small, since each takes more than its rows; bytes saved."""
+    """Now and then, make one of the last parts if they are small,
+    since each takes more than its rows; bytes saved.
+    """
     if len(parts) % _MANY_SMALL:
         return 0
     small = list(takewhile(lambda rows: rows.bytes < _SMALL_BYTES, reversed(parts)))[::-1]
     if len(small) < _MANY_SMALL // 2:
         return 0
-    first_ts, last_ts = min(rows.min_commit_ts for rows in small), max(rows.max_commit_ts for rows in small)
-    parts[-len(small) :] = [Rows(pa.concat_batches([rows.batch for rows in small]), first_ts, last_ts)]
+    first_ts, last_ts = (
+        min(rows.min_commit_ts for rows in small),
+        max(rows.max_commit_ts for rows in small),
+    )
+    parts[-len(small) :] = [
+        Rows(pa.concat_batches([rows.batch for rows in small]), first_ts, last_ts)
+    ]
     return _size(small) - parts[-1].bytes
 
 

@@ -1,13 +1,15 @@
-"""Checksums of the rows that a table was given, compared with those it hands out: no row is lost in silence. Pure.
+"""Checksums of the rows that a table was given, compared with those it hands out:
+no row is lost in silence. Pure.
 
-The log keeps one checksum for each bucket of about a second of commit_ts, and wider buckets when a backlog grows long.
-A range that ends inside of a bucket splits it: the first part is what was read, and the rest is what must follow. So a
-missing row is noticed at the latest when the end of its bucket is read, whatever the ranges were, and a range that is
-read again must be as before.
+The log keeps one checksum for each bucket of about a second of commit_ts, and wider buckets when a
+backlog grows long. A range that ends inside of a bucket splits it: the first part is what was read,
+and the rest is what must follow. So a missing row is noticed at the latest when the end of its
+bucket is read, whatever the ranges were, and a range that is read again must be as before.
 
-A row's digest mixes its commit_ts, start_ts and op, the length and the last eight bytes of its key (the handle, in
-TiDB's keys), and the lengths of its images; the bytes themselves are guarded by the crc32c of each block. A checksum is
-the sum of digests modulo 2^64, so rows may come in any order and in any batches.
+A row's digest mixes its commit_ts, start_ts and op, the length and the last eight bytes of its key
+(the handle, in TiDB's keys), and the lengths of its images; the bytes themselves are guarded by the
+crc32c of each block. A checksum is the sum of digests modulo 2^64, so rows may come in any order
+and in any batches.
 """
 
 import bisect
@@ -64,9 +66,10 @@ class Checksum:
 class ChecksumLog:
     """The checksums of one table; the caller serialises the calls.
 
-    A bucket has one part, or several once ranges have ended inside of it. A part is three numbers, (last commit_ts,
-    rows, digest), in one array: there may be as many logs as tables. `len` is the number of parts. Any thread may call
-    it at any time: a log with rows has a part at every step of a change.
+    A bucket has one part, or several once ranges have ended inside of it. A part is three numbers,
+    (last commit_ts, rows, digest), in one array: there may be as many logs as tables. `len` is the
+    number of parts. Any thread may call it at any time: a log with rows has a part at every step of
+    a change.
     """
 
     __slots__ = ("_parts", "_start_ts", "_table_id", "shift")
@@ -98,9 +101,9 @@ class ChecksumLog:
         """Add rows; all of them are above everything that was read."""
         for bucket, checksum in by_bucket(batch, self.shift).items():
             self._add(bucket, checksum)
-        while len(self) > _MOST_BUCKETS and len({self._end(part) >> self.shift for part in range(len(self))}) > (
-            _MOST_BUCKETS
-        ):
+        while len(self) > _MOST_BUCKETS and len(
+            {self._end(part) >> self.shift for part in range(len(self))}
+        ) > (_MOST_BUCKETS):
             self._widen()
 
     def remove(self, batch: pa.RecordBatch) -> None:
@@ -110,11 +113,14 @@ class ChecksumLog:
             assert last >= 0, "rows are added before they are found to have come twice"
             self._put(last, self._end(last), self._sum(last) - checksum)
 
-    def check(self, lower_ts: int, upper_ts: int, read: Mapping[int, Checksum], shift: int = BUCKET_SHIFT) -> None:
-        """Compare what was read of commit_ts in `[lower_ts, upper_ts]`, as `by_bucket` sums it, with what was added.
+    def check(
+        self, lower_ts: int, upper_ts: int, read: Mapping[int, Checksum], shift: int = BUCKET_SHIFT
+    ) -> None:
+        """Compare what was read of commit_ts in `[lower_ts, upper_ts]`,
+        as `by_bucket` sums it, with what was added.
 
-        `shift` is that of the log when the read began. A bucket that the range enters in the middle, where no range
-        has ended before, cannot be checked.
+        `shift` is that of the log when the read began. A bucket that the range enters in the
+        middle, where no range has ended before, cannot be checked.
 
         Raises:
             RowsLostError: rows are missing, or there are too many.
@@ -122,7 +128,9 @@ class ChecksumLog:
         read = _widen(read, self.shift - shift)
         low = self._after(((lower_ts >> self.shift) << self.shift) - 1)
         high = self._after(self._last_ts(upper_ts >> self.shift))
-        for bucket in sorted({*(self._end(part) >> self.shift for part in range(low, high)), *read}):
+        for bucket in sorted(
+            {*(self._end(part) >> self.shift for part in range(low, high)), *read}
+        ):
             self._check_bucket(bucket, lower_ts, upper_ts, read.get(bucket, Checksum()))
 
     def drop_up_to(self, commit_ts: int) -> None:
@@ -142,10 +150,14 @@ class ChecksumLog:
         if after and self._end(after - 1) == last_ts:
             self._put(after - 1, last_ts, self._sum(after - 1) + checksum)
         else:
-            self._parts[_WIDTH * after : _WIDTH * after] = array("Q", (last_ts, checksum.rows, checksum.digest))
+            self._parts[_WIDTH * after : _WIDTH * after] = array(
+                "Q", (last_ts, checksum.rows, checksum.digest)
+            )
 
     def _widen(self) -> None:
-        """Double the width of all buckets; the end of a range exactly between two of them is lost."""
+        """Double the width of all buckets; the end of a range exactly between two of them is
+        lost.
+        """
         parts = [(self._end(part), self._sum(part)) for part in range(len(self))]
         borders = {end for end, _ in parts if end == self._last_ts(end >> self.shift)}
         self.shift += 1
@@ -171,7 +183,9 @@ class ChecksumLog:
         return Checksum(*self._parts[_WIDTH * part + 1 : _WIDTH * part + _WIDTH])
 
     def _put(self, part: int, end: int, checksum: Checksum) -> None:
-        self._parts[_WIDTH * part : _WIDTH * (part + 1)] = array("Q", (end, checksum.rows, checksum.digest))
+        self._parts[_WIDTH * part : _WIDTH * (part + 1)] = array(
+            "Q", (end, checksum.rows, checksum.digest)
+        )
 
     def _last_ts(self, bucket: int) -> int:
         return ((bucket + 1) << self.shift) - 1
@@ -211,11 +225,15 @@ class ChecksumLog:
         at = _WIDTH * part
         self._parts[at:at] = array("Q", (upto, read.rows, read.digest))
 
-    def _lost(self, lower_ts: int, upper_ts: int, expected: Checksum, read: Checksum) -> RowsLostError:
+    def _lost(
+        self, lower_ts: int, upper_ts: int, expected: Checksum, read: Checksum
+    ) -> RowsLostError:
         first_ts = max(lower_ts, self._start_ts + 1)
         return RowsLostError(
-            f"table {self._table_id}, commit_ts {first_ts} to {upper_ts}: {expected.rows} rows were added "
-            f"(checksum {expected.digest:016x}), {read.rows} came out (checksum {read.digest:016x}); this is a "
+            f"table {self._table_id}, commit_ts {first_ts} to {upper_ts}: {expected.rows} rows "
+            "were added "
+            f"(checksum {expected.digest:016x}), {read.rows} came out (checksum "
+            f"{read.digest:016x}); this is a "
             "defect of the sorter or its disk: let the table be pulled again from its checkpoint",
             self._table_id,
             first_ts,
@@ -252,7 +270,9 @@ def _widen(sums: Mapping[int, Checksum], shift: int) -> Mapping[int, Checksum]:
 
 
 def _digests(batch: pa.RecordBatch) -> Digests:
-    commit_ts, start_ts, op = (batch.column(column).to_numpy(zero_copy_only=True) for column in range(3))
+    commit_ts, start_ts, op = (
+        batch.column(column).to_numpy(zero_copy_only=True) for column in range(3)
+    )
     key_offsets = _offsets(batch.column(3))
     key_lengths = _lengths(batch.column(3), key_offsets)
     value, old_value = (_lengths(column, _offsets(column)) for column in batch.columns[4:6])

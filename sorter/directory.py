@@ -1,7 +1,9 @@
-"""The sorter's directory: one process uses it, starts with it empty, and waits while its disk is full.
+"""The sorter's directory: one process uses it, starts with it empty,
+and waits while its disk is full.
 
-Everything in it is a cache of the upstream (`SorterDirectory` empties it at start). `DiskStatus` holds whether the disk
-takes writes: while it refuses them, those that must write wait, and go on by themselves when it takes them again.
+Everything in it is a cache of the upstream (`SorterDirectory` empties it at start). `DiskStatus`
+holds whether the disk takes writes: while it refuses them, those that must write wait, and go on by
+themselves when it takes them again.
 """
 
 import fcntl
@@ -20,7 +22,9 @@ from sorter.errors import SorterDiskError
 from storage.leveldb import DirectoryLockedError, DirectoryUnusableError
 
 _LOCK: Final = "LOCK"
-_WAITING: Final = Gauge("tidemark_sorter_disk_waiting", "Batches that wait until the disk takes rows again")
+_WAITING: Final = Gauge(
+    "tidemark_sorter_disk_waiting", "Batches that wait until the disk takes rows again"
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -29,7 +33,8 @@ class SorterDirectory:
     """A locked directory; the lock ends with the process, however it ends."""
 
     def __init__(self, path: Path) -> None:
-        """Lock `path`, and only then remove everything in it: a full disk has room again after that.
+        """Lock `path`, and only then remove everything in it:
+        a full disk has room again after that.
 
         Raises:
             DirectoryLockedError: another process uses it; its files are left alone.
@@ -47,9 +52,13 @@ class SorterDirectory:
                 elif leftover.name != _LOCK:
                     leftover.unlink()
         except BlockingIOError as err:
-            raise DirectoryLockedError(f"{path} is in use by another sorter; stop it or choose another") from err
+            raise DirectoryLockedError(
+                f"{path} is in use by another sorter; stop it or choose another"
+            ) from err
         except OSError as err:
-            raise DirectoryUnusableError(f"cannot use {path}: {err}; check that it exists and is writable") from err
+            raise DirectoryUnusableError(
+                f"cannot use {path}: {err}; check that it exists and is writable"
+            ) from err
 
     def close(self) -> None:
         """Release the lock."""
@@ -77,7 +86,10 @@ class DiskStatus:
         """Note that a write failed."""
         with self._changed:
             if not self.error:
-                _log.warning("sorter's disk takes no rows, feeds pause when memory is short", error=err.message)
+                _log.warning(
+                    "sorter's disk takes no rows, feeds pause when memory is short",
+                    error=err.message,
+                )
             self.error = err.message
             self._retry_at_s = self._clock() + self._retry_s
 
@@ -90,7 +102,9 @@ class DiskStatus:
             _log.info("sorter's disk takes rows again")
 
     def wait_for_retry(self) -> bool:
-        """Wait until a write should be tried again, at most the retry interval; False: the sorter was closed."""
+        """Wait until a write should be tried again, at most the retry interval; False:
+        the sorter was closed.
+        """
         with self._changed:
             self.waiting += 1
             _WAITING.inc()

@@ -1,9 +1,10 @@
-"""The sorter: pullers add row changes of many tables in any order, the sink manager fetches them sorted.
+"""The sorter: pullers add row changes of many tables in any order,
+the sink manager fetches them sorted.
 
-Rows wait in memory until a table's resolved rows fill a block, or memory is short; then they go to disk. `resolve`
-costs next to nothing and sorts nothing by itself. The files are a cache of the upstream: nothing survives a restart,
-the capture pulls again from the checkpoint. Source: TiCDC's SortEngine, with Arrow batches in the place of rows; see
-docs/design/0006-sorter.md.
+Rows wait in memory until a table's resolved rows fill a block, or memory is short; then they go to
+disk. `resolve` costs next to nothing and sorts nothing by itself. The files are a cache of the
+upstream: nothing survives a restart, the capture pulls again from the checkpoint. Source: TiCDC's
+SortEngine, with Arrow batches in the place of rows; see docs/design/0006-sorter.md.
 """
 
 import contextlib
@@ -36,7 +37,9 @@ from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
 
 ResolveHook = Callable[[Span, int], None]
-_LOCKS: Final = 256  # shared by all tables: one for each would cost more than everything else of an idle table
+_LOCKS: Final = (
+    256  # shared by all tables: one for each would cost more than everything else of an idle table
+)
 _DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
 _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 
@@ -58,10 +61,11 @@ class Sorter:
     ) -> None:
         """Open in `directory`, and remove whatever an earlier process left there.
 
-        `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a table's resolved
-        rows are written, `segment_bytes` the size of a file, `shards` the number of databases that the tables are dealt
-        to, `clean_interval_s` the least time between two deletions of a table's blocks (TiCDC: 5 s), `disk_retry_s`
-        how long after a refused write the disk is tried again, `clock` gives monotonic seconds.
+        `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a
+        table's resolved rows are written, `segment_bytes` the size of a file, `shards` the number
+        of databases that the tables are dealt to, `clean_interval_s` the least time between two
+        deletions of a table's blocks (TiCDC: 5 s), `disk_retry_s` how long after a refused write
+        the disk is tried again, `clock` gives monotonic seconds.
 
         Raises:
             DirectoryLockedError: another process uses the directory.
@@ -70,7 +74,11 @@ class Sorter:
         self._counters = Counters()
         self._directory = SorterDirectory(directory)
         self._stores = open_shards(
-            directory, shards, segment_bytes=segment_bytes, block_bytes=block_bytes, counters=self._counters
+            directory,
+            shards,
+            segment_bytes=segment_bytes,
+            block_bytes=block_bytes,
+            counters=self._counters,
         )
         self._disk = DiskStatus(disk_retry_s, clock)
         self._spiller = Spiller(self._counters, memory_bytes, block_bytes)
@@ -86,7 +94,8 @@ class Sorter:
         self._closed = False
 
     def add_table(self, span: Span, start_ts: int) -> None:
-        """Begin to sort a table whose rows all have a commit_ts > `start_ts`; rows of an earlier table never come back.
+        """Begin to sort a table whose rows all have a commit_ts > `start_ts`;
+        rows of an earlier table never come back.
 
         Raises:
             TableExistsError: it is there already.
@@ -94,13 +103,20 @@ class Sorter:
         with self._lock:
             self._check_open()
             if span in self._tables:
-                raise TableExistsError(f"table {span.table_id} is being sorted already; remove it first")
+                raise TableExistsError(
+                    f"table {span.table_id} is being sorted already; remove it first"
+                )
             store, unique_id = self._stores[get_db(span, len(self._stores))], next(self._unique_ids)
-            self._tables[span] = Table(span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS])
+            self._tables[span] = Table(
+                span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS]
+            )
         _TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
-        """Drop a table and all its rows; fetches under way finish. A table that is not there is no error."""
+        """Drop a table and all its rows; fetches under way finish.
+
+        A table that is not there is no error.
+        """
         with self._lock:
             self._check_open()
             table = self._tables.pop(span, None)
@@ -110,14 +126,16 @@ class Sorter:
             _TABLES.dec()
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
-        """Take rows (RAW_SCHEMA) in any order, all above the table's resolved_ts; writes to disk when memory is short.
+        """Take rows (RAW_SCHEMA) in any order, all above the table's resolved_ts;
+        writes to disk when memory is short.
 
-        While the disk takes nothing, this waits until it does, or until rows are cleaned or the table is removed: the
-        feed pauses, and nothing is lost. `stats` and a metric show it.
+        While the disk takes nothing, this waits until it does, or until rows are cleaned or the
+        table is removed: the feed pauses, and nothing is lost. `stats` and a metric show it.
 
         Raises:
             EventBatchError: another schema, or nulls where it allows none.
-            EventBelowResolvedError: a row at or below the resolved_ts; nothing of the batch was taken.
+            EventBelowResolvedError: a row at or below the resolved_ts; nothing of the batch was
+                taken.
             SorterClosedError: it was closed, or `end_waits` called, while this waited.
         """
         table = self._table(span)
@@ -139,7 +157,8 @@ class Sorter:
                 self._compact(table.store)
 
     def resolve(self, span: Span, ts: int) -> None:
-        """Promise that all rows with commit_ts <= `ts` have been added; they can be fetched when the hooks are called.
+        """Promise that all rows with commit_ts <= `ts` have been added;
+        they can be fetched when the hooks are called.
 
         Rows that the disk does not take stay in memory, and can be fetched.
 
@@ -167,14 +186,16 @@ class Sorter:
         self._hooks.append(hook)
 
     def fetch(self, span: Span, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
-        """Rows within `[lower, upper]`, sorted by (commit_ts, start_ts, op, key), without duplicates.
+        """Rows within `[lower, upper]`, sorted by (commit_ts, start_ts, op, key),
+        without duplicates.
 
-        A transaction may cross the borders of batches. The range is fixed when this returns; cleaning does not
-        disturb it.
+        A transaction may cross the borders of batches. The range is fixed when this returns;
+        cleaning does not disturb it.
 
         Raises:
             NotResolvedError: `upper` is above the resolved_ts.
-            RangeCleanedError: `lower` is not above what was cleaned (at first: the table's start_ts).
+            RangeCleanedError: `lower` is not above what was cleaned (at first: the table's
+                start_ts).
             BlockCorruptError: while iterating, a block is damaged.
         """
         return self._table(span).fetch(lower, upper, 2 * self._block_bytes)
@@ -190,7 +211,8 @@ class Sorter:
         return self._table(span).extents(lower_ts, upper_ts)
 
     def clean(self, span: Span, upper: Position) -> None:
-        """Give up rows at or below `upper` (inclusive): at once for `fetch`, within `clean_interval_s` on disk.
+        """Give up rows at or below `upper` (inclusive): at once for `fetch`,
+        within `clean_interval_s` on disk.
 
         Raises:
             NotResolvedError: `upper` is above the resolved_ts.
@@ -202,7 +224,9 @@ class Sorter:
         return self._table(span).resolved_ts
 
     def is_empty(self, span: Span) -> bool:
-        """Whether no row of the table is held, so that there is none up to its resolved_ts; costs next to nothing."""
+        """Whether no row of the table is held, so that there is none up to its resolved_ts;
+        costs next to nothing.
+        """
         return self._table(span).is_empty()
 
     def stats(self) -> SorterStats:
@@ -238,7 +262,9 @@ class Sorter:
         return self._table(span).stats()
 
     def end_waits(self) -> None:
-        """Let no `add` wait for the disk from now on; for a caller that joins the threads that add, before `close`."""
+        """Let no `add` wait for the disk from now on;
+        for a caller that joins the threads that add, before `close`.
+        """
         self._disk.close()
 
     def close(self) -> None:
@@ -266,7 +292,9 @@ class Sorter:
         table = self._tables.get(span)
         if table is None:
             self._check_open()
-            raise TableNotFoundError(f"table {span.table_id} is not being sorted here; add it first")
+            raise TableNotFoundError(
+                f"table {span.table_id} is not being sorted here; add it first"
+            )
         return table
 
     def _check_open(self) -> None:
@@ -283,22 +311,27 @@ def _check_batch(batch: pa.RecordBatch) -> None:
         raise EventBatchError(f"rows need the schema\n{RAW_SCHEMA}\nbut have\n{batch.schema}")
     for field in RAW_SCHEMA:
         if not field.nullable and batch.column(field.name).null_count:
-            raise EventBatchError(f"column {field.name!r} holds nulls; every change has a {field.name}")
+            raise EventBatchError(
+                f"column {field.name!r} holds nulls; every change has a {field.name}"
+            )
 
 
 class _Compaction:
     """Empties sparse segments, in the thread that writes rows; safe to call from several.
 
-    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied when a quarter of it
-    is alive at most, so at most a third of the space that becomes free is written again, and only when a new segment
-    was begun, so that a sorter that nothing is written to does nothing.
+    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied
+    when a quarter of it is alive at most, so at most a third of the space that becomes free is
+    written again, and only when a new segment was begun, so that a sorter that nothing is written
+    to does nothing.
     """
 
     def __init__(self) -> None:
         self._running = threading.Lock()
 
     def run(self, store: BlockStore, tables: Iterable[Table]) -> None:
-        """Move what is alive in the sparse segments of `store`, if there are several; `tables` are all there are."""
+        """Move what is alive in the sparse segments of `store`, if there are several;
+        `tables` are all there are.
+        """
         if not self._running.acquire(blocking=False):
             return
         try:

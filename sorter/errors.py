@@ -54,12 +54,16 @@ class RangeCleanedError(InvalidError):
 
 
 class TableDamagedError(CorruptError):
-    """Rows of one table cannot be trusted; the upstream has them: add the table again from its checkpoint."""
+    """Rows of one table cannot be trusted; the upstream has them:
+    add the table again from its checkpoint.
+    """
 
     code = "ErrSorterTableDamaged"
 
     def __init__(self, message: str, table_id: int, lower_ts: int, upper_ts: int) -> None:
-        """Say what of which table, and which range of commit_ts (both ends included), is damaged."""
+        """Say what of which table, and which range of commit_ts (both ends included),
+        is damaged.
+        """
         super().__init__(message)
         self.table_id, self.lower_ts, self.upper_ts = table_id, lower_ts, upper_ts
 
@@ -83,7 +87,9 @@ class SorterDiskError(UnavailableError):
 
 
 class IndexLostError(UnavailableError):
-    """The index, which many tables share, is damaged: open the sorter again, and pull from the checkpoint."""
+    """The index, which many tables share, is damaged: open the sorter again,
+    and pull from the checkpoint.
+    """
 
     code = "ErrSorterIndexLost"
 

@@ -1,11 +1,13 @@
-"""The index of blocks: which block of a table holds which range of commit_ts. docs/format/sorter.md.
+"""The index of blocks: which block of a table holds which range of commit_ts.
+docs/format/sorter.md.
 
 key   = unique id | table id | min_commit_ts | block number, each 8 bytes, ascending
 value = version | max_commit_ts | segment | offset | length | rows | run | bytes
 
-`TableIndex` is what one table has in the `IndexDatabase` (LevelDB) that it shares with others. LevelDB can seek by
-min_commit_ts only. The widest range of commit_ts that a block of the table has bounds how far below a range a block may
-start that still reaches into it, so a lookup reads the entries of its range and few others.
+`TableIndex` is what one table has in the `IndexDatabase` (LevelDB) that it shares with others.
+LevelDB can seek by min_commit_ts only. The widest range of commit_ts that a block of the table has
+bounds how far below a range a block may start that still reaches into it, so a lookup reads the
+entries of its range and few others.
 """
 
 import contextlib
@@ -42,8 +44,8 @@ _WRITE_BUFFER_BYTES: Final = 2 << 20
 class Entry:
     """A table's block, or its share of one, and where the block lies.
 
-    The blocks of one `run` were written together and follow one another in order. `bytes` is the size of
-    the table's rows.
+    The blocks of one `run` were written together and follow one another in order. `bytes` is the
+    size of the table's rows.
     """
 
     meta: BlockMeta
@@ -55,7 +57,11 @@ class Entry:
 def encode_entry(entry: Entry) -> tuple[bytes, bytes]:
     """Key and value of an entry."""
     meta, pointer = entry.meta, entry.pointer
-    key = _prefix(meta.unique_id, meta.table_id) + encode_u64(meta.min_commit_ts) + encode_u64(meta.number)
+    key = (
+        _prefix(meta.unique_id, meta.table_id)
+        + encode_u64(meta.min_commit_ts)
+        + encode_u64(meta.number)
+    )
     where = (pointer.segment, pointer.offset, pointer.length)
     return key, _VALUE.pack(VERSION, meta.max_commit_ts, *where, meta.rows, entry.run, entry.bytes)
 
@@ -67,7 +73,9 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
         CorruptError: it is something else.
     """
     if len(key) != _KEY.size or len(value) != _VALUE.size or value[0] != VERSION:
-        raise CorruptError(f"sorter index entry {key.hex()} is not of version {VERSION}; restart the capture")
+        raise CorruptError(
+            f"sorter index entry {key.hex()} is not of version {VERSION}; restart the capture"
+        )
     unique_id, table_id, min_commit_ts, number = _KEY.unpack(key)
     _, max_commit_ts, segment, offset, length, rows, run, size = _VALUE.unpack(value)
     meta = BlockMeta(unique_id, table_id - _SIGN, number, rows, min_commit_ts, max_commit_ts)
@@ -75,7 +83,9 @@ def decode_entry(key: bytes, value: bytes) -> Entry:
 
 
 class RunEntries:
-    """The blocks of one run in their order, 85 bytes each: of a huge transaction there are hundreds of thousands."""
+    """The blocks of one run in their order, 85 bytes each:
+    of a huge transaction there are hundreds of thousands.
+    """
 
     __slots__ = ("_packed", "min_commit_ts", "rows", "segments")
 
@@ -104,9 +114,9 @@ class RunEntries:
 class IndexDatabase:
     """The entries of all tables of a shard, in LevelDB; safe to call from several threads.
 
-    LevelDB refuses all further writes once it could not write its own files, and what it wrote last may be torn. Its
-    reads still work, so the entries are copied to a new directory as soon as there is room. Nothing is synced: they
-    are a cache.
+    LevelDB refuses all further writes once it could not write its own files, and what it wrote last
+    may be torn. Its reads still work, so the entries are copied to a new directory as soon as there
+    is room. Nothing is synced: they are a cache.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -128,7 +138,8 @@ class IndexDatabase:
         return self._live
 
     def write(self, batch: WriteBatch, *, replaced: int = 0) -> None:
-        """Apply puts and deletes together; `replaced` of the puts overwrite entries, deletes are of entries that exist.
+        """Apply puts and deletes together; `replaced` of the puts overwrite entries,
+        deletes are of entries that exist.
 
         Raises:
             SorterDiskError: there is no room; nothing has changed.
@@ -141,13 +152,15 @@ class IndexDatabase:
                 self._kv.write(batch, sync=False)
             except CorruptError as err:
                 raise IndexLostError(
-                    f"the sorter's index in {self._path} is damaged: {err.message}; check the disk; the changefeed "
+                    f"the sorter's index in {self._path} is damaged: {err.message}; check the "
+                    "disk; the changefeed "
                     "starts again at its checkpoint, with a new index"
                 ) from err
             except DirectoryUnusableError as err:
                 self._write_failed = True
                 raise SorterDiskError(
-                    f"cannot write the sorter's index in {self._path}: {err.message}; free some space, "
+                    f"cannot write the sorter's index in {self._path}: {err.message}; free some "
+                    "space, "
                     "the rows wait in memory"
                 ) from err
             deleted = sum(value is None for value in batch.ops.values())
@@ -166,7 +179,8 @@ class IndexDatabase:
         return list(self.walk(lower, upper))
 
     def walk(self, lower: bytes = b"", upper: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with `lower <= key < upper` (empty: all), some at a time, so that any number takes little memory.
+        """Pairs with `lower <= key < upper` (empty: all), some at a time,
+        so that any number takes little memory.
 
         Writers do not wait meanwhile, and what they write may or may not be seen.
 
@@ -200,7 +214,9 @@ class IndexDatabase:
                     batch.ops.update(some)
                     kv.write(batch, sync=False)
             except (DirectoryUnusableError, OSError) as err:
-                raise SorterDiskError(f"cannot renew the sorter's index in {path}: {err}; free some space") from err
+                raise SorterDiskError(
+                    f"cannot renew the sorter's index in {path}: {err}; free some space"
+                ) from err
             undo.pop_all()
         self._kv.close()
         shutil.rmtree(self._path, ignore_errors=True)
@@ -212,7 +228,9 @@ class TableIndex:
 
     __slots__ = ("_database", "blocks", "dead_ts", "table_id", "unique_id", "widest_range")
 
-    def __init__(self, database: IndexDatabase, unique_id: int, table_id: int, dead_ts: int) -> None:
+    def __init__(
+        self, database: IndexDatabase, unique_id: int, table_id: int, dead_ts: int
+    ) -> None:
         """Entries up to `dead_ts` are dead, whether or not there was room to delete them."""
         self.unique_id = unique_id
         self.table_id = table_id
@@ -239,11 +257,14 @@ class TableIndex:
     def count(self, new: Sequence[Entry], deleted: int) -> None:
         """Count the blocks `new`, and how many were deleted."""
         for entry in new:
-            self.widest_range = max(self.widest_range, entry.meta.max_commit_ts - entry.meta.min_commit_ts)
+            self.widest_range = max(
+                self.widest_range, entry.meta.max_commit_ts - entry.meta.min_commit_ts
+            )
         self.blocks += len(new) - deleted
 
     def scan(self, lower_ts: int, upper_ts: int) -> Iterator[Entry]:
-        """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others, by min_commit_ts.
+        """Blocks that may hold rows with commit_ts in `[lower_ts, upper_ts]`, and few others,
+        by min_commit_ts.
 
         Raises:
             BlockCorruptError: the index cannot be read.
@@ -253,7 +274,8 @@ class TableIndex:
             yield from (entry for entry, _ in entries if entry.meta.max_commit_ts > self.dead_ts)
 
     def runs(self, lower_ts: int, upper_ts: int) -> dict[int, "RunEntries"]:
-        """The blocks with rows that may have a commit_ts in `[lower_ts, upper_ts]`, by the number of their run.
+        """The blocks with rows that may have a commit_ts in `[lower_ts, upper_ts]`,
+        by the number of their run.
 
         Raises:
             BlockCorruptError: the index cannot be read.
@@ -273,15 +295,20 @@ class TableIndex:
             CorruptError: the index cannot be read.
         """
         key, value = encode_entry(entry)
-        return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(key, key + b"\0") == [(key, value)]
+        return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(
+            key, key + b"\0"
+        ) == [(key, value)]
 
     def delete_up_to(self, commit_ts: int) -> Iterator[list[Entry]]:
         """Delete the blocks that have no row above `commit_ts`, and yield them, some at a time.
 
-        This succeeds on a full disk, too: entries that cannot be deleted there stay, and `dead_ts` hides them.
+        This succeeds on a full disk, too: entries that cannot be deleted there stay, and `dead_ts`
+        hides them.
         """
         last_dead_ts, self.dead_ts = self.dead_ts, commit_ts
-        entries = (entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts)
+        entries = (
+            entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts
+        )
         while some := list(itertools.islice(entries, _DELETE_ENTRIES)):
             batch = WriteBatch()
             for entry in some:
@@ -294,13 +321,17 @@ class TableIndex:
 
     def _read(self, lower_ts: int, upper_ts: int) -> Iterator[tuple[Entry, bytes]]:
         try:
-            pairs = self._database.walk(self._key(lower_ts), self._key(min(upper_ts, MAX_TS)) + b"\xff" * 9)
+            pairs = self._database.walk(
+                self._key(lower_ts), self._key(min(upper_ts, MAX_TS)) + b"\xff" * 9
+            )
             for key, value in pairs:
                 yield decode_entry(key, value), key + value
         except CorruptError as err:
             raise BlockCorruptError(
-                f"the index of table {self.table_id}, commit_ts {lower_ts} to {upper_ts}, cannot be read: "
-                f"{err.message}; check the disk, and let the table be pulled again from its checkpoint",
+                f"the index of table {self.table_id}, commit_ts {lower_ts} to {upper_ts}, cannot "
+                "be read: "
+                f"{err.message}; check the disk, and let the table be pulled again from its "
+                "checkpoint",
                 self.table_id,
                 lower_ts,
                 upper_ts,

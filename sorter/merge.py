@@ -1,14 +1,17 @@
-"""Sorted runs of a table, overlapping in any way: how they are merged into one stream, and which of them when. Pure.
+"""Sorted runs of a table, overlapping in any way: how they are merged into one stream,
+and which of them when. Pure.
 
-`merge` works in bounded memory. It opens a run when the stream reaches its first commit_ts, and then reads one block of
-it at a time. Rows up to the next unopened run, and up to the end of every open block that has a successor, are
-complete. Where several runs overlap there, they are concatenated and sorted together, a window of bounded bytes at a
-time. Windows are cut by the whole sort key, so a transaction of any size passes, too. Where many runs overlap, as in a
-transaction that was spilled in pieces, each of them is kept one whole block ahead: otherwise some run's block would
-always be about to end, and each step would take a few rows only. Where one run stands alone, a window of its blocks is
-taken at once.
+`merge` works in bounded memory. It opens a run when the stream reaches its first commit_ts, and
+then reads one block of it at a time. Rows up to the next unopened run, and up to the end of every
+open block that has a successor, are complete. Where several runs overlap there, they are
+concatenated and sorted together, a window of bounded bytes at a time. Windows are cut by the whole
+sort key, so a transaction of any size passes, too. Where many runs overlap, as in a transaction
+that was spilled in pieces, each of them is kept one whole block ahead: otherwise some run's block
+would always be about to end, and each step would take a few rows only. Where one run stands alone,
+a window of its blocks is taken at once.
 
-`RunLevels` chooses the runs on disk that are merged into one, so that a later `merge` has few of them.
+`RunLevels` chooses the runs on disk that are merged into one, so that a later `merge` has few of
+them.
 """
 
 from array import array
@@ -34,7 +37,9 @@ _UNBOUNDED: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Sorted rows in blocks that follow one another; none of them has a commit_ts below `min_commit_ts`."""
+    """Sorted rows in blocks that follow one another;
+    none of them has a commit_ts below `min_commit_ts`.
+    """
 
     min_commit_ts: int
     number: int  # order of arrival: of equal rows, the one of the higher number stays
@@ -50,8 +55,8 @@ def merge(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all runs, sorted, without empty batches and (`unique`) without duplicates.
 
-    `on_read` is called with the rows as they are taken from the runs, duplicates included. Windows have about
-    `window_bytes`.
+    `on_read` is called with the rows as they are taken from the runs, duplicates included. Windows
+    have about `window_bytes`.
     """
     runs = list(runs)
     if len(runs) == 1 and unique:
@@ -78,7 +83,9 @@ def merge(
 
 
 class _OpenRun:
-    """A run and its rows in memory, which are all it has up to `end` (None: to its end); `first` is their first key."""
+    """A run and its rows in memory, which are all it has up to `end` (None: to its end);
+    `first` is their first key.
+    """
 
     first: SortKey
     end: SortKey | None
@@ -100,7 +107,9 @@ class _OpenRun:
         return taken
 
     def read_ahead(self, size: int = 0) -> None:
-        """Read until there are as many rows as in the last block, and about `size` bytes, or all there are."""
+        """Read until there are as many rows as in the last block, and about `size` bytes,
+        or all there are.
+        """
         parts, rows, bytes_read = [self.rows], self.rows.num_rows, self.rows.nbytes
         while self._next_read is not None and (rows < self._block_rows or bytes_read < size):
             parts.append(self._next_block())
@@ -127,7 +136,9 @@ class _OpenRun:
         return block
 
 
-def _merge_one(run: Run, window_bytes: int, on_read: Callable[[pa.RecordBatch], None]) -> Iterator[pa.RecordBatch]:
+def _merge_one(
+    run: Run, window_bytes: int, on_read: Callable[[pa.RecordBatch], None]
+) -> Iterator[pa.RecordBatch]:
     """The rows of a run that no other overlaps; copies of a row are always in one block."""
     for read in run.blocks:
         rows = read()
@@ -136,7 +147,9 @@ def _merge_one(run: Run, window_bytes: int, on_read: Callable[[pa.RecordBatch], 
             yield from order.arrange([rows]).pieces(window_bytes)
 
 
-def _take_complete(opened: list[_OpenRun], unopened: deque[Run], window_bytes: int) -> list[pa.RecordBatch]:
+def _take_complete(
+    opened: list[_OpenRun], unopened: deque[Run], window_bytes: int
+) -> list[pa.RecordBatch]:
     """Take out, in the order of arrival, all rows up to which every run is in memory."""
     limit = _limit(opened, unopened)
     taking = [run for run in opened if limit is None or run.first <= limit]
@@ -153,12 +166,16 @@ def _limit(opened: list[_OpenRun], unopened: deque[Run]) -> SortKey | None:
     """The key up to which the rows of all runs are in memory; None: to the end."""
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
     if unopened:
-        ends.append((unopened[0].min_commit_ts, 0, 0, b""))  # below its first row: no change has op 0
+        ends.append(
+            (unopened[0].min_commit_ts, 0, 0, b"")
+        )  # below its first row: no change has op 0
     return min(ends, default=None)
 
 
 def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) -> Iterator[Sorted]:
-    """Sort the parts together, a window at a time; however many parts there are, each gives rows to a window."""
+    """Sort the parts together, a window at a time; however many parts there are,
+    each gives rows to a window.
+    """
     window_bytes = max(window_bytes, len(parts) * _PART_BYTES)
     while len(parts) > 1:
         rows, size = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
@@ -171,12 +188,20 @@ def _windows(parts: list[pa.RecordBatch], window_bytes: int, *, unique: bool) ->
         yield order.arrange(parts, unique=unique)
 
 
-def _split(parts: list[pa.RecordBatch], share: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Heads of at most `share` rows each (duplicates aside), at least one row in all, and what remains."""
+def _split(
+    parts: list[pa.RecordBatch], share: int
+) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Heads of at most `share` rows each (duplicates aside), at least one row in all,
+    and what remains.
+    """
     bound = min(order.row_key(part, min(share, part.num_rows) - 1) for part in parts)
     counts = [order.count_up_to(part, bound) for part in parts]
     heads = [part.slice(0, count) for part, count in zip(parts, counts, strict=True) if count]
-    tails = [part.slice(count) for part, count in zip(parts, counts, strict=True) if count < part.num_rows]
+    tails = [
+        part.slice(count)
+        for part, count in zip(parts, counts, strict=True)
+        if count < part.num_rows
+    ]
     return heads, tails
 
 
@@ -189,13 +214,15 @@ class LevelRun(NamedTuple):
 
 
 class RunLevels:
-    """Chooses which of one table's runs on disk are merged, so that it is read in few pieces however it was spilled.
+    """Chooses which of one table's runs on disk are merged,
+    so that it is read in few pieces however it was spilled.
 
-    It has the runs that may overlap or are small, in the order of their arrival. A run that memory pressure wrote is of
-    level 0; `fan_in` neighbours of one level are merged into one of the next, so each row is written again once a
-    level. A run of `large_bytes` is left as it is: it costs a reader a block or two in memory, and rewriting it would
-    cost its size. Only when there are more than `most_runs`, the `fan_in` neighbours with the fewest bytes are merged.
-    Only neighbours are merged: that keeps the order in which rows arrived.
+    It has the runs that may overlap or are small, in the order of their arrival. A run that memory
+    pressure wrote is of level 0; `fan_in` neighbours of one level are merged into one of the next,
+    so each row is written again once a level. A run of `large_bytes` is left as it is: it costs a
+    reader a block or two in memory, and rewriting it would cost its size. Only when there are more
+    than `most_runs`, the `fan_in` neighbours with the fewest bytes are merged. Only neighbours are
+    merged: that keeps the order in which rows arrived.
     """
 
     __slots__ = ("_runs",)
@@ -227,20 +254,30 @@ class RunLevels:
         first = self._same_level()
         if first is None and len(self._runs) > self.most_runs:
             first = self._smallest()
-        return None if first is None else frozenset(member.run for member in self._runs[first : first + self.fan_in])
+        return (
+            None
+            if first is None
+            else frozenset(member.run for member in self._runs[first : first + self.fan_in])
+        )
 
     def merged(self, runs: frozenset[int], size: int) -> None:
-        """Replace `runs`, which `to_merge` gave, with one of `size` bytes and the lowest of their numbers."""
+        """Replace `runs`, which `to_merge` gave, with one of `size` bytes and the lowest of their
+        numbers.
+        """
         level = 1 + max(member.level for member in self._runs if member.run in runs)
         merged = LevelRun(min(runs), size, level)
         replaced = runs - {merged.run}
         self._runs = tuple(
-            merged if member.run == merged.run else member for member in self._runs if member.run not in replaced
+            merged if member.run == merged.run else member
+            for member in self._runs
+            if member.run not in replaced
         )
 
     def retain(self, runs: frozenset[int], alive: frozenset[int]) -> None:
         """Remove those of `runs` that are not `alive`."""
-        self._runs = tuple(member for member in self._runs if member.run not in runs or member.run in alive)
+        self._runs = tuple(
+            member for member in self._runs if member.run not in runs or member.run in alive
+        )
 
     def _same_level(self) -> int | None:
         """The index of the first of `fan_in` neighbours of one level that are not large."""
@@ -256,4 +293,7 @@ class RunLevels:
     def _smallest(self) -> int:
         """The index of the first of the `fan_in` neighbours with the fewest bytes."""
         sizes = [member.bytes for member in self._runs]
-        return min(range(len(sizes) - self.fan_in + 1), key=lambda first: sum(sizes[first : first + self.fan_in]))
+        return min(
+            range(len(sizes) - self.fan_in + 1),
+            key=lambda first: sum(sizes[first : first + self.fan_in]),
+        )

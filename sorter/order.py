@@ -1,7 +1,8 @@
 """The order of a table's row changes, (commit_ts, start_ts, op, key), on whole Arrow batches. Pure.
 
-Two rows equal in all four are the same change sent twice (a restarted region subscription sends again what it cannot
-know to have arrived); of those the one that arrived last is kept. TiCDC's sorter does the same by overwriting its key.
+Two rows equal in all four are the same change sent twice (a restarted region subscription sends
+again what it cannot know to have arrived); of those the one that arrived last is kept. TiCDC's
+sorter does the same by overwriting its key.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,12 @@ Side = Literal["left", "right"]
 Timestamps = npt.NDArray[np.uint64]
 Order = npt.NDArray[Any]  # row numbers
 
-SORT_KEYS: Final = [("commit_ts", "ascending"), ("start_ts", "ascending"), ("op", "ascending"), ("key", "ascending")]
+SORT_KEYS: Final = [
+    ("commit_ts", "ascending"),
+    ("start_ts", "ascending"),
+    ("op", "ascending"),
+    ("key", "ascending"),
+]
 
 
 def commit_ts(batch: pa.RecordBatch) -> Timestamps:
@@ -38,7 +44,9 @@ def start_ts(batch: pa.RecordBatch) -> Timestamps:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Rows and the order in which they are to be read (None: as they are); `dropped` lists those that came twice."""
+    """Rows and the order in which they are to be read (None: as they are);
+    `dropped` lists those that came twice.
+    """
 
     rows: pa.RecordBatch
     order: Order | None
@@ -53,10 +61,14 @@ class Sorted:
         """`count` rows (None: all) from `first` on."""
         if self.order is None:
             return self.rows.slice(first, count)
-        return self.rows.take(pa.array(self.order[first : None if count is None else first + count]))
+        return self.rows.take(
+            pa.array(self.order[first : None if count is None else first + count])
+        )
 
     def pieces(self, size: int) -> Iterator[pa.RecordBatch]:
-        """All rows in batches of `size` to twice as many bytes; so a copy of all is never in memory."""
+        """All rows in batches of `size` to twice as many bytes;
+        so a copy of all is never in memory.
+        """
         step = -(-self.num_rows // max(min(self.rows.nbytes // size, self.num_rows), 1))
         for first in range(0, self.num_rows, step):
             yield self.batch(first, step)
@@ -69,7 +81,9 @@ def arrange(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> Sorted
     """
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     timestamps = commit_ts(rows)
-    if _ascending(timestamps) or (np.all(timestamps[1:] >= timestamps[:-1]) and _strictly_sorted(rows)):
+    if _ascending(timestamps) or (
+        np.all(timestamps[1:] >= timestamps[:-1]) and _strictly_sorted(rows)
+    ):
         return Sorted(rows, None)
     order = np.argsort(timestamps)
     if _ascending(timestamps[order]):
@@ -116,7 +130,9 @@ def clip_ts(timestamps: Timestamps, lower_ts: int, upper_ts: int) -> Timestamps:
 
 
 def split(batch: pa.RecordBatch, upper_ts: int) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """An unsorted batch as (rows with commit_ts <= `upper_ts`, the others); each keeps its order."""
+    """An unsorted batch as (rows with commit_ts <= `upper_ts`, the others);
+    each keeps its order.
+    """
     below = pa.array(commit_ts(batch) <= np.uint64(upper_ts))
     return batch.filter(below), batch.filter(pc.invert(below))
 
@@ -130,7 +146,9 @@ def _ascending(timestamps: Timestamps) -> bool:
 
 
 def _strictly_sorted(rows: pa.RecordBatch) -> bool:
-    """Whether each row's key is above that of the row before; the commit_ts are known not to fall."""
+    """Whether each row's key is above that of the row before;
+    the commit_ts are known not to fall.
+    """
     equal = np.ones(rows.num_rows - 1, np.bool_)
     for column in range(3):
         values = _numbers(rows, column)
@@ -145,28 +163,42 @@ def _strictly_sorted(rows: pa.RecordBatch) -> bool:
 
 
 def _rank(timestamps: Timestamps, ts: int, side: Side) -> int:
-    # NumPy compares uint64 with a Python int as float64, which cannot tell neighbouring timestamps apart.
+    # NumPy compares uint64 with a Python int as float64, which cannot tell neighbouring timestamps
+    # apart.
     return int(np.searchsorted(timestamps, np.uint64(min(ts, MAX_TS)), side))
 
 
 def _equal(values: Any, value: int, low: int, high: int) -> tuple[int, int]:
     """Where in the sorted `values[low:high]` those equal to `value` begin and end."""
     part, wanted = values[low:high], values.dtype.type(value)
-    return low + int(np.searchsorted(part, wanted, "left")), low + int(np.searchsorted(part, wanted, "right"))
+    return low + int(np.searchsorted(part, wanted, "left")), low + int(
+        np.searchsorted(part, wanted, "right")
+    )
 
 
 def _position_rank(batch: pa.RecordBatch, position: Position, side: Side) -> int:
     timestamps = commit_ts(batch)
-    first, end = _rank(timestamps, position.commit_ts, "left"), _rank(timestamps, position.commit_ts, "right")
-    return first + _rank(start_ts(batch)[first:end], position.start_ts, side) if first < end else first
+    first, end = (
+        _rank(timestamps, position.commit_ts, "left"),
+        _rank(timestamps, position.commit_ts, "right"),
+    )
+    return (
+        first + _rank(start_ts(batch)[first:end], position.start_ts, side) if first < end else first
+    )
 
 
 def _without_duplicates(rows: pa.RecordBatch, order: Any) -> Sorted:
     commit, start, op = commit_ts(rows)[order], start_ts(rows)[order], _numbers(rows, 2)[order]
-    twins = np.flatnonzero((commit[1:] == commit[:-1]) & (start[1:] == start[:-1]) & (op[1:] == op[:-1]))
+    twins = np.flatnonzero(
+        (commit[1:] == commit[:-1]) & (start[1:] == start[:-1]) & (op[1:] == op[:-1])
+    )
     if not len(twins):
         return Sorted(rows, order)
     keys = rows.column(3)
     one, other = keys.take(pa.array(order[twins])), keys.take(pa.array(order[twins + 1]))
     earlier = twins[pc.equal(one, other).to_numpy(zero_copy_only=False)]
-    return Sorted(rows, np.delete(order, earlier), order[earlier]) if len(earlier) else Sorted(rows, order)
+    return (
+        Sorted(rows, np.delete(order, earlier), order[earlier])
+        if len(earlier)
+        else Sorted(rows, order)
+    )

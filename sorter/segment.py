@@ -1,11 +1,13 @@
-"""Append-only segment files that hold the blocks of all tables. A segment is unlinked when its last block is dead.
+"""Append-only segment files that hold the blocks of all tables.
 
-The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at start. A file is open
-while it is written to and while a block is read, so a backlog of any size costs neither memory nor open files. A read
-may finish after the file has been unlinked.
+A segment is unlinked when its last block is dead.
 
-Blocks are read, not mapped. A mapping keeps a descriptor and the space of its whole file for as long as any row of it
-is used; it ends the process when the disk fails; and it costs more CPU.
+The sorter's files are a cache of the upstream: nothing is synced, and everything is removed at
+start. A file is open while it is written to and while a block is read, so a backlog of any size
+costs neither memory nor open files. A read may finish after the file has been unlinked.
+
+Blocks are read, not mapped. A mapping keeps a descriptor and the space of its whole file for as
+long as any row of it is used; it ends the process when the disk fails; and it costs more CPU.
 """
 
 import contextlib
@@ -49,12 +51,16 @@ class Segment:
         self.number = number
         self.size = 0
         self.live_bytes = 0
-        self._shared: dict[int, int] = {}  # how many tables have rows in the block at an offset, if several
+        self._shared: dict[
+            int, int
+        ] = {}  # how many tables have rows in the block at an offset, if several
         self._path = path
         self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def append(self, header: bytes, payload: pa.Buffer, tables: int) -> Pointer:
-        """Write a block at the end, for so many tables; a write that fails leaves nothing behind."""
+        """Write a block at the end, for so many tables;
+        a write that fails leaves nothing behind.
+        """
         offset, length = self.size, len(header) + payload.size
         fd = self._open_file().fd
         try:
@@ -102,7 +108,8 @@ class Segment:
 
     def unlink(self) -> None:
         """Remove the file; its space returns when the last reader is done."""
-        # Readers that hold this object go on with the open file; if it cannot be opened, they get an error.
+        # Readers that hold this object go on with the open file; if it cannot be opened, they get
+        # an error.
         with contextlib.suppress(OSError):
             self._file = self._open_file()
         self._path.unlink(missing_ok=True)
@@ -144,7 +151,8 @@ class SegmentLog:
                 pointer = self._active.append(header, payload, tables)
             except OSError as err:
                 raise SorterDiskError(
-                    f"cannot write rows to {self._directory}: {err.strerror}; free some space, the rows wait in memory"
+                    f"cannot write rows to {self._directory}: {err.strerror}; free some space, "
+                    "the rows wait in memory"
                 ) from err
             if self._active.size >= self._segment_bytes:
                 self._active.seal()

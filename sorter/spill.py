@@ -1,4 +1,6 @@
-"""Writing rows to disk when memory is short: large tables by themselves, small ones together in shared blocks."""
+"""Writing rows to disk when memory is short: large tables by themselves,
+small ones together in shared blocks.
+"""
 
 import threading
 from collections import defaultdict
@@ -13,17 +15,23 @@ from sorter.store import BlockStore
 from sorter.table import Table
 
 _MOST_RUN_BYTES: Final = 32 << 20
-_SMALL_SHARE: Final = 8  # a table with less than this share of a block in memory goes into a shared one
+_SMALL_SHARE: Final = (
+    8  # a table with less than this share of a block in memory goes into a shared one
+)
 _SHARED_SHARE: Final = 2  # of which each has about this share of a block
 
 
 class Spiller:
-    """Keeps the rows of all tables within `memory_bytes`; every method may be called from any thread."""
+    """Keeps the rows of all tables within `memory_bytes`;
+    every method may be called from any thread.
+    """
 
     def __init__(self, counters: Counters, memory_bytes: int, block_bytes: int) -> None:
         self._counters = counters
         self._memory_bytes = memory_bytes
-        self._run_bytes = min(max(memory_bytes // 2, block_bytes), max(_MOST_RUN_BYTES, block_bytes))
+        self._run_bytes = min(
+            max(memory_bytes // 2, block_bytes), max(_MOST_RUN_BYTES, block_bytes)
+        )
         self._small_bytes = block_bytes // _SMALL_SHARE
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
@@ -49,7 +57,8 @@ class Spiller:
         self._tables.pop(table, None)
 
     def spill(self) -> None:
-        """Write the largest tables until three quarters of the memory are enough; other threads that add wait here.
+        """Write the largest tables until three quarters of the memory are enough;
+        other threads that add wait here.
 
         Raises:
             SorterDiskError: the disk does not take them; what was not written is still in memory.
@@ -86,7 +95,8 @@ class Spiller:
         table.merge_runs()
 
     def _victims(self) -> list[Table]:
-        """Tables with rows in memory, the largest first: the fewest and largest blocks for the memory that comes back.
+        """Tables with rows in memory, the largest first:
+        the fewest and largest blocks for the memory that comes back.
 
         No table is left out for long: one that is not written grows until it is among the largest.
         """
@@ -103,8 +113,8 @@ class Spiller:
 def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
     """Write all rows that these tables of `store` have in memory, as one block.
 
-    It takes the locks of all of them, and is called by one thread at a time. Other callers take one lock only, so
-    there is no deadlock.
+    It takes the locks of all of them, and is called by one thread at a time. Other callers take one
+    lock only, so there is no deadlock.
 
     Raises:
         SorterDiskError: the disk does not take them; nothing has changed.
@@ -114,7 +124,9 @@ def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
         for lock in dict.fromkeys(table.lock for table in tables):
             locks.enter_context(lock)
         ascending = sorted(tables, key=lambda table: table.unique_id)
-        shares = {table: share for table in ascending if (share := table.share_of_memory()) is not None}
+        shares = {
+            table: share for table in ascending if (share := table.share_of_memory()) is not None
+        }
         entries = store.write_shared(list(shares.values())) if shares else []
         for table, entry in zip(shares, entries, strict=True):
             if table.moved_to_disk(entry):

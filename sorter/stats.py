@@ -1,4 +1,5 @@
-"""What a sorter has done and holds: snapshots for people, and the running counts behind them, passed to Prometheus.
+"""What a sorter has done and holds: snapshots for people,
+and the running counts behind them, passed to Prometheus.
 
 The metrics are sums over all sorters of the process.
 """
@@ -11,18 +12,25 @@ import pyarrow as pa
 from prometheus_client import Counter, Gauge, Histogram
 
 _ROWS_IN: Final = Counter("tidemark_sorter_rows_in_total", "Row changes taken from pullers")
-_ROWS_OUT: Final = Counter("tidemark_sorter_rows_out_total", "Row changes handed out, each time they are")
-_BLOCKS_WRITTEN: Final = Counter("tidemark_sorter_blocks_written_total", "Blocks written to segments")
+_ROWS_OUT: Final = Counter(
+    "tidemark_sorter_rows_out_total", "Row changes handed out, each time they are"
+)
+_BLOCKS_WRITTEN: Final = Counter(
+    "tidemark_sorter_blocks_written_total", "Blocks written to segments"
+)
 _BYTES_WRITTEN: Final = Counter("tidemark_sorter_written_bytes_total", "Bytes written to segments")
 _MOVED_BYTES: Final = Counter(
     "tidemark_sorter_moved_bytes_total", "Bytes written again so that mostly dead segments could go"
 )
 _BLOCKS_READ: Final = Counter("tidemark_sorter_blocks_read_total", "Blocks read back")
 _ROWS_READ: Final = Counter(
-    "tidemark_sorter_rows_read_total", "Rows of the blocks read back: read amplification over rows out"
+    "tidemark_sorter_rows_read_total",
+    "Rows of the blocks read back: read amplification over rows out",
 )
 _FETCH_BLOCKS: Final = Histogram(
-    "tidemark_sorter_fetch_blocks", "Blocks that a fetch has to read", buckets=(0, 1, 2, 4, 8, 16, 64, 256, 1024, 4096)
+    "tidemark_sorter_fetch_blocks",
+    "Blocks that a fetch has to read",
+    buckets=(0, 1, 2, 4, 8, 16, 64, 256, 1024, 4096),
 )
 _BLOCKS_SKIPPED: Final = Counter(
     "tidemark_sorter_blocks_skipped_total", "Blocks a fetch did not have to read", ["by"]
@@ -34,9 +42,10 @@ _MEMORY_BYTES: Final = Gauge("tidemark_sorter_memory_bytes", "Rows held in memor
 class SorterStats:
     """State and totals since the sorter was opened.
 
-    `live_blocks` counts a block that tables share once for each of them; `blocks_skipped_*` say what fetches did not
-    have to read, `rows_read` / `rows_out` is their read amplification; `disk_error` is what the disk said when it last
-    refused rows, empty when it takes them; `waiting` is the number of calls of `add` that wait for it.
+    `live_blocks` counts a block that tables share once for each of them; `blocks_skipped_*` say
+    what fetches did not have to read, `rows_read` / `rows_out` is their read amplification;
+    `disk_error` is what the disk said when it last refused rows, empty when it takes them;
+    `waiting` is the number of calls of `add` that wait for it.
     """
 
     tables: int
@@ -60,8 +69,8 @@ class SorterStats:
 class TableStats:
     """One table: how far it is, what it holds, and what its fetches cost.
 
-    `runs` are the pieces on disk that may overlap or are small; `blocks_read` and `rows_read` count what fetches had to
-    open, `rows_out` what they handed out.
+    `runs` are the pieces on disk that may overlap or are small; `blocks_read` and `rows_read` count
+    what fetches had to open, `rows_out` what they handed out.
     """
 
     table_id: int
@@ -77,7 +86,9 @@ class TableStats:
 
 
 class FetchCounts:
-    """What the fetches of one table cost; the table's lock guards it, but for `rows_out`, which is approximate."""
+    """What the fetches of one table cost; the table's lock guards it, but for `rows_out`,
+    which is approximate.
+    """
 
     __slots__ = ("blocks", "fetches", "rows_out", "rows_read")
 

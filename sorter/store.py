@@ -1,8 +1,9 @@
 """Blocks of many tables on disk: rows in segments, their index in LevelDB. A cache of the upstream.
 
-`BlockStore` is one directory of segments and one index. A sorter has a few of them and deals its tables to them
-(`get_db`), so that one slow write to a disk stops only some of the tables. A block is first appended to a segment and
-then put into the index; it is dead once it is in no index, and its segment is unlinked once all its blocks are dead.
+`BlockStore` is one directory of segments and one index. A sorter has a few of them and deals its
+tables to them (`get_db`), so that one slow write to a disk stops only some of the tables. A block
+is first appended to a segment and then put into the index; it is dead once it is in no index, and
+its segment is unlinked once all its blocks are dead.
 """
 
 import itertools
@@ -38,9 +39,13 @@ _CACHED_BLOCKS: Final = 8
 
 
 class BlockStore:
-    """Writes, finds and deletes blocks; safe to call from several threads, one at a time per table."""
+    """Writes, finds and deletes blocks; safe to call from several threads,
+    one at a time per table.
+    """
 
-    def __init__(self, directory: Path, *, segment_bytes: int, block_bytes: int, counters: Counters) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int, block_bytes: int, counters: Counters
+    ) -> None:
         """Create the files in `directory`, which does not exist yet.
 
         Raises:
@@ -60,16 +65,18 @@ class BlockStore:
         return TableIndex(self._database, unique_id, table_id, dead_ts)
 
     def spilled_bytes(self, runs: int) -> int:
-        """The size of blocks of rows that are spilled before they are resolved, when there are so many `runs`.
+        """The size of blocks of rows that are spilled before they are resolved,
+        when there are so many `runs`.
 
-        A fetch has a block or two of each overlapping run in memory, and one huge transaction comes in many runs: the
-        more there are, the smaller their blocks.
+        A fetch has a block or two of each overlapping run in memory, and one huge transaction comes
+        in many runs: the more there are, the smaller their blocks.
         """
         halvings = 1 + min((runs // _RUNS_OF_A_SIZE).bit_length(), _MOST_HALVINGS)
         return max(self.block_bytes >> halvings, 1)
 
     def write(self, index: TableIndex, batch: pa.RecordBatch, run: int | None) -> Entry:
-        """Write one sorted batch as one block, the next one of `run` or (None) the first of a new one.
+        """Write one sorted batch as one block, the next one of `run` or (None) the first of a new
+        one.
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.
@@ -99,7 +106,9 @@ class BlockStore:
         pointer = self._segments.append(header, payload, len(metas))
         self.counters.add_written_block(pointer.length, len(metas))
         rows, batch = sum(meta.rows for meta in metas), WriteBatch()
-        entries = [Entry(meta, pointer, number, pointer.length * meta.rows // rows) for meta in metas]
+        entries = [
+            Entry(meta, pointer, number, pointer.length * meta.rows // rows) for meta in metas
+        ]
         for entry in entries:
             batch.put(*encode_entry(entry))
         try:
@@ -116,7 +125,8 @@ class BlockStore:
 
         Raises:
             SorterDiskError: the disk does not take it; nothing has changed.
-            BlockCorruptError: one of the blocks that `batches` reads is damaged; nothing has changed.
+            BlockCorruptError: one of the blocks that `batches` reads is damaged; nothing has
+                changed.
         """
         new: list[Entry] = []
         try:
@@ -127,7 +137,8 @@ class BlockStore:
         return new
 
     def replace(self, index: TableIndex, new: Sequence[Entry], old: Sequence[Entry]) -> None:
-        """Put blocks that were appended into the index, in the place of `old`, whose space is released.
+        """Put blocks that were appended into the index, in the place of `old`,
+        whose space is released.
 
         Raises:
             SorterDiskError: there is no room; `new` are released, nothing else has changed.
@@ -147,21 +158,25 @@ class BlockStore:
     def sparse(self) -> frozenset[int]:
         """Segments of which little is alive, once there are several.
 
-        Without compaction, a few blocks of tables that are not read would keep whole segments alive for ever.
+        Without compaction, a few blocks of tables that are not read would keep whole segments alive
+        for ever.
         """
         self._segments_checked = self._segments.created
         sparse = self._segments.sparse()
         return sparse if len(sparse) >= _SPARSE_SEGMENTS else frozenset()
 
     def entries_in(self, segments: frozenset[int]) -> Iterator[tuple[int, list[Entry]]]:
-        """The blocks of these segments, with the unique id of their table; table by table, as the index is walked.
+        """The blocks of these segments, with the unique id of their table; table by table,
+        as the index is walked.
 
         Raises:
             CorruptError: the index cannot be read.
         """
         entries = (decode_entry(key, value) for key, value in self._database.walk())
         inside = (entry for entry in entries if entry.pointer.segment in segments)
-        for unique_id, of_table in itertools.groupby(inside, key=lambda entry: entry.meta.unique_id):
+        for unique_id, of_table in itertools.groupby(
+            inside, key=lambda entry: entry.meta.unique_id
+        ):
             yield unique_id, list(of_table)
 
     def move(self, index: TableIndex, entry: Entry) -> None:
@@ -189,7 +204,9 @@ class BlockStore:
         return lambda: self._read(segment, entry)
 
     def readers(self, entries: RunEntries) -> Iterator[Reader]:
-        """Readers of the blocks of a run, in order; they work even after the blocks were deleted."""
+        """Readers of the blocks of a run, in order; they work even after the blocks were
+        deleted.
+        """
         segments = {number: self._segments.segment(number) for number in entries.segments}
         return (partial(self._read, segments[entry.pointer.segment], entry) for entry in entries)
 
@@ -234,7 +251,10 @@ def open_shards(
         stores = []
         for number in range(count):
             store = BlockStore(
-                directory / f"{number:02d}", segment_bytes=segment_bytes, block_bytes=block_bytes, counters=counters
+                directory / f"{number:02d}",
+                segment_bytes=segment_bytes,
+                block_bytes=block_bytes,
+                counters=counters,
             )
             undo.callback(store.close)
             stores.append(store)
@@ -243,16 +263,21 @@ def open_shards(
 
 
 def get_db(span: Span, count: int) -> int:
-    """The number of the store that a span belongs to, in `[0, count)`; spans of one table may have different ones.
+    """The number of the store that a span belongs to, in `[0, count)`;
+    spans of one table may have different ones.
 
     Source: TiCDC's `getDB`, which hashes the table id and the start of the span.
     """
-    digest: int = google_crc32c.extend(google_crc32c.value(encode_i64(span.table_id)), span.start_key)
+    digest: int = google_crc32c.extend(
+        google_crc32c.value(encode_i64(span.table_id)), span.start_key
+    )
     return digest % count
 
 
 class _SharedBlockCache:
-    """The shared blocks that were read last: tables of one block are often fetched one after another. Thread-safe."""
+    """The shared blocks that were read last: tables of one block are often fetched one after
+    another. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -277,7 +302,9 @@ class _SharedBlockCache:
 
 
 def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """A sorted stream in pieces of about `size` bytes; all copies of a row, which one batch has, stay in one piece."""
+    """A sorted stream in pieces of about `size` bytes; all copies of a row,
+    which one batch has, stay in one piece.
+    """
     rest: list[pa.RecordBatch] = []
     for batch in batches:
         rest.append(batch)

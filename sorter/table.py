@@ -1,8 +1,9 @@
-"""One table (span) of the sorter: how far it is resolved and cleaned, and its rows, behind one lock.
+"""One table (span) of the sorter: how far it is resolved and cleaned, and its rows,
+behind one lock.
 
-Invariants: no row at or below `resolved_ts` is ever added; nothing at or below `cleaned` is handed out. A table without
-rows, or with few and none of them in memory, costs a few hundred bytes: its `Backlog` is frozen to bytes after each
-call, and made again by the next.
+Invariants: no row at or below `resolved_ts` is ever added; nothing at or below `cleaned` is handed
+out. A table without rows, or with few and none of them in memory, costs a few hundred bytes: its
+`Backlog` is frozen to bytes after each call, and made again by the next.
 """
 
 import contextlib
@@ -52,8 +53,12 @@ class Table:
         "unique_id",
     )
 
-    def __init__(self, span: Span, unique_id: int, start_ts: int, store: BlockStore, lock: threading.Lock) -> None:
-        """`lock` may be shared with other tables; only `sorter.spill.spill_shared` takes several locks."""
+    def __init__(
+        self, span: Span, unique_id: int, start_ts: int, store: BlockStore, lock: threading.Lock
+    ) -> None:
+        """`lock` may be shared with other tables; only `sorter.spill.spill_shared` takes several
+        locks.
+        """
         self.span = span
         self.unique_id = unique_id
         self.store = store
@@ -73,7 +78,9 @@ class Table:
         return backlog.buffer.bytes if isinstance(backlog, Backlog) else 0
 
     def is_empty(self) -> bool:
-        """See `Sorter.is_empty`; a row is in the checksum log first and longest, so no lock is needed."""
+        """See `Sorter.is_empty`; a row is in the checksum log first and longest,
+        so no lock is needed.
+        """
         backlog = self._backlog
         return not (len(backlog.checksums) if isinstance(backlog, Backlog) else backlog)
 
@@ -83,8 +90,10 @@ class Table:
             self._check_present()
             if rows.min_commit_ts <= self.resolved_ts:
                 raise EventBelowResolvedError(
-                    f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, but all up to "
-                    f"{self.resolved_ts} had been promised; this is a defect of the puller: the batch was not taken"
+                    f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, "
+                    "but all up to "
+                    f"{self.resolved_ts} had been promised; this is a defect of the puller: the "
+                    "batch was not taken"
                 )
             self._thaw().add(rows)
 
@@ -94,7 +103,8 @@ class Table:
             self._check_present()
             if ts < self.resolved_ts:
                 raise ResolvedRegressedError(
-                    f"resolved_ts of table {self.span.table_id} cannot go back from {self.resolved_ts} to {ts}"
+                    f"resolved_ts of table {self.span.table_id} cannot go back from "
+                    f"{self.resolved_ts} to {ts}"
                 )
             self.resolved_ts = ts
 
@@ -117,7 +127,9 @@ class Table:
         return Share(self.unique_id, self.span.table_id, backlog.buffer.batches())
 
     def moved_to_disk(self, entry: Entry) -> bool:
-        """Drop the rows of `share_of_memory`, which are on disk now; returns whether runs should be merged."""
+        """Drop the rows of `share_of_memory`, which are on disk now;
+        returns whether runs should be merged.
+        """
         backlog = self._thaw()
         backlog.moved_to_disk(entry)
         self._freeze()
@@ -126,9 +138,10 @@ class Table:
     def merge_runs(self) -> None:
         """Merge the small runs that spills have left; called by one thread at a time.
 
-        The lock is held to choose the runs and to put the merged one in their place, not while they are read and
-        written. Runs that cannot be merged stay as they are: a full disk is tried again at the next spill, and damaged
-        rows raise an error where they are fetched, not here, where another table's rows are being added.
+        The lock is held to choose the runs and to put the merged one in their place, not while they
+        are read and written. Runs that cannot be merged stay as they are: a full disk is tried
+        again at the next spill, and damaged rows raise an error where they are fetched, not here,
+        where another table's rows are being added.
         """
         with contextlib.suppress(SorterDiskError, TableDamagedError):
             while (run_merge := self._begin_merge()) is not None:
@@ -150,7 +163,9 @@ class Table:
                 yield self._thaw()
                 self._freeze()
 
-    def fetch(self, lower: Position, upper: Position, window_bytes: int) -> Iterator[pa.RecordBatch]:
+    def fetch(
+        self, lower: Position, upper: Position, window_bytes: int
+    ) -> Iterator[pa.RecordBatch]:
         """See `Sorter.fetch`; what it yields is fixed when this returns."""
         with self.lock:
             self._check_range(lower, upper)
@@ -223,7 +238,9 @@ class Table:
 
     def _write_merged(self, run_merge: RunMerge) -> list[Entry]:
         try:
-            return self.store.append_run(run_merge.index, run_merge.rows, min(run_merge.runs), run_merge.block_bytes)
+            return self.store.append_run(
+                run_merge.index, run_merge.rows, min(run_merge.runs), run_merge.block_bytes
+            )
         except TableDamagedError:
             with self.locked_backlog() as backlog:
                 if backlog is not None:
@@ -240,7 +257,9 @@ class Table:
     def _thaw(self) -> Backlog:
         backlog = self._backlog
         if not isinstance(backlog, Backlog):
-            backlog = Backlog.thaw(self.store, self.unique_id, self.span.table_id, self._dropped_ts, backlog)
+            backlog = Backlog.thaw(
+                self.store, self.unique_id, self.span.table_id, self._dropped_ts, backlog
+            )
             self._backlog = backlog
         return backlog
 
@@ -251,7 +270,9 @@ class Table:
                 self._backlog = frozen
 
     def _drop_cleaned(self, now_s: float, interval_s: float) -> None:
-        dead_ts = self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
+        dead_ts = (
+            self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
+        )
         if dead_ts <= self._dropped_ts or now_s - self._dropped_at_s < interval_s:
             return
         if self._backlog:
@@ -288,7 +309,8 @@ class Table:
         self._check_present()
         if upper.commit_ts > self.resolved_ts:
             raise NotResolvedError(
-                f"table {self.span.table_id} is complete up to {self.resolved_ts}, not yet to {upper.commit_ts}; "
+                f"table {self.span.table_id} is complete up to {self.resolved_ts}, not yet to "
+                f"{upper.commit_ts}; "
                 "wait for its resolved_ts"
             )
         if lower <= self.cleaned:

@@ -1,1 +1,3 @@
-"""What is on disk: ordered key-value stores, the value log, metadata, the MVCC store, Pump storage."""
+"""What is on disk: ordered key-value stores, the value log, metadata, the MVCC store,
+Pump storage.
+"""

@@ -1,7 +1,8 @@
-"""The pauses between attempts at what fails: doubled up to a cap, with jitter, and never past a deadline.
+"""The pauses between attempts at what fails: doubled up to a cap, with jitter,
+and never past a deadline.
 
-All that tries again does it by these two: a loop without end holds a `Backoff`, one operation with a deadline a
-`Backoffer`.
+All that tries again does it by these two: a loop without end holds a `Backoff`, one operation with
+a deadline a `Backoffer`.
 """
 
 import asyncio
@@ -17,7 +18,9 @@ class GaveUpError(UnavailableError):
 
 
 class Backoff:
-    """The pauses of one loop, in seconds: the first is `base_s`, each further one twice as long, `cap_s` at most."""
+    """The pauses of one loop, in seconds: the first is `base_s`,
+    each further one twice as long, `cap_s` at most.
+    """
 
     def __init__(self, base_s: float, cap_s: float) -> None:
         self.failures = 0
@@ -26,7 +29,9 @@ class Backoff:
         self._cap_s = cap_s
 
     def next_s(self) -> float:
-        """The pause to take now: at least half of the full one, since those who failed together should come apart."""
+        """The pause to take now: at least half of the full one,
+        since those who failed together should come apart.
+        """
         full_s = min(self._cap_s, self._base_s * 2.0 ** min(self.failures, 32))
         self.failures += 1
         return jittered(full_s)
@@ -37,7 +42,9 @@ class Backoff:
 
 
 class Backoffer:
-    """One operation's attempts within `timeout_s` seconds: `await wait(error)` before each further one."""
+    """One operation's attempts within `timeout_s` seconds:
+    `await wait(error)` before each further one.
+    """
 
     def __init__(self, timeout_s: float, *, base_s: float = 0.01, cap_s: float = 1.0) -> None:
         self._timeout_s = timeout_s
@@ -58,7 +65,8 @@ class Backoffer:
         pause_s = max(self._backoff.next_s(), at_least_s)
         if pause_s > self.remaining_s:
             raise GaveUpError(
-                f"gave up after {self._backoff.failures} attempts in {self._timeout_s:g} s; the last one said: {reason}"
+                f"gave up after {self._backoff.failures} attempts in {self._timeout_s:g} s; the "
+                f"last one said: {reason}"
             ) from reason
         await asyncio.sleep(pause_s)
 

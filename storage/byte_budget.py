@@ -6,8 +6,9 @@ import asyncio
 class ByteBudget:
     """What was taken of `limit_bytes`; its queues are all on one event loop.
 
-    It only counts: each queue decides by `used_bytes` what it refuses, and may go beyond the limit with what it must
-    never lose, or with one item when it is empty, so that one queue's backlog slows the others down and stops none.
+    It only counts: each queue decides by `used_bytes` what it refuses, and may go beyond the limit
+    with what it must never lose, or with one item when it is empty, so that one queue's backlog
+    slows the others down and stops none.
     """
 
     def __init__(self, limit_bytes: int) -> None:

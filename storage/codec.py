@@ -1,6 +1,7 @@
 """Memory-comparable encodings: byte order of the encoded form equals order of the values.
 
-Source: TiDB util/codec (EncodeBytes: groups of 8 bytes, padded with zeros, followed by 0xFF minus the padding).
+Source: TiDB util/codec (EncodeBytes: groups of 8 bytes, padded with zeros, followed by 0xFF minus
+the padding).
 """
 
 import struct
@@ -17,7 +18,9 @@ _MASK = (1 << 64) - 1
 
 
 def encode_bytes(data: bytes) -> bytes:
-    """Encode so that a shorter key sorts before any longer key it is a prefix of, whatever follows."""
+    """Encode so that a shorter key sorts before any longer key it is a prefix of,
+    whatever follows.
+    """
     rest = len(data) % _GROUP
     full = len(data) - rest
     groups = [data[start : start + _GROUP] for start in range(0, full, _GROUP)]
@@ -77,6 +80,8 @@ def decode_i64(encoded: bytes, offset: int = 0) -> int:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The smallest key greater than every key that starts with `prefix`; `b""` when there is none."""
+    """The smallest key greater than every key that starts with `prefix`;
+    `b""` when there is none.
+    """
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b""

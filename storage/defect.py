@@ -1,4 +1,6 @@
-"""Exceptions that nobody expected: each is logged once with its traceback, and ends one request, never a daemon."""
+"""Exceptions that nobody expected: each is logged once with its traceback,
+and ends one request, never a daemon.
+"""
 
 import secrets
 from typing import Any, Final
@@ -20,9 +22,11 @@ class DefectError(TidemarkError):
 
 
 def request_error(err: Exception, where: str, **context: Any) -> TidemarkError:
-    """The error that the caller of a request gets for `err`: ours as it is, anything else as a DefectError.
+    """The error that the caller of a request gets for `err`: ours as it is,
+    anything else as a DefectError.
 
-    Such an exception is logged here, once, with its traceback and an id; the caller gets the id and no details.
+    Such an exception is logged here, once, with its traceback and an id; the caller gets the id and
+    no details.
     """
     if isinstance(err, TidemarkError):
         return err
@@ -30,4 +34,7 @@ def request_error(err: Exception, where: str, **context: Any) -> TidemarkError:
         return leaves(err)[0]
     number = secrets.token_hex(_ID_BYTES)
     _log.error("unexpected exception", id=number, where=where, exc_info=err, **context)
-    return DefectError(f"an unexpected {type(err).__name__}: a defect; the daemon's log has its traceback, id {number}")
+    return DefectError(
+        f"an unexpected {type(err).__name__}: a defect; the daemon's log has its traceback, id "
+        f"{number}"
+    )

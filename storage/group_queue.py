@@ -1,8 +1,8 @@
 """What waits to be done together: calls before their batch, writes before their group commit.
 
-Four loops empty such a queue: a gRPC route, the store's and the metadata's group commit, and the pump's. There is no
-timer: while one group is being worked on, the next one gathers. So a group is one item when all is calm, and as large
-as it may be under load.
+Four loops empty such a queue: a gRPC route, the store's and the metadata's group commit, and the
+pump's. There is no timer: while one group is being worked on, the next one gathers. So a group is
+one item when all is calm, and as large as it may be under load.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ class GroupQueue(Generic[T]):
     """
 
     def __init__(self, group_items: int, group_bytes: int) -> None:
-        """A group ends with the entry that brings it to `group_items` items or `group_bytes` bytes."""
+        """A group ends with the entry that brings it to `group_items` items or `group_bytes`
+        bytes.
+        """
         self.waiting_items = 0
         self.waiting_bytes = 0
         self._group_items = group_items

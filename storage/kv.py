@@ -1,4 +1,5 @@
-"""The ordered key-value store that all durable state is written to: its Protocol and its write batch.
+"""The ordered key-value store that all durable state is written to:
+its Protocol and its write batch.
 
 `storage.leveldb.LevelDB` is the one that daemons use.
 """
@@ -36,8 +37,12 @@ class Reader(Protocol):
         """The value of `key`, or None."""
         ...
 
-    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with `lower <= key < upper` in key order (`upper == b""`: to the end); stop iterating at any time."""
+    def scan(
+        self, lower: bytes, upper: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with `lower <= key < upper` in key order (`upper == b""`: to the end);
+        stop iterating at any time.
+        """
         ...
 
 
@@ -61,26 +66,36 @@ class KV(Reader, Protocol):
         ...
 
     def delete_range(self, lower: bytes, upper: bytes) -> int:
-        """Delete `lower <= key < upper`, in bounded batches, and compact the range; returns the number of keys."""
+        """Delete `lower <= key < upper`, in bounded batches, and compact the range;
+        returns the number of keys.
+        """
         ...
 
     def delete_some(self, lower: bytes, upper: bytes, most: int) -> tuple[int, bytes]:
-        """Delete the first `most` keys of `lower <= key < upper`; returns how many there were, and where to go on.
+        """Delete the first `most` keys of `lower <= key < upper`; returns how many there were,
+        and where to go on.
 
         Durable with the next synced write.
         """
         ...
 
     def approximate_bytes(self, lower: bytes, upper: bytes) -> int:
-        """About how many bytes of disk `lower <= key < upper` takes; what was written last may be missing. Fast."""
+        """About how many bytes of disk `lower <= key < upper` takes;
+        what was written last may be missing. Fast.
+        """
         ...
 
     def compact(self, lower: bytes, upper: bytes) -> None:
-        """Give back the disk space of what was deleted from `lower <= key < upper`; may take long."""
+        """Give back the disk space of what was deleted from `lower <= key < upper`;
+        may take long.
+        """
         ...
 
     def level0_files(self) -> int:
-        """How many files wait to be merged into the sorted ones; many of them slow writes down. Fast."""
+        """How many files wait to be merged into the sorted ones; many of them slow writes down.
+
+        Fast.
+        """
         ...
 
     def close(self) -> None:

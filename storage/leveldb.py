@@ -1,8 +1,10 @@
-"""LevelDB behind the `storage.kv.KV` Protocol. A directory is opened by one process only; LevelDB's lock sees to it.
+"""LevelDB behind the `storage.kv.KV` Protocol.
 
-Every read verifies the checksums of what comes from disk: of blocks, of tables' indexes and filters, of the logs at
-start, and of what a compaction reads, which would give a damaged value a new, good checksum. Damage is a
-CorruptDatabaseError that names the file; it is logged once.
+A directory is opened by one process only; LevelDB's lock sees to it.
+
+Every read verifies the checksums of what comes from disk: of blocks, of tables' indexes and
+filters, of the logs at start, and of what a compaction reads, which would give a damaged value a
+new, good checksum. Damage is a CorruptDatabaseError that names the file; it is logged once.
 """
 
 from collections.abc import Iterator
@@ -53,7 +55,9 @@ class Limits(NamedTuple):
 
 
 class _Damages:
-    """Turns LevelDB's errors into ours; remembers what is damaged, so that each place is searched and logged once."""
+    """Turns LevelDB's errors into ours; remembers what is damaged,
+    so that each place is searched and logged once.
+    """
 
     def __init__(self, directory: Path, remedy: str) -> None:
         self._directory = directory
@@ -72,7 +76,8 @@ class _Damages:
                 last_key=damage.last_key.hex(),
             )
         return CorruptDatabaseError(
-            f"the LevelDB in {self._directory} is damaged: {damage or err}. {self._remedy}; nothing was changed"
+            f"the LevelDB in {self._directory} is damaged: {damage or err}. {self._remedy}; "
+            "nothing was changed"
         )
 
     def read_failed(
@@ -80,10 +85,14 @@ class _Damages:
     ) -> CorruptDatabaseError | DirectoryUnusableError:
         """The error for a read of `[lower, upper)` that failed at its first step."""
         first_key = lower if not reverse else b""
-        damage = next((each for each in self._damages if first_key and each.covers(first_key)), None)
+        damage = next(
+            (each for each in self._damages if first_key and each.covers(first_key)), None
+        )
         damage = damage or find_table_damage(self._directory, lower, upper, reverse=reverse)
         if damage is None and not isinstance(err, plyvel.CorruptionError):
-            return DirectoryUnusableError(f"cannot read {self._directory}: {err}; check the disk, then restart")
+            return DirectoryUnusableError(
+                f"cannot read {self._directory}: {err}; check the disk, then restart"
+            )
         return self.corrupt(err, damage)
 
 
@@ -102,7 +111,9 @@ class _View:
             raise self._damages.read_failed(err, key, key + b"\0") from err
         return value
 
-    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, lower: bytes, upper: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         """See `Reader.scan`; reads the state of the moment of the first step."""
         last = None
         try:
@@ -120,7 +131,9 @@ class _View:
             raise self._damages.read_failed(err, lower, upper, reverse=reverse) from err
 
     def _check_end(self, last_key: bytes, lower: bytes, upper: bytes, *, reverse: bool) -> None:
-        """Raise if a scan ended early: plyvel (1.5) takes a damaged last block for the end of the data."""
+        """Raise if a scan ended early: plyvel (1.5) takes a damaged last block for the end of the
+        data.
+        """
         with self._source.raw_iterator(verify_checksums=True) as position:
             if not reverse:
                 position.seek(last_key + b"\0" if last_key else lower)
@@ -157,11 +170,14 @@ class LevelDB(_View):
         Raises:
             DirectoryLockedError: another process has it open.
             DirectoryUnusableError: it cannot be created or written.
-            CorruptDatabaseError: a log is damaged, or LevelDB refuses the files in it; nothing was changed.
+            CorruptDatabaseError: a log is damaged, or LevelDB refuses the files in it; nothing was
+                changed.
         """
         self._directory = Path(directory)
         damages = _Damages(self._directory, remedy)
-        super().__init__(_open(self._directory, write_buffer_bytes, limits or Limits(), damages), damages)
+        super().__init__(
+            _open(self._directory, write_buffer_bytes, limits or Limits(), damages), damages
+        )
 
     def snapshot(self) -> LevelDBSnapshot:
         """See `KV.snapshot`."""
@@ -176,11 +192,14 @@ class LevelDB(_View):
                         writer.delete(key)
                     else:
                         writer.put(key, value)
-        except plyvel.CorruptionError as err:  # a compaction met damage: LevelDB takes no more writes
+        except (
+            plyvel.CorruptionError
+        ) as err:  # a compaction met damage: LevelDB takes no more writes
             raise self._damages.corrupt(err, find_table_damage(self._directory, b"", b"")) from err
         except plyvel.IOError as err:
             raise DirectoryUnusableError(
-                f"cannot write to {self._directory}: {err}; free some space or check the disk, then restart"
+                f"cannot write to {self._directory}: {err}; free some space or check the disk, "
+                "then restart"
             ) from err
 
     def delete_range(self, lower: bytes, upper: bytes) -> int:
@@ -250,8 +269,11 @@ def _open(path: Path, write_buffer_bytes: int, limits: Limits, damages: _Damages
         text = str(err)
         if "lock" in text.lower():
             raise DirectoryLockedError(
-                f"{path} is in use by another process; stop it or choose another --data-dir ({text})"
+                f"{path} is in use by another process; stop it or choose another --data-dir "
+                f"({text})"
             ) from err
         if "corrupt" in text.lower() or "missing" in text.lower():
             raise damages.corrupt(err, None) from err
-        raise DirectoryUnusableError(f"cannot use {path}: {text}; check that it exists and is writable") from err
+        raise DirectoryUnusableError(
+            f"cannot use {path}: {text}; check that it exists and is writable"
+        ) from err

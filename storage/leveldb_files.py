@@ -1,7 +1,10 @@
-"""LevelDB's own files, checked without LevelDB: which file is damaged, and where. Nothing is changed.
+"""LevelDB's own files, checked without LevelDB: which file is damaged, and where.
 
-LevelDB's errors name no file. And a log whose last record has a damaged length looks to LevelDB like a log that was
-being written when the process died: the record would be dropped without an error. `log_damage` tells the two apart.
+Nothing is changed.
+
+LevelDB's errors name no file. And a log whose last record has a damaged length looks to LevelDB
+like a log that was being written when the process died: the record would be dropped without an
+error. `log_damage` tells the two apart.
 
 Formats: LevelDB's doc/log_format.md and doc/table_format.md.
 """
@@ -33,7 +36,8 @@ _FILE_BLOCKS: Final = 64
 class Damage(NamedTuple):
     """A place in a file whose bytes are not those that were written.
 
-    `first_key` (exclusive) and `last_key` bound the keys of a damaged block; b"" where they are not known.
+    `first_key` (exclusive) and `last_key` bound the keys of a damaged block; b"" where they are not
+    known.
     """
 
     path: Path
@@ -43,7 +47,11 @@ class Damage(NamedTuple):
     last_key: bytes = b""
 
     def __str__(self) -> str:
-        keys = f", with keys from {self.first_key.hex()} to {self.last_key.hex()}," if self.last_key else ""
+        keys = (
+            f", with keys from {self.first_key.hex()} to {self.last_key.hex()},"
+            if self.last_key
+            else ""
+        )
         return f"{self.path} is damaged at byte {self.offset}{keys}: {self.reason}"
 
     def covers(self, key: bytes) -> bool:
@@ -53,7 +61,11 @@ class Damage(NamedTuple):
 
 def find_log_damage(directory: Path) -> Damage | None:
     """The first damage in the write-ahead logs and manifests of a database that is not open."""
-    logs = sorted(path for path in directory.iterdir() if path.suffix == ".log" or path.name.startswith("MANIFEST-"))
+    logs = sorted(
+        path
+        for path in directory.iterdir()
+        if path.suffix == ".log" or path.name.startswith("MANIFEST-")
+    )
     for path in logs:
         at = log_damage(path.read_bytes())
         if at is not None:
@@ -62,13 +74,16 @@ def find_log_damage(directory: Path) -> Damage | None:
 
 
 def log_damage(data: bytes) -> int | None:
-    """The offset of the first damaged record of a log; None for a whole log, and for one that ends within a record."""
+    """The offset of the first damaged record of a log; None for a whole log,
+    and for one that ends within a record.
+    """
     for block in range(0, len(data), _LOG_BLOCK_BYTES):
         at, end = block, min(block + _LOG_BLOCK_BYTES, len(data))
         while end - at >= _RECORD.size:
             crc, length, kind = _RECORD.unpack_from(data, at)
             if not any((crc, length, kind)):
-                break  # zeros, as a file system leaves them behind what was written before a power loss
+                # zeros, as a file system leaves them behind what was written before a power loss
+                break
             if at + _RECORD.size + length > end:
                 cut_off = end == len(data) and not _has_other_length(data, at, end)
                 return None if cut_off else at
@@ -78,8 +93,11 @@ def log_damage(data: bytes) -> int | None:
     return None
 
 
-def find_table_damage(directory: Path, lower: bytes, upper: bytes, *, reverse: bool = False) -> Damage | None:
-    """The damaged block that a read of `[lower, upper)` (`upper` b"": to the end) meets first; None if none is found.
+def find_table_damage(
+    directory: Path, lower: bytes, upper: bytes, *, reverse: bool = False
+) -> Damage | None:
+    """The damaged block that a read of `[lower, upper)` (`upper` b"": to the end) meets first;
+    None if none is found.
 
     At most `_SEARCH_BLOCKS` blocks are read, those that a scan would meet first.
     """
@@ -107,9 +125,17 @@ class Block(NamedTuple):
     last_key: bytes
 
 
-def _nearest(index: Iterable[Block], lower: bytes, upper: bytes, *, reverse: bool) -> Iterable[Block]:
-    """The blocks that may hold keys of `[lower, upper)`, a few, from the side where a scan begins."""
-    within = (block for block in index if block.last_key >= lower and not (upper and block.first_key >= upper))
+def _nearest(
+    index: Iterable[Block], lower: bytes, upper: bytes, *, reverse: bool
+) -> Iterable[Block]:
+    """The blocks that may hold keys of `[lower, upper)`, a few,
+    from the side where a scan begins.
+    """
+    within = (
+        block
+        for block in index
+        if block.last_key >= lower and not (upper and block.first_key >= upper)
+    )
     if reverse:
         return reversed(deque(within, _FILE_BLOCKS))
     return islice(within, _FILE_BLOCKS)
@@ -173,10 +199,15 @@ def _read_block(path: Path, offset: int, size: int) -> bytes | None:
 
 
 def _has_other_length(data: bytes, at: int, end: int) -> bool:
-    """Whether the record is whole, but for one bit of its length, which now reaches beyond the end of the file."""
+    """Whether the record is whole, but for one bit of its length,
+    which now reaches beyond the end of the file.
+    """
     crc, length, _ = _RECORD.unpack_from(data, at)
     lengths = (length ^ 1 << bit for bit in range(_LENGTH_BITS))
-    return any(at + _RECORD.size + other <= end and _record_crc(data, at, other) == crc for other in lengths)
+    return any(
+        at + _RECORD.size + other <= end and _record_crc(data, at, other) == crc
+        for other in lengths
+    )
 
 
 def _record_crc(data: bytes, at: int, length: int) -> int:
@@ -185,7 +216,9 @@ def _record_crc(data: bytes, at: int, length: int) -> int:
 
 
 def _masked(crc: int) -> int:
-    """LevelDB stores its checksums so, for a file may hold the bytes of another one with its checksums."""
+    """LevelDB stores its checksums so, for a file may hold the bytes of another one with its
+    checksums.
+    """
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

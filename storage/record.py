@@ -1,8 +1,11 @@
-"""One record of a log file: header, checksum, payload; and the scan that survives damaged bytes. Pure.
+"""One record of a log file: header, checksum, payload; and the scan that survives damaged bytes.
 
-Layout, little-endian (docs/format/value-log.md): magic u32 | version u8 | kind u8 | zero u16 | length u32 | crc u32 |
-payload. The crc32c covers the record's own offset, the header and the payload: a record copied inside another record's
-payload, or left over from an older file, is never mistaken for one while the scan looks for the next good record.
+Pure.
+
+Layout, little-endian (docs/format/value-log.md): magic u32 | version u8 | kind u8 | zero u16 |
+length u32 | crc u32 | payload. The crc32c covers the record's own offset, the header and the
+payload: a record copied inside another record's payload, or left over from an older file, is never
+mistaken for one while the scan looks for the next good record.
 """
 
 import struct

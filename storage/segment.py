@@ -1,4 +1,6 @@
-"""The files of a value log: their names, what their footers say, and a bounded set of open readers."""
+"""The files of a value log: their names, what their footers say,
+and a bounded set of open readers.
+"""
 
 import re
 import struct
@@ -81,7 +83,9 @@ class SegmentFiles:
         try:
             size = file.size()
             max_ts = _sealed_max_ts(file, size)
-            return _rescan(file, size, ts_of) if max_ts is None else Segment(max_ts, size, sealed=True)
+            return (
+                _rescan(file, size, ts_of) if max_ts is None else Segment(max_ts, size, sealed=True)
+            )
         finally:
             file.close()
 
@@ -98,7 +102,9 @@ class SegmentFiles:
         except FileNotFoundError as err:
             raise self.missing(fid) from err
         except OSError as err:
-            raise ValueLogOpenError(f"cannot read {self.path(fid)}: {err.strerror}; check the disk") from err
+            raise ValueLogOpenError(
+                f"cannot read {self.path(fid)}: {err.strerror}; check the disk"
+            ) from err
 
     def records(self, fid: int, start: int, end: int) -> Iterator[Record | Gap]:
         """The records of a segment in `[start, end)`, as `record.scan` finds them."""
@@ -121,7 +127,9 @@ class SegmentFiles:
 
     def missing(self, fid: int) -> SegmentMissingError:
         """The error for a segment that is not there."""
-        return SegmentMissingError(f"{self.path(fid)} is missing; it was removed by GC, or lost: then restore it")
+        return SegmentMissingError(
+            f"{self.path(fid)} is missing; it was removed by GC, or lost: then restore it"
+        )
 
     def _reader(self, fid: int) -> File:
         reader = self._readers.get(fid)

@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all; returns their results in order. The first failure cancels the others and is raised without its group."""
+    """Run all; returns their results in order.
+
+    The first failure cancels the others and is raised without its group.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(child) for child in children]
@@ -23,7 +26,9 @@ async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 @asynccontextmanager
 async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run all for the block, and cancel them at its end; the failure of one ends the block, and comes in a group."""
+    """Run all for the block, and cancel them at its end; the failure of one ends the block,
+    and comes in a group.
+    """
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(part) for part in parts]
         try:

@@ -1,12 +1,15 @@
-"""The value log: numbered append-only segments of records; what `append` returned for survives any crash.
+"""The value log: numbered append-only segments of records;
+what `append` returned for survives any crash.
 
-Layout (docs/format/value-log.md): `%06d.vlog`, records of `storage.record`, and in a finalised segment a last record,
-the footer, with the largest timestamp in it. Invariants:
+Layout (docs/format/value-log.md): `%06d.vlog`, records of `storage.record`, and in a finalised
+segment a last record, the footer, with the largest timestamp in it. Invariants:
 
-1. One writer. A group of payloads is one write and one fdatasync, and its pointers exist only after both succeeded.
+1. One writer. A group of payloads is one write and one fdatasync, and its pointers exist only after
+   both succeeded.
 2. A segment's name is durable before its first record is acknowledged.
-3. After a failed write the segment is cut back to its last acknowledged byte. Where that, or a sync, fails, the
-   segment is left as it is and a new one is begun: after a failed fdatasync nobody knows what the disk holds.
+3. After a failed write the segment is cut back to its last acknowledged byte. Where that, or a
+   sync, fails, the segment is left as it is and a new one is begun: after a failed fdatasync nobody
+   knows what the disk holds.
 4. Only the segment with the highest number is ever written, truncated, or refused to `drop`.
 """
 
@@ -35,7 +38,9 @@ class ValueLogWriteError(UnavailableError):
 
 
 class Pointer(NamedTuple):
-    """Where a record stands: segment number, offset of its first byte, its length with the header."""
+    """Where a record stands: segment number, offset of its first byte,
+    its length with the header.
+    """
 
     fid: int
     offset: int
@@ -43,7 +48,9 @@ class Pointer(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """Damaged bytes that a recovery passed over; `torn` when they were the tail of the log and have been cut off."""
+    """Damaged bytes that a recovery passed over; `torn` when they were the tail of the log and have
+    been cut off.
+    """
 
     fid: int
     offset: int
@@ -52,7 +59,10 @@ class Skipped(NamedTuple):
 
 
 class ValueLog:
-    """An open value log. `append` and `rotate` belong to one thread at a time, the rest may be called from any."""
+    """An open value log.
+
+    `append` and `rotate` belong to one thread at a time, the rest may be called from any.
+    """
 
     def __init__(
         self,
@@ -86,7 +96,8 @@ class ValueLog:
             self._recover(ts_of)
         except OSError as err:
             raise ValueLogOpenError(
-                f"cannot open the value log in {directory}: {err.strerror}; check the directory and its disk"
+                f"cannot open the value log in {directory}: {err.strerror}; check the directory "
+                "and its disk"
             ) from err
 
     @property
@@ -104,10 +115,12 @@ class ValueLog:
         return sum(segment.size for segment in self._segments.copy().values())
 
     def append(self, payloads: Sequence[bytes], max_ts: int) -> list[Pointer]:
-        """Write a group, in order, and wait until it is durable; `max_ts` is the largest timestamp in it.
+        """Write a group, in order, and wait until it is durable;
+        `max_ts` is the largest timestamp in it.
 
         Raises:
-            ValueLogWriteError: the disk is full or broken; no payload of the group was stored, try again later.
+            ValueLogWriteError: the disk is full or broken; no payload of the group was stored, try
+                again later.
             RecordTooLargeError: a payload is beyond the record limit; nothing was written.
         """
         try:
@@ -117,7 +130,8 @@ class ValueLog:
             self._write(active, data, segment.size)
         except OSError as err:
             raise ValueLogWriteError(
-                f"cannot write to {self._files.path(max(self._current, 0))}: {err.strerror}; nothing of this group was "
+                f"cannot write to {self._files.path(max(self._current, 0))}: {err.strerror}; "
+                "nothing of this group was "
                 "stored. Free some space or check the disk, then write again"
             ) from err
         segment.size += len(data)
@@ -137,7 +151,9 @@ class ValueLog:
             _write_all(active, data)
             active.sync()
         except OSError:
-            return  # everything acknowledged is durable; without a footer the segment is scanned at the next start
+            # everything acknowledged is durable; without a footer the segment is scanned at the
+            # next start
+            return
         finally:
             active.close()
         segment.size += len(data)
@@ -154,7 +170,10 @@ class ValueLog:
         return record.decode(self._files.read(*pointer), pointer.offset).payload
 
     def read_many(self, pointers: Sequence[Pointer]) -> list[bytes]:
-        """The payloads at `pointers`, in their order; what stands close together is read together. See `read`."""
+        """The payloads at `pointers`, in their order; what stands close together is read together.
+
+        See `read`.
+        """
         found: list[bytes] = [b""] * len(pointers)
         for run in _runs(pointers):
             fid, start, _ = pointers[run[0]]
@@ -162,7 +181,9 @@ class ValueLog:
             data = self._files.read(fid, start, end - start)
             for number in run:
                 _, offset, length = pointers[number]
-                found[number] = record.decode(data[offset - start : offset - start + length], offset).payload
+                found[number] = record.decode(
+                    data[offset - start : offset - start + length], offset
+                ).payload
         return found
 
     def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:
@@ -195,10 +216,14 @@ class ValueLog:
         try:
             self._files.remove(fid)
         except OSError as err:
-            raise ValueLogWriteError(f"cannot remove {self._files.path(fid)}: {err.strerror}") from err
+            raise ValueLogWriteError(
+                f"cannot remove {self._files.path(fid)}: {err.strerror}"
+            ) from err
 
     def close(self) -> None:
-        """Release the files; a large current segment is finalised, so that the next start need not scan it."""
+        """Release the files; a large current segment is finalised,
+        so that the next start need not scan it.
+        """
         if self.end.offset >= _WORTH_FINALISING_BYTES:
             self.rotate()
         active, self._active = self._active, None
@@ -209,7 +234,9 @@ class ValueLog:
     def _recover(self, ts_of: Callable[[bytes], int]) -> None:
         for fid in self._files.numbers():
             segment = self._segments[fid] = self._files.inspect(fid, ts_of)
-            self.skipped += [Skipped(fid, gap.offset, gap.length, torn=False) for gap in segment.gaps]
+            self.skipped += [
+                Skipped(fid, gap.offset, gap.length, torn=False) for gap in segment.gaps
+            ]
             self._current = fid
         last = self._segments.get(self._current)
         if last is not None and not last.sealed:
@@ -254,7 +281,9 @@ class ValueLog:
 
 
 def _runs(pointers: Sequence[Pointer]) -> Iterator[list[int]]:
-    """Numbers of pointers, in the order of the log, grouped so that each group is worth one read."""
+    """Numbers of pointers, in the order of the log,
+    grouped so that each group is worth one read.
+    """
     run: list[int] = []
     for number in sorted(range(len(pointers)), key=pointers.__getitem__):
         fid, offset, length = pointers[number]

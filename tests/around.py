@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wrap(owner: Any, name: str, before: Callable[[], None] = int, after: Callable[[], None] = int) -> None:
+def wrap(
+    owner: Any, name: str, before: Callable[[], None] = int, after: Callable[[], None] = int
+) -> None:
     """Call `before` and `after` around a function of a module or class."""
     wrapped = getattr(owner, name)
 

@@ -1,9 +1,9 @@
 """What all tests share.
 
-Hypothesis has no deadline per example, and does not mind how long examples take to make: a busy machine misses both.
-It tries the same examples every time, as it does with CI=true: a change is judged by what it changes. For others there
-is TIDEMARK_TEST_EXPLORE=1.
-`timeout` bounds tests: what hangs is to end some time, what is slow is not.
+Hypothesis has no deadline per example, and does not mind how long examples take to make: a busy
+machine misses both. It tries the same examples every time, as it does with CI=true: a change is
+judged by what it changes. For others there is TIDEMARK_TEST_EXPLORE=1. `timeout` bounds tests: what
+hangs is to end some time, what is slow is not.
 """
 
 import os
@@ -19,20 +19,26 @@ from tests.mariadb import MariaDb, running_mariadb
 
 _BY_CHANCE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 _EXPLORES = "TIDEMARK_TEST_EXPLORE" in os.environ
-settings.register_profile("tidemark", deadline=None, derandomize=not _EXPLORES, suppress_health_check=_BY_CHANCE)
+settings.register_profile(
+    "tidemark", deadline=None, derandomize=not _EXPLORES, suppress_health_check=_BY_CHANCE
+)
 settings.load_profile("tidemark")
 
 PATIENCE_S = 400
 
 
 def pytest_configure() -> None:
-    """Open as many files as daemons do: some tests hold more connections than the soft limit of shells allows."""
+    """Open as many files as daemons do: some tests hold more connections than the soft limit of
+    shells allows.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """No test has less time than this: it may be the first to need a server that others share, on a busy machine."""
+    """No test has less time than this: it may be the first to need a server that others share,
+    on a busy machine.
+    """
     for item in items:
         bound = item.get_closest_marker("timeout")
         if bound is None or bound.args[0] < PATIENCE_S:
@@ -40,12 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """A command that ran in this process has set up its logs: levels of it are not those of the next test."""
+    """A command that ran in this process has set up its logs:
+    levels of it are not those of the next test.
+    """
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDb]:
-    """One server for a whole session: work in a `database()` of your own, and leave its settings alone."""
+    """One server for a whole session: work in a `database()` of your own,
+    and leave its settings alone.
+    """
     with running_mariadb() as server:
         yield server

@@ -1,10 +1,11 @@
-"""A real MariaDB of the distribution: private directory, socket and port; its binlog as MySQL sources want it.
+"""A real MariaDB of the distribution: private directory, socket and port;
+its binlog as MySQL sources want it.
 
 TIDEMARK_TEST_MYSQLD=/path/to/mysqld has all tests run against a MySQL instead (tests/mysqld.py).
 
-`running_mariadb()` starts one with any further flags; the session-wide `mariadb` fixture is in tests/conftest.py. Tests
-that share the fixture work in a database of their own (`database()`), and stop, kill or reconfigure only servers that
-they started themselves.
+`running_mariadb()` starts one with any further flags; the session-wide `mariadb` fixture is in
+tests/conftest.py. Tests that share the fixture work in a database of their own (`database()`), and
+stop, kill or reconfigure only servers that they started themselves.
 """
 
 import functools
@@ -58,7 +59,9 @@ _databases = itertools.count(1)
 
 @dataclass
 class MariaDb:
-    """A server that can be stopped, killed and started again over the same directory; its `root` has no password."""
+    """A server that can be stopped, killed and started again over the same directory;
+    its `root` has no password.
+    """
 
     directory: Path
     flags: Sequence[str] = ()
@@ -81,7 +84,9 @@ class MariaDb:
         return ["/usr/sbin/mariadbd", "--no-defaults", *self.places(), *SMALL, *BINLOG, *self.flags]
 
     def prepared_datadir(self) -> Path:
-        """A fresh data directory to copy, made once for a machine and version of the server: seconds saved."""
+        """A fresh data directory to copy, made once for a machine and version of the server:
+        seconds saved.
+        """
         return _prepared_datadir()
 
     def places(self) -> list[str]:
@@ -90,7 +95,8 @@ class MariaDb:
             f"--user={user_of_process()}",
             f"--datadir={self.directory / 'data'}",
             f"--socket={self.directory / 's'}",
-            f"--tmpdir={self.directory}",  # a server that starts removes temporary tables that it finds, of others, too
+            # a server that starts removes temporary tables that it finds, of others, too
+            f"--tmpdir={self.directory}",
             f"--pid-file={self.directory / 'pid'}",
             f"--log-error={self.log}",
             "--bind-address=127.0.0.1",
@@ -104,7 +110,9 @@ class MariaDb:
         Raises:
             RuntimeError: it ended, or did not answer in time; with the end of its log.
         """
-        self.running = subprocess.Popen(self.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.running = subprocess.Popen(
+            self.arguments(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + READY_S
         while True:
             try:
@@ -130,7 +138,9 @@ class MariaDb:
             self.running.wait()
             self.running = None
 
-    def connect(self, database: str | None = None, user: str = "root", password: str = "") -> "Connection[Cursor]":
+    def connect(
+        self, database: str | None = None, user: str = "root", password: str = ""
+    ) -> "Connection[Cursor]":
         """A session of its own, in autocommit."""
         return pymysql.connect(
             host="127.0.0.1",
@@ -163,10 +173,13 @@ class MariaDb:
         return name
 
     def follow(self, primary: "MariaDb") -> None:
-        """Replicate from `primary` by GTID from what this server has, as a replica that only reads."""
+        """Replicate from `primary` by GTID from what this server has,
+        as a replica that only reads.
+        """
         self.execute(
             "STOP SLAVE",
-            f"CHANGE MASTER TO master_host='127.0.0.1', master_port={primary.port}, master_user='root',"
+            f"CHANGE MASTER TO master_host='127.0.0.1', master_port={primary.port}, "
+            "master_user='root',"
             " master_password='', master_use_gtid=slave_pos, master_connect_retry=1",
             "START SLAVE",
             "SET GLOBAL read_only=ON",
@@ -179,7 +192,9 @@ class MariaDb:
         assert reached == 0, f"the replica did not reach {position}\n{self.log_end()}"
 
     def _wait_gone(self, session: int) -> None:
-        """Until what a session has prepared can be ended by others: for a moment after its end it is not known."""
+        """Until what a session has prepared can be ended by others:
+        for a moment after its end it is not known.
+        """
         deadline = time.monotonic() + READY_S
         while self.execute(f"SELECT id FROM information_schema.processlist WHERE id = {session}"):
             assert time.monotonic() < deadline, f"session {session} does not end"
@@ -191,8 +206,12 @@ class MariaDb:
 
 
 @contextmanager
-def running_mariadb(*flags: str, server_id: int = 1, primary: MariaDb | None = None) -> Iterator[MariaDb]:
-    """A started server with further flags, which win over the usual ones; a replica of `primary` if there is one."""
+def running_mariadb(
+    *flags: str, server_id: int = 1, primary: MariaDb | None = None
+) -> Iterator[MariaDb]:
+    """A started server with further flags, which win over the usual ones;
+    a replica of `primary` if there is one.
+    """
     directory = Path(tempfile.mkdtemp(prefix="tm-db-"))
     try:
         server = _kind()(directory, flags, server_id)
@@ -218,7 +237,9 @@ def _kind() -> type[MariaDb]:
 
 @functools.cache
 def _prepared_datadir() -> Path:
-    version = subprocess.run(["/usr/sbin/mariadbd", "--no-defaults", "--version"], capture_output=True, check=True)
+    version = subprocess.run(
+        ["/usr/sbin/mariadbd", "--no-defaults", "--version"], capture_output=True, check=True
+    )
     name = f"tidemark-mariadb-{os.getuid()}-{zlib.crc32(version.stdout):08x}"
     ready = Path(tempfile.gettempdir()) / name
     if not ready.exists():

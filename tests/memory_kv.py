@@ -16,10 +16,16 @@ class MemoryKV:
         """See `Reader.get`."""
         return self._pairs.get(key)
 
-    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, lower: bytes, upper: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         """See `Reader.scan`; the state of the moment of the call."""
         keys = sorted(self._pairs)
-        chosen = keys[bisect.bisect_left(keys, lower) : bisect.bisect_left(keys, upper) if upper else len(keys)]
+        chosen = keys[
+            bisect.bisect_left(keys, lower) : bisect.bisect_left(keys, upper)
+            if upper
+            else len(keys)
+        ]
         pairs = [(key, self._pairs[key]) for key in (reversed(chosen) if reverse else chosen)]
         return iter(pairs)
 

@@ -1,6 +1,8 @@
-"""A real MySQL of Oracle's in place of MariaDB: TIDEMARK_TEST_MYSQLD=/path/to/mysqld runs the same tests against it.
+"""A real MySQL of Oracle's in place of MariaDB:
+TIDEMARK_TEST_MYSQLD=/path/to/mysqld runs the same tests against it.
 
-CI has no such server. What it cannot be asked, as MariaDB's own syntax and settings, skips the test that asks for it.
+CI has no such server. What it cannot be asked, as MariaDB's own syntax and settings, skips the test
+that asks for it.
 """
 
 import functools
@@ -32,9 +34,13 @@ SAID = (
     (r"^--log-bin-compress-min-len=.*", "--binlog-transaction-compression-level-zstd=1"),
     (r"^--innodb-log-file-size=", "--innodb-redo-log-capacity="),
 )
-"""MariaDB's forms of what both have, as MySQL has them, of statements and flags; types that it lacks are left out."""
+"""MariaDB's forms of what both have, as MySQL has them, of statements and flags;
+types that it lacks are left out.
+"""
 ONLY_MARIADB = (1064, 1067, 1101, 1149, 1170, 1193, 1231, 1273, 1286, 1305)
-"""Codes of what this server does not take: syntax, defaults, keys, variables, collations, engines, functions."""
+"""Codes of what this server does not take: syntax, defaults, keys, variables, collations,
+engines, functions.
+"""
 FLAGS = (
     "--mysqlx=OFF",
     "--cte-max-recursion-depth=1000000",
@@ -45,7 +51,8 @@ FLAGS = (
     "--binlog-row-image=FULL",
     "--binlog-row-metadata=FULL",
     "--sync-binlog=0",
-    "--sql-mode=STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION",  # as MariaDB's
+    # as MariaDB's
+    "--sql-mode=STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION",
     "--innodb-buffer-pool-size=24M",
     "--innodb-redo-log-capacity=64M",
     "--innodb-flush-log-at-trx-commit=2",
@@ -73,7 +80,9 @@ def said(statement: str) -> str:
 
 
 class MySql(MariaDb):
-    """A server that can be stopped, killed and started again over the same directory; its `root` has no password."""
+    """A server that can be stopped, killed and started again over the same directory;
+    its `root` has no password.
+    """
 
     def arguments(self) -> list[str]:
         return [MYSQLD, "--no-defaults", *self.places(), *FLAGS, *map(said, self.flags)]
@@ -102,14 +111,20 @@ class MySql(MariaDb):
         return rows
 
     def _log_in_once(self, user: str, password: str) -> None:
-        """By TLS, so that the server has what it needs for logins with this password without TLS."""
-        pymysql.connect(host="127.0.0.1", port=self.port, user=user, password=password, ssl=_UNCHECKED).close()
+        """By TLS, so that the server has what it needs for logins with this password without
+        TLS.
+        """
+        pymysql.connect(
+            host="127.0.0.1", port=self.port, user=user, password=password, ssl=_UNCHECKED
+        ).close()
 
     def follow(self, primary: MariaDb) -> None:
         self.execute(
             "STOP REPLICA",
-            f"CHANGE REPLICATION SOURCE TO source_host='127.0.0.1', source_port={primary.port}, source_user='root',"
-            " source_password='', source_auto_position=1, source_connect_retry=1, get_source_public_key=1",
+            f"CHANGE REPLICATION SOURCE TO source_host='127.0.0.1', source_port={primary.port}, "
+            "source_user='root',"
+            " source_password='', source_auto_position=1, source_connect_retry=1, "
+            "get_source_public_key=1",
             "START REPLICA",
             "SET GLOBAL read_only=ON",
         )
@@ -122,14 +137,27 @@ class MySql(MariaDb):
 
 @functools.cache
 def _prepared_datadir() -> Path:
-    version = subprocess.run([MYSQLD, "--no-defaults", "--version"], capture_output=True, check=True).stdout
+    version = subprocess.run(
+        [MYSQLD, "--no-defaults", "--version"], capture_output=True, check=True
+    ).stdout
     ready = Path(tempfile.gettempdir()) / f"tidemark-mysql-{os.getuid()}-{zlib.crc32(version):08x}"
     if not ready.exists():
         making = Path(tempfile.mkdtemp(prefix="tm-db-new-"))
         grants = making.with_suffix(".sql")
-        grants.write_text("CREATE USER root@127.0.0.1; GRANT ALL ON *.* TO root@127.0.0.1 WITH GRANT OPTION;")
-        arguments = [f"--user={user_of_process()}", f"--datadir={making}", f"--init-file={grants}", "--skip-log-bin"]
-        subprocess.run([MYSQLD, "--no-defaults", "--initialize-insecure", *arguments], check=True, capture_output=True)
+        grants.write_text(
+            "CREATE USER root@127.0.0.1; GRANT ALL ON *.* TO root@127.0.0.1 WITH GRANT OPTION;"
+        )
+        arguments = [
+            f"--user={user_of_process()}",
+            f"--datadir={making}",
+            f"--init-file={grants}",
+            "--skip-log-bin",
+        ]
+        subprocess.run(
+            [MYSQLD, "--no-defaults", "--initialize-insecure", *arguments],
+            check=True,
+            capture_output=True,
+        )
         grants.unlink()
         (making / "auto.cnf").unlink()  # each copy is a server of its own
         rename_ready(making, ready)

@@ -1,8 +1,10 @@
-"""Ports for servers that tests start, kill and start again: none that the kernel gives to others in the meantime.
+"""Ports for servers that tests start, kill and start again:
+none that the kernel gives to others in the meantime.
 
-A port of 0 is good for a server that listens once. One that comes back at its old port may find it taken by then: by a
-client's connection, or by another server that asked for any. So these lie below the range that the kernel chooses from,
-each process of pytest-xdist has its own, and none is given twice before all were.
+A port of 0 is good for a server that listens once. One that comes back at its old port may find it
+taken by then: by a client's connection, or by another server that asked for any. So these lie below
+the range that the kernel chooses from, each process of pytest-xdist has its own, and none is given
+twice before all were.
 """
 
 import os

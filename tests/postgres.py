@@ -1,4 +1,6 @@
-"""A real PostgreSQL of the distribution: private directory and port, run as the user `postgres` where we are root."""
+"""A real PostgreSQL of the distribution: private directory and port,
+run as the user `postgres` where we are root.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,9 @@ class PostgreSql:
 
     def connect(self, database: str = "postgres") -> psycopg.Connection:
         """A connection without transactions."""
-        return psycopg.connect(host="127.0.0.1", port=self.port, user="tidemark", dbname=database, autocommit=True)
+        return psycopg.connect(
+            host="127.0.0.1", port=self.port, user="tidemark", dbname=database, autocommit=True
+        )
 
     def create(self, database: str) -> str:
         """A new database; returns its target URI."""
@@ -41,7 +45,17 @@ class PostgreSql:
 
     def restart(self) -> None:
         """Kill all its connections, as a crash does."""
-        _run("pg_ctl", "-D", str(self.directory), "-m", "immediate", "-w", "restart", "-l", str(self.directory / "log"))
+        _run(
+            "pg_ctl",
+            "-D",
+            str(self.directory),
+            "-m",
+            "immediate",
+            "-w",
+            "restart",
+            "-l",
+            str(self.directory / "log"),
+        )
 
 
 @contextmanager
@@ -51,11 +65,33 @@ def running_postgres() -> Iterator[PostgreSql]:
         if os.geteuid() == 0:
             shutil.chown(parent, "postgres", "postgres")
         server = PostgreSql(Path(parent) / "data", free_port())
-        _run("initdb", "-D", str(server.directory), "-U", "tidemark", "-A", "trust", "-N", "-E", "UTF8", "--locale=C")
+        _run(
+            "initdb",
+            "-D",
+            str(server.directory),
+            "-U",
+            "tidemark",
+            "-A",
+            "trust",
+            "-N",
+            "-E",
+            "UTF8",
+            "--locale=C",
+        )
         with (server.directory / "postgresql.conf").open("a") as file:
             file.writelines(f"{setting}\n" for setting in (*_SETTINGS, f"port={server.port}"))
         log = str(server.directory / "log")
-        _run("pg_ctl", "-D", str(server.directory), "-w", "-t", str(int(_READY_S)), "-l", log, "start")
+        _run(
+            "pg_ctl",
+            "-D",
+            str(server.directory),
+            "-w",
+            "-t",
+            str(int(_READY_S)),
+            "-l",
+            log,
+            "start",
+        )
         try:
             yield server
         finally:
@@ -65,5 +101,11 @@ def running_postgres() -> Iterator[PostgreSql]:
 
 def _run(program: str, *arguments: str) -> None:
     found = max(Path("/usr/lib/postgresql").glob(f"*/bin/{program}"))
-    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-    subprocess.run([*user, str(found), *arguments], check=True, stdout=subprocess.DEVNULL, timeout=_READY_S)
+    user = (
+        ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )
+    subprocess.run(
+        [*user, str(found), *arguments], check=True, stdout=subprocess.DEVNULL, timeout=_READY_S
+    )

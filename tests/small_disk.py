@@ -1,4 +1,6 @@
-"""A disk that is soon full: a tmpfs in a mount namespace of its own, which goes with us, whatever kills us."""
+"""A disk that is soon full: a tmpfs in a mount namespace of its own, which goes with us,
+whatever kills us.
+"""
 
 import subprocess
 from collections.abc import Iterator
@@ -7,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-_MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo mounted && exec cat'  # until its standard input ends
+# until its standard input ends
+_MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && echo mounted && exec cat'
 
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[Path]:
-    """A file system of `size`, as tmpfs takes it, for the block; mounted for its holder only, seen through it."""
+    """A file system of `size`, as tmpfs takes it, for the block; mounted for its holder only,
+    seen through it.
+    """
     directory.mkdir()
     command = ("unshare", "--mount", "sh", "-c", _MOUNT, "sh", size, str(directory))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -1,4 +1,7 @@
-"""An explanation as a document of numbers and texts, the same over gRPC, HTTP and the command line. Pure."""
+"""An explanation as a document of numbers and texts, the same over gRPC, HTTP and the command line.
+
+Pure.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +33,9 @@ def document(explanation: Explanation) -> dict[str, Any]:
         "wanted_safe_point_time": time_of(situation.wanted_ts),
         "blockers": [_chain(chain, minimum, situation) for chain in explanation.chains],
         "blockers_left_out": explanation.left_out,
-        "what_if": _what_if(explanation.what_if, minimum, situation) if explanation.what_if else None,
+        "what_if": _what_if(explanation.what_if, minimum, situation)
+        if explanation.what_if
+        else None,
         "problems": [shown(problem) for problem in situation.problems],
     }
 
@@ -58,8 +63,14 @@ def span(milliseconds: int) -> str:
 
 
 def gain_ms(from_ts: int, to_ts: int, situation: Situation) -> int:
-    """The history between two timestamps, milliseconds; nothing after now counts, and from 0 on nobody knows."""
-    return 0 if not physical_ms(from_ts) else max(0, min(physical_ms(to_ts), situation.now_ms) - physical_ms(from_ts))
+    """The history between two timestamps, milliseconds; nothing after now counts,
+    and from 0 on nobody knows.
+    """
+    return (
+        0
+        if not physical_ms(from_ts)
+        else max(0, min(physical_ms(to_ts), situation.now_ms) - physical_ms(from_ts))
+    )
 
 
 def _chain(chain: Chain, minimum: int, situation: Situation) -> dict[str, Any]:
@@ -67,7 +78,9 @@ def _chain(chain: Chain, minimum: int, situation: Situation) -> dict[str, Any]:
         "id": shown(chain.id),
         "safe_point": chain.ts,
         "blocks": chain.blocks,
-        "chain": [_link(link, max(low, minimum), minimum, situation) for link, low in chain.released()],
+        "chain": [
+            _link(link, max(low, minimum), minimum, situation) for link, low in chain.released()
+        ],
     }
 
 
@@ -83,7 +96,9 @@ def _link(link: Link, released: int, minimum: int, situation: Situation) -> dict
         "age_seconds": max(0, situation.now_ms - physical_ms(link.ts)) // 1000 if link.ts else 0,
         "ttl_left_seconds": None if ends is None else max(0, ends - situation.now_ms) // 1000,
         "expires_at": "" if ends is None else time_of_ms(ends),
-        "history_lost_at": "" if link.history_lost_s is None else time_of_ms(link.history_lost_s * 1000),
+        "history_lost_at": ""
+        if link.history_lost_s is None
+        else time_of_ms(link.history_lost_s * 1000),
         "minimum_without": min(released, situation.now_ts) if released == MAX_TS else released,
         "holds_back_seconds": gain_ms(minimum, released, situation) // 1000,
         "reason": link.reason,
@@ -94,8 +109,16 @@ def _link(link: Link, released: int, minimum: int, situation: Situation) -> dict
 def _what_if(what_if: WhatIf, minimum: int, situation: Situation) -> dict[str, Any]:
     after = what_if.next
     gained = gain_ms(minimum, after.ts, situation)
-    moved = f"the minimum would move by {span(gained)} to {shown(after.id)}" if gained else "nothing would move"
-    given_up = f", and the history of {', '.join(map(shown, what_if.feeds))} be given up" if what_if.feeds else ""
+    moved = (
+        f"the minimum would move by {span(gained)} to {shown(after.id)}"
+        if gained
+        else "nothing would move"
+    )
+    given_up = (
+        f", and the history of {', '.join(map(shown, what_if.feeds))} be given up"
+        if what_if.feeds
+        else ""
+    )
     return {
         "removed": [shown(name) for name in what_if.removed],
         "min_safe_point": after.ts,
@@ -114,7 +137,15 @@ def _summary(explanation: Explanation) -> str:
     if not lowest.blocks:
         return "nothing holds GC back: the minimum is where GC wants it"
     cause = lowest.links[-1]
-    whom = shown(lowest.id) if len(lowest.links) == 1 else f"{shown(lowest.id)}, because of {cause.kind} {cause.name}"
+    whom = (
+        shown(lowest.id)
+        if len(lowest.links) == 1
+        else f"{shown(lowest.id)}, because of {cause.kind} {cause.name}"
+    )
     behind = gain_ms(lowest.ts, situation.wanted_ts, situation)
-    at = f"at {time_of(lowest.ts)}, {span(behind)} behind what it wants," if time_of(lowest.ts) else "at its beginning"
+    at = (
+        f"at {time_of(lowest.ts)}, {span(behind)} behind what it wants,"
+        if time_of(lowest.ts)
+        else "at its beginning"
+    )
     return f"GC is held {at} by {whom} ({cause.state or lowest.links[0].state or 'waiting'})"

@@ -1,12 +1,13 @@
-"""The answer to "who blocks GC?": chains of blockers, the lowest first, and what would be if some were removed (pure).
+"""The answer to "who blocks GC?": chains of blockers, the lowest first,
+and what would be if some were removed (pure).
 
-A `Holder` holds GC back by itself: a service, a global barrier, a TiDB server's running transaction, GC's own worker.
-`explain` orders all live holders of a `Situation` and makes of each a `Chain`: who set it, what stands behind it
-(`gcsafepoint.explain.links`), and how to end it.
+A `Holder` holds GC back by itself: a service, a global barrier, a TiDB server's running
+transaction, GC's own worker. `explain` orders all live holders of a `Situation` and makes of each a
+`Chain`: who set it, what stands behind it (`gcsafepoint.explain.links`), and how to end it.
 
 1. A holder whose TTL is over holds nothing, though it may be stored until the next update.
-2. History after a holder's ts can be lost once it and all that stand at or below it have ended; one that renews
-   itself or has no end puts that out of sight.
+2. History after a holder's ts can be lost once it and all that stand at or below it have ended; one
+   that renews itself or has no end puts that out of sight.
 """
 
 import difflib
@@ -14,7 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gcsafepoint.explain.links import Chain, Kind, Link, feed_links
-from gcsafepoint.explain.names import CREATING_PREFIX, creating_service, feed_of, feed_service, owner_of, quoted, shown
+from gcsafepoint.explain.names import (
+    CREATING_PREFIX,
+    creating_service,
+    feed_of,
+    feed_service,
+    owner_of,
+    quoted,
+    shown,
+)
 from gcsafepoint.explain.situation import Situation
 from gcsafepoint.state.rules import GC_WORKER, NEVER_S, ServiceSafePoint
 from storage.model.errors import InvalidError, NotFoundError
@@ -39,7 +48,9 @@ class BlockerFixedError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """How things stood without `removed`; `feeds`: changefeeds among them whose history would be given up."""
+    """How things stood without `removed`; `feeds`:
+    changefeeds among them whose history would be given up.
+    """
 
     removed: tuple[str, ...]
     feeds: tuple[str, ...]
@@ -63,7 +74,9 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """`expired_at` in Unix seconds, `NEVER_S` for ever; `renewed`: its owner lives and goes on setting it."""
+    """`expired_at` in Unix seconds, `NEVER_S` for ever; `renewed`:
+    its owner lives and goes on setting it.
+    """
 
     id: str
     kind: Kind
@@ -72,7 +85,9 @@ class Holder:
     renewed: bool = False
 
 
-def explain(situation: Situation, remove: Sequence[str] = (), most: int = MOST_CHAINS) -> Explanation:
+def explain(
+    situation: Situation, remove: Sequence[str] = (), most: int = MOST_CHAINS
+) -> Explanation:
     """All holders in order, at most `most` of them, and what if those of `remove` were gone.
 
     A name of `remove` is a service id, a changefeed's id, or the id of a chain.
@@ -97,15 +112,21 @@ def _what_if(ordered: Sequence[Holder], situation: Situation, names: Sequence[st
 
 def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[str]:
     if name == GC_WORKER:
-        raise BlockerFixedError("gc_worker is GC itself and cannot be removed; see `tidemark cli gc status`")
+        raise BlockerFixedError(
+            "gc_worker is GC itself and cannot be removed; see `tidemark cli gc status`"
+        )
     ids = {holder.id for holder in ordered if holder.kind is not Kind.GC_WORKER}
     if name in ids:
         return [name]
-    of_feed = [service for service in (feed_service(name), creating_service(name)) if service in ids]
+    of_feed = [
+        service for service in (feed_service(name), creating_service(name)) if service in ids
+    ]
     if of_feed:
         return of_feed
     if name in situation.feeds:
-        raise BlockerUnknownError(f"changefeed {shown(name)} has no live safe point: it holds nothing back")
+        raise BlockerUnknownError(
+            f"changefeed {shown(name)} has no live safe point: it holds nothing back"
+        )
     near = difflib.get_close_matches(name, [*ids, *situation.feeds][:_COMPARED], n=1, cutoff=0.0)
     hint = f"did you mean {shown(near[0])}?" if near else "nothing but gc_worker does"
     raise BlockerUnknownError(f"no service and no changefeed {shown(name)!r} holds GC back; {hint}")
@@ -124,7 +145,9 @@ def chain_of(ordered: Sequence[Holder], index: int, situation: Situation) -> Cha
         return Chain(holder.id, (_transaction(holder, next_ts),), blocks)
     feed = situation.feeds.get(feed_of(holder.id))
     first = _service(holder, next_ts, lost_s, situation)
-    below = feed_links(feed, situation) if feed and not holder.id.startswith(CREATING_PREFIX) else []
+    below = (
+        feed_links(feed, situation) if feed and not holder.id.startswith(CREATING_PREFIX) else []
+    )
     return Chain(holder.id, (first, *below), blocks)
 
 
@@ -153,12 +176,20 @@ def _service_state(holder: Holder, situation: Situation) -> tuple[str, str, str]
         whom = "all keyspaces" if holder.kind is Kind.GLOBAL_BARRIER else "its readers"
         return "foreign", owner_of(holder.id), f"somebody asked to keep history for {whom}"
     if holder.id.startswith(CREATING_PREFIX):
-        reason = "the changefeed was being made or resumed; it ends by itself" if feed else "nothing came of it"
+        reason = (
+            "the changefeed was being made or resumed; it ends by itself"
+            if feed
+            else "nothing came of it"
+        )
         return ("creating" if feed else "orphan"), f"changefeed {name}", reason
     if feed is None:
         return "orphan", "", f"there is no changefeed {name}: it was removed, or its record is gone"
     if feed.history_is_lost:
-        return "lost", f"changefeed {name}", "what the changefeed needs is gone already; nobody renews this"
+        return (
+            "lost",
+            f"changefeed {name}",
+            "what the changefeed needs is gone already; nobody renews this",
+        )
     if not feed.runs:
         return feed.state, f"changefeed {name}", "the changefeed does not run; nobody renews this"
     if not feed.capture:
@@ -167,7 +198,10 @@ def _service_state(holder: Holder, situation: Situation) -> tuple[str, str, str]
 
 
 def _end(holder: Holder, state: str) -> str:
-    """What gives the history up. A safe point of a changefeed that lives comes back, so the changefeed has to go."""
+    """What gives the history up.
+
+    A safe point of a changefeed that lives comes back, so the changefeed has to go.
+    """
     if holder.kind is Kind.GLOBAL_BARRIER and holder.id != "native_br":
         return f'grpcurl -d \'{{"barrier_id": "{shown(holder.id)}"}}\' COORDINATOR pdpb.PD/DeleteGlobalGCBarrier'
     if state in ("renewed", "stopped", "failed"):
@@ -216,24 +250,41 @@ def _transaction(holder: Holder, next_ts: int) -> Link:
         owner=f"TiDB server {shown(owner)}",
         reason="the oldest transaction this server reports as running",
         next_ts=next_ts,
-        commands=(f"etcdctl del {quoted(f'/tidb/server/minstartts/{owner}')}  # only if that server is gone",),
+        commands=(
+            (
+                f"etcdctl del {quoted(f'/tidb/server/minstartts/{owner}')}  # only if that server is "
+                "gone"
+            ),
+        ),
     )
 
 
 def holders(situation: Situation) -> list[Holder]:
-    """All live holders, the lowest first; of equals the first by id, and GC's own worker last: the others hold it."""
+    """All live holders, the lowest first; of equals the first by id, and GC's own worker last:
+    the others hold it.
+    """
     view = situation.view
     live = [Holder(GC_WORKER, Kind.GC_WORKER, view.gc_worker.safe_point)]
-    for kind, barriers in ((Kind.SERVICE, view.services), (Kind.GLOBAL_BARRIER, view.global_barriers)):
-        live += [_holder(barrier, kind, situation) for barrier in barriers if not barrier.expired(view.now_s)]
+    for kind, barriers in (
+        (Kind.SERVICE, view.services),
+        (Kind.GLOBAL_BARRIER, view.global_barriers),
+    ):
+        live += [
+            _holder(barrier, kind, situation)
+            for barrier in barriers
+            if not barrier.expired(view.now_s)
+        ]
     live += [
-        Holder(TRANSACTION_PREFIX + running.owner, Kind.TRANSACTION, running.start_ts) for running in view.min_start_ts
+        Holder(TRANSACTION_PREFIX + running.owner, Kind.TRANSACTION, running.start_ts)
+        for running in view.min_start_ts
     ]
     return sorted(live, key=lambda holder: (holder.ts, holder.kind is Kind.GC_WORKER, holder.id))
 
 
 def lost_at(ordered: Sequence[Holder], index: int) -> int | None:
-    """The first Unix second in which history after `ordered[index]` may be lost; None: not in sight."""
+    """The first Unix second in which history after `ordered[index]` may be lost; None:
+    not in sight.
+    """
     ends = 0
     for number, holder in enumerate(ordered):
         if number > index and holder.ts > ordered[index].ts:

@@ -1,9 +1,10 @@
-"""The links of a chain of blockers, and those below a changefeed: capture, reader, table, region, lock (pure).
+"""The links of a chain of blockers, and those below a changefeed: capture, reader, table,
+region, lock (pure).
 
-`Link` and `Chain` are what an explanation consists of. `feed_links` says what holds a changefeed's checkpoint. The
-checkpoint of a running changefeed stands either because rows are ready and nobody takes them (the reader), or because
-rows are not complete: a table's resolved_ts stands, for one of its regions does, for an open lock does. What makes up
-more of the lag is named.
+`Link` and `Chain` are what an explanation consists of. `feed_links` says what holds a changefeed's
+checkpoint. The checkpoint of a running changefeed stands either because rows are ready and nobody
+takes them (the reader), or because rows are not complete: a table's resolved_ts stands, for one of
+its regions does, for an open lock does. What makes up more of the lag is named.
 """
 
 import enum
@@ -53,7 +54,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """One blocker of GC and what holds it, down to the cause; `id` is what `--what-if remove=` takes."""
+    """One blocker of GC and what holds it, down to the cause;
+    `id` is what `--what-if remove=` takes.
+    """
 
     id: str
     links: tuple[Link, ...]
@@ -66,7 +69,9 @@ class Chain:
         return self.links[0].ts
 
     def released(self) -> Iterator[tuple[Link, int]]:
-        """Each link, and where this blocker would let the minimum be without it: the links before it count, too."""
+        """Each link, and where this blocker would let the minimum be without it:
+        the links before it count, too.
+        """
         low = MAX_TS
         for link in self.links:
             low = min(low, link.next_ts)
@@ -84,7 +89,10 @@ def feed_links(feed: Feed, situation: Situation) -> list[Link]:
 
 def _changefeed_link(feed: Feed) -> Link:
     name = quoted(feed.id)
-    resume, remove = f"tidemark cli changefeed resume -c {name}", f"tidemark cli changefeed remove -c {name}"
+    resume, remove = (
+        f"tidemark cli changefeed resume -c {name}",
+        f"tidemark cli changefeed remove -c {name}",
+    )
     why = f": {shown(feed.error_code)}: {shown(feed.error)}" if feed.error_code else ""
     state, reason = feed.state, f"its target has everything up to here{why}"
     commands: tuple[str, ...] = ()
@@ -92,7 +100,10 @@ def _changefeed_link(feed: Feed) -> Link:
         reason = f"the history after its checkpoint is gone{why}"
         commands = (f"{resume} --overwrite-checkpoint-ts now", remove)
     elif feed.state == "stopped":
-        reason, commands = "it is paused: its checkpoint stands until it is resumed", (resume, remove)
+        reason, commands = (
+            "it is paused: its checkpoint stands until it is resumed",
+            (resume, remove),
+        )
     elif feed.state == "failed":
         reason, commands = f"it has failed{why}", (resume, remove)
     elif feed.runs and not feed.capture:
@@ -122,7 +133,9 @@ def _links_below(feed: Feed, situation: Situation) -> list[Link]:
     waiting_ms = physical_ms(behind.resolved_ts) - physical_ms(feed.checkpoint_ts)
     if waiting_ms >= situation.now_ms - physical_ms(behind.resolved_ts):
         return [_reader_link(feed, behind.resolved_ts)] if waiting_ms > _CALM_MS else []
-    return _upstream_links(behind, _second_lowest(table.resolved_ts for table in feed.tables), situation)
+    return _upstream_links(
+        behind, _second_lowest(table.resolved_ts for table in feed.tables), situation
+    )
 
 
 def _capture_link(feed: Feed, situation: Situation) -> Link:
@@ -131,7 +144,10 @@ def _capture_link(feed: Feed, situation: Situation) -> Link:
     suspects.sort(key=lambda capture: not capture.is_owner)
     if suspects:
         capture = suspects[0]
-        reason = f"it does not answer ({shown(capture.problem)}); restart it, another capture takes over then"
+        reason = (
+            f"it does not answer ({shown(capture.problem)}); restart it, another capture takes "
+            "over then"
+        )
         name, owner = shown(capture.id), shown(capture.address)
         state = "owner, silent" if capture.is_owner else "silent"
     else:
@@ -157,7 +173,12 @@ def _reader_link(feed: Feed, resolved_ts: int) -> Link:
         ts=feed.checkpoint_ts,
         next_ts=resolved_ts,
         reason="rows up to its resolved_ts are ready, and no reader has acknowledged them",
-        commands=(f"tidemark spark run --changefeed {quoted(feed.id)} --endpoint grpc://HOST:PORT --target URI",),
+        commands=(
+            (
+                f"tidemark spark run --changefeed {quoted(feed.id)} --endpoint grpc://HOST:PORT "
+                "--target URI"
+            ),
+        ),
     )
 
 
@@ -173,7 +194,9 @@ def _upstream_links(table: Table, next_ts: int, situation: Situation) -> list[Li
     ]
     if table.regions:
         region = min(table.regions, key=lambda region: region.resolved_ts)
-        links.append(_region_link(region, _second_lowest(region.resolved_ts for region in table.regions)))
+        links.append(
+            _region_link(region, _second_lowest(region.resolved_ts for region in table.regions))
+        )
         links += _lock_links(region, situation)
     return links
 
@@ -185,8 +208,13 @@ def _pump_link(region: Region, next_ts: int) -> Link:
         owner=f"at {shown(region.store)}" if region.store else "",
         ts=region.resolved_ts,
         next_ts=next_ts,
-        reason="the others wait for its binlogs: it is down, or its oldest prewrite has no outcome yet",
-        commands=("tidemark cli pump list", f"curl http://PUMP/status  # of {quoted(region.store)}"),
+        reason=(
+            "the others wait for its binlogs: it is down, or its oldest prewrite has no outcome yet"
+        ),
+        commands=(
+            "tidemark cli pump list",
+            f"curl http://PUMP/status  # of {quoted(region.store)}",
+        ),
     )
 
 
@@ -195,7 +223,10 @@ def _region_link(region: Region, next_ts: int) -> Link:
         return _pump_link(region, next_ts)
     commands: tuple[str, ...] = ()
     if not region.region_id:
-        reason = shown(region.problem) or "a range of the table that no store serves at this moment; start the store"
+        reason = (
+            shown(region.problem)
+            or "a range of the table that no store serves at this moment; start the store"
+        )
     elif region.locks:
         reason = f"its resolved_ts cannot pass {len(region.locks)} open lock(s)"
     else:
@@ -237,7 +268,10 @@ def _lock_links(region: Region, situation: Situation) -> list[Link]:
 
 
 def _resolve(lock: Lock) -> str:
-    return f"tidemark cli unsafe resolve-lock --key {lock.key or lock.primary} --start-ts {lock.start_ts}"
+    return (
+        f"tidemark cli unsafe resolve-lock --key {lock.key or lock.primary} --start-ts "
+        f"{lock.start_ts}"
+    )
 
 
 def _because(problem: str) -> str:

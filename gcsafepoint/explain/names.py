@@ -1,6 +1,9 @@
-"""Whose a service id is, as its name tells; and names as they can be shown and pasted into a shell. Pure.
+"""Whose a service id is, as its name tells; and names as they can be shown and pasted into a shell.
 
-Source: TiCDC's gc manager for the ids of changefeeds; the ids of BR, Lightning, Dumpling and TiDB as they set them.
+Pure.
+
+Source: TiCDC's gc manager for the ids of changefeeds; the ids of BR, Lightning, Dumpling and TiDB
+as they set them.
 """
 
 import shlex
@@ -11,7 +14,9 @@ FEED_PREFIX: Final = "ticdc-default-"
 CREATING_PREFIX: Final = f"{FEED_PREFIX}creating_"
 """A changefeed's id has no underscore, so that no changefeed's own service begins like this."""
 OLD_CREATING_PREFIX: Final = f"{FEED_PREFIX}creating-"
-"""What captures wrote before; a changefeed `creating-x` has a service that begins like this, too."""
+"""What captures wrote before; a changefeed `creating-x` has a service that begins like this,
+too.
+"""
 FEED_TTL_S: Final = 86_400
 CREATING_TTL_S: Final = 3_600
 
@@ -49,13 +54,17 @@ def feed_of(service_id: str) -> str:
 def left_over_services(service_ids: Iterable[str], protected: Mapping[str, bool]) -> list[str]:
     """Services of creations and resumes that are over, while none is under way.
 
-    `protected` says of each changefeed whether it needs none: its own service keeps its history, or it does not run.
+    `protected` says of each changefeed whether it needs none: its own service keeps its history, or
+    it does not run.
     """
     left_over = []
     for service_id in service_ids:
         if service_id.startswith(CREATING_PREFIX):
             changefeed = service_id.removeprefix(CREATING_PREFIX)
-        elif service_id.startswith(OLD_CREATING_PREFIX) and service_id.removeprefix(FEED_PREFIX) not in protected:
+        elif (
+            service_id.startswith(OLD_CREATING_PREFIX)
+            and service_id.removeprefix(FEED_PREFIX) not in protected
+        ):
             changefeed = service_id.removeprefix(OLD_CREATING_PREFIX)
         else:
             continue
@@ -72,7 +81,9 @@ def owner_of(service_id: str) -> str:
 def shown(text: str) -> str:
     """`text` without control characters and without what is no Unicode."""
     valid = text.encode(errors="backslashreplace").decode()
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in valid)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in valid
+    )
 
 
 def quoted(text: str) -> str:

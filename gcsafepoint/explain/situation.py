@@ -1,7 +1,7 @@
 """What is known at one moment of everything that can hold GC back. Pure.
 
-`server.coordinator.explain_service` gathers it. What could not be learnt is said as a `problem`, never left out: a
-capture that does not answer is a finding.
+`server.coordinator.explain_service` gathers it. What could not be learnt is said as a `problem`,
+never left out: a capture that does not answer is a finding.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,9 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A region as its subscriber sees it; id 0: a range that no store serves at this moment, or a pump."""
+    """A region as its subscriber sees it; id 0: a range that no store serves at this moment,
+    or a pump.
+    """
 
     region_id: int
     resolved_ts: int
@@ -48,7 +50,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A changefeed: its record, and what the capture that runs it tells (`capture` empty: none did)."""
+    """A changefeed: its record, and what the capture that runs it tells (`capture` empty:
+    none did).
+    """
 
     id: str
     state: str

@@ -1,1 +1,3 @@
-"""The GC state that the coordinator keeps: its rules, the RPCs that change it, and how it is stored."""
+"""The GC state that the coordinator keeps: its rules, the RPCs that change it,
+and how it is stored.
+"""

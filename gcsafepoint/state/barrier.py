@@ -1,8 +1,9 @@
 """A GC barrier: its owner needs the history from a timestamp on, until the barrier expires.
 
-A service safe point is the same thing, so `ServiceSafePoint` stands for both. `Barriers` keeps the barriers of one
-scope by id, by timestamp and by expiry, so that the lowest and the expired ones are found without looking at the
-others: an update costs O(log n), and renewals leave no more garbage than there is state.
+A service safe point is the same thing, so `ServiceSafePoint` stands for both. `Barriers` keeps the
+barriers of one scope by id, by timestamp and by expiry, so that the lowest and the expired ones are
+found without looking at the others: an update costs O(log n), and renewals leave no more garbage
+than there is state.
 """
 
 import heapq
@@ -21,14 +22,18 @@ _SPARE = 64  # entries of replaced barriers that a heap may hold beyond twice th
 
 @dataclass(frozen=True, slots=True)
 class ServiceSafePoint:
-    """One service or GC barrier, and its safe point; `expired_at` in Unix seconds, `NEVER_S` for ever."""
+    """One service or GC barrier, and its safe point; `expired_at` in Unix seconds,
+    `NEVER_S` for ever.
+    """
 
     service_id: str
     expired_at: int
     safe_point: int
 
     def ttl_s(self, now_s: float) -> int:
-        """Whole seconds left, at least 0; a huge number for one that never ends, as PD answers old calls."""
+        """Whole seconds left, at least 0; a huge number for one that never ends,
+        as PD answers old calls.
+        """
         return max(0, self.expired_at - math.ceil(now_s))
 
     def expired(self, now_s: float) -> bool:
@@ -38,12 +43,17 @@ class ServiceSafePoint:
     def describe(self, kind: str = "GCBarrier") -> str:
         """PD's text for a barrier that blocks."""
         ends = "<nil>" if self.expired_at == NEVER_S else time_text(self.expired_at)
-        fields = f"BarrierID: {quoted(self.service_id)}, BarrierTS: {self.safe_point}, ExpirationTime: {quoted(ends)}"
+        fields = (
+            f"BarrierID: {quoted(self.service_id)}, BarrierTS: {self.safe_point}, ExpirationTime: "
+            f"{quoted(ends)}"
+        )
         return f"{kind} {{ {fields} }}"
 
 
 def expiry(now_s: float, ttl_s: int) -> int:
-    """When a TTL that begins now is over: Unix seconds, rounded up so that nobody gets less than requested."""
+    """When a TTL that begins now is over: Unix seconds,
+    rounded up so that nobody gets less than requested.
+    """
     return NEVER_S if ttl_s > _LONGEST_TTL_S else math.ceil(now_s) + ttl_s
 
 
@@ -109,7 +119,9 @@ class Barriers:
 
     def mark_all(self) -> None:
         """Make `take_changes` return all that have an end."""
-        self._changes |= {barrier.service_id: barrier for barrier in self if barrier.expired_at != NEVER_S}
+        self._changes |= {
+            barrier.service_id: barrier for barrier in self if barrier.expired_at != NEVER_S
+        }
 
     def take_changes(self) -> dict[str, ServiceSafePoint | None]:
         """What was set or (None) removed since the last call."""

@@ -4,20 +4,23 @@
 
 `ClassicCalls` (`--gc-compat classic`, the default) answers as PD did before #9292:
 
-8. The minimum is the lowest of B + G + w. An update of a service is stored iff its safe point is >= the minimum (and
-   >= t); the answer is the minimum after it. A service that is answered more than it asked for was refused: the history
-   may be gone. `native_br` is a global barrier, as a backup covers all keyspaces.
+8. The minimum is the lowest of B + G + w. An update of a service is stored iff its safe point is >=
+   the minimum (and >= t); the answer is the minimum after it. A service that is answered more than
+   it asked for was refused: the history may be gone. `native_br` is a global barrier, as a backup
+   covers all keyspaces.
 9. An update removes the services whose TTL is over; a TTL <= 0 removes one at once, known or not.
-10. `gc_worker` is there from the first update on. Its update, refused below the minimum, moves w to its safe point and
-    t to min(w, B + G + M); the answer is the minimum, or the TiDB server that keeps t below it.
-11. An update of g moves it to at most min(B + G + M), never back, and takes t and w along: a client that knows only
-    this call (client-go before 2025) can collect garbage. The answer is what holds.
+10. `gc_worker` is there from the first update on. Its update, refused below the minimum, moves w to
+    its safe point and t to min(w, B + G + M); the answer is the minimum, or the TiDB server that
+    keeps t below it.
+11. An update of g moves it to at most min(B + G + M), never back, and takes t and w along: a client
+    that knows only this call (client-go before 2025) can collect garbage. The answer is what holds.
 
 Rules 8 and 11 are where today's PD differs; see docs/design/0008-gc-state.md.
 
-`Pd9Calls` (`--gc-compat pd-9`) redirects the calls to the newer family, as today's PD does. `gc_worker` advances the
-txn safe point and is answered what blocks it. Everybody else sets a barrier and is answered `gc_worker` at the txn safe
-point, never the service that is the minimum. Source: PD pkg/gc/gc_state_manager.go `Compatible…`.
+`Pd9Calls` (`--gc-compat pd-9`) redirects the calls to the newer family, as today's PD does.
+`gc_worker` advances the txn safe point and is answered what blocks it. Everybody else sets a
+barrier and is answered `gc_worker` at the txn safe point, never the service that is the minimum.
+Source: PD pkg/gc/gc_state_manager.go `Compatible…`.
 """
 
 import enum
@@ -55,7 +58,14 @@ class OldCalls(Protocol):
     """The two old calls that change something, in one dialect."""
 
     def update_service(
-        self, states: GcStates, keyspace_id: int, service_id: str, ttl_s: int, safe_point: int, now_s: float, /
+        self,
+        states: GcStates,
+        keyspace_id: int,
+        service_id: str,
+        ttl_s: int,
+        safe_point: int,
+        now_s: float,
+        /,
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint: returns the service and safe point PD answers with.
 
@@ -68,7 +78,10 @@ class OldCalls(Protocol):
         ...
 
     def update_gc_safe_point(self, state: SafePoints, safe_point: int, now_s: float, /) -> int:
-        """UpdateGCSafePoint: returns the GC safe point that holds. Raises: SafePointRequestError."""
+        """UpdateGCSafePoint: returns the GC safe point that holds.
+
+        Raises: SafePointRequestError.
+        """
         ...
 
 
@@ -81,7 +94,13 @@ class ClassicCalls:
     """Rules 8 to 11."""
 
     def update_service(
-        self, states: GcStates, keyspace_id: int, service_id: str, ttl_s: int, safe_point: int, now_s: float
+        self,
+        states: GcStates,
+        keyspace_id: int,
+        service_id: str,
+        ttl_s: int,
+        safe_point: int,
+        now_s: float,
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint, rules 8 to 10; returns the minimum after it.
 
@@ -158,13 +177,20 @@ class Pd9Calls:
     """Today's PD: the calls redirected to barriers and to the txn safe point."""
 
     def update_service(
-        self, states: GcStates, keyspace_id: int, service_id: str, ttl_s: int, safe_point: int, now_s: float
+        self,
+        states: GcStates,
+        keyspace_id: int,
+        service_id: str,
+        ttl_s: int,
+        safe_point: int,
+        now_s: float,
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint; the update was refused if the answer is above `safe_point`.
 
         Raises:
             KeyspaceNotFoundError: no keyspace has that id.
-            SafePointRequestError: no service id, a TTL that `gc_worker` cannot have, or `gc_worker` going back.
+            SafePointRequestError: no service id, a TTL that `gc_worker` cannot have, or `gc_worker`
+                going back.
         """
         scope = states.scope_of_user(keyspace_id)
         state = states.of_user(scope)
@@ -194,7 +220,9 @@ class Pd9Calls:
         return state.gc_safe_point
 
 
-def _advance_as_gc_worker(state: SafePoints, ttl_s: int, safe_point: int, now_s: float) -> ServiceSafePoint:
+def _advance_as_gc_worker(
+    state: SafePoints, ttl_s: int, safe_point: int, now_s: float
+) -> ServiceSafePoint:
     if ttl_s != NEVER_S:
         raise errors.gc_worker_ends()
     advance = state.advance_txn_safe_point(safe_point, now_s)

@@ -1,4 +1,6 @@
-"""What the GC state's rules refuse, in PD's words: clients and operators know the texts, and some compare them."""
+"""What the GC state's rules refuse, in PD's words: clients and operators know the texts,
+and some compare them.
+"""
 
 from storage.model.errors import InvalidError
 
@@ -22,7 +24,9 @@ class KeyspaceNotFoundError(SafePointRequestError):
 
 def bad_argument(name: str, value: object) -> SafePointRequestError:
     """An argument nobody can use."""
-    return SafePointRequestError(f"[PD:common:ErrInvalidArgument]invalid argument for {name}: {value}")
+    return SafePointRequestError(
+        f"[PD:common:ErrInvalidArgument]invalid argument for {name}: {value}"
+    )
 
 
 def reserved_id(barrier_id: str) -> SafePointRequestError:
@@ -33,13 +37,19 @@ def reserved_id(barrier_id: str) -> SafePointRequestError:
 
 def txn_safe_point_goes_back(current: int, given: int) -> SafePointRequestError:
     """The txn safe point never goes back."""
-    text = f"trying to update txn safe point to a smaller value, current value: {current}, given: {given}"
+    text = (
+        f"trying to update txn safe point to a smaller value, current value: {current}, given: "
+        f"{given}"
+    )
     return SafePointRequestError(f"[PD:gc:ErrDecreasingTxnSafePoint]{text}")
 
 
 def gc_safe_point_goes_back(current: int, given: int) -> SafePointRequestError:
     """The GC safe point never goes back."""
-    text = f"trying to update GC safe point to a smaller value, current value: {current}, given: {given}"
+    text = (
+        f"trying to update GC safe point to a smaller value, current value: {current}, given: "
+        f"{given}"
+    )
     return SafePointRequestError(f"[PD:gc:ErrDecreasingGCSafePoint]{text}")
 
 
@@ -54,14 +64,20 @@ def gc_safe_point_too_large(current: int, given: int, txn_safe_point: int) -> Sa
 
 def barrier_behind(barrier_ts: int, txn_safe_point: int) -> BehindTxnSafePointError:
     """A barrier must be set before the txn safe point passes it."""
-    text = f"trying to set a GC barrier on ts {barrier_ts} which is already behind the txn safe point {txn_safe_point}"
+    text = (
+        f"trying to set a GC barrier on ts {barrier_ts} which is already behind the txn safe "
+        f"point {txn_safe_point}"
+    )
     return BehindTxnSafePointError(f"[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]{text}")
 
 
-def global_barrier_behind(barrier_ts: int, txn_safe_point: int, keyspace: str) -> BehindTxnSafePointError:
+def global_barrier_behind(
+    barrier_ts: int, txn_safe_point: int, keyspace: str
+) -> BehindTxnSafePointError:
     """A global barrier must be set before any keyspace's txn safe point passes it."""
     text = (
-        f"trying to set a global GC barrier on ts {barrier_ts} which is already behind the txn safe point "
+        f"trying to set a global GC barrier on ts {barrier_ts} which is already behind the txn "
+        "safe point "
         f"{txn_safe_point} of keyspace {keyspace}"
     )
     return BehindTxnSafePointError(f"[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]{text}")
@@ -69,7 +85,10 @@ def global_barrier_behind(barrier_ts: int, txn_safe_point: int, keyspace: str) -
 
 def no_gc_of_its_own(name: str, keyspace_id: int) -> SafePointRequestError:
     """A keyspace under unified GC has nothing to advance."""
-    text = f"trying to manage GC in keyspace {name} (id: {keyspace_id}) where keyspace level GC is not enabled"
+    text = (
+        f"trying to manage GC in keyspace {name} (id: {keyspace_id}) where keyspace level GC is "
+        "not enabled"
+    )
     return SafePointRequestError(f"[PD:gc:ErrGCOnInvalidKeyspace]{text}")
 
 

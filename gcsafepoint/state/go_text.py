@@ -1,11 +1,21 @@
-"""Texts as Go prints them, for the places where PD's wording is part of the protocol or of a stored record."""
+"""Texts as Go prints them, for the places where PD's wording is part of the protocol or of a stored
+record.
+"""
 
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _LAST_DATE_S = 253_402_300_799  # the year 9999
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r"}
+_ESCAPES = {
+    '"': '\\"',
+    "\\": "\\\\",
+    "\a": "\\a",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+}
 _ESCAPES |= {"\t": "\\t", "\v": "\\v"}
 _IN_JSON = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 _ESCAPED_BYTES = range(0xDC80, 0xDD00)
@@ -19,7 +29,9 @@ def quoted(text: str) -> str:
 
 
 def time_text(unix_s: int) -> str:
-    """`time.Time.String()` of a whole second in UTC; the bare number where there is no such date."""
+    """`time.Time.String()` of a whole second in UTC;
+    the bare number where there is no such date.
+    """
     if not 0 <= unix_s <= _LAST_DATE_S:
         return str(unix_s)
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")

@@ -1,4 +1,5 @@
-"""What GC waits for, as numbers, gathered when asked for; only the lowest barriers are named, to bound the labels.
+"""What GC waits for, as numbers, gathered when asked for; only the lowest barriers are named,
+to bound the labels.
 
 `pd_gc_…` are PD's names, so that PD's dashboards and alerts hold.
 """
@@ -20,11 +21,16 @@ _LABEL_CHARACTERS = 64
 _BARRIER_LABELS = ("scope", "keyspace_id", "keyspace_name", "barrier_id")
 
 UPDATES_TOTAL = Counter("tidemark_gcsafepoint_updates_total", "Service safe point updates answered")
-TRANSACTIONS_TOTAL = Counter("tidemark_gcsafepoint_transactions_total", "Metadata transactions written")
+TRANSACTIONS_TOTAL = Counter(
+    "tidemark_gcsafepoint_transactions_total", "Metadata transactions written"
+)
 
 
 class SafePointCollector(Collector):
-    """Gauges of one state; nothing until `states` is set. Called in the HTTP thread, so barriers are copied first."""
+    """Gauges of one state; nothing until `states` is set.
+
+    Called in the HTTP thread, so barriers are copied first.
+    """
 
     def __init__(self) -> None:
         self.states: GcStates | None = None
@@ -65,10 +71,15 @@ def _safe_points(gc_safe_point: int, txn_safe_point: int, lowest: int) -> GaugeM
 
 def _barriers(states: GcStates) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
-        "pd_gc_barrier_timestamp_seconds", "Unix time of what the lowest barriers hold back", labels=_BARRIER_LABELS
+        "pd_gc_barrier_timestamp_seconds",
+        "Unix time of what the lowest barriers hold back",
+        labels=_BARRIER_LABELS,
     )
     lowest = heapq.nsmallest(_NAMED, _all_barriers(states), key=lambda item: item[1].safe_point)
-    shown = {(*scope, _label(barrier)): physical_ms(barrier.safe_point) / 1000 for scope, barrier in reversed(lowest)}
+    shown = {
+        (*scope, _label(barrier)): physical_ms(barrier.safe_point) / 1000
+        for scope, barrier in reversed(lowest)
+    }
     for labels, seconds in shown.items():
         family.add_metric(labels, seconds)
     return family
@@ -85,7 +96,9 @@ def _all_barriers(states: GcStates) -> Iterator[tuple[tuple[str, ...], ServiceSa
 
 def _services(named: list[ServiceSafePoint]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
-        "tidemark_gcsafepoint_service_safe_point_ts", "Safe points of the lowest services", labels=["service"]
+        "tidemark_gcsafepoint_service_safe_point_ts",
+        "Safe points of the lowest services",
+        labels=["service"],
     )
     shown = {_label(service): service.safe_point for service in reversed(named)}
     for service_id, safe_point in shown.items():

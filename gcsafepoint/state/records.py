@@ -1,19 +1,21 @@
-"""How GC states lie in etcd: PD's keys and texts, so that PD's tools read them and PD itself can take over.
+"""How GC states lie in etcd: PD's keys and texts,
+so that PD's tools read them and PD itself can take over.
 
-`GcKeys` and `ScopeKeys` are the paths, PD's and TiDB's own; the `parse_…` functions read records, `write_operations`
-makes them of changes. A record that cannot be read raises SafePointRecordError: guessing could let GC pass a live
-service.
+`GcKeys` and `ScopeKeys` are the paths, PD's and TiDB's own; the `parse_…` functions read records,
+`write_operations` makes them of changes. A record that cannot be read raises SafePointRecordError:
+guessing could let GC pass a live service.
 
-Expiries are put off by the time nobody led (`Outage`), so that the clock of TTLs never takes away what a service has
-left (docs/design/0008-gc-state.md):
+Expiries are put off by the time nobody led (`Outage`), so that the clock of TTLs never takes away
+what a service has left (docs/design/0008-gc-state.md):
 
-1. While a leader leads, its clock runs with the monotonic clock: no jump of the wall clock expires or revives
-   anybody.
-2. Each of its writes, and a beat, leaves the clock's reading in metadata. The next leader takes the wall clock as it
-   finds it, and gives each service what was left of its TTL at the last reading: time in which nobody could renew
-   does not count, and neither does a jump of the wall clock, forward or backward, between two leaders.
-3. So an expiry is only ever put off, by at most the outage and a beat. What was written later than the last reading
-   (by an operator, or by a PD that led in between) is taken as it stands.
+1. While a leader leads, its clock runs with the monotonic clock: no jump of the wall clock expires
+   or revives anybody.
+2. Each of its writes, and a beat, leaves the clock's reading in metadata. The next leader takes the
+   wall clock as it finds it, and gives each service what was left of its TTL at the last reading:
+   time in which nobody could renew does not count, and neither does a jump of the wall clock,
+   forward or backward, between two leaders.
+3. So an expiry is only ever put off, by at most the outage and a beat. What was written later than
+   the last reading (by an operator, or by a PD that led in between) is taken as it stands.
 """
 
 import json
@@ -49,7 +51,9 @@ class ScopeKeys:
     """What the keys start with under which TiDB servers write their oldest start_ts, decimal."""
 
     def service(self, service_id: str) -> bytes:
-        """JSON: service_id, expired_at (Unix seconds), safe_point; of a real keyspace also keyspace_id."""
+        """JSON: service_id, expired_at (Unix seconds), safe_point;
+        of a real keyspace also keyspace_id.
+        """
         return self.services + key_bytes(service_id)
 
 
@@ -66,7 +70,9 @@ class GcKeys:
 
     @property
     def global_barriers(self) -> bytes:
-        """What global barriers' keys start with; JSON: barrier_id, barrier_ts, expiration_time (Unix s, 0: never)."""
+        """What global barriers' keys start with; JSON: barrier_id, barrier_ts,
+        expiration_time (Unix s, 0: never).
+        """
         return self.prefix + b"global_gc_barriers/"
 
     @property
@@ -91,7 +97,11 @@ class GcKeys:
 
     def scope(self, keyspace_id: int) -> ScopeKeys:
         """The paths of one keyspace."""
-        gc_safe_point, services, tidb = self.prefix + b"safe_point", self.prefix + b"safe_point/service/", b"/"
+        gc_safe_point, services, tidb = (
+            self.prefix + b"safe_point",
+            self.prefix + b"safe_point/service/",
+            b"/",
+        )
         if keyspace_id != NULL_KEYSPACE:
             gc_safe_point = self.keyspaces + b"gc_safe_point/%08d" % keyspace_id
             services = self.keyspaces + b"service_safe_point/%08d/" % keyspace_id
@@ -102,20 +112,27 @@ class GcKeys:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From the last reading of the clock, at metadata revision `revision`, to now on the new one: `seconds`."""
+    """From the last reading of the clock, at metadata revision `revision`,
+    to now on the new one: `seconds`.
+    """
 
     revision: int = 0
     seconds: int = 0
 
     @classmethod
     def since(cls, reading: KeyValue | None, now_s: float) -> "Outage":
-        """The time since the reading, rounded up; none where there never was one. Raises: ValueError: unreadable."""
+        """The time since the reading, rounded up; none where there never was one.
+
+        Raises: ValueError: unreadable.
+        """
         if reading is None:
             return cls()
         return cls(reading.mod_revision, math.ceil(now_s) - int(reading.value))
 
     def put_off(self, expired_at: int, written_at: int) -> int:
-        """The expiry, put off, of a record of revision `written_at`; 0 or less is stored for never."""
+        """The expiry, put off, of a record of revision `written_at`;
+        0 or less is stored for never.
+        """
         if not 0 < expired_at < NEVER_S:
             return NEVER_S
         if written_at > self.revision:
@@ -129,7 +146,9 @@ class SafePointRecordError(CorruptError):
     code = "ErrSafePointRecord"
 
     def __init__(self, pair: KeyValue, reason: object) -> None:
-        super().__init__(f"{pair.key!r} holds {pair.value[:200]!r}: {reason}; correct it with etcdctl")
+        super().__init__(
+            f"{pair.key!r} holds {pair.value[:200]!r}: {reason}; correct it with etcdctl"
+        )
 
 
 def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> SafePoints:
@@ -153,13 +172,17 @@ def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> S
     return SafePoints(services, txn_safe_point, gc_safe_point)
 
 
-def parse_global_barriers(pairs: Iterable[KeyValue], keys: GcKeys, outage: Outage) -> list[ServiceSafePoint]:
+def parse_global_barriers(
+    pairs: Iterable[KeyValue], keys: GcKeys, outage: Outage
+) -> list[ServiceSafePoint]:
     """The global barriers among the pairs. Raises: SafePointRecordError: one cannot be read."""
     barriers: list[ServiceSafePoint] = []
     for pair in pairs:
         if pair.key.startswith(keys.global_barriers):
             try:
-                barriers.append(_barrier(pair, keys.global_barriers, outage, "barrier_ts", "expiration_time"))
+                barriers.append(
+                    _barrier(pair, keys.global_barriers, outage, "barrier_ts", "expiration_time")
+                )
             except (ValueError, KeyError, TypeError) as err:
                 raise SafePointRecordError(pair, err) from err
     return barriers
@@ -212,7 +235,9 @@ def write_operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
         if changed.txn_safe_point is not None:
             points.append(Put(paths.txn_safe_point, b"%d" % changed.txn_safe_point))
         if changed.gc_safe_point is not None:
-            points.append(Put(paths.gc_safe_point, _gc_safe_point_text(changed.gc_safe_point, scope)))
+            points.append(
+                Put(paths.gc_safe_point, _gc_safe_point_text(changed.gc_safe_point, scope))
+            )
     for barrier_id, barrier in changes.global_barriers.items():
         key = keys.global_barriers + key_bytes(barrier_id)
         if barrier is None:
@@ -222,7 +247,9 @@ def write_operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
     return [*deletes, *barriers, *points]
 
 
-def _barrier(pair: KeyValue, prefix: bytes, outage: Outage, ts: str, expires: str) -> ServiceSafePoint:
+def _barrier(
+    pair: KeyValue, prefix: bytes, outage: Outage, ts: str, expires: str
+) -> ServiceSafePoint:
     """A barrier's id is what its key says: by it, it is replaced and removed."""
     fields: Mapping[str, Any] = json.loads(pair.value)
     barrier_ts, expired_at = fields[ts], fields[expires]
@@ -244,7 +271,9 @@ def _service_text(service: ServiceSafePoint, scope: int) -> bytes:
 def _global_text(barrier: ServiceSafePoint) -> bytes:
     ends = 0 if barrier.expired_at == NEVER_S else barrier.expired_at
     barrier_id = valid_text(barrier.service_id)
-    return json_text({"barrier_id": barrier_id, "barrier_ts": barrier.safe_point, "expiration_time": ends})
+    return json_text(
+        {"barrier_id": barrier_id, "barrier_ts": barrier.safe_point, "expiration_time": ends}
+    )
 
 
 def _gc_safe_point(value: bytes, scope: int) -> int:

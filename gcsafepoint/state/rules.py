@@ -1,24 +1,29 @@
 """The safepoint rules of one keyspace (pure: the clock is an argument, in Unix seconds).
 
-Two families of RPCs work on one state: UpdateServiceGCSafePoint and UpdateGCSafePoint; SetGCBarrier,
-AdvanceTxnSafePoint and AdvanceGCSafePoint. Services are peers: each says below which timestamp it needs no history, and
-for how long; a GC barrier is the same thing. With B the live barriers, G the live global barriers (they
-hold in every keyspace), M the start_ts of the oldest transaction of each TiDB server, w the safe point of `gc_worker`
-(GC itself), t the txn safe point (no reader may start below it), g the GC safe point (stores collect below it):
+Two families of RPCs work on one state: UpdateServiceGCSafePoint and UpdateGCSafePoint;
+SetGCBarrier, AdvanceTxnSafePoint and AdvanceGCSafePoint. Services are peers: each says below which
+timestamp it needs no history, and for how long; a GC barrier is the same thing. With B the live
+barriers, G the live global barriers (they hold in every keyspace), M the start_ts of the oldest
+transaction of each TiDB server, w the safe point of `gc_worker` (GC itself), t the txn safe point
+(no reader may start below it), g the GC safe point (stores collect below it):
 
 1. g <= t <= min(B + G), and t <= w: nothing that a live service still needs is collected.
 2. t and g never go back; nor does w.
-3. Advancing t to a target moves it to max(t, min(target, B + G + M)): being blocked is no error, and what blocks is
-   named; only a target below t is refused. Of what lies below t already (M is not checked when it is written, nor is
-   what an operator writes) t keeps its place.
+3. Advancing t to a target moves it to max(t, min(target, B + G + M)): being blocked is no error,
+   and what blocks is named; only a target below t is refused. Of what lies below t already (M is
+   not checked when it is written, nor is what an operator writes) t keeps its place.
 4. Advancing g to a target moves it there iff g <= target <= t; anything else is refused.
-5. A barrier is stored iff its timestamp is >= t: above it, it may go back. It may be set for ever, and be removed.
-6. A barrier blocks until its TTL, rounded up to a whole second, is over; and only what removes it in the same
-   transaction ignores it, so that no clock brings it back. An operator sees it, with no TTL left, until then.
-7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there is a record of it.
+5. A barrier is stored iff its timestamp is >= t: above it, it may go back. It may be set for ever,
+   and be removed.
+6. A barrier blocks until its TTL, rounded up to a whole second, is over; and only what removes it
+   in the same transaction ignores it, so that no clock brings it back. An operator sees it, with no
+   TTL left, until then.
+7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there
+   is a record of it.
 
-The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in `gcsafepoint.state.states`.
-Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its code).
+The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in
+`gcsafepoint.state.states`. Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its
+code).
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,12 +57,18 @@ class Changes:
     gc_safe_point: int | None = None
 
     def __len__(self) -> int:
-        return len(self.services) + (self.txn_safe_point is not None) + (self.gc_safe_point is not None)
+        return (
+            len(self.services)
+            + (self.txn_safe_point is not None)
+            + (self.gc_safe_point is not None)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """What keeps t from a target: its timestamp, PD's text for it, and the service id old calls are told."""
+    """What keeps t from a target: its timestamp, PD's text for it,
+    and the service id old calls are told.
+    """
 
     ts: int
     description: str
@@ -74,12 +85,19 @@ class Advance:
 
 
 class SafePoints:
-    """The state the rules hold of; calls answer at once, and `take_changes` says what to make durable."""
+    """The state the rules hold of; calls answer at once,
+    and `take_changes` says what to make durable.
+    """
 
     def __init__(
-        self, services: Iterable[ServiceSafePoint] = (), txn_safe_point: int = 0, gc_safe_point: int = 0
+        self,
+        services: Iterable[ServiceSafePoint] = (),
+        txn_safe_point: int = 0,
+        gc_safe_point: int = 0,
     ) -> None:
-        """Take over a stored state; what an older PD left is lifted to rule 1 as far as t and w go."""
+        """Take over a stored state; what an older PD left is lifted to rule 1 as far as t and w
+        go.
+        """
         by_id = {service.service_id: service for service in services}
         stored = by_id.pop(GC_WORKER, None)
         self.gc_safe_point = gc_safe_point
@@ -112,7 +130,8 @@ class SafePoints:
         """Rule 4; returns what it was.
 
         Raises:
-            SafePointRequestError: the target lies below the GC safe point, or above the txn safe point.
+            SafePointRequestError: the target lies below the GC safe point, or above the txn safe
+                point.
         """
         old = self.gc_safe_point
         if target < old:
@@ -122,7 +141,9 @@ class SafePoints:
         self.lift_gc_safe_point(target)
         return old
 
-    def set_barrier(self, barrier_id: str, barrier_ts: int, ttl_s: int, now_s: float) -> ServiceSafePoint:
+    def set_barrier(
+        self, barrier_id: str, barrier_ts: int, ttl_s: int, now_s: float
+    ) -> ServiceSafePoint:
         """Rule 5; `ttl_s` > 0.
 
         Raises:
@@ -152,7 +173,9 @@ class SafePoints:
         return min(peers, key=lambda service: (service.safe_point, service.service_id))
 
     def blocker(self, target: int) -> Blocker | None:
-        """What lies lowest below `target`; of equals a barrier before a TiDB server before a global barrier."""
+        """What lies lowest below `target`; of equals a barrier before a TiDB server before a global
+        barrier.
+        """
         blocker: Blocker | None = None
         lowest = self.barriers.lowest()
         if lowest and lowest.safe_point < target:
@@ -160,12 +183,16 @@ class SafePoints:
         running = [(start_ts, owner) for owner, start_ts in self.min_start_ts.items() if start_ts]
         start_ts, owner = min(running, default=(MAX_TS, ""))
         if start_ts < (blocker.ts if blocker else target):
-            shown = max(start_ts, self.txn_safe_point)  # PD prints where t stays, not where the transaction began
+            shown = max(
+                start_ts, self.txn_safe_point
+            )  # PD prints where t stays, not where the transaction began
             text = f"TiDBMinStartTS {{ Key: {quoted(owner)}, MinStartTS: {shown} }}"
             blocker = Blocker(start_ts, text, f"tidb_min_start_ts_{owner}")
         lowest = self.global_barriers.lowest()
         if lowest and lowest.safe_point < (blocker.ts if blocker else target):
-            blocker = Blocker(lowest.safe_point, lowest.describe("GlobalGCBarrier"), lowest.service_id)
+            blocker = Blocker(
+                lowest.safe_point, lowest.describe("GlobalGCBarrier"), lowest.service_id
+            )
         return blocker
 
     def lowest_needed(self) -> int:
@@ -197,7 +224,9 @@ class SafePoints:
         if safe_point > self.gc_worker.safe_point or not self.has_gc_worker:
             self.has_gc_worker = True
             lifted = max(safe_point, self.gc_worker.safe_point)
-            self.gc_worker = self._changes.services[GC_WORKER] = ServiceSafePoint(GC_WORKER, NEVER_S, lifted)
+            self.gc_worker = self._changes.services[GC_WORKER] = ServiceSafePoint(
+                GC_WORKER, NEVER_S, lifted
+            )
 
     def take_changes(self) -> Changes:
         """What changed since the last call; global barriers have their own."""

@@ -1,7 +1,8 @@
 """The safepoint service of a coordinator: the RPCs of both families over one stored state.
 
-`SafePointService` reads and changes the states that `gcsafepoint.state.stored` keeps, by the rules of
-`gcsafepoint.state.rules`. The old calls are answered in the dialect of `--gc-compat` (`gcsafepoint.state.compat`).
+`SafePointService` reads and changes the states that `gcsafepoint.state.stored` keeps, by the rules
+of `gcsafepoint.state.rules`. The old calls are answered in the dialect of `--gc-compat`
+(`gcsafepoint.state.compat`).
 """
 
 import time
@@ -51,7 +52,8 @@ Outcome = ServiceSafePoint | TidemarkError
 class SafePointService:
     """All safepoints of a cluster for one term of leadership; calls may overlap.
 
-    Every call raises SafePointConflictError or MetaUnavailableError when its answer is not certain: try again.
+    Every call raises SafePointConflictError or MetaUnavailableError when its answer is not certain:
+    try again.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class SafePointService:
         compat: Compat = Compat.CLASSIC,
         keyspace_of: Callable[[bytes], Keyspace] | None = None,
     ) -> None:
-        """`keyspace_of` reads a stored keyspace's record; without it only the null keyspace is known."""
+        """`keyspace_of` reads a stored keyspace's record;
+        without it only the null keyspace is known.
+        """
         self.compat = compat
         self._clock = clock or steady_clock()
         self._stored = StoredStates(store, keys, self._clock, keyspace_of)
@@ -71,7 +75,10 @@ class SafePointService:
 
     @property
     def gc_safe_point(self) -> int:
-        """The null keyspace's GC safe point; durable. Reading it costs nothing; `load` once before."""
+        """The null keyspace's GC safe point; durable.
+
+        Reading it costs nothing; `load` once before.
+        """
         return self._stored.gc_safe_point
 
     def now_s(self) -> int:
@@ -97,7 +104,8 @@ class SafePointService:
     async def gc_state(
         self, keyspace_id: int, *, with_barriers: bool
     ) -> tuple[KeyspaceState, tuple[ServiceSafePoint, ...]]:
-        """GetGCState: the state the users of a keyspace share, and the global barriers of the same moment.
+        """GetGCState: the state the users of a keyspace share,
+        and the global barriers of the same moment.
 
         Raises:
             KeyspaceNotFoundError: no keyspace has that id.
@@ -109,17 +117,25 @@ class SafePointService:
             )
         )
 
-    async def all_gc_states(self, *, with_barriers: bool) -> tuple[list[KeyspaceState], tuple[ServiceSafePoint, ...]]:
-        """GetAllKeyspacesGCStates: all states, the null keyspace's first, and the global barriers of that moment."""
+    async def all_gc_states(
+        self, *, with_barriers: bool
+    ) -> tuple[list[KeyspaceState], tuple[ServiceSafePoint, ...]]:
+        """GetAllKeyspacesGCStates: all states, the null keyspace's first,
+        and the global barriers of that moment.
+        """
         return await self._stored.read(
-            lambda states: (all_keyspace_states(states, with_barriers=with_barriers), global_barriers(states))
+            lambda states: (
+                all_keyspace_states(states, with_barriers=with_barriers),
+                global_barriers(states),
+            )
         )
 
     async def update_services(self, updates: Sequence[ServiceUpdate]) -> list[Outcome]:
-        """UpdateServiceGCSafePoint: apply the updates in order, in as few transactions as they fit into.
+        """UpdateServiceGCSafePoint: apply the updates in order,
+        in as few transactions as they fit into.
 
-        Durable when it returns. Each outcome is the answer to the service after its update, or the error of an update
-        that can never be accepted.
+        Durable when it returns. Each outcome is the answer to the service after its update, or the
+        error of an update that can never be accepted.
         """
         outcomes: list[Outcome] = []
         while len(outcomes) < len(updates):
@@ -133,10 +149,12 @@ class SafePointService:
         return outcomes
 
     async def update_gc_safe_point(self, safe_point: int, keyspace_id: int = NULL_KEYSPACE) -> int:
-        """UpdateGCSafePoint: move the GC safe point as the old call does; returns the one that holds.
+        """UpdateGCSafePoint: move the GC safe point as the old call does;
+        returns the one that holds.
 
         Raises:
-            SafePointRequestError: as PD 9, above the txn safe point; no such keyspace, or no GC of its own.
+            SafePointRequestError: as PD 9, above the txn safe point; no such keyspace, or no GC of
+                its own.
         """
         return await self._stored.change(
             lambda states: self._old_calls.update_gc_safe_point(
@@ -152,39 +170,62 @@ class SafePointService:
     async def advance_txn_safe_point(self, keyspace_id: int, target: int) -> Advance:
         """AdvanceTxnSafePoint (rule 3); durable when it returns. Raises: SafePointRequestError."""
         return await self._stored.change(
-            lambda states: states.of_manager(keyspace_id).advance_txn_safe_point(target, self._clock()), keyspace_id
+            lambda states: states.of_manager(keyspace_id).advance_txn_safe_point(
+                target, self._clock()
+            ),
+            keyspace_id,
         )
 
     async def advance_gc_safe_point(self, keyspace_id: int, target: int) -> int:
         """AdvanceGCSafePoint (rule 4); returns what it was. Raises: SafePointRequestError."""
-        return await self._stored.change(lambda states: states.of_manager(keyspace_id).advance_gc_safe_point(target))
+        return await self._stored.change(
+            lambda states: states.of_manager(keyspace_id).advance_gc_safe_point(target)
+        )
 
-    async def set_barrier(self, keyspace_id: int, barrier_id: str, barrier_ts: int, ttl_s: int) -> ServiceSafePoint:
+    async def set_barrier(
+        self, keyspace_id: int, barrier_id: str, barrier_ts: int, ttl_s: int
+    ) -> ServiceSafePoint:
         """SetGCBarrier (rule 5); durable when it returns. Raises: SafePointRequestError."""
         _check_ttl(ttl_s)
         return await self._stored.change(
-            lambda states: states.of_user(keyspace_id).set_barrier(barrier_id, barrier_ts, ttl_s, self._clock())
+            lambda states: states.of_user(keyspace_id).set_barrier(
+                barrier_id, barrier_ts, ttl_s, self._clock()
+            )
         )
 
     async def delete_barrier(self, keyspace_id: int, barrier_id: str) -> ServiceSafePoint | None:
         """DeleteGCBarrier: remove a barrier; returns what it was. Raises: SafePointRequestError."""
-        return await self._stored.change(lambda states: states.of_user(keyspace_id).delete_barrier(barrier_id))
+        return await self._stored.change(
+            lambda states: states.of_user(keyspace_id).delete_barrier(barrier_id)
+        )
 
-    async def set_global_barrier(self, barrier_id: str, barrier_ts: int, ttl_s: int) -> ServiceSafePoint:
-        """SetGlobalGCBarrier: hold every keyspace back; durable when it returns. Raises: SafePointRequestError."""
+    async def set_global_barrier(
+        self, barrier_id: str, barrier_ts: int, ttl_s: int
+    ) -> ServiceSafePoint:
+        """SetGlobalGCBarrier: hold every keyspace back; durable when it returns.
+
+        Raises: SafePointRequestError.
+        """
         _check_ttl(ttl_s)
         return await self._stored.change(
             lambda states: states.set_global_barrier(barrier_id, barrier_ts, ttl_s, self._clock())
         )
 
     async def delete_global_barrier(self, barrier_id: str) -> ServiceSafePoint | None:
-        """DeleteGlobalGCBarrier: remove a global barrier; returns what it was. Raises: SafePointRequestError."""
+        """DeleteGlobalGCBarrier: remove a global barrier; returns what it was.
+
+        Raises: SafePointRequestError.
+        """
         return await self._stored.change(lambda states: states.delete_global_barrier(barrier_id))
 
     async def _update_gc_worker(self, update: ServiceUpdate) -> Outcome:
-        """Apply an update of `gc_worker` alone: it reads what TiDB servers wrote, which may be unreadable."""
+        """Apply an update of `gc_worker` alone: it reads what TiDB servers wrote,
+        which may be unreadable.
+        """
         try:
-            (outcome,) = await self._stored.change(partial(self._apply, [update]), update.keyspace_id)
+            (outcome,) = await self._stored.change(
+                partial(self._apply, [update]), update.keyspace_id
+            )
         except (SafePointRecordError, SafePointRequestError) as err:
             return err
         return outcome
@@ -201,7 +242,12 @@ class SafePointService:
     def _applied(self, update: ServiceUpdate, states: GcStates, now_s: float) -> Outcome:
         try:
             answer = self._old_calls.update_service(
-                states, update.keyspace_id, update.service_id, update.ttl_s, update.safe_point, now_s
+                states,
+                update.keyspace_id,
+                update.service_id,
+                update.ttl_s,
+                update.safe_point,
+                now_s,
             )
         except SafePointRequestError as err:
             return err

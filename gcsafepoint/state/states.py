@@ -1,12 +1,14 @@
-"""The GC states of all keyspaces, the barriers that hold in each of them, and frozen views of them (pure).
+"""The GC states of all keyspaces, the barriers that hold in each of them,
+and frozen views of them (pure).
 
-A keyspace has GC of its own (keyspace-level) or shares the null keyspace's (unified). What its users do is redirected
-there; who manages GC must not name it. Ids of more than 24 bits are the null keyspace. A global barrier is stored iff
-its timestamp is >= t of every keyspace. Source: PD pkg/gc/gc_state_manager.go `redirectKeyspace`.
+A keyspace has GC of its own (keyspace-level) or shares the null keyspace's (unified). What its
+users do is redirected there; who manages GC must not name it. Ids of more than 24 bits are the null
+keyspace. A global barrier is stored iff its timestamp is >= t of every keyspace. Source: PD
+pkg/gc/gc_state_manager.go `redirectKeyspace`.
 
-`GcStates` is the live state, whose rules are in `gcsafepoint.state.rules`. `gc_view` freezes what holds GC back, for
-whoever explains or shows it; `keyspace_state` and `all_keyspace_states` are what GetGCState and
-GetAllKeyspacesGCStates answer.
+`GcStates` is the live state, whose rules are in `gcsafepoint.state.rules`. `gc_view` freezes what
+holds GC back, for whoever explains or shows it; `keyspace_state` and `all_keyspace_states` are what
+GetGCState and GetAllKeyspacesGCStates answer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -89,7 +91,9 @@ class GcStates:
         """Every state with the id of its keyspace, the null keyspace's first."""
         return iter(self._scopes.items())
 
-    def set_global_barrier(self, barrier_id: str, barrier_ts: int, ttl_s: int, now_s: float) -> ServiceSafePoint:
+    def set_global_barrier(
+        self, barrier_id: str, barrier_ts: int, ttl_s: int, now_s: float
+    ) -> ServiceSafePoint:
         """Set a barrier for every keyspace; `ttl_s` > 0.
 
         Raises:
@@ -111,7 +115,9 @@ class GcStates:
 
     def highest_txn_safe_point(self) -> tuple[int, int]:
         """The highest t of all enabled keyspaces, and whose it is."""
-        live = [(state.txn_safe_point, scope) for scope, state in self.scopes() if self._enabled(scope)]
+        live = [
+            (state.txn_safe_point, scope) for scope, state in self.scopes() if self._enabled(scope)
+        ]
         return max(live, key=lambda item: item[0])
 
     def take_changes(self) -> StateChanges:
@@ -127,7 +133,9 @@ class GcStates:
 
     def has_barriers(self) -> bool:
         """Whether anything is there that may expire."""
-        return bool(len(self.global_barriers)) or any(len(state.barriers) for _, state in self.scopes())
+        return bool(len(self.global_barriers)) or any(
+            len(state.barriers) for _, state in self.scopes()
+        )
 
     def _enabled(self, scope: int) -> bool:
         return scope == NULL_KEYSPACE or self.keyspaces[scope].enabled
@@ -145,7 +153,9 @@ def _check_id(barrier_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MinStartTs:
-    """The oldest transaction of one TiDB server, as it writes it to `/tidb/server/minstartts/<owner>`."""
+    """The oldest transaction of one TiDB server, as it writes it to
+    `/tidb/server/minstartts/<owner>`.
+    """
 
     owner: str
     start_ts: int
@@ -155,7 +165,8 @@ class MinStartTs:
 class GcView:
     """The state of the null keyspace; all tuples have the lowest timestamp first.
 
-    Services and global barriers whose TTL is over are listed until the update that drops them: ask `expired(now_s)`.
+    Services and global barriers whose TTL is over are listed until the update that drops them: ask
+    `expired(now_s)`.
     """
 
     now_s: int
@@ -205,7 +216,9 @@ def keyspace_state(states: GcStates, keyspace_id: int, *, with_barriers: bool) -
 
 
 def all_keyspace_states(states: GcStates, *, with_barriers: bool) -> list[KeyspaceState]:
-    """Every enabled keyspace's state, the null keyspace's first; of those without GC of their own only the id."""
+    """Every enabled keyspace's state, the null keyspace's first;
+    of those without GC of their own only the id.
+    """
     own = dict(states.scopes())
     answer = [_frozen(NULL_KEYSPACE, own[NULL_KEYSPACE], with_barriers=with_barriers)]
     for keyspace in sorted(states.keyspaces.values(), key=lambda keyspace: keyspace.id):
@@ -223,7 +236,9 @@ def global_barriers(states: GcStates) -> tuple[ServiceSafePoint, ...]:
 
 def _frozen(scope: int, state: SafePoints, *, with_barriers: bool) -> KeyspaceState:
     barriers = _by_id(state.barriers.snapshot()) if with_barriers else ()
-    return KeyspaceState(scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers)
+    return KeyspaceState(
+        scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers
+    )
 
 
 def _lowest_first(services: list[ServiceSafePoint]) -> tuple[ServiceSafePoint, ...]:

@@ -1,14 +1,16 @@
 """GC states in memory, with etcd as the only truth.
 
-1. A call is applied in memory, and answered when its changes are durable; calls that change nothing write nothing.
-2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when somebody else wrote
-   first, or a write may or may not have happened, the states are read again before the next answer.
-3. What others write (an operator with etcdctl, TiDB itself) is followed by a watch; TiDB's min start ts are read by
-   whoever is about to advance, as PD does. A record that cannot be read stops a start; written later, it stops the
-   calls about GC.
+1. A call is applied in memory, and answered when its changes are durable; calls that change nothing
+   write nothing.
+2. Every transaction is guarded by `<gc>/gc_state_revision`, which every writer raises: when
+   somebody else wrote first, or a write may or may not have happened, the states are read again
+   before the next answer.
+3. What others write (an operator with etcdctl, TiDB itself) is followed by a watch; TiDB's min
+   start ts are read by whoever is about to advance, as PD does. A record that cannot be read stops
+   a start; written later, it stops the calls about GC.
 
-One object serves one term of leadership; its first `load` gives services back the TTL that an outage took
-(`gcsafepoint.state.records.Outage`).
+One object serves one term of leadership; its first `load` gives services back the TTL that an
+outage took (`gcsafepoint.state.records.Outage`).
 """
 
 import asyncio
@@ -54,9 +56,13 @@ class SafePointConflictError(ConflictError):
 
 
 class MetadataStore(Protocol):
-    """The part of the metadata client that the states need; whoever provides it fences the writes."""
+    """The part of the metadata client that the states need;
+    whoever provides it fences the writes.
+    """
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
         """See `Meta.txn`."""
         ...
 
@@ -79,7 +85,9 @@ class StoredStates:
         clock: Callable[[], float],
         keyspace_of: Callable[[bytes], Keyspace] | None,
     ) -> None:
-        """`keyspace_of` reads a stored keyspacepb.KeyspaceMeta; without it only the null keyspace is known."""
+        """`keyspace_of` reads a stored keyspacepb.KeyspaceMeta;
+        without it only the null keyspace is known.
+        """
         self._store = store
         self._keys = keys
         self._clock = clock
@@ -96,7 +104,8 @@ class StoredStates:
         """Of the null keyspace; durable. Reading it costs nothing; `load` once before."""
 
     async def load(self) -> GcStates:
-        """Read the states from the metadata; the first time, also make durable what an outage puts off.
+        """Read the states from the metadata; the first time,
+        also make durable what an outage puts off.
 
         Raises:
             SafePointRecordError: a record cannot be read.
@@ -107,7 +116,9 @@ class StoredStates:
         states = await self._read(await self._outage())
         self._first_foreign_revision = self._guard[1] + 1
         if not await self._write(states, write_operations(states.take_changes(), self._keys)):
-            raise SafePointConflictError("somebody else writes safepoints while this coordinator begins to lead")
+            raise SafePointConflictError(
+                "somebody else writes safepoints while this coordinator begins to lead"
+            )
         self._led = True
         return states
 
@@ -115,7 +126,11 @@ class StoredStates:
         """Follow what others write, and leave readings of the clock, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for prefix in (self._keys.prefix, self._keys.null.txn_safe_point, self._keys.keyspaces):
+                for prefix in (
+                    self._keys.prefix,
+                    self._keys.null.txn_safe_point,
+                    self._keys.keyspaces,
+                ):
                     tasks.create_task(self._follow(prefix), name=f"safepoints-{prefix.decode()}")
                 following = self._follow(KEYSPACES_OF_TIDB, TXN_SAFE_POINT_TAIL)
                 tasks.create_task(following, name="safepoints-of-keyspaces")
@@ -124,12 +139,16 @@ class StoredStates:
             metrics.SAFE_POINTS.remove(self._published)
 
     async def read(self, read: Callable[[GcStates], R], advances: int | None = None) -> R:
-        """Apply `read` to the states of now; `advances`: the keyspace whose min start ts it needs."""
+        """Apply `read` to the states of now; `advances`:
+        the keyspace whose min start ts it needs.
+        """
         async with self._lock:
             return read(await self._current(advances))
 
     async def change(self, change: Callable[[GcStates], R], advances: int | None = None) -> R:
-        """Apply `change`; durable when it returns its answer. `advances`: the keyspace whose t it may move.
+        """Apply `change`; durable when it returns its answer.
+
+        `advances`: the keyspace whose t it may move.
 
         Raises:
             SafePointConflictError, MetaUnavailableError: the answer is not certain; try again.
@@ -140,7 +159,9 @@ class StoredStates:
                 answer = change(states)
                 if await self._write(states, write_operations(states.take_changes(), self._keys)):
                     return answer
-        raise SafePointConflictError(f"other writers of the safepoints were first {_ATTEMPTS} times; try again later")
+        raise SafePointConflictError(
+            f"other writers of the safepoints were first {_ATTEMPTS} times; try again later"
+        )
 
     async def _current(self, advances: int | None) -> GcStates:
         states = self._states or await self.load()
@@ -162,7 +183,11 @@ class StoredStates:
             parse_scope(pairs, self._keys.null, outage),
             global_barriers,
             keyspaces,
-            {keyspace.id: await self._read_scope(keyspace.id, outage) for keyspace in keyspaces if keyspace.level_gc},
+            {
+                keyspace.id: await self._read_scope(keyspace.id, outage)
+                for keyspace in keyspaces
+                if keyspace.level_gc
+            },
         )
         if outage.seconds:
             _log.info("what was left of each TTL is given back", outage_s=outage.seconds)
@@ -226,7 +251,11 @@ class StoredStates:
         while True:
             await asyncio.sleep(_BEAT_S)
             states = self._states
-            if states is None or not states.has_barriers() or self._clock() < self._read_at_s + _BEAT_S:
+            if (
+                states is None
+                or not states.has_barriers()
+                or self._clock() < self._read_at_s + _BEAT_S
+            ):
                 continue
             try:
                 await self._store.txn([], [self._reading()])
@@ -239,17 +268,25 @@ class StoredStates:
             try:
                 async for events in self._store.watch(prefix, revision):
                     await self._changed_at(
-                        {event.pair.mod_revision for event in events if event.pair.key.endswith(tail)}
+                        {
+                            event.pair.mod_revision
+                            for event in events
+                            if event.pair.key.endswith(tail)
+                        }
                     )
                     revision = events[-1].pair.mod_revision + 1
             except CompactedError as err:
                 await self._reread()
                 revision = err.compact_revision
             except MetaUnavailableError as err:
-                _log.warning("safepoints cannot be read", reason=err.message)  # the next call reads them
+                _log.warning(
+                    "safepoints cannot be read", reason=err.message
+                )  # the next call reads them
 
     async def _changed_at(self, revisions: set[int]) -> None:
-        async with self._lock:  # without it a write of ours may be under way, its revision not yet known as ours
+        async with (
+            self._lock
+        ):  # without it a write of ours may be under way, its revision not yet known as ours
             ours = all(revision in self._own for revision in revisions)
         if not ours:
             _log.info("safepoints were written by somebody else", revision=max(revisions))
@@ -259,12 +296,16 @@ class StoredStates:
         async with self._lock:
             try:
                 await self.load()
-            except SafePointRecordError as err:  # calls about GC are refused with it until it is corrected
+            except (
+                SafePointRecordError
+            ) as err:  # calls about GC are refused with it until it is corrected
                 _log.error("safepoints cannot be understood", reason=err.message)
 
 
 class Revisions:
-    """The latest revisions of our own writes; one that was dropped costs reading the states once more."""
+    """The latest revisions of our own writes; one that was dropped costs reading the states once
+    more.
+    """
 
     def __init__(self) -> None:
         self._revisions: set[int] = set()
@@ -276,7 +317,9 @@ class Revisions:
         """Remember `revision`, which is above all before."""
         self._revisions.add(revision)
         if len(self._revisions) > 2 * _OWN_REVISIONS:
-            self._revisions = {recent for recent in self._revisions if recent > revision - _OWN_REVISIONS}
+            self._revisions = {
+                recent for recent in self._revisions if recent > revision - _OWN_REVISIONS
+            }
 
 
 def _parts(ops: Sequence[Op]) -> Iterator[list[Op]]:

@@ -1,1 +1,4 @@
-"""The GC worker: who leads, up to which timestamp history may go, and the three phases of a round. No gRPC here."""
+"""The GC worker: who leads, up to which timestamp history may go, and the three phases of a round.
+
+No gRPC here.
+"""

@@ -1,11 +1,14 @@
-"""What the GC worker needs of a cluster: timestamps, safepoints, regions, locks, ranges; and a walk through its keys.
+"""What the GC worker needs of a cluster: timestamps, safepoints, regions, locks, ranges;
+and a walk through its keys.
 
-`Cluster` is the Protocol that `server.gc_worker.cluster` implements over PD and TiKV. Keys are raw; an empty end key
-is no end. Every call is one request, or a few, that either happened or raises. `LeasedCluster` checks the worker's
-lease before each request, so that a worker that lost it stops before its next one.
+`Cluster` is the Protocol that `server.gc_worker.cluster` implements over PD and TiKV. Keys are raw;
+an empty end key is no end. Every call is one request, or a few, that either happened or raises.
+`LeasedCluster` checks the worker's lease before each request, so that a worker that lost it stops
+before its next one.
 
-`walk` goes through all of the key space: stores in parallel, each by at most one task, within a store range by range.
-It walks key ranges, not regions: a region that splits or moves meanwhile is simply met again.
+`walk` goes through all of the key space: stores in parallel, each by at most one task, within a
+store range by range. It walks key ranges, not regions: a region that splits or moves meanwhile is
+simply met again.
 """
 
 from collections import deque
@@ -48,7 +51,9 @@ class LowestService:
 
 
 class SafePointDecreasesError(ConflictError):
-    """The coordinator holds a greater one already: an earlier leader asked for it and died before it could say so."""
+    """The coordinator holds a greater one already:
+    an earlier leader asked for it and died before it could say so.
+    """
 
     code = "ErrSafePointDecreases"
 
@@ -61,7 +66,8 @@ class Cluster(Protocol):
         ...
 
     async def hold_safe_point(self, safe_point: int) -> LowestService:
-        """Set the service safepoint `gc_worker` for ever (UpdateServiceGCSafePoint); returns who holds GC back most.
+        """Set the service safepoint `gc_worker` for ever (UpdateServiceGCSafePoint);
+        returns who holds GC back most.
 
         Raises:
             SafePointDecreasesError: a greater one is in force.
@@ -69,17 +75,23 @@ class Cluster(Protocol):
         ...
 
     async def lowest_service(self) -> LowestService | None:
-        """Who holds GC back most, the worker itself left out; nothing moves. None if nobody does."""
+        """Who holds GC back most, the worker itself left out; nothing moves.
+
+        None if nobody does.
+        """
         ...
 
     async def publish_safe_point(self, safe_point: int) -> int:
-        """Let stores collect up to `safe_point` (UpdateGCSafePoint); returns the one in force, never a lower one."""
+        """Let stores collect up to `safe_point` (UpdateGCSafePoint);
+        returns the one in force, never a lower one.
+        """
         ...
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
         """Every region's range, under the store that leads it; there is no key in none of them.
 
-        Regions that change are reported one by one: in between, the coordinator may know none for some keys.
+        Regions that change are reported one by one: in between, the coordinator may know none for
+        some keys.
         """
         ...
 
@@ -92,7 +104,9 @@ class Cluster(Protocol):
         ...
 
     async def decide(self, lock: Lock) -> int:
-        """End the lock's transaction at its primary; returns its commit_ts, 0 if it is rolled back."""
+        """End the lock's transaction at its primary; returns its commit_ts,
+        0 if it is rolled back.
+        """
         ...
 
     async def rollback_pessimistic(self, lock: Lock) -> None:
@@ -100,7 +114,9 @@ class Cluster(Protocol):
         ...
 
     async def resolve(self, page: LockPage, commit_ts_of: Mapping[int, int]) -> bool:
-        """Commit or roll back these transactions' locks in the page's region; False if that region is no more."""
+        """Commit or roll back these transactions' locks in the page's region;
+        False if that region is no more.
+        """
         ...
 
     async def destroy_range(self, address: str, within: KeyRange) -> None:
@@ -108,11 +124,14 @@ class Cluster(Protocol):
         ...
 
     async def limit_writes(self, address: str, bytes_per_s: int) -> None:
-        """Have one store hold Do GC to a write rate, 0: to none, from now on and after its restarts."""
+        """Have one store hold Do GC to a write rate, 0: to none,
+        from now on and after its restarts.
+        """
         ...
 
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
-        """Have the first region of `within` drop its old versions; returns where the next begins, None at the end.
+        """Have the first region of `within` drop its old versions;
+        returns where the next begins, None at the end.
 
         Raises:
             CollectUnsupportedError: the stores collect by themselves only.
@@ -121,7 +140,9 @@ class Cluster(Protocol):
 
 
 class LeasedCluster:
-    """A `Cluster` that calls `check` before each request to `inner`; what `check` raises is raised."""
+    """A `Cluster` that calls `check` before each request to `inner`;
+    what `check` raises is raised.
+    """
 
     def __init__(self, inner: Cluster, check: Callable[[], None]) -> None:
         self._inner = inner
@@ -198,7 +219,10 @@ Step: TypeAlias = Callable[[KeyRange], Awaitable[bytes | None]]
 
 
 async def walk(
-    stores: Iterable[Sequence[KeyRange]], workers: int, step: Step, ended: Callable[[KeyRange], Awaitable[None]]
+    stores: Iterable[Sequence[KeyRange]],
+    workers: int,
+    step: Step,
+    ended: Callable[[KeyRange], Awaitable[None]],
 ) -> None:
     """Take `step` through every range; `ended` is awaited after each."""
     waiting = deque(stores)

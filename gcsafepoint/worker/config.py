@@ -1,8 +1,10 @@
-"""The GC settings of mysql.tidb: names, defaults, bounds, and how their texts are read and shown (pure).
+"""The GC settings of mysql.tidb: names, defaults, bounds,
+and how their texts are read and shown (pure).
 
-`GCConfig` is what an operator may set. `GCConfig.updated` takes variables by their names, reads each text with a
-`parse_…` function, and reports all faults at once; `GCConfig.variables` shows the values again. Durations are Go
-duration strings within `Bounds`; sizes are written as TiKV reads them. The leader reads the settings at every round.
+`GCConfig` is what an operator may set. `GCConfig.updated` takes variables by their names, reads
+each text with a `parse_…` function, and reports all faults at once; `GCConfig.variables` shows the
+values again. Durations are Go duration strings within `Bounds`; sizes are written as TiKV reads
+them. The leader reads the settings at every round.
 
 Source: TiDB 3.0's GC configuration; `gc.max-write-bytes-per-sec` is TiKV's.
 """
@@ -114,14 +116,17 @@ class GCConfig:
         }
 
     def stored(self) -> dict[str, str]:
-        """The values as the metadata store keeps them: as shown, but sizes in plain bytes, for whoever reads them."""
+        """The values as the metadata store keeps them: as shown, but sizes in plain bytes,
+        for whoever reads them.
+        """
         return self.variables() | {MAX_WRITE_BYTES: str(self.max_write_bytes_per_s)}
 
     def updated(self, variables: Mapping[str, str], bounds: Bounds = BOUNDS) -> "GCConfig":
         """This configuration with `variables` set.
 
         Raises:
-            GCConfigError: unknown names (with the nearest known one), state that is not for setting, bad values.
+            GCConfigError: unknown names (with the nearest known one), state that is not for
+                setting, bad values.
         """
         faults: list[str] = []
         values: dict[str, Any] = {}
@@ -189,11 +194,15 @@ def parse_concurrency(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "10MB" or "512KiB", powers of 1024 either way, as TiKV reads them; raises GCConfigError."""
+    """Bytes of "10MB" or "512KiB", powers of 1024 either way, as TiKV reads them;
+    raises GCConfigError.
+    """
     match = _SIZE.fullmatch(text.strip())
     size = int(match[1]) * _UNITS[match[2].upper()] if match else -1
     if not 0 <= size <= _MAX_BYTES:
-        raise GCConfigError(f"{text[:40]!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit")
+        raise GCConfigError(
+            f"{text[:40]!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit"
+        )
     return size
 
 

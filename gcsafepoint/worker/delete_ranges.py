@@ -1,12 +1,14 @@
-"""What a dropped table or index left, destroyed physically on every store: its records, and the phase Delete Ranges.
+"""What a dropped table or index left, destroyed physically on every store: its records,
+and the phase Delete Ranges.
 
-A `DeleteRange` is a row of mysql.gc_delete_range (`PENDING` among the records) or of gc_delete_range_done (`DONE`).
-`register` records one; it is due when the timestamp of its drop is before the safepoint, for then no snapshot that
-may still be read sees it. `delete_first` destroys it on every store and moves its record to done. A day later
-`delete_again` destroys it once more and forgets it: a store may have been away, or an old leader have written late.
+A `DeleteRange` is a row of mysql.gc_delete_range (`PENDING` among the records) or of
+gc_delete_range_done (`DONE`). `register` records one; it is due when the timestamp of its drop is
+before the safepoint, for then no snapshot that may still be read sees it. `delete_first` destroys
+it on every store and moves its record to done. A day later `delete_again` destroys it once more and
+forgets it: a store may have been away, or an old leader have written late.
 
-Each range succeeds or fails by itself; one that failed keeps its error and its place, and the next round tries it
-again.
+Each range succeeds or fails by itself; one that failed keeps its error and its place, and the next
+round tries it again.
 """
 
 import json
@@ -36,7 +38,10 @@ class DeleteRangeError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class DeleteRange:
-    """A range to destroy; keys are raw. `done_ms`: when it was, 0 before; `error`: why the last attempt failed."""
+    """A range to destroy; keys are raw.
+
+    `done_ms`: when it was, 0 before; `error`: why the last attempt failed.
+    """
 
     job_id: int
     element_id: int
@@ -54,7 +59,9 @@ class DeleteRange:
 
     def same(self, other: "DeleteRange") -> bool:
         """Whether both mean the same drop, whatever has been done about it."""
-        return replace(self, done_ms=0, attempts=0, error="") == replace(other, done_ms=0, attempts=0, error="")
+        return replace(self, done_ms=0, attempts=0, error="") == replace(
+            other, done_ms=0, attempts=0, error=""
+        )
 
     def failed(self, error: str) -> "DeleteRange":
         """This range after one more attempt, which failed."""
@@ -66,7 +73,9 @@ class DeleteRange:
 
     def to_json(self) -> str:
         """The record's value; keys in hex, as in the SQL table."""
-        return json.dumps(asdict(self) | {"start_key": self.start_key.hex(), "end_key": self.end_key.hex()})
+        return json.dumps(
+            asdict(self) | {"start_key": self.start_key.hex(), "end_key": self.end_key.hex()}
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "DeleteRange":
@@ -86,7 +95,9 @@ class DeleteRange:
     def unreadable(cls, name: str, error: str) -> "DeleteRange":
         """A stand-in for a record that cannot be read: shown to people, never due."""
         job_id, _, element_id = name.partition("/")
-        job, element = (int(part) if part.lstrip("-").isdecimal() else 0 for part in (job_id, element_id))
+        job, element = (
+            int(part) if part.lstrip("-").isdecimal() else 0 for part in (job_id, element_id)
+        )
         return cls(job, element, b"", b"", MAX_TS, error=error)
 
 
@@ -117,14 +128,19 @@ async def register(records: Records, new: DeleteRange) -> None:
     if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
         recorded = [*await load(records, PENDING), *await load(records, DONE)]
         if not any(old.name == new.name and old.same(new) for old in recorded):
-            raise DeleteRangeError(f"job {new.job_id} element {new.element_id} has another range already")
+            raise DeleteRangeError(
+                f"job {new.job_id} element {new.element_id} has another range already"
+            )
 
 
-async def withdraw(records: Records, job_id: int, element_id: int, *, dry_run: bool = False) -> DeleteRange:
-    """Forget a range that no round can have begun to destroy, and return it; durable when it returns.
+async def withdraw(
+    records: Records, job_id: int, element_id: int, *, dry_run: bool = False
+) -> DeleteRange:
+    """Forget a range that no round can have begun to destroy, and return it;
+    durable when it returns.
 
-    A round destroys nothing at or above the recorded safepoint, so the range is forgotten on condition that this has
-    not moved. With `dry_run` it stays.
+    A round destroys nothing at or above the recorded safepoint, so the range is forgotten on
+    condition that this has not moved. With `dry_run` it stays.
 
     Raises:
         DeleteRangeError: there is no such range, it is due, or it was destroyed.
@@ -135,11 +151,14 @@ async def withdraw(records: Records, job_id: int, element_id: int, *, dry_run: b
         record = (await records.read(PENDING + name)).get(PENDING + name)
         if record is None:
             gone = DONE + name in await records.read(DONE + name)
-            raise DeleteRangeError(f"job {job_id} element {element_id} {'was destroyed' if gone else 'has no range'}")
+            raise DeleteRangeError(
+                f"job {job_id} element {element_id} {'was destroyed' if gone else 'has no range'}"
+            )
         delete_range, safe_point = _read(name, record.value), await read_ts(records, SAFE_POINT_TS)
         if delete_range.ts < safe_point:
             raise DeleteRangeError(
-                f"job {job_id} element {element_id} is due: its ts {delete_range.ts} is before the safepoint "
+                f"job {job_id} element {element_id} is due: its ts {delete_range.ts} is before "
+                "the safepoint "
                 f"{safe_point}, so a round may have begun to destroy it"
             )
         unchanged = {PENDING + name: record.revision}
@@ -164,8 +183,13 @@ def check(new: DeleteRange) -> None:
 
 
 async def load(records: Records, prefix: str) -> list[DeleteRange]:
-    """The recorded ranges under `PENDING` or `DONE`; what cannot be read is `DeleteRange.unreadable`."""
-    return [_read(key.removeprefix(prefix), record.value) for key, record in (await records.read(prefix)).items()]
+    """The recorded ranges under `PENDING` or `DONE`;
+    what cannot be read is `DeleteRange.unreadable`.
+    """
+    return [
+        _read(key.removeprefix(prefix), record.value)
+        for key, record in (await records.read(prefix)).items()
+    ]
 
 
 async def load_due(records: Records, safe_point: int, now_ms: int) -> DueRanges:
@@ -187,12 +211,19 @@ def due(pending: Iterable[DeleteRange], safe_point: int) -> list[DeleteRange]:
 def due_again(done: Iterable[DeleteRange], now_ms: int) -> list[DeleteRange]:
     """The ranges destroyed at least a day ago."""
     return [
-        delete_range for delete_range in done if delete_range.ts != MAX_TS and now_ms - delete_range.done_ms >= KEPT_MS
+        delete_range
+        for delete_range in done
+        if delete_range.ts != MAX_TS and now_ms - delete_range.done_ms >= KEPT_MS
     ]
 
 
 async def delete_first(
-    cluster: Cluster, records: Records, fence: Fence, ranges: Iterable[DeleteRange], now_ms: int, report: Report
+    cluster: Cluster,
+    records: Records,
+    fence: Fence,
+    ranges: Iterable[DeleteRange],
+    now_ms: int,
+    report: Report,
 ) -> None:
     """Destroy ranges on every store and move their records to done.
 
@@ -202,10 +233,14 @@ async def delete_first(
 
     async def one(delete_range: DeleteRange) -> None:
         if err := await _destroy(cluster, delete_range, report):
-            await records.write({PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}, fence())
+            await records.write(
+                {PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}, fence()
+            )
         else:
             done = delete_range.destroyed(now_ms).to_json()
-            await records.write({PENDING + delete_range.name: None, DONE + delete_range.name: done}, fence())
+            await records.write(
+                {PENDING + delete_range.name: None, DONE + delete_range.name: done}, fence()
+            )
 
     await _all(one, ranges)
 
@@ -223,7 +258,9 @@ async def delete_again(
     await _all(one, ranges)
 
 
-async def _all(one: Callable[[DeleteRange], Awaitable[None]], ranges: Iterable[DeleteRange]) -> None:
+async def _all(
+    one: Callable[[DeleteRange], Awaitable[None]], ranges: Iterable[DeleteRange]
+) -> None:
     waiting: Iterator[DeleteRange] = iter(list(ranges))
 
     async def work() -> None:
@@ -233,10 +270,14 @@ async def _all(one: Callable[[DeleteRange], Awaitable[None]], ranges: Iterable[D
     await together(work() for _ in range(_CONCURRENT_RANGES))
 
 
-async def _destroy(cluster: Cluster, delete_range: DeleteRange, report: Report) -> TidemarkError | None:
+async def _destroy(
+    cluster: Cluster, delete_range: DeleteRange, report: Report
+) -> TidemarkError | None:
     within = KeyRange(delete_range.start_key, delete_range.end_key)
     try:
-        await together(cluster.destroy_range(address, within) for address in await cluster.store_addresses())
+        await together(
+            cluster.destroy_range(address, within) for address in await cluster.store_addresses()
+        )
     except LeaseLostError:
         raise
     except TidemarkError as err:

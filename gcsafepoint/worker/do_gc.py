@@ -1,13 +1,14 @@
 """The phase Do GC: stores drop the old versions below the safepoint.
 
-The coordinator is told the safepoint first, because no store collects beyond it. In mode `distributed` every store
-polls the safepoint and works by itself, so the phase ends there. In mode `central` (legacy: TiDB gave it up in 5.0)
-the GC leader also asks every region, through `CentralGC`; a store that polls then finds no old versions left and
-skips them.
+The coordinator is told the safepoint first, because no store collects beyond it. In mode
+`distributed` every store polls the safepoint and works by itself, so the phase ends there. In mode
+`central` (legacy: TiDB gave it up in 5.0) the GC leader also asks every region, through
+`CentralGC`; a store that polls then finds no old versions left and skips them.
 
-`RangeWalk` is the order in which central GC visits the key space, and it is resumable: the walk's `Position` is
-recorded as it moves. The key space is a ring, as a TiKV walks it. A round that broke off at a key is taken up there;
-at the same safepoint only what was left is done, at a newer one what was left comes first and the rest follows.
+`RangeWalk` is the order in which central GC visits the key space, and it is resumable: the walk's
+`Position` is recorded as it moves. The key space is a ring, as a TiKV walks it. A round that broke
+off at a key is taken up there; at the same safepoint only what was left is done, at a newer one
+what was left comes first and the rest follows.
 """
 
 import json
@@ -33,9 +34,13 @@ class CollectUnsupportedError(InvalidError):
 
 
 class CentralGC:
-    """Central GC of one round: starts where an earlier round broke off, and records how far it has come."""
+    """Central GC of one round: starts where an earlier round broke off,
+    and records how far it has come.
+    """
 
-    def __init__(self, cluster: Cluster, records: Records, fence: Fence, superseded: Callable[[], bool]) -> None:
+    def __init__(
+        self, cluster: Cluster, records: Records, fence: Fence, superseded: Callable[[], bool]
+    ) -> None:
         """`superseded` says whether a newer round has reached Do GC."""
         self._cluster = cluster
         self._records = records
@@ -79,14 +84,19 @@ class CentralGC:
 
 
 async def check_mode(cluster: Cluster, config: GCConfig) -> None:
-    """Try mode `central` with a safepoint before all history, which collects nothing. Raises as `CentralGC.run`."""
+    """Try mode `central` with a safepoint before all history, which collects nothing.
+
+    Raises as `CentralGC.run`.
+    """
     if config.mode == CENTRAL:
         await cluster.collect(KeyRange(b"", b""), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is left at `safe_point` goes from `key` round to `until`; the whole ring if the two are the same."""
+    """What is left at `safe_point` goes from `key` round to `until`;
+    the whole ring if the two are the same.
+    """
 
     safe_point: int
     key: bytes
@@ -110,7 +120,9 @@ class Position:
 class RangeWalk:
     """The ranges of one walk in order, each with its store, and which of them are done."""
 
-    def __init__(self, safe_point: int, until: bytes, store_ranges: Sequence[tuple[int, KeyRange]]) -> None:
+    def __init__(
+        self, safe_point: int, until: bytes, store_ranges: Sequence[tuple[int, KeyRange]]
+    ) -> None:
         self.safe_point = safe_point
         self.store_ranges = store_ranges
         self._until = until
@@ -118,7 +130,9 @@ class RangeWalk:
         self._first_left = 0
 
     @classmethod
-    def plan(cls, stores: Mapping[int, Sequence[KeyRange]], broke_off: Position | None, safe_point: int) -> "RangeWalk":
+    def plan(
+        cls, stores: Mapping[int, Sequence[KeyRange]], broke_off: Position | None, safe_point: int
+    ) -> "RangeWalk":
         """The order in which a round at `safe_point` goes, given where an earlier one broke off."""
         ordered = sorted(
             ((store, key_range) for store, ranges in stores.items() for key_range in ranges),
@@ -152,12 +166,17 @@ class RangeWalk:
         """Note that a range is done; returns whether `position` moved, and is not the end yet."""
         self._done.add(within.start_key)
         before, count = self._first_left, len(self.store_ranges)
-        while self._first_left < count and self.store_ranges[self._first_left][1].start_key in self._done:
+        while (
+            self._first_left < count
+            and self.store_ranges[self._first_left][1].start_key in self._done
+        ):
             self._first_left += 1
         return before < self._first_left < count
 
 
-def _cut(store_ranges: Iterable[tuple[int, KeyRange]], key: bytes) -> Iterable[tuple[int, KeyRange]]:
+def _cut(
+    store_ranges: Iterable[tuple[int, KeyRange]], key: bytes
+) -> Iterable[tuple[int, KeyRange]]:
     """The same ranges; the one that holds `key` is cut in two there."""
     for store, key_range in store_ranges:
         if key_range.start_key < key and (not key_range.end_key or key < key_range.end_key):

@@ -1,15 +1,15 @@
 """Who is GC leader: the worker whose name stands in the record with a lease that has not run out.
 
-Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are counted on the
-coordinator's clock (TSO, see `CoordinatorClock`), so the workers' own clocks do not matter. A leader trusts its lease
-only until its monotonic clock, read *before* it asked for the time, has advanced by the lease: a process that was
-stopped finds out by itself.
+Every worker ticks; one that finds no leader, or a lease that ran out, writes itself in. Leases are
+counted on the coordinator's clock (TSO, see `CoordinatorClock`), so the workers' own clocks do not
+matter. A leader trusts its lease only until its monotonic clock, read *before* it asked for the
+time, has advanced by the lease: a process that was stopped finds out by itself.
 
 1. At most one worker's lease holds at any time.
 2. Nobody writes over a record that changed since it was read.
-3. What runs under `while_leading` is cancelled when the lease ends, its requests and their repetitions with it. A
-   process that was stopped runs its overdue timers before anything that its sockets bring, so this holds after
-   SIGCONT as well.
+3. What runs under `while_leading` is cancelled when the lease ends, its requests and their
+   repetitions with it. A process that was stopped runs its overdue timers before anything that its
+   sockets bring, so this holds after SIGCONT as well.
 """
 
 import asyncio
@@ -18,7 +18,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from gcsafepoint.worker.records import LEADER_ADDR, LEADER_DESC, LEADER_LEASE, LEADER_UUID, PREFIX, Record, Records
+from gcsafepoint.worker.records import (
+    LEADER_ADDR,
+    LEADER_DESC,
+    LEADER_LEASE,
+    LEADER_UUID,
+    PREFIX,
+    Record,
+    Records,
+)
 from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
 from storage.model.errors import ConflictError
 
@@ -67,7 +75,9 @@ async def read_leader(records: Records) -> Leader | None:
 
 
 def next_move(leader: Leader | None, me: str, now_ms: int) -> Move:
-    """What the worker `me` does at a tick, given the recorded leader; a lease that cannot be read has run out."""
+    """What the worker `me` does at a tick, given the recorded leader;
+    a lease that cannot be read has run out.
+    """
     if leader is None:
         return Move.CLAIM
     try:
@@ -115,7 +125,9 @@ class Election:
     def check(self) -> None:
         """Raises: LeaseLostError: this worker's lease does not hold."""
         if not self.leads:
-            raise LeaseLostError("this worker is not the GC leader; ask the leader, or wait for the lease to run out")
+            raise LeaseLostError(
+                "this worker is not the GC leader; ask the leader, or wait for the lease to run out"
+            )
 
     @asynccontextmanager
     async def while_leading(self) -> AsyncIterator[None]:
@@ -140,7 +152,8 @@ class Election:
             ) from err
 
     async def tick(self, marked_s: float, now_ms: int) -> bool:
-        """Claim or renew the leadership if it is ours to do; returns whether this worker leads until the next tick.
+        """Claim or renew the leadership if it is ours to do;
+        returns whether this worker leads until the next tick.
 
         `marked_s` is the monotonic clock from before `now_ms` was asked for.
         """
@@ -157,15 +170,21 @@ class Election:
         if not revision:
             self._lead_until(0.0)
             return False
-        self._revision = revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
+        self._revision = (
+            revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
+        )
         self._lead_until(marked_s + (parse_instant_ms(lease) - now_ms) / 1000)
         return self.leads
 
     async def resign(self) -> None:
-        """Take our name out of the record, so that the next worker need not wait for the lease to run out."""
+        """Take our name out of the record, so that the next worker need not wait for the lease to
+        run out.
+        """
         if self._until_s:
             self._lead_until(0.0)
-            await self._records.write(dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE, LEADER_ADDR)), self.fence)
+            await self._records.write(
+                dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE, LEADER_ADDR)), self.fence
+            )
 
     def _lead_until(self, until_s: float) -> None:
         self._until_s = until_s
@@ -179,7 +198,8 @@ class Election:
 
 
 class CoordinatorClock:
-    """The coordinator's clock between two readings of it: its last answer plus what has passed since.
+    """The coordinator's clock between two readings of it:
+    its last answer plus what has passed since.
 
     Milliseconds since the Unix epoch, never ahead of the coordinator by more than clocks drift.
     """
@@ -190,7 +210,9 @@ class CoordinatorClock:
         self._reading_ms = 0
 
     def set(self, marked_s: float, now_ms: int) -> None:
-        """Take over the coordinator's answer `now_ms`; `marked_s` is the monotonic clock from before it was asked."""
+        """Take over the coordinator's answer `now_ms`;
+        `marked_s` is the monotonic clock from before it was asked.
+        """
         self._read_at_s, self._reading_ms = marked_s, now_ms
 
     def now_ms(self) -> int:

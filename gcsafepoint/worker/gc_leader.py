@@ -1,15 +1,17 @@
-"""A GC round from its safepoint to its end, as the GC leader runs it, and the same looked at without doing it.
+"""A GC round from its safepoint to its end, as the GC leader runs it,
+and the same looked at without doing it.
 
-A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one; `make_plan` tells what a
-round begun now would do, and moves and touches nothing.
+A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one;
+`make_plan` tells what a round begun now would do, and moves and touches nothing.
 
-1. Before anything else the leader records that a round begins, on condition that it still leads and that no setting
-   changed since it was read. What is held, destroyed or collected afterwards was approved by that; a request may
-   arrive late, even from a worker that leads no more, and takes only what the cluster had given up already.
-2. The safepoint is saved before anything is done in its name (TiDB: "update the safepoint first, delete ranges
-   after").
-3. A safepoint counts as collected only when a round went through all of its phases; until then the next round does
-   them.
+1. Before anything else the leader records that a round begins, on condition that it still leads and
+   that no setting changed since it was read. What is held, destroyed or collected afterwards was
+   approved by that; a request may arrive late, even from a worker that leads no more, and takes
+   only what the cluster had given up already.
+2. The safepoint is saved before anything is done in its name (TiDB: "update the safepoint first,
+   delete ranges after").
+3. A safepoint counts as collected only when a round went through all of its phases; until then the
+   next round does them.
 """
 
 from collections.abc import AsyncIterator
@@ -18,7 +20,14 @@ from dataclasses import dataclass
 
 from gcsafepoint.worker.cluster import Cluster, LockPage, SafePointDecreasesError
 from gcsafepoint.worker.config import CENTRAL, GCConfig
-from gcsafepoint.worker.delete_ranges import DeleteRange, DueRanges, Report, delete_again, delete_first, load_due
+from gcsafepoint.worker.delete_ranges import (
+    DeleteRange,
+    DueRanges,
+    Report,
+    delete_again,
+    delete_first,
+    load_due,
+)
 from gcsafepoint.worker.do_gc import CentralGC
 from gcsafepoint.worker.election import CoordinatorClock, Election, LeaseLostError
 from gcsafepoint.worker.listener import Listener, Stage
@@ -37,7 +46,15 @@ from gcsafepoint.worker.records import (
     tidy_rounds,
 )
 from gcsafepoint.worker.resolve_locks import resolve_locks
-from gcsafepoint.worker.round import Phase, Result, Round, Rounds, SafePointBound, limited_by_service, target_safe_point
+from gcsafepoint.worker.round import (
+    Phase,
+    Result,
+    Round,
+    Rounds,
+    SafePointBound,
+    limited_by_service,
+    target_safe_point,
+)
 from gcsafepoint.worker.times import format_instant
 from storage.model.errors import ConflictError, InvalidError, TidemarkError
 from storage.model.span import KeyRange
@@ -81,7 +98,8 @@ class GCLeader:
         self._listener = listener
 
     async def run_round(self, round_id: int) -> Round:
-        """Run the admitted round `round_id` (the timestamp it began at); returns it when it has ended.
+        """Run the admitted round `round_id` (the timestamp it began at);
+        returns it when it has ended.
 
         Raises:
             GCDisabledError: nothing may be collected.
@@ -101,13 +119,20 @@ class GCLeader:
         return await self._end(round_id, result, None)
 
     async def _run_phases(self, round_id: int) -> Result:
-        await tidy_rounds(self._records, self._rounds.running, self._clock.now_ms(), self._election.fence)
+        await tidy_rounds(
+            self._records, self._rounds.running, self._clock.now_ms(), self._election.fence
+        )
         await self._record(self._rounds[round_id])
         async with self._stage(Stage.PREPARE, round_id):
             config, fresh = await self._prepare(round_id)
 
-        # without a fresh safepoint only ranges are due: those below the safepoint whose locks are resolved already
-        resolved_ts = self._rounds[round_id].safe_point if fresh else await read_ts(self._records, COLLECTED_TS)
+        # without a fresh safepoint only ranges are due: those below the safepoint whose locks are
+        # resolved already
+        resolved_ts = (
+            self._rounds[round_id].safe_point
+            if fresh
+            else await read_ts(self._records, COLLECTED_TS)
+        )
         ranges = await load_due(self._records, resolved_ts, physical_ms(round_id))
         if not fresh and not ranges:
             return Result.NOTHING_NEW
@@ -124,7 +149,9 @@ class GCLeader:
         return await self._do_gc(round_id, config)
 
     async def _prepare(self, round_id: int) -> tuple[GCConfig, bool]:
-        """Decide the safepoint and save it; returns the settings, and whether that safepoint was not collected yet."""
+        """Decide the safepoint and save it; returns the settings,
+        and whether that safepoint was not collected yet.
+        """
         config, target = await self._approve(round_id)
         saved = await read_ts(self._records, SAFE_POINT_TS)
         bound = await self._hold(target) if target.ts >= saved else target
@@ -145,14 +172,18 @@ class GCLeader:
         return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
     async def _approve(self, round_id: int) -> tuple[GCConfig, SafePointBound]:
-        """Record the round's beginning under the settings it read; returns them and the safepoint to ask for."""
+        """Record the round's beginning under the settings it read;
+        returns them and the safepoint to ask for.
+        """
         for _ in range(_ATTEMPTS):
             settings = await read_settings(self._records)
             config = settings.config
             self._listener.configured(config)
 
             if not config.enable:
-                raise GCDisabledError("gc is switched off; set tikv_gc_enable to true to run a round")
+                raise GCDisabledError(
+                    "gc is switched off; set tikv_gc_enable to true to run a round"
+                )
             if config.life_time_ms < self._least_life_time_ms:
                 self._listener.life_time_raised(config.life_time_ms, self._least_life_time_ms)
 
@@ -162,9 +193,12 @@ class GCLeader:
             self._election.check()
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
                 return config, target
-        # an empty write tells the two reasons apart: it raises if the leader changed, and not a setting
+        # an empty write tells the two reasons apart: it raises if the leader changed, and not a
+        # setting
         await self._write({})
-        raise SettingsChangedError("the GC settings changed again and again while a round began; it begins anew later")
+        raise SettingsChangedError(
+            "the GC settings changed again and again while a round began; it begins anew later"
+        )
 
     async def _resolve_locks(self, round_id: int, config: GCConfig) -> None:
         stores = await self._cluster.ranges_by_store()
@@ -175,7 +209,9 @@ class GCLeader:
             self._listener.page_resolved(len(page.locks), more=page.more)
 
         async with self._stage(Stage.RESOLVE_LOCKS, round_id):
-            await resolve_locks(self._cluster, config, stores, self._rounds[round_id].safe_point, count)
+            await resolve_locks(
+                self._cluster, config, stores, self._rounds[round_id].safe_point, count
+            )
 
     async def _delete_ranges(self, round_id: int, ranges: DueRanges) -> None:
         self._rounds.expect(round_id, len(ranges))
@@ -199,7 +235,9 @@ class GCLeader:
 
     def _range_report(self, round_id: int, *, redo: bool) -> Report:
         def report(delete_range: DeleteRange, err: TidemarkError | None) -> None:
-            self._rounds.count(round_id, deleted_ranges=int(err is None), failed_ranges=int(err is not None))
+            self._rounds.count(
+                round_id, deleted_ranges=int(err is None), failed_ranges=int(err is not None)
+            )
             self._listener.range_deleted(delete_range, err, redo=redo)
 
         return report
@@ -214,9 +252,14 @@ class GCLeader:
 
     async def _collect(self, round_id: int, config: GCConfig) -> bool:
         central = CentralGC(
-            self._cluster, self._records, lambda: self._election.fence, lambda: self._rounds.superseded(round_id)
+            self._cluster,
+            self._records,
+            lambda: self._election.fence,
+            lambda: self._rounds.superseded(round_id),
         )
-        ranges = await central.plan(await self._cluster.ranges_by_store(), self._rounds[round_id].safe_point)
+        ranges = await central.plan(
+            await self._cluster.ranges_by_store(), self._rounds[round_id].safe_point
+        )
         self._rounds.expect(round_id, len(ranges.store_ranges))
 
         def report(err: TidemarkError | None) -> None:
@@ -238,7 +281,9 @@ class GCLeader:
     async def _record(self, gc_round: Round) -> None:
         """Write the round to the history; a failure to do so ends no round."""
         try:
-            await self._records.write({round_key(gc_round): round_to_json(gc_round)}, self._election.fence)
+            await self._records.write(
+                {round_key(gc_round): round_to_json(gc_round)}, self._election.fence
+            )
         except TidemarkError as err:
             self._listener.round_not_recorded(gc_round, err)
 
@@ -302,7 +347,9 @@ async def make_plan(cluster: Cluster, records: Records) -> Plan:
     )
 
 
-async def _count_locks(cluster: Cluster, regions: list[KeyRange], safe_point: int) -> tuple[int, int]:
+async def _count_locks(
+    cluster: Cluster, regions: list[KeyRange], safe_point: int
+) -> tuple[int, int]:
     locks, transactions = 0, set[int]()
     for within in regions:
         key: bytes | None = within.start_key

@@ -1,4 +1,6 @@
-"""`Listener`: the events of a GC worker; `server.gc_worker.listener` writes logs and metrics of them."""
+"""`Listener`: the events of a GC worker; `server.gc_worker.listener` writes logs and metrics of
+them.
+"""
 
 import enum
 from typing import Protocol
@@ -56,7 +58,9 @@ class Listener(Protocol):
         """A stage of a round begins."""
         ...
 
-    def stage_ended(self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None) -> None:
+    def stage_ended(
+        self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None
+    ) -> None:
         """A stage was gone through, or an error ended it."""
         ...
 
@@ -64,7 +68,9 @@ class Listener(Protocol):
         """A page of locks is gone; `more`: its region has others."""
         ...
 
-    def range_deleted(self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
+    def range_deleted(
+        self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool
+    ) -> None:
         """A range was destroyed, or could not be."""
         ...
 

@@ -1,11 +1,13 @@
-"""What outlives a worker, in the metadata store: variables, leader, safepoint, ranges to destroy, rounds.
+"""What outlives a worker, in the metadata store: variables, leader, safepoint,
+ranges to destroy, rounds.
 
-Keys below `/tidemark/default/gc/`: the variables of mysql.tidb by their names; `gc.max-write-bytes-per-sec` in plain
-bytes, which stores watch; `leader_addr`; `safe_point_ts` and `collected_ts`; `do_gc`; `delete_range/<job>/<element>`,
-`delete_range_done/<job>/<element>`; `round/<id>`. A leader writes only on condition that it still is the leader.
+Keys below `/tidemark/default/gc/`: the variables of mysql.tidb by their names;
+`gc.max-write-bytes-per-sec` in plain bytes, which stores watch; `leader_addr`; `safe_point_ts` and
+`collected_ts`; `do_gc`; `delete_range/<job>/<element>`, `delete_range_done/<job>/<element>`;
+`round/<id>`. A leader writes only on condition that it still is the leader.
 
-`Records` is the Protocol that `server.gc_worker` implements over the metadata client. The history has the last
-hundred rounds, and those that run, as they entered their phases.
+`Records` is the Protocol that `server.gc_worker` implements over the metadata client. The history
+has the last hundred rounds, and those that run, as they entered their phases.
 """
 
 import json
@@ -29,7 +31,9 @@ from storage.model.errors import CorruptError
 from storage.model.ts import physical_ms
 
 PREFIX = "/tidemark/default/gc/"
-LEADER_UUID, LEADER_DESC, LEADER_LEASE, LAST_RUN_TIME, SAFE_POINT = (f"{PREFIX}{name}" for name in STATE_VARIABLES)
+LEADER_UUID, LEADER_DESC, LEADER_LEASE, LAST_RUN_TIME, SAFE_POINT = (
+    f"{PREFIX}{name}" for name in STATE_VARIABLES
+)
 LEADER_ADDR = f"{PREFIX}leader_addr"
 SAFE_POINT_TS = f"{PREFIX}safe_point_ts"  # exactly; the variable of mysql.tidb is cut to seconds
 COLLECTED_TS = f"{PREFIX}collected_ts"  # the safepoint of the last round that did all its work
@@ -61,7 +65,8 @@ class Records(Protocol):
     async def write(self, changes: Mapping[str, str | None], expect: Mapping[str, int]) -> int:
         """Put and delete (None) together if every key of `expect` is at that revision (0: absent).
 
-        Returns the new revision, 0 if nothing was written because an expectation failed. Durable when it returns.
+        Returns the new revision, 0 if nothing was written because an expectation failed. Durable
+        when it returns.
         """
         ...
 
@@ -81,9 +86,13 @@ async def read_settings(records: Records) -> Settings:
         GCConfigError: somebody wrote a value that cannot be used.
     """
     variables = await _variables(records)
-    recorded = {name: variables[f"{PREFIX}{name}"] for name in _SETTINGS if f"{PREFIX}{name}" in variables}
+    recorded = {
+        name: variables[f"{PREFIX}{name}"] for name in _SETTINGS if f"{PREFIX}{name}" in variables
+    }
     config = GCConfig().updated({name: record.value for name, record in recorded.items()}, UNBOUND)
-    revisions = {f"{PREFIX}{name}": recorded[name].revision if name in recorded else 0 for name in _SETTINGS}
+    revisions = {
+        f"{PREFIX}{name}": recorded[name].revision if name in recorded else 0 for name in _SETTINGS
+    }
     return Settings(config, revisions)
 
 
@@ -92,7 +101,9 @@ async def read_config(records: Records) -> GCConfig:
     return (await read_settings(records)).config
 
 
-async def write_config(records: Records, variables: Mapping[str, str], bounds: Bounds = BOUNDS) -> GCConfig:
+async def write_config(
+    records: Records, variables: Mapping[str, str], bounds: Bounds = BOUNDS
+) -> GCConfig:
     """Set variables; returns all of them. In force from the next tick on, durable when it returns.
 
     Raises:
@@ -106,9 +117,15 @@ async def write_config(records: Records, variables: Mapping[str, str], bounds: B
 
 
 async def read_table(records: Records) -> list[tuple[str, str, str]]:
-    """Name, value and comment of every variable, in the order of mysql.tidb; values as they stand, even bad ones."""
+    """Name, value and comment of every variable, in the order of mysql.tidb;
+    values as they stand, even bad ones.
+    """
     variables = await _variables(records)
-    recorded = {name: variables[f"{PREFIX}{name}"].value for name in COMMENTS if f"{PREFIX}{name}" in variables}
+    recorded = {
+        name: variables[f"{PREFIX}{name}"].value
+        for name in COMMENTS
+        if f"{PREFIX}{name}" in variables
+    }
     values = GCConfig().variables() | recorded
     if values[MAX_WRITE_BYTES].isdecimal():
         values[MAX_WRITE_BYTES] = format_size(int(values[MAX_WRITE_BYTES]))
@@ -116,7 +133,9 @@ async def read_table(records: Records) -> list[tuple[str, str, str]]:
 
 
 async def _variables(records: Records) -> dict[str, Record]:
-    return await records.read(f"{PREFIX}{VARIABLE_PREFIX}") | await records.read(MAX_WRITE_BYTES_KEY)
+    return await records.read(f"{PREFIX}{VARIABLE_PREFIX}") | await records.read(
+        MAX_WRITE_BYTES_KEY
+    )
 
 
 async def read_ts(records: Records, key: str) -> int:
@@ -128,14 +147,18 @@ async def read_ts(records: Records, key: str) -> int:
     recorded = await records.read(key)
     text = recorded[key].value if key in recorded else "0"
     if not text.isdecimal():
-        raise CorruptError(f"the record {key} holds {text!r} instead of a timestamp; correct it, or delete it")
+        raise CorruptError(
+            f"the record {key} holds {text!r} instead of a timestamp; correct it, or delete it"
+        )
     return int(text)
 
 
 async def oldest_running(records: Records) -> tuple[int, str] | None:
-    """The smallest start_ts of what TiDB servers report as running, and which server's; None if nothing runs.
+    """The smallest start_ts of what TiDB servers report as running, and which server's;
+    None if nothing runs.
 
-    A server without transactions, or one that wrote something else, holds nothing back (TiDB's rule).
+    A server without transactions, or one that wrote something else, holds nothing back (TiDB's
+    rule).
     """
     reports = await records.read(RUNNING)
     running = [
@@ -176,10 +199,14 @@ def round_from_json(key: str, text: str) -> Round:
 async def load_rounds(records: Records, limit: int = ROUNDS_KEPT) -> list[Round]:
     """The newest `limit` rounds, newest first."""
     recorded = await records.read(ROUNDS)
-    return [round_from_json(key, recorded[key].value) for key in sorted(recorded, reverse=True)[:limit]]
+    return [
+        round_from_json(key, recorded[key].value) for key in sorted(recorded, reverse=True)[:limit]
+    ]
 
 
-async def tidy_rounds(records: Records, running: Iterable[int], now_ms: int, fence: Mapping[str, int]) -> None:
+async def tidy_rounds(
+    records: Records, running: Iterable[int], now_ms: int, fence: Mapping[str, int]
+) -> None:
     """Make room for one more round, and mark the rounds whose worker is gone as abandoned."""
     recorded, alive = await records.read(ROUNDS), frozenset(running)
     keys = sorted(recorded)
@@ -196,4 +223,6 @@ async def tidy_rounds(records: Records, running: Iterable[int], now_ms: int, fen
 def _abandoned(gc_round: Round, now_ms: int) -> Round:
     worker, phase = gc_round.worker, gc_round.phase.label
     error = f"its worker {worker} was gone in the phase {phase}; the next round did what was left"
-    return replace(gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=Result.ABANDONED, error=error)
+    return replace(
+        gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=Result.ABANDONED, error=error
+    )

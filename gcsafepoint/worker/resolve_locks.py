@@ -1,8 +1,9 @@
-"""The phase Resolve Locks: no lock older than the safepoint may outlive the records that would decide it.
+"""The phase Resolve Locks: no lock older than the safepoint may outlive the records that would
+decide it.
 
-A worker handles one page of one store's locks at a time and checks the primaries of a page concurrently, so that stores
-can make their rollbacks durable together. A transaction's outcome is final, so its primary is checked once however many
-regions the transaction touched.
+A worker handles one page of one store's locks at a time and checks the primaries of a page
+concurrently, so that stores can make their rollbacks durable together. A transaction's outcome is
+final, so its primary is checked once however many regions the transaction touched.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,16 +14,24 @@ from storage.model.span import KeyRange
 from storage.tasks import together
 
 Count = Callable[[LockPage], None]
-"""Called with each page whose locks are gone; other locks of its transactions in the region went with it."""
+"""Called with each page whose locks are gone; other locks of its transactions in the region went
+with it.
+"""
 
 _CONCURRENT_CHECKS = 16
 _REMEMBERED = 1 << 16
 
 
 async def resolve_locks(
-    cluster: Cluster, config: GCConfig, stores: Mapping[int, Sequence[KeyRange]], safe_point: int, count: Count
+    cluster: Cluster,
+    config: GCConfig,
+    stores: Mapping[int, Sequence[KeyRange]],
+    safe_point: int,
+    count: Count,
 ) -> None:
-    """Commit or roll back every lock of transactions that began before `safe_point`; durable when it returns."""
+    """Commit or roll back every lock of transactions that began before `safe_point`;
+    durable when it returns.
+    """
     decisions = TransactionDecisions(cluster)
 
     async def step(within: KeyRange) -> bytes | None:
@@ -40,16 +49,22 @@ async def resolve_locks(
 
 
 class TransactionDecisions:
-    """The outcomes of one round's transactions: start_ts → commit_ts, 0 if rolled back; of the last 65536."""
+    """The outcomes of one round's transactions: start_ts → commit_ts, 0 if rolled back;
+    of the last 65536.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._commit_ts: dict[int, int] = {}
 
     async def of_page(self, page: LockPage) -> dict[int, int]:
-        """Decide all of a page's transactions; pessimistic locks are removed, they need no decision."""
+        """Decide all of a page's transactions; pessimistic locks are removed,
+        they need no decision.
+        """
         first = {lock.start_ts: lock for lock in reversed(page.locks) if not lock.pessimistic}
-        decided = {start_ts: self._commit_ts[start_ts] for start_ts in first if start_ts in self._commit_ts}
+        decided = {
+            start_ts: self._commit_ts[start_ts] for start_ts in first if start_ts in self._commit_ts
+        }
         unknown = [lock for start_ts, lock in first.items() if start_ts not in decided]
         waiting = iter([*unknown, *(lock for lock in page.locks if lock.pessimistic)])
         await together(self._work(waiting, decided) for _ in range(_CONCURRENT_CHECKS))

@@ -1,12 +1,17 @@
-"""The rounds of GC as a state machine: their phases in order, what is skipped, how far a round may go (pure).
+"""The rounds of GC as a state machine: their phases in order, what is skipped,
+how far a round may go (pure).
 
-1. A round goes prepare → resolve locks → delete ranges → do gc → ended, or ends early; it never goes back.
+1. A round goes prepare → resolve locks → delete ranges → do gc → ended, or ends early; it never
+   goes back.
 2. A round in one of the first phases is alone there: the next one is skipped.
-3. Do GC gives way: once a newer round gets there, the older one is superseded, for the newer does its work as well.
+3. Do GC gives way: once a newer round gets there, the older one is superseded, for the newer does
+   its work as well.
 
-A round may go up to now - life_time, held back by running transactions and by other services (`SafePointBound`):
+A round may go up to now - life_time, held back by running transactions and by other services
+(`SafePointBound`):
 
-4. A snapshot at or after the safepoint reads the same before and after GC, and its transaction may still commit.
+4. A snapshot at or after the safepoint reads the same before and after GC, and its transaction may
+   still commit.
 5. The safepoint never goes back: what a longer life_time would keep may be gone already.
 6. Of all services the one with the smallest safepoint decides (TiDB: adaptive GC safepoint).
 """
@@ -82,7 +87,9 @@ class Round:
     error: str = ""
 
     def eta_ms(self, now_ms: int) -> int | None:
-        """How long the current phase will still take if it goes on as it went; None if that cannot be told."""
+        """How long the current phase will still take if it goes on as it went;
+        None if that cannot be told.
+        """
         if self.phase is Phase.ENDED or not self.done:
             return None
         return max(0, (now_ms - self.phase_started_ms) * (self.total - self.done) // self.done)
@@ -119,14 +126,18 @@ class Rounds:
         """
         if any(gc_round.phase < Phase.DO_GC for gc_round in self._running.values()):
             raise GCRunningError("there's already a gc job running, skipped")
-        gc_round = Round(id=round_id, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms)
+        gc_round = Round(
+            id=round_id, worker=self._worker, started_ms=now_ms, phase_started_ms=now_ms
+        )
         self._running[round_id] = gc_round
         return gc_round
 
     def enter(self, round_id: int, phase: Phase, now_ms: int) -> Round:
         """Go on to the next phase; the one before it took until now."""
         before = self._running[round_id]
-        assert phase == before.phase + 1 < Phase.ENDED, f"from {before.phase.label} to {phase.label}"
+        assert phase == before.phase + 1 < Phase.ENDED, (
+            f"from {before.phase.label} to {phase.label}"
+        )
         self._running[round_id] = replace(
             _phase_left(before, now_ms), phase=phase, phase_started_ms=now_ms, total=0, done=0
         )
@@ -173,12 +184,17 @@ class Rounds:
     def end(self, round_id: int, result: Result, now_ms: int, error: str = "") -> Round:
         """Take the round from the running ones."""
         gc_round = _phase_left(self._running.pop(round_id), now_ms)
-        self.last = replace(gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error)
+        self.last = replace(
+            gc_round, phase=Phase.ENDED, ended_ms=now_ms, result=result, error=error
+        )
         return self.last
 
 
 def _phase_left(gc_round: Round, now_ms: int) -> Round:
-    took_ms = {**gc_round.phase_ms, gc_round.phase.label: max(0, now_ms - gc_round.phase_started_ms)}
+    took_ms = {
+        **gc_round.phase_ms,
+        gc_round.phase.label: max(0, now_ms - gc_round.phase_started_ms),
+    }
     return replace(gc_round, phase_ms=took_ms)
 
 
@@ -190,8 +206,12 @@ class SafePointBound:
     blocker: str = ""
 
 
-def target_safe_point(now_ts: int, life_time_ms: int, running: tuple[int, str] | None) -> SafePointBound:
-    """The safepoint we would take were we alone; `running`: start_ts and server of the oldest running transaction."""
+def target_safe_point(
+    now_ts: int, life_time_ms: int, running: tuple[int, str] | None
+) -> SafePointBound:
+    """The safepoint we would take were we alone; `running`:
+    start_ts and server of the oldest running transaction.
+    """
     by_age = compose(max(0, physical_ms(now_ts) - life_time_ms))
     if running is None or running[0] >= by_age:
         return SafePointBound(by_age)
@@ -201,7 +221,11 @@ def target_safe_point(now_ts: int, life_time_ms: int, running: tuple[int, str] |
 
 def limited_by_service(target: SafePointBound, service_min: int, service_id: str) -> SafePointBound:
     """What remains of `target` after the minimum over all services, which is `service_id`'s."""
-    return SafePointBound(service_min, f"the service {service_id}") if service_min < target.ts else target
+    return (
+        SafePointBound(service_min, f"the service {service_id}")
+        if service_min < target.ts
+        else target
+    )
 
 
 def round_is_due(now_ms: int, last_run_ms: int | None, run_interval_ms: int) -> bool:

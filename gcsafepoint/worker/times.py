@@ -1,4 +1,5 @@
-"""Durations and instants as mysql.tidb writes them (pure): Go's "1h30m0s" and "20190715-12:12:14 +0000".
+"""Durations and instants as mysql.tidb writes them (pure):
+Go's "1h30m0s" and "20190715-12:12:14 +0000".
 
 Source: Go time.ParseDuration and Duration.String; TiDB gcworker's GCTimeFormat.
 """
@@ -80,7 +81,9 @@ def parse_instant_ms(text: str) -> int:
     try:
         return int(dt.datetime.strptime(text, "%Y%m%d-%H:%M:%S %z").timestamp()) * 1000
     except ValueError as err:
-        raise DurationError(f"{text[:40]!r} is not an instant; it looks like 20190715-12:12:14 +0000") from err
+        raise DurationError(
+            f"{text[:40]!r} is not an instant; it looks like 20190715-12:12:14 +0000"
+        ) from err
 
 
 def _decimal(ns: int, unit_ns: int) -> str:

@@ -1,8 +1,10 @@
-"""The GC worker: ticks for leadership, starts rounds when they are due or asked for, and resigns when it is stopped.
+"""The GC worker: ticks for leadership, starts rounds when they are due or asked for,
+and resigns when it is stopped.
 
-At every tick a worker claims or renews the lease (`gcsafepoint.worker.election`). A worker that leads sends a changed
-write rate to the stores (`WriteLimiter`) and starts a round when one is due; `gcsafepoint.worker.gc_leader` runs it.
-An error ends a round, not the worker: the next round does everything that was left.
+At every tick a worker claims or renews the lease (`gcsafepoint.worker.election`). A worker that
+leads sends a changed write rate to the stores (`WriteLimiter`) and starts a round when one is due;
+`gcsafepoint.worker.gc_leader` runs it. An error ends a round, not the worker: the next round does
+everything that was left.
 """
 
 import asyncio
@@ -14,7 +16,14 @@ from gcsafepoint.worker.config import BOUNDS, Bounds
 from gcsafepoint.worker.election import CoordinatorClock, Election
 from gcsafepoint.worker.gc_leader import GCLeader
 from gcsafepoint.worker.listener import Listener
-from gcsafepoint.worker.records import LAST_RUN_TIME, MAX_WRITE_BYTES_KEY, Records, Settings, read_settings, tidy_rounds
+from gcsafepoint.worker.records import (
+    LAST_RUN_TIME,
+    MAX_WRITE_BYTES_KEY,
+    Records,
+    Settings,
+    read_settings,
+    tidy_rounds,
+)
 from gcsafepoint.worker.round import GCRunningError, Round, Rounds, round_is_due
 from gcsafepoint.worker.times import DurationError, parse_instant_ms
 from storage.defect import request_error
@@ -31,7 +40,9 @@ class WorkerStoppedError(UnavailableError):
     code = "ErrGCWorkerStopped"
 
     def __init__(self) -> None:
-        super().__init__("this gc worker is starting or stopping; ask again, or ask the next leader")
+        super().__init__(
+            "this gc worker is starting or stopping; ask again, or ask the next leader"
+        )
 
 
 class GCWorker:
@@ -56,7 +67,13 @@ class GCWorker:
         self._records = records
         self._listener = listener
         self.leader = GCLeader(
-            self._cluster, records, election, self.rounds, self.clock, listener, least_life_time_ms=bounds.least_ms
+            self._cluster,
+            records,
+            election,
+            self.rounds,
+            self.clock,
+            listener,
+            least_life_time_ms=bounds.least_ms,
         )
         self._write_limiter = WriteLimiter(self._cluster, listener)
         self._led_at_last_tick = False
@@ -76,7 +93,9 @@ class GCWorker:
                 ticked_s = self.clock.monotonic_s()
                 if await self.tick():
                     await self._begin_due_round()
-                await asyncio.sleep(max(0.0, ticked_s + tick_s - self.clock.monotonic_s()))  # slow peers cost no lease
+                await asyncio.sleep(
+                    max(0.0, ticked_s + tick_s - self.clock.monotonic_s())
+                )  # slow peers cost no lease
         finally:
             self._tasks = None
 
@@ -97,12 +116,16 @@ class GCWorker:
             return False
 
     async def settings_changed(self) -> None:
-        """Send a new write rate to the stores at once if this worker leads; otherwise the leader's next tick does."""
+        """Send a new write rate to the stores at once if this worker leads;
+        otherwise the leader's next tick does.
+        """
         if self.election.leads:
             await self._write_limiter.apply(await read_settings(self._records))
 
     async def begin_round(self) -> "tuple[Round, asyncio.Task[Outcome]]":
-        """Start a round now, due or not; it goes on whatever becomes of the caller. Returns it, and its end.
+        """Start a round now, due or not; it goes on whatever becomes of the caller.
+
+        Returns it, and its end.
 
         Raises:
             WorkerStoppedError: the worker does not run.
@@ -119,7 +142,8 @@ class GCWorker:
         """Run a round now; returns it when it has ended.
 
         Raises:
-            WorkerStoppedError: the worker was stopped meanwhile; beyond that as `begin_round` and `GCLeader.run_round`.
+            WorkerStoppedError: the worker was stopped meanwhile; beyond that as `begin_round` and
+                `GCLeader.run_round`.
         """
         _, ended = await self.begin_round()
         await asyncio.wait([ended])
@@ -134,7 +158,9 @@ class GCWorker:
         try:
             return await self.leader.run_round(round_id)
         except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
-            return request_error(err, "gc round")  # the listener heard of it; the next round does what is left
+            return request_error(
+                err, "gc round"
+            )  # the listener heard of it; the next round does what is left
 
     async def _begin_due_round(self) -> None:
         try:
@@ -169,10 +195,11 @@ def _last_run_ms(text: str) -> int | None:
 
 
 class WriteLimiter:
-    """Sends gc.max-write-bytes-per-sec from the metadata store to the stores, which hold Do GC to it.
+    """Sends gc.max-write-bytes-per-sec from the metadata store to the stores,
+    which hold Do GC to it.
 
-    Each store is told once per change, and keeps the limit over restarts. A limit that nobody ever set here is left to
-    the stores' own settings.
+    Each store is told once per change, and keeps the limit over restarts. A limit that nobody ever
+    set here is left to the stores' own settings.
     """
 
     def __init__(self, cluster: Cluster, listener: Listener) -> None:
@@ -181,7 +208,9 @@ class WriteLimiter:
         self._limited_at: dict[str, int] = {}
 
     async def apply(self, settings: Settings) -> None:
-        """Limit the stores that have an older limit; one that fails is tried again at the next tick."""
+        """Limit the stores that have an older limit;
+        one that fails is tried again at the next tick.
+        """
         revision = settings.revisions[MAX_WRITE_BYTES_KEY]
         addresses = await self._cluster.store_addresses() if revision else ()
         await together(

@@ -1,7 +1,9 @@
-"""What the audit of a changefeed's lake has found, as the metadata holds it and as the changefeed shows it. Pure.
+"""What the audit of a changefeed's lake has found,
+as the metadata holds it and as the changefeed shows it. Pure.
 
-The process of the lake's job writes it, a record a table, and removes the record when the lake is right again; so does
-`tidemark cli verify` (docs/design/0030). The owner of the changefeeds shows it.
+The process of the lake's job writes it, a record a table, and removes the record when the lake is
+right again; so does `tidemark cli verify` (docs/design/0030). The owner of the changefeeds shows
+it.
 """
 
 import json
@@ -70,7 +72,9 @@ class Finding:
             doc["spans"] = tuple((low, high) for low, high in doc["spans"])
             return cls(**doc)
         except (ValueError, KeyError, TypeError, RecursionError) as err:
-            raise CorruptError(f"what an audit found cannot be read in the metadata: {err!r}") from err
+            raise CorruptError(
+                f"what an audit found cannot be read in the metadata: {err!r}"
+            ) from err
 
     def told(self, changefeed: str) -> str:
         """The table, its ranges, and what mends it."""
@@ -78,7 +82,8 @@ class Finding:
         verify = f"tidemark cli verify -c {changefeed} --table {shlex.quote(self.table)}"
         if self.mode != UPSERT:
             return (
-                f"{self.table}{where}: `{verify}` tells the rows; a lake of mode {self.mode} is not repaired in place, "
+                f"{self.table}{where}: `{verify}` tells the rows; a lake of mode {self.mode} is "
+                "not repaired in place, "
                 "write it anew with a new changefeed"
             )
         return f"{self.table}{where}: `{verify} --repair` mends it"
@@ -94,7 +99,9 @@ class Audit:
 
 
 def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
-    """The error of a changefeed whose lake differs from its source; None: no difference is known."""
+    """The error of a changefeed whose lake differs from its source; None:
+    no difference is known.
+    """
     if not audit.findings or not info.audit_s:
         return None
     newest = max(audit.findings, key=lambda each: each.time)
@@ -102,8 +109,10 @@ def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
     more = len(audit.findings) - _TABLES_SHOWN
     return RunningError(
         DIFFERS,
-        f"rows of the lake are not those of the source. {told}{f'; and {more} more tables' if more > 0 else ''}. Stop "
-        f"the lake's job before --repair (`tidemark cli changefeed pause -c {info.id}` where `spark keep` or `up` runs "
+        "rows of the lake are not those of the source. "
+        f"{told}{f'; and {more} more tables' if more > 0 else ''}. Stop "
+        f"the lake's job before --repair (`tidemark cli changefeed pause -c {info.id}` where "
+        "`spark keep` or `up` runs "
         "it), and let it go on after it",
         newest.time,
     )
@@ -120,8 +129,10 @@ def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
     if silent_s <= info.audit_s:
         return ""
     return (
-        f"the audit is behind since {audit.on_time or 'it was asked for'}: the process of the lake's job does it "
-        "(`tidemark spark run` or `keep`), which needs --coordinator, and gives way while the lake is behind; its log "
+        f"the audit is behind since {audit.on_time or 'it was asked for'}: the process of the "
+        "lake's job does it "
+        "(`tidemark spark run` or `keep`), which needs --coordinator, and gives way while the "
+        "lake is behind; its log "
         "says more"
     )
 
@@ -136,12 +147,20 @@ def check_audit(audit_s: int, sink_uri: str) -> None:
     if audit_s == 0:
         return
     if not PERIOD_S_MIN <= audit_s <= PERIOD_S_MAX:
-        raise ParameterError(f"--audit is {PERIOD_S_MIN // 60}m to {PERIOD_S_MAX // 3600}h, not {audit_s} s")
+        raise ParameterError(
+            f"--audit is {PERIOD_S_MIN // 60}m to {PERIOD_S_MAX // 3600}h, not {audit_s} s"
+        )
     lake = lake_format(sink_uri)
     if UPSERT not in MODES_OF.get(lake, ()):
-        why = "is a changelog, which has no current rows" if lake else "is kept by a reader of its own"
+        why = (
+            "is a changelog, which has no current rows"
+            if lake
+            else "is kept by a reader of its own"
+        )
         kind = sink_uri.partition(":")[0]
-        raise AuditUnsupportedError(f"--audit compares the rows of a lake, and a sink {kind}:// {why}: leave it out")
+        raise AuditUnsupportedError(
+            f"--audit compares the rows of a lake, and a sink {kind}:// {why}: leave it out"
+        )
 
 
 def _shown(spans: Sequence[Span], ranges: int) -> str:

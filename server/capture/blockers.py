@@ -1,4 +1,6 @@
-"""What holds this capture's changefeeds back, the one furthest behind first; each processor tells of its tables."""
+"""What holds this capture's changefeeds back, the one furthest behind first;
+each processor tells of its tables.
+"""
 
 import asyncio
 

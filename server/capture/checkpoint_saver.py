@@ -1,8 +1,10 @@
-"""Keeps what changes all the time: checkpoints in the metadata, service safepoints at the coordinator.
+"""Keeps what changes all the time: checkpoints in the metadata,
+service safepoints at the coordinator.
 
-Order, for each changefeed: the reader acknowledges, the checkpoint is durable in the metadata, then the safepoint
-follows. So a crash anywhere between keeps more history than needed, never less. All changefeeds are saved in one go,
-under the lock under which they are created and removed: nothing is written for what is gone.
+Order, for each changefeed: the reader acknowledges, the checkpoint is durable in the metadata, then
+the safepoint follows. So a crash anywhere between keeps more history than needed, never less. All
+changefeeds are saved in one go, under the lock under which they are created and removed: nothing is
+written for what is gone.
 """
 
 import asyncio
@@ -37,8 +39,8 @@ _log = structlog.get_logger(__name__)
 class CheckpointSaver:
     """Looks after `feeds`.
 
-    `on_lost(feed, error)` is called when history is gone that a changefeed still needs, `on_end(feed)` until
-    everything that an end or a removal brings is done (`Feed.is_ending`).
+    `on_lost(feed, error)` is called when history is gone that a changefeed still needs,
+    `on_end(feed)` until everything that an end or a removal brings is done (`Feed.is_ending`).
     """
 
     def __init__(
@@ -92,12 +94,17 @@ class CheckpointSaver:
             if feed.recovered():
                 feed.info, feed.info_saved = feed.info.moved_to(State.NORMAL), False
         moved = [(feed, feed.processor.checkpoint_ts) for feed in feeds]
-        moved = [(feed, checkpoint_ts) for feed, checkpoint_ts in moved if checkpoint_ts > feed.checkpoint_ts]
+        moved = [
+            (feed, checkpoint_ts)
+            for feed, checkpoint_ts in moved
+            if checkpoint_ts > feed.checkpoint_ts
+        ]
         changed = [(feed, feed.info) for feed in feeds if not feed.info_saved]
         if not moved and not changed:
             return
         await self._records.save(
-            {feed.id: checkpoint_ts for feed, checkpoint_ts in moved}, {feed.id: info for feed, info in changed}
+            {feed.id: checkpoint_ts for feed, checkpoint_ts in moved},
+            {feed.id: info for feed, info in changed},
         )
         for feed, checkpoint_ts in moved:
             feed.checkpoint_ts = checkpoint_ts
@@ -113,7 +120,9 @@ class CheckpointSaver:
                 feed.job_saved = job
 
     async def _collect(self) -> None:
-        """Forget schema changes behind the checkpoint of a minute ago: a reader may still ask about a little before."""
+        """Forget schema changes behind the checkpoint of a minute ago:
+        a reader may still ask about a little before.
+        """
         if time.monotonic() - self._collected_s < _COLLECT_EVERY_S:
             return
         self._collected_s = time.monotonic()
@@ -125,18 +134,27 @@ class CheckpointSaver:
             feed.settled_ts = feed.checkpoint_ts
 
     async def _sweep(self) -> None:
-        """Delete what interrupted creations and resumes left at the coordinator; under the lock none is under way."""
+        """Delete what interrupted creations and resumes left at the coordinator;
+        under the lock none is under way.
+        """
         if time.monotonic() < self._sweep_s:
             return
         self._sweep_s = time.monotonic() + _SWEEP_EVERY_S
         service_ids = await self._records.service_ids(self._safepoints.cluster_id)
-        unprotected = dict.fromkeys(await self._records.ids(), False)  # also one whose creation we heard no end of
-        known = {feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time) for feed in self._feeds.values()}
+        unprotected = dict.fromkeys(
+            await self._records.ids(), False
+        )  # also one whose creation we heard no end of
+        known = {
+            feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time)
+            for feed in self._feeds.values()
+        }
         await self._safepoints.sweep(service_ids, unprotected | known)
 
     async def _load_audits(self) -> None:
         """What audits have found is written by lake jobs and by `verify`, and only shown here."""
-        if time.monotonic() < self._audits_s or not any(feed.info.audit_s for feed in self._feeds.values()):
+        if time.monotonic() < self._audits_s or not any(
+            feed.info.audit_s for feed in self._feeds.values()
+        ):
             return
         self._audits_s = time.monotonic() + _AUDITS_EVERY_S
         found = await self._records.load_audits()
@@ -144,11 +162,15 @@ class CheckpointSaver:
             feed.audit = found.get(feed.id, Audit())
 
     def _is_due(self, feed: Feed) -> bool:
-        """Whoever does not run is not renewed: its safepoint ends a day after it stopped, unless it is resumed."""
+        """Whoever does not run is not renewed: its safepoint ends a day after it stopped,
+        unless it is resumed.
+        """
         if not _needs_safepoint(feed):
             return False
         age = time.monotonic() - feed.safepoint_time
-        return age > (_SAFEPOINT_EVERY_S if feed.checkpoint_ts > feed.safepoint_ts else _SAFEPOINT_REFRESH_S)
+        return age > (
+            _SAFEPOINT_EVERY_S if feed.checkpoint_ts > feed.safepoint_ts else _SAFEPOINT_REFRESH_S
+        )
 
     async def _hold(self, feed: Feed) -> None:
         checkpoint_ts = feed.checkpoint_ts
@@ -166,8 +188,12 @@ def _needs_safepoint(feed: Feed) -> bool:
 
 
 def _note_damage(feed: Feed) -> None:
-    """A table is pulled again or cannot be read again, or a schema change is about to stop it all: a warning."""
+    """A table is pulled again or cannot be read again,
+    or a schema change is about to stop it all: a warning.
+    """
     refusal = feed.catalog.refusal
-    damage = (feed.processor.damage or feed.catalog.holds.error) if refusal is None else refusal.error
+    damage = (
+        (feed.processor.damage or feed.catalog.holds.error) if refusal is None else refusal.error
+    )
     if damage is not None and feed.info.state is State.NORMAL:
         note(feed, State.WARNING, damage, hint="" if refusal is None else refusal.hint)

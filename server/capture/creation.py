@@ -20,7 +20,9 @@ from storage.tidb.time import NULL_DATES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewChangefeed:
-    """`start_ts` 0: now; `target_ts` 0: no end; `tables` are (schema name, table_info JSON), `rules` a table filter."""
+    """`start_ts` 0: now; `target_ts` 0: no end; `tables` are (schema name,
+    table_info JSON), `rules` a table filter.
+    """
 
     id: str
     sink_uri: str
@@ -49,8 +51,13 @@ class NewChangefeed:
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         if not (self.tables or self.rules):
-            raise ParameterError("a changefeed needs tables: name them by --filter, or give their schemas by --tables")
-        return tuple(TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables)
+            raise ParameterError(
+                "a changefeed needs tables: name them by --filter, or give their schemas by "
+                "--tables"
+            )
+        return tuple(
+            TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables
+        )
 
     async def chosen(self, source: Source, start_ts: int) -> Chosen:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
@@ -59,7 +66,13 @@ class NewChangefeed:
         if not self.rules:
             return eligible(source, given, columns=columns, ignore_ineligible=ignore, target=target)
         return await chosen_tables(
-            source, TableFilter(self.rules), start_ts, given, columns=columns, ignore_ineligible=ignore, target=target
+            source,
+            TableFilter(self.rules),
+            start_ts,
+            given,
+            columns=columns,
+            ignore_ineligible=ignore,
+            target=target,
         )
 
     def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
@@ -90,6 +103,8 @@ def check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
         StartTsInFutureError, TargetTsError: it cannot be replicated.
     """
     if start_ts > now_ts:
-        raise StartTsInFutureError(f"the start {start_ts} is after the present {now_ts}; see `tidemark cli tso query`")
+        raise StartTsInFutureError(
+            f"the start {start_ts} is after the present {now_ts}; see `tidemark cli tso query`"
+        )
     if target_ts and target_ts <= start_ts:
         raise TargetTsError(f"target_ts {target_ts} is not after the start {start_ts}")

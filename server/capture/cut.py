@@ -1,8 +1,11 @@
-"""A cut over tables that lie in several processes: each tells its commit_ts in a compact form, one chooses. Pure.
+"""A cut over tables that lie in several processes: each tells its commit_ts in a compact form,
+one chooses. Pure.
 
 Invariants:
-1. The chosen end is the one that a single sink manager with all tables chooses, unless a part was cut short.
-2. A part holds at most `COMMITS_MAX` distinct commit_ts (some 16 MiB), so an answer is bounded whatever the backlog.
+1. The chosen end is the one that a single sink manager with all tables chooses, unless a part was
+   cut short.
+2. A part holds at most `COMMITS_MAX` distinct commit_ts (some 16 MiB), so an answer is bounded
+   whatever the backlog.
 """
 
 import itertools
@@ -23,7 +26,9 @@ COMMITS_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PackedExtent:
-    """Rows of one table that weigh `bytes / rows` each: distinct commit_ts, ascending, and how many rows each has."""
+    """Rows of one table that weigh `bytes / rows` each: distinct commit_ts, ascending,
+    and how many rows each has.
+    """
 
     rows: int
     bytes: int
@@ -33,30 +38,42 @@ class PackedExtent:
     def unpacked(self) -> Extent:
         """As the sorter gave it, within the range that was packed."""
         first, last = int(self.commit_ts[0]), int(self.commit_ts[-1])
-        return Extent(first, last, self.rows, self.bytes, partial(np.repeat, self.commit_ts, self.counts))
+        return Extent(
+            first, last, self.rows, self.bytes, partial(np.repeat, self.commit_ts, self.counts)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """What one process says: no cut within the bounds ends above `end_ts`, and these are its rows up to there."""
+    """What one process says: no cut within the bounds ends above `end_ts`,
+    and these are its rows up to there.
+    """
 
     end_ts: int
     extents: tuple[PackedExtent, ...] = ()
 
 
-def cut_part(extents: Iterable[Extent], start_ts: int, end_ts: int, commits_max: int = COMMITS_MAX) -> CutPart:
-    """Pack the rows in `(start_ts, end_ts]`; ends earlier where there are more than `commits_max` commit_ts."""
+def cut_part(
+    extents: Iterable[Extent], start_ts: int, end_ts: int, commits_max: int = COMMITS_MAX
+) -> CutPart:
+    """Pack the rows in `(start_ts, end_ts]`; ends earlier where there are more than `commits_max`
+    commit_ts.
+    """
     packed = [each for extent in extents if (each := _packed(extent, start_ts, end_ts))]
     if sum(len(extent.commit_ts) for extent in packed) > commits_max:
         distinct = np.unique(np.concatenate([extent.commit_ts for extent in packed]))
         if len(distinct) > commits_max:
             end_ts = int(distinct[commits_max]) - 1
-            packed = [each for extent in packed if (each := _packed(extent.unpacked(), start_ts, end_ts))]
+            packed = [
+                each for extent in packed if (each := _packed(extent.unpacked(), start_ts, end_ts))
+            ]
     return CutPart(end_ts, tuple(packed))
 
 
 def combined_cut(parts: Sequence[CutPart], start_ts: int, bounds: Bounds) -> int:
-    """The largest ts whose rows fit into `bounds`, at least one commit_ts; see `sink.cut.find_cut`."""
+    """The largest ts whose rows fit into `bounds`, at least one commit_ts;
+    see `sink.cut.find_cut`.
+    """
     upper_ts = min(part.end_ts for part in parts)
     if upper_ts <= start_ts:
         return start_ts

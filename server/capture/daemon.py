@@ -48,19 +48,34 @@ class CaptureConfig:
 
     addr: str = setting("127.0.0.1:8300", "gRPC address: the changefeed API")
     flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
-    flight_token_file: str = setting("", "file with the token that Flight readers must bring; empty: none is asked for")
-    advertise_addr: str = setting("", "gRPC address that other captures are told; empty: the one listened on")
-    advertise_flight_addr: str = setting("", "Flight address that readers are told; empty: the one listened on")
-    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
-    data_dir: str = setting("./data/capture", "directory for sorted rows; a cache, filled again after a restart")
-    http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
-    memory_quota_bytes: int = setting(512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)")
-    stream_silence_seconds: float = setting(
-        SILENT_S, "a stream of a store or pump that is silent for so long is opened again", least=0.001
+    flight_token_file: str = setting(
+        "", "file with the token that Flight readers must bring; empty: none is asked for"
     )
-    workers: int = setting(1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core")
+    advertise_addr: str = setting(
+        "", "gRPC address that other captures are told; empty: the one listened on"
+    )
+    advertise_flight_addr: str = setting(
+        "", "Flight address that readers are told; empty: the one listened on"
+    )
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
+    data_dir: str = setting(
+        "./data/capture", "directory for sorted rows; a cache, filled again after a restart"
+    )
+    http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
+    memory_quota_bytes: int = setting(
+        512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)"
+    )
+    stream_silence_seconds: float = setting(
+        SILENT_S,
+        "a stream of a store or pump that is silent for so long is opened again",
+        least=0.001,
+    )
+    workers: int = setting(
+        1, "processes that pull, sort and serve tables; 1: this one alone, 0: one for each core"
+    )
     worker_flight_addr: str = setting(
-        "", "Flight address of the first worker, the next ones have the next ports; empty: any ports"
+        "",
+        "Flight address of the first worker, the next ones have the next ports; empty: any ports",
     )
 
 
@@ -95,22 +110,32 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 stream_silence_s=config.stream_silence_seconds,
             )
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
-            make_processor = await parts.enter_async_context(_processors(config, security, directory, resources))
+            make_processor = await parts.enter_async_context(
+                _processors(config, security, directory, resources)
+            )
             owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
-            server.add_service(changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds)
+            server.add_service(
+                changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds
+            )
             dumps = DumpService(meta)
             server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             locks = StuckLocks(pd, kv, owner.pullers)
             readers = serving_flight(
-                OwnerFeeds(owner), config.flight_addr, config.advertise_flight_addr, security, config.flight_token_file
+                OwnerFeeds(owner),
+                config.flight_addr,
+                config.advertise_flight_addr,
+                security,
+                config.flight_token_file,
             )
             async with readers as flight, server.listen(config.addr) as bound:
-                run = membership.run(config.advertise_addr or bound, config.advertise_flight_addr or flight.bound)
+                run = membership.run(
+                    config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
+                )
                 async with beside(run, locks.run(), _shown(owner)):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}

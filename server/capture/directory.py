@@ -1,4 +1,6 @@
-"""A capture's data directory: its identity, and the lock that proves no other process lives in it."""
+"""A capture's data directory: its identity, and the lock that proves no other process lives in
+it.
+"""
 
 import fcntl
 import os
@@ -27,12 +29,16 @@ def lock(directory: Path) -> Iterator[str]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as err:
-        raise DataDirError(f"cannot use {directory}: {err.strerror}; choose another --data-dir") from err
+        raise DataDirError(
+            f"cannot use {directory}: {err.strerror}; choose another --data-dir"
+        ) from err
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         os.close(handle)
-        raise DataDirError(f"another capture runs in {directory}; stop it or choose another --data-dir") from err
+        raise DataDirError(
+            f"another capture runs in {directory}; stop it or choose another --data-dir"
+        ) from err
     try:
         yield _identity(directory / "capture-id")
     finally:

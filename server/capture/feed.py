@@ -1,4 +1,6 @@
-"""A changefeed on its owner: its record, its checkpoint, its tables, and the processor that runs it."""
+"""A changefeed on its owner: its record, its checkpoint, its tables,
+and the processor that runs it.
+"""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -63,7 +65,11 @@ class Feed:
 
     @classmethod
     def of(
-        cls, factory: FeedFactory, info: ChangefeedInfo, checkpoint_ts: int, changes: Iterable[SchemaChange]
+        cls,
+        factory: FeedFactory,
+        info: ChangefeedInfo,
+        checkpoint_ts: int,
+        changes: Iterable[SchemaChange],
     ) -> "Feed":
         """A changefeed that does not run yet.
 
@@ -75,8 +81,12 @@ class Feed:
         return cls._made(factory, info, checkpoint_ts, source, History(changes), rules=info.rules)
 
     @classmethod
-    def unreadable(cls, factory: FeedFactory, info: ChangefeedInfo, checkpoint_ts: int, error: TidemarkError) -> "Feed":
-        """A changefeed that cannot run for `error`, which `of` raised; its records stay as they are."""
+    def unreadable(
+        cls, factory: FeedFactory, info: ChangefeedInfo, checkpoint_ts: int, error: TidemarkError
+    ) -> "Feed":
+        """A changefeed that cannot run for `error`, which `of` raised;
+        its records stay as they are.
+        """
         return cls._made(factory, info, checkpoint_ts, UnreadableSource(error), History(), rules=())
 
     @classmethod
@@ -91,7 +101,9 @@ class Feed:
         rules: Sequence[str],
     ) -> "Feed":
         catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
-        processor = factory.make_processor(Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts))
+        processor = factory.make_processor(
+            Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts)
+        )
         return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
     @property
@@ -109,8 +121,12 @@ class Feed:
         make = self.factory.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         history = History(changes)
-        self.catalog = _catalog(self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules)
-        self.processor = make(Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts))
+        self.catalog = _catalog(
+            self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
+        )
+        self.processor = make(
+            Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts)
+        )
 
     @property
     def failed_s(self) -> float:
@@ -119,17 +135,24 @@ class Feed:
 
     @property
     def is_ending(self) -> bool:
-        """Whether its end or removal is to be carried out: what is acknowledged up to target_ts is durable."""
+        """Whether its end or removal is to be carried out:
+        what is acknowledged up to target_ts is durable.
+        """
         if self.info.state.is_running:
             return 0 < self.info.target_ts <= self.checkpoint_ts
-        return self.info.state is State.REMOVED or (self.info.state is State.FINISHED and not self.released)
+        return self.info.state is State.REMOVED or (
+            self.info.state is State.FINISHED and not self.released
+        )
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""
         running = self.info.state is State.WARNING and self.processor.sink is not None
         if self.catalog.refusal is not None or self.catalog.holds.error is not None:
             return False
-        moved = self.processor.resolved_ts > self.processor.start_ts or self.catalog.holds.open_since > 0
+        moved = (
+            self.processor.resolved_ts > self.processor.start_ts
+            or self.catalog.holds.open_since > 0
+        )
         return running and not self.processor.repairing and moved
 
     async def stop(self) -> None:
@@ -141,8 +164,15 @@ class Feed:
 
 
 def _catalog(
-    factory: FeedFactory, info: ChangefeedInfo, source: Source, history: History, start_ts: int, rules: Sequence[str]
+    factory: FeedFactory,
+    info: ChangefeedInfo,
+    source: Source,
+    history: History,
+    start_ts: int,
+    rules: Sequence[str],
 ) -> FeedCatalog:
     columns, target = ColumnRules(info.columns, info.zero_dates), format_of(info.sink_uri)
     terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, columns, target)
-    return FeedCatalog(terms, source, history, start_ts, partial(factory.records.schemas.append, info.id))
+    return FeedCatalog(
+        terms, source, history, start_ts, partial(factory.records.schemas.append, info.id)
+    )

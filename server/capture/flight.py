@@ -1,11 +1,11 @@
 """The owner's changefeeds as the Flight server sees them; called from its threads.
 
-A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE: readers wait and ask
-again. After a restart the rows are pulled anew, so ranges above what is resolved so far are waited for (`Waiting`);
-whoever waits is let go when the server closes.
+A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE:
+readers wait and ask again. After a restart the rows are pulled anew, so ranges above what is
+resolved so far are waited for (`Waiting`); whoever waits is let go when the server closes.
 
-Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`). No cut, slice or
-read crosses a DDL.
+Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`).
+No cut, slice or read crosses a DDL.
 """
 
 import threading
@@ -56,7 +56,9 @@ class Waiting:
         return self._closing.wait(seconds)
 
     def resolved(self, sink: Sink, span: Span | None, ts: int, limit_s: float) -> bool:
-        """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most; returns whether it is."""
+        """Wait until the table (None: all) is resolved up to `ts`, for `limit_s` at most;
+        returns whether it is.
+        """
         deadline = time.monotonic() + limit_s
         while (left_s := deadline - time.monotonic()) > 0 and not self._closing.is_set():
             if sink.wait_resolved(ts - 1, min(left_s, _STEP_S), span) >= ts:
@@ -76,7 +78,12 @@ class OwnerFeeds:
         self._waiting.close()
 
     def describe(
-        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+        self,
+        changefeed: str,
+        ts: int | None = None,
+        *,
+        before: bool = False,
+        known_ts: int | None = None,
     ) -> FeedDescription:
         """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
         feed = self._owner.feed(changefeed)
@@ -92,7 +99,9 @@ class OwnerFeeds:
             target_ts=feed.info.target_ts,
             checkpoint_ts=processor.checkpoint_ts,
             resolved_ts=processor.resolved_ts,
-            tables=None if known else tuple(_description(feed, version, before=before) for version in found),
+            tables=None
+            if known
+            else tuple(_description(feed, version, before=before) for version in found),
             ddls=feed.catalog.holds.shown(versions.ddls(at_ts), versions),
             skipped=tuple((each.start_ts, each.end_ts) for each in feed.info.skipped),
         )
@@ -165,7 +174,9 @@ class OwnerFeeds:
         feed, sink = self._running(changefeed)
         version = _named(feed, table).of_range(table, start_ts, end_ts)
         if version is None:
-            raise TableNotExistsError(f"there is no table {table!r} right above {start_ts}; see describe at that ts")
+            raise TableNotExistsError(
+                f"there is no table {table!r} right above {start_ts}; see describe at that ts"
+            )
         span = version.span
 
         def read() -> Iterator[pa.RecordBatch]:
@@ -178,7 +189,11 @@ class OwnerFeeds:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
         ts = feed.catalog.holds.acknowledged(ts)
-        versions = [version for version in _named(feed, table).named(table) if version.from_ts < ts] if table else []
+        versions = (
+            [version for version in _named(feed, table).named(table) if version.from_ts < ts]
+            if table
+            else []
+        )
 
         def ack() -> int:
             if table is None:
@@ -197,7 +212,9 @@ class OwnerFeeds:
             note_job(feed, report)
 
     def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
-        """The reader of a name has a version's rows up to `ts`; those of the span's earlier names are not its own."""
+        """The reader of a name has a version's rows up to `ts`;
+        those of the span's earlier names are not its own.
+        """
         try:
             if sink.checkpoint_ts(version.span) >= version.from_ts:
                 self._waiting.resolved(sink, version.span, ts, _CALL_WAIT_S)
@@ -211,19 +228,27 @@ class OwnerFeeds:
         feed = self._owner.feed(changefeed)
         deadline = time.monotonic() + _START_WAIT_S
         while (sink := feed.processor.sink) is None:
-            if not feed.info.state.is_running or time.monotonic() > deadline or self._waiting.pause(_START_STEP_S):
+            if (
+                not feed.info.state.is_running
+                or time.monotonic() > deadline
+                or self._waiting.pause(_START_STEP_S)
+            ):
                 raise _not_running(feed)
         return feed, sink
 
 
 def _ends(feed: Feed) -> tuple[int, ...]:
-    """Where the changefeed comes to an end, or to a stop: the last stretch is taken, however short it is."""
+    """Where the changefeed comes to an end, or to a stop: the last stretch is taken,
+    however short it is.
+    """
     refusal = feed.catalog.refusal
     return (feed.info.target_ts, *(() if refusal is None else (refusal.ts,)))
 
 
 def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:
-    """Whether there are rows to take, or the reader's position has grown old; each cut costs the reader a commit."""
+    """Whether there are rows to take, or the reader's position has grown old;
+    each cut costs the reader a commit.
+    """
     if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
         return True
     return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
@@ -235,10 +260,18 @@ def _slice(versions: Versions, part: SinkSlice, locations: tuple[str, ...]) -> S
     return Slice(version.name, part.start_ts, part.end_ts, part.rows, part.bytes, locations)
 
 
-def _read_again(versions: Versions, again: Mapping[int, int | None], start_ts: int, end_ts: int) -> dict[Span, int]:
-    """Of tables that are read again, and are in force in a cut, from where on their rows are in it."""
+def _read_again(
+    versions: Versions, again: Mapping[int, int | None], start_ts: int, end_ts: int
+) -> dict[Span, int]:
+    """Of tables that are read again, and are in force in a cut,
+    from where on their rows are in it.
+    """
     spans = {version.span: again.get(version.span.table_id) for version in versions.at(start_ts)}
-    return {span: since_ts for span, since_ts in spans.items() if since_ts is not None and since_ts < end_ts}
+    return {
+        span: since_ts
+        for span, since_ts in spans.items()
+        if since_ts is not None and since_ts < end_ts
+    }
 
 
 def _description(feed: Feed, version: Version, *, before: bool) -> TableDescription:
@@ -274,11 +307,16 @@ def _not_running(feed: Feed) -> TidemarkError:
     cause = f" after {error.code}: {error.message}" if error else ""
     if state is State.FAILED:
         return ChangefeedFailedError(f"changefeed {feed.id} has failed{cause}")
-    return ChangefeedNotRunningError(f"changefeed {feed.id} does not run now, its state is {state}{cause}")
+    return ChangefeedNotRunningError(
+        f"changefeed {feed.id} does not run now, its state is {state}{cause}"
+    )
 
 
 def _while_running(feed: Feed, call: Callable[[], T]) -> T:
-    """A changefeed may stop during a call: its sink has no tables then. A table may come a moment later, too."""
+    """A changefeed may stop during a call: its sink has no tables then.
+
+    A table may come a moment later, too.
+    """
     try:
         return call()
     except TableNotFoundError as err:

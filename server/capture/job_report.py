@@ -1,10 +1,14 @@
-"""What the lake job of a changefeed last reported, and which state the changefeed shows for it. Pure.
+"""What the lake job of a changefeed last reported, and which state the changefeed shows for it.
 
-The job reports by Flight (docs/format/flight.md, `report`). A report never stops the pulling of rows: a job that gave
-up leaves the changefeed's checkpoint where it is, and its rows are kept until a job goes on from there.
+Pure.
+
+The job reports by Flight (docs/format/flight.md, `report`). A report never stops the pulling of
+rows: a job that gave up leaves the changefeed's checkpoint where it is, and its rows are kept until
+a job goes on from there.
 
 1. The changefeed's own error is shown before its job's, and that before what its audit found.
-2. `failed` stays until a job reports `ready` again or the changefeed is paused, resumed or removed; it is durable.
+2. `failed` stays until a job reports `ready` again or the changefeed is paused, resumed or removed;
+   it is durable.
 3. Other reports expire when the job is silent.
 """
 
@@ -24,7 +28,9 @@ JOB_STATES: Final = (READY, RETRYING, FAILED, SILENT)
 READY_EXPIRES_S: Final = 60.0
 """A running job reports every 10 s."""
 RETRYING_EXPIRES_S: Final = 600.0
-"""A job that starts again pauses for a minute at most, and a start of Spark may take minutes on a busy machine."""
+"""A job that starts again pauses for a minute at most,
+and a start of Spark may take minutes on a busy machine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +67,30 @@ class JobReport:
         """
         try:
             doc = json.loads(value)
-            report = Report(str(doc["state"]), int(doc["cut_ts"]), str(doc["code"]), str(doc["message"]))
+            report = Report(
+                str(doc["state"]), int(doc["cut_ts"]), str(doc["code"]), str(doc["message"])
+            )
             time, since = str(doc["time"]), str(doc.get("failed_since", ""))
             return cls(report=report, time=time, received_s=now_s, failed_since=since)
         except (ValueError, KeyError, TypeError, RecursionError) as err:
-            raise CorruptError(f"a lake job's report in the metadata cannot be read: {err!r}") from err
+            raise CorruptError(
+                f"a lake job's report in the metadata cannot be read: {err!r}"
+            ) from err
 
 
 def accepted(before: JobReport | None, new: JobReport) -> JobReport | None:
     """The report that counts from now on; None if there is none.
 
-    A job that was stopped on purpose takes back what it reported, but not why the one before it failed. One that fails
-    again has failed since the first time: its changefeed must not hold GC back for ever.
+    A job that was stopped on purpose takes back what it reported, but not why the one before it
+    failed. One that fails again has failed since the first time: its changefeed must not hold GC
+    back for ever.
     """
     if new.report.state == FAILED:
         repeated = before is not None and before.report.state == FAILED
-        return replace(new, failed_since=(before.failed_since or before.time) if before and repeated else new.time)
+        return replace(
+            new,
+            failed_since=(before.failed_since or before.time) if before and repeated else new.time,
+        )
     if new.report.state != STOPPED:
         return new
     return before if before is not None and before.report.state == FAILED else None
@@ -85,7 +99,9 @@ def accepted(before: JobReport | None, new: JobReport) -> JobReport | None:
 def shown_state(
     info: ChangefeedInfo, job: JobReport | None, audit: Audit, now_s: float
 ) -> tuple[State, RunningError | None]:
-    """The state and the error that a changefeed shows: its own, else those of its job, else of its audit."""
+    """The state and the error that a changefeed shows: its own, else those of its job,
+    else of its audit.
+    """
     if info.state is not State.NORMAL:
         return info.state, info.error
     states = {FAILED: State.FAILED, RETRYING: State.WARNING}
@@ -97,11 +113,15 @@ def shown_state(
 
 
 def failed_for_s(info: ChangefeedInfo, job: JobReport | None, now: datetime) -> float:
-    """For how long the changefeed's job has given up; 0 if it has not, or the clock was set back."""
+    """For how long the changefeed's job has given up; 0 if it has not,
+    or the clock was set back.
+    """
     if job is None or not failed_by_job(info, job):
         return 0.0
     try:
-        return max(0.0, (now - datetime.fromisoformat(job.failed_since or job.time)).total_seconds())
+        return max(
+            0.0, (now - datetime.fromisoformat(job.failed_since or job.time)).total_seconds()
+        )
     except (ValueError, TypeError):  # a record that we did not write: as if it had failed just now
         return 0.0
 

@@ -1,6 +1,8 @@
-"""A Flight listener beside an event loop: it serves in threads of its own, which are waited for outside the loop.
+"""A Flight listener beside an event loop: it serves in threads of its own,
+which are waited for outside the loop.
 
-It listens from its creation on. `serve` would only take the process's signals for itself, which are the daemon's.
+It listens from its creation on. `serve` would only take the process's signals for itself, which are
+the daemon's.
 """
 
 import asyncio
@@ -60,7 +62,9 @@ async def serving_flight(
 async def _guard(server: FlightServer, addr: str) -> None:
     """Bound the listener's connections as those of gRPC's listeners are."""
     if not addr.startswith("unix:"):
-        await ConnectionGuard(server.port, Limits(connections_per_address=connections_per_address())).run()
+        await ConnectionGuard(
+            server.port, Limits(connections_per_address=connections_per_address())
+        ).run()
 
 
 def _tls(security: SecurityConfig) -> FlightTls | None:
@@ -68,5 +72,7 @@ def _tls(security: SecurityConfig) -> FlightTls | None:
         return None
     root = Path(security.ca_path).read_bytes() if security.ca_path else None
     return FlightTls(
-        certificate=Path(security.cert_path).read_bytes(), key=Path(security.key_path).read_bytes(), root=root
+        certificate=Path(security.cert_path).read_bytes(),
+        key=Path(security.key_path).read_bytes(),
+        root=root,
     )

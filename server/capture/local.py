@@ -26,7 +26,9 @@ _THREADS = 2
 _SINK_WORKERS = 2
 _SORTER_SHARE = 4  # of the memory quota, at most _SORTER_BYTES
 _SORTER_BYTES = 128 << 20
-_OPEN_SHARE = 8  # of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
+_OPEN_SHARE = (
+    8  # of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
+)
 _OPEN_BYTES = 64 << 20
 _OPEN_DIRECTORY = "open-transactions"  # in the sorter's, which is emptied at start
 
@@ -112,12 +114,19 @@ class LocalProcessor(ProcessorPosition):
         open_bytes = min(quota // _OPEN_SHARE, _OPEN_BYTES)
         sink_bytes = quota - sorter_bytes - 2 * open_bytes  # and as much again for what has arrived
         with (
-            closing(OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)) as open_transactions,
+            closing(
+                OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)
+            ) as open_transactions,
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,
         ):
             sorter = await _opened(self._directory, sorter_bytes)
             sink = LocalSink(sorter, memory_quota_bytes=sink_bytes, workers=_SINK_WORKERS)
-            run = Run(self._assignment, self.start_ts, SorterRows(sorter, executor, open_transactions), sink)
+            run = Run(
+                self._assignment,
+                self.start_ts,
+                SorterRows(sorter, executor, open_transactions),
+                sink,
+            )
             try:
                 async with self._serving(run):
                     await run.keep()
@@ -142,7 +151,9 @@ class LocalProcessor(ProcessorPosition):
 
 async def _opened(directory: Path, memory_bytes: int) -> Sorter:
     """A sorter; one that nobody waits for any more when it has been opened is closed again."""
-    opening = asyncio.get_running_loop().run_in_executor(None, partial(Sorter, directory, memory_bytes=memory_bytes))
+    opening = asyncio.get_running_loop().run_in_executor(
+        None, partial(Sorter, directory, memory_bytes=memory_bytes)
+    )
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:

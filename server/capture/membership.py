@@ -1,7 +1,7 @@
 """A capture's place in the cluster: its record, alive by a lease, and the election of the owner.
 
-A capture that loses its lease stops all work as owner at once and begins again with a new lease; whoever is elected
-next starts from the metadata.
+A capture that loses its lease stops all work as owner at once and begins again with a new lease;
+whoever is elected next starts from the metadata.
 """
 
 import asyncio
@@ -74,7 +74,10 @@ class Membership:
         owner = await self._meta.get(keys.OWNER)
         pairs = await self._meta.get_prefix(keys.CAPTURES)
         records = [CaptureRecord(**json.loads(pair.value)) for pair in pairs]
-        return [Member(record, owner is not None and owner.value == record.id.encode()) for record in records]
+        return [
+            Member(record, owner is not None and owner.value == record.id.encode())
+            for record in records
+        ]
 
     async def owner_address(self) -> str:
         """The gRPC address of the owner.
@@ -85,14 +88,20 @@ class Membership:
         for member in await self.members():
             if member.is_owner:
                 return member.record.address
-        raise NotOwnerError("no capture owns the changefeeds at this moment; an election is under way, ask again")
+        raise NotOwnerError(
+            "no capture owns the changefeeds at this moment; an election is under way, ask again"
+        )
 
     async def _register(self, record: CaptureRecord, lease: int) -> None:
-        """Announce this capture; what an earlier process with our id left is ours to take back, it is dead."""
+        """Announce this capture; what an earlier process with our id left is ours to take back,
+        it is dead.
+        """
         name = self._id.encode()
         owner = await self._meta.get(keys.OWNER)
         if owner is not None and owner.value == name and owner.lease != lease:
-            await self._meta.txn([Compare.unchanged(keys.OWNER, owner.mod_revision)], [Delete(keys.OWNER)])
+            await self._meta.txn(
+                [Compare.unchanged(keys.OWNER, owner.mod_revision)], [Delete(keys.OWNER)]
+            )
         elif owner is not None:
             self.settled.set()
         await self._meta.put(keys.capture(self._id), json.dumps(asdict(record)).encode(), lease)

@@ -60,7 +60,9 @@ def message(feed: Feed) -> pb.Changefeed:
         checkpoint_ts=processor.checkpoint_ts,
         resolved_ts=processor.resolved_ts,
         create_time=info.create_time,
-        error=pb.RunningError(code=error.code, message=error.message, time=error.time) if error else None,
+        error=pb.RunningError(code=error.code, message=error.message, time=error.time)
+        if error
+        else None,
         tables=_tables(feed),
         source_uri=info.source_uri,
         filter=info.rules,
@@ -70,7 +72,10 @@ def message(feed: Feed) -> pb.Changefeed:
         schema_changes=_changes(feed),
         holding=_holding(feed),
         lake_job=_lake_job(feed),
-        warnings=[*feed.source.warnings, *filter(None, [audit_silence(info, feed.audit, datetime.now(UTC))])],
+        warnings=[
+            *feed.source.warnings,
+            *filter(None, [audit_silence(info, feed.audit, datetime.now(UTC))]),
+        ],
         rereads=_rereads(feed),
         skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
         audit_s=info.audit_s,
@@ -80,7 +85,11 @@ def message(feed: Feed) -> pb.Changefeed:
 def _rereads(feed: Feed) -> pb.Rereads | None:
     """Tables that are read again, for which cuts wait; None: there are none."""
     holds, versions = feed.catalog.holds, feed.catalog.versions
-    names = {each.span.table_id: each.name for of_span in versions.spans(versions.start_ts) for each in of_span}
+    names = {
+        each.span.table_id: each.name
+        for of_span in versions.spans(versions.start_ts)
+        for each in of_span
+    }
     tables = [
         pb.Reread(table=names.get(table_id, str(table_id)), since_ts=ts, reason=reason)
         for table_id, (ts, reason) in holds.waiting.items()
@@ -93,7 +102,11 @@ def _lake_job(feed: Feed) -> pb.LakeJob | None:
     if job is None:
         return None
     report, own = job.report, feed.info
-    error = pb.RunningError(code=report.code, message=report.message, time=job.time) if report.code else None
+    error = (
+        pb.RunningError(code=report.code, message=report.message, time=job.time)
+        if report.code
+        else None
+    )
     return pb.LakeJob(
         state=job.state(time.monotonic()),
         cut_ts=report.cut_ts,
@@ -105,7 +118,9 @@ def _lake_job(feed: Feed) -> pb.LakeJob | None:
 
 def _tables(feed: Feed) -> list[pb.TableStatus]:
     """The tables that have rows above the checkpoint, in each of their spans the newest."""
-    versions = [of_span[-1] for of_span in feed.catalog.versions.spans(feed.processor.checkpoint_ts)]
+    versions = [
+        of_span[-1] for of_span in feed.catalog.versions.spans(feed.processor.checkpoint_ts)
+    ]
     return [_table(feed, version) for version in versions]
 
 

@@ -1,8 +1,9 @@
 """What a capture counts, and what it shows of its changefeeds when it is scraped.
 
-`lags_s` is how far each stage of a changefeed is behind the one before it: upstream, puller, sorter, sink, reader.
-Sorted is what the pullers have promised to the sorter to be complete; the sink goes as far, but not beyond the schema
-changes that are known; the reader is where it has acknowledged. What the lake job does itself is `tidemark_spark_*`.
+`lags_s` is how far each stage of a changefeed is behind the one before it: upstream, puller,
+sorter, sink, reader. Sorted is what the pullers have promised to the sorter to be complete; the
+sink goes as far, but not beyond the schema changes that are known; the reader is where it has
+acknowledged. What the lake job does itself is `tidemark_spark_*`.
 """
 
 import time
@@ -19,12 +20,22 @@ from storage.model.ts import physical_ms
 
 PULLER, SORTER, SINK, READER = STAGES = ("puller", "sorter", "sink", "reader")
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
-ERRORS = Counter("tidemark_capture_changefeed_errors_total", "how often a changefeed stopped by an error", ["code"])
-REPAIRS = Counter("tidemark_capture_table_repairs_total", "tables pulled again, as rows of them were damaged here")
-JOB_ERRORS = Counter(
-    "tidemark_capture_job_errors_total", "errors that lake jobs reported, each once while it lasts", ["changefeed"]
+ERRORS = Counter(
+    "tidemark_capture_changefeed_errors_total",
+    "how often a changefeed stopped by an error",
+    ["code"],
 )
-SAFEPOINTS = Counter("tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator")
+REPAIRS = Counter(
+    "tidemark_capture_table_repairs_total", "tables pulled again, as rows of them were damaged here"
+)
+JOB_ERRORS = Counter(
+    "tidemark_capture_job_errors_total",
+    "errors that lake jobs reported, each once while it lasts",
+    ["changefeed"],
+)
+SAFEPOINTS = Counter(
+    "tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator"
+)
 _GAUGES = {
     "tidemark_capture_checkpoint_ts": "everything up to it is at the target",
     "tidemark_capture_checkpoint_lag_seconds": "wall clock minus checkpoint_ts",
@@ -39,8 +50,12 @@ _GAUGES = {
 }
 
 
-def lags_s(now_s: float, pulled_ts: int, sorted_ts: int, resolved_ts: int, checkpoint_ts: int) -> dict[str, float]:
-    """Seconds by stage, never below 0; a position that is not told (0) is no stage, and counts with the next."""
+def lags_s(
+    now_s: float, pulled_ts: int, sorted_ts: int, resolved_ts: int, checkpoint_ts: int
+) -> dict[str, float]:
+    """Seconds by stage, never below 0; a position that is not told (0) is no stage,
+    and counts with the next.
+    """
     found, before_s = {}, now_s
     for stage, ts in zip(STAGES, (pulled_ts, sorted_ts, resolved_ts, checkpoint_ts), strict=True):
         if ts:
@@ -72,7 +87,9 @@ class FeedCollector(Collector):
         yield _stage_lags(feeds)
         yield from _jobs(feeds)
         states = GaugeMetricFamily(
-            "tidemark_capture_changefeed_state", "1 for the state it is in", labels=["changefeed", "state"]
+            "tidemark_capture_changefeed_state",
+            "1 for the state it is in",
+            labels=["changefeed", "state"],
         )
         for feed in feeds:
             current, _ = shown_state(feed.info, feed.job, feed.audit, time.monotonic())
@@ -100,10 +117,14 @@ def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
 def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
     """Of changefeeds whose lake job has reported."""
     states = GaugeMetricFamily(
-        "tidemark_capture_job_state", "1 for the state that the lake job is in", labels=["changefeed", "state"]
+        "tidemark_capture_job_state",
+        "1 for the state that the lake job is in",
+        labels=["changefeed", "state"],
     )
     lags = GaugeMetricFamily(
-        "tidemark_capture_job_lag_seconds", "wall clock minus the newest cut in the lake", labels=["changefeed"]
+        "tidemark_capture_job_lag_seconds",
+        "wall clock minus the newest cut in the lake",
+        labels=["changefeed"],
     )
     for feed in feeds:
         job = feed.job

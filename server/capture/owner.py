@@ -1,7 +1,8 @@
 """The owner's work: the changefeeds' life, from creation to removal, and their processors.
 
-All changes are made on the event loop, one at a time, and are in the metadata before they are answered: a new owner
-finds every changefeed as the last answer said. An error stops a changefeed, never the others.
+All changes are made on the event loop, one at a time, and are in the metadata before they are
+answered: a new owner finds every changefeed as the last answer said. An error stops a changefeed,
+never the others.
 """
 
 import asyncio
@@ -34,7 +35,13 @@ from server.capture.safepoint import Safepoints
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import SchemaChange, by_id
-from server.changefeed.info import ChangefeedInfo, RunningError, State, check_same_sink, check_sink_uri
+from server.changefeed.info import (
+    ChangefeedInfo,
+    RunningError,
+    State,
+    check_same_sink,
+    check_sink_uri,
+)
 from server.changefeed.source_uri import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import check_names
 from server.puller.source import Source
@@ -75,7 +82,9 @@ class Owner:
         feed = self.feeds.get(changefeed)
         if feed is None:
             self._check_active()
-            raise ChangefeedNotExistsError(f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`")
+            raise ChangefeedNotExistsError(
+                f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`"
+            )
         return feed
 
     def pullers(self) -> list[TablePuller]:
@@ -102,7 +111,9 @@ class Owner:
             self.feeds.clear()
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
-        """Bring a change to its end, even if whoever asked for it goes away meanwhile; raises what it raises."""
+        """Bring a change to its end, even if whoever asked for it goes away meanwhile;
+        raises what it raises.
+        """
         if self._tasks is None:
             change.close()
             raise _not_owner()
@@ -127,7 +138,9 @@ class Owner:
         async with self._changing:
             self._check_active()
             if new.id in self.feeds:
-                raise ChangefeedExistsError(f"changefeed {new.id} exists already; choose another id or remove it")
+                raise ChangefeedExistsError(
+                    f"changefeed {new.id} exists already; choose another id or remove it"
+                )
             await self._records.clear(new.id)  # not later: a log source keeps its anchor for `now`
             now_ts = await source.now()
             start_ts = new.start_ts or now_ts
@@ -142,11 +155,15 @@ class Owner:
                 raise
             await self._hand_over(feed)
             self._start(feed)
-        _log.info("changefeed created", changefeed=new.id, start_ts=start_ts, tables=len(feed.tables))
+        _log.info(
+            "changefeed created", changefeed=new.id, start_ts=start_ts, tables=len(feed.tables)
+        )
         return feed
 
     async def pause(self, changefeed: str) -> Feed:
-        """Stop pulling; the checkpoint stays, and holds GC back for a day more. Pausing twice is harmless. Durable.
+        """Stop pulling; the checkpoint stays, and holds GC back for a day more.
+
+        Pausing twice is harmless. Durable.
 
         Raises:
             ChangefeedStateError: it is finished, or its removal has begun.
@@ -163,8 +180,11 @@ class Owner:
             feed.job = None
         return feed
 
-    async def resume(self, changefeed: str, overwrite_checkpoint_ts: int = 0, *, with_now: bool = False) -> Feed:
-        """Pull again, from the checkpoint, from `overwrite_checkpoint_ts`, or from what its source calls now. Durable.
+    async def resume(
+        self, changefeed: str, overwrite_checkpoint_ts: int = 0, *, with_now: bool = False
+    ) -> Feed:
+        """Pull again, from the checkpoint, from `overwrite_checkpoint_ts`,
+        or from what its source calls now. Durable.
 
         Raises:
             ChangefeedStateError: it runs, is finished, or its removal has begun.
@@ -174,10 +194,14 @@ class Owner:
             feed = self._own(changefeed)
             _check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
-                await self._forget_job(feed)  # rows are being pulled: only the lake job has to start again
+                await self._forget_job(
+                    feed
+                )  # rows are being pulled: only the lake job has to start again
                 return feed
             if feed.info.state.is_running:
-                raise ChangefeedStateError(f"changefeed {changefeed} is {feed.info.state}; pause it first")
+                raise ChangefeedStateError(
+                    f"changefeed {changefeed} is {feed.info.state}; pause it first"
+                )
             asks = bool(overwrite_checkpoint_ts) or with_now or feed.source.keeps_history
             now_ts = await feed.source.now() if asks else feed.checkpoint_ts
             start_ts = now_ts if with_now else overwrite_checkpoint_ts or feed.checkpoint_ts
@@ -196,11 +220,17 @@ class Owner:
         return feed
 
     async def update(
-        self, changefeed: str, sink_uri: str = "", on_unclear_ddl: str = "", audit_s: int | None = None
+        self,
+        changefeed: str,
+        sink_uri: str = "",
+        on_unclear_ddl: str = "",
+        audit_s: int | None = None,
     ) -> Feed:
-        """Write the sink URI of a changefeed anew, the source's option, or the audit; empty, None: as before. Durable.
+        """Write the sink URI of a changefeed anew, the source's option, or the audit; empty,
+        None: as before. Durable.
 
-        How to log in at the sink may change, the place may not. A running changefeed goes on from its checkpoint.
+        How to log in at the sink may change, the place may not. A running changefeed goes on from
+        its checkpoint.
 
         Raises:
             SinkUriError: it is not valid, or names another place.
@@ -210,7 +240,9 @@ class Owner:
             ParameterError: nothing is to be changed, or to something that cannot be.
         """
         if not sink_uri and not on_unclear_ddl and audit_s is None:
-            raise ParameterError("nothing is to be updated: give --sink-uri, --on-unclear-ddl or --audit")
+            raise ParameterError(
+                "nothing is to be updated: give --sink-uri, --on-unclear-ddl or --audit"
+            )
         if sink_uri:
             check_sink_uri(sink_uri)
         async with self._changing:
@@ -222,7 +254,11 @@ class Owner:
             audit_s = feed.info.audit_s if audit_s is None else audit_s
             await self._check_audit(audit_s, sink_uri, feed.info.source_uri)
             source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
-            source = self._factory.make_source(feed.id, source_uri) if source_uri != feed.info.source_uri else None
+            source = (
+                self._factory.make_source(feed.id, source_uri)
+                if source_uri != feed.info.source_uri
+                else None
+            )
             info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
             await self._records.save({}, {feed.id: info})
             feed.info = info
@@ -240,7 +276,8 @@ class Owner:
     async def remove(self, changefeed: str) -> Feed:
         """Forget the changefeed and let GC go on. Durable.
 
-        Its record goes last: while it is there, whoever owns the changefeeds knows that safepoints may be left.
+        Its record goes last: while it is there, whoever owns the changefeeds knows that safepoints
+        may be left.
         """
         async with self._changing:
             feed = self._own(changefeed)
@@ -282,13 +319,16 @@ class Owner:
         check_audit(audit_s, sink_uri)
         if audit_s and source_uri.startswith("pump:") and not await self._pd.stores():
             raise AuditUnsupportedError(
-                "--audit reads the rows of the source, and TiDB's pumps have only changes: the cluster has no store"
+                "--audit reads the rows of the source, and TiDB's pumps have only changes: the "
+                "cluster has no store"
             )
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)
         info = new.info(start_ts, chosen)
-        feed = Feed.of(self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))])
+        feed = Feed.of(
+            self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))]
+        )
         await self._records.create(info, chosen.tables)
         return feed
 
@@ -315,10 +355,20 @@ class Owner:
         await self._records.restart(info, start)
         feed.restart_at(start_ts, [start])
         feed.info, feed.info_saved = info, True
-        _log.info("changefeed goes on elsewhere", changefeed=feed.id, checkpoint_ts=start_ts, tables=len(tables))
+        _log.info(
+            "changefeed goes on elsewhere",
+            changefeed=feed.id,
+            checkpoint_ts=start_ts,
+            tables=len(tables),
+        )
         for stretch in info.skipped[-1:]:
             if stretch.end_ts == start_ts:
-                _log.warning("changes skipped", changefeed=feed.id, start_ts=stretch.start_ts, end_ts=start_ts)
+                _log.warning(
+                    "changes skipped",
+                    changefeed=feed.id,
+                    start_ts=stretch.start_ts,
+                    end_ts=start_ts,
+                )
 
     async def _forget_job(self, feed: Feed) -> None:
         """Whatever its lake job reported: it gets a new start. Durable."""
@@ -342,10 +392,14 @@ class Owner:
 
     def _start(self, feed: Feed) -> None:
         if feed.info.state.is_running and self._tasks is not None:
-            feed.task = self._tasks.create_task(keep_running(feed, self._safepoints), name=f"changefeed {feed.id}")
+            feed.task = self._tasks.create_task(
+                keep_running(feed, self._safepoints), name=f"changefeed {feed.id}"
+            )
 
     async def _hand_over(self, feed: Feed) -> None:
-        """The changefeed's own safepoint takes over from its creation's; if not now, `CheckpointSaver` sets it."""
+        """The changefeed's own safepoint takes over from its creation's;
+        if not now, `CheckpointSaver` sets it.
+        """
         try:
             await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
             await self._safepoints.end_creation(feed.source, feed.id)
@@ -363,7 +417,8 @@ def _check_open(feed: Feed) -> None:
     """Refuse to change what has come to its end."""
     if feed.info.state is State.FINISHED:
         raise ChangefeedStateError(
-            f"changefeed {feed.id} is finished: everything up to its target_ts {feed.info.target_ts} is at the target; "
+            f"changefeed {feed.id} is finished: everything up to its target_ts "
+            f"{feed.info.target_ts} is at the target; "
             f"create another one from there with --start-ts {feed.info.target_ts}"
         )
     if feed.info.state is State.REMOVED:
@@ -373,7 +428,9 @@ def _check_open(feed: Feed) -> None:
 
 
 def _not_owner() -> NotOwnerError:
-    return NotOwnerError("this capture does not own the changefeeds; see `tidemark cli capture list`")
+    return NotOwnerError(
+        "this capture does not own the changefeeds; see `tidemark cli capture list`"
+    )
 
 
 async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:

@@ -1,8 +1,8 @@
 """What runs one changefeed: pullers, sorter and sink, behind one face, wherever they are.
 
-The owner, the API and the Flight listener know these protocols only. `server.capture.local` runs everything in this
-process, `server.capture.worker` in several others. Everything a processor holds is a cache of the upstream: `run`
-begins at the checkpoint; when it ends, nothing needs to be kept.
+The owner, the API and the Flight listener know these protocols only. `server.capture.local` runs
+everything in this process, `server.capture.worker` in several others. Everything a processor holds
+is a cache of the upstream: `run` begins at the checkpoint; when it ends, nothing needs to be kept.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +21,8 @@ from storage.model.span import Span
 
 
 class Sink(Protocol):
-    """What readers ask of a running changefeed; any thread may ask, and errors are those of `sink.manager`.
+    """What readers ask of a running changefeed; any thread may ask,
+    and errors are those of `sink.manager`.
 
     `span` None means all tables.
     """
@@ -35,23 +36,39 @@ class Sink(Protocol):
         ...
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
-        """Wait until `resolved_ts` is above `after_ts`, at most `timeout_s`; returns it either way."""
+        """Wait until `resolved_ts` is above `after_ts`, at most `timeout_s`;
+        returns it either way.
+        """
         ...
 
     def cut(
-        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
     ) -> int:
         """The largest ts in `(start_ts, resolved_ts]` whose rows fit, at least one commit_ts."""
         ...
 
     def plan_tables(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
-        """How much `read` of the same ranges will give, about; None: of all tables, in slices of about that size."""
+        """How much `read` of the same ranges will give, about; None: of all tables,
+        in slices of about that size.
+        """
         ...
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
-        """The mounted rows of `(start_ts, end_ts]`, in order; with `before`, what each was before, too."""
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
+        """The mounted rows of `(start_ts, end_ts]`, in order; with `before`,
+        what each was before, too.
+        """
         ...
 
     def ack(self, ts: int, span: Span | None = None) -> int:
@@ -61,7 +78,9 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessorStats:
-    """What a processor holds at this moment; the fields are those of the messages `Holding` and `ShareProgress`."""
+    """What a processor holds at this moment; the fields are those of the messages `Holding` and
+    `ShareProgress`.
+    """
 
     regions: int = 0
     staged_bytes: int = 0
@@ -140,7 +159,9 @@ class Processor(Protocol):
         ...
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
-        """The `most` tables that are furthest behind, their slowest regions, and the locks that hold those."""
+        """The `most` tables that are furthest behind, their slowest regions,
+        and the locks that hold those.
+        """
         ...
 
     async def run(self) -> None:
@@ -157,7 +178,9 @@ class Processor(Protocol):
 
 
 class ProcessorPosition:
-    """Where a processor stands: as its sink tells while it runs, and where `run` begins while it does not."""
+    """Where a processor stands: as its sink tells while it runs,
+    and where `run` begins while it does not.
+    """
 
     start_ts: int
     sink: Sink | None = None
@@ -177,7 +200,9 @@ class ProcessorPosition:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a processor is to run: the catalog's tables above `checkpoint_ts`, up to `target_ts` if it is not 0."""
+    """What a processor is to run: the catalog's tables above `checkpoint_ts`,
+    up to `target_ts` if it is not 0.
+    """
 
     changefeed: str
     source: Source
@@ -185,7 +210,9 @@ class Assignment:
     checkpoint_ts: int
     target_ts: int = 0
     limited: bool = False
-    """Whether somebody else tells how far schema changes are known: no further than the checkpoint at first."""
+    """Whether somebody else tells how far schema changes are known:
+    no further than the checkpoint at first.
+    """
 
 
 MakeProcessor: TypeAlias = Callable[[Assignment], Processor]

@@ -1,4 +1,6 @@
-"""The pullers of a running changefeed: one for all tables of a log, else one for each, which begins and ends alone."""
+"""The pullers of a running changefeed: one for all tables of a log, else one for each,
+which begins and ends alone.
+"""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,8 +45,13 @@ class Pulling:
     @property
     def table_pullers(self) -> list[TablePuller]:
         """Those that pull regions."""
-        found: Iterable[Puller] = (*(pulled.puller for pulled in list(self._pulled.values())), *self._others)
-        parts: Iterable[Puller] = (part for puller in found for part in getattr(puller, "table_pullers", (puller,)))
+        found: Iterable[Puller] = (
+            *(pulled.puller for pulled in list(self._pulled.values())),
+            *self._others,
+        )
+        parts: Iterable[Puller] = (
+            part for puller in found for part in getattr(puller, "table_pullers", (puller,))
+        )
         return [puller for puller in parts if isinstance(puller, TablePuller)]
 
     @property
@@ -62,10 +69,16 @@ class Pulling:
     @property
     def log_ts(self) -> int:
         """Up to which everything of a log is here; 0 if the source is none."""
-        return 0 if self._intake.source.per_table else min((it.resolved_ts for it in self._others), default=0)
+        return (
+            0
+            if self._intake.source.per_table
+            else min((it.resolved_ts for it in self._others), default=0)
+        )
 
     def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:
-        """Pull the tables in force at `start_ts`, and the schema changes above it; returns whether these come apart."""
+        """Pull the tables in force at `start_ts`, and the schema changes above it;
+        returns whether these come apart.
+        """
         source, catalog = self._intake.source, self._intake.catalog
         if source.per_table:
             for table in tables:
@@ -86,16 +99,24 @@ class Pulling:
         gate = Gate(self._intake.rows)
         [puller] = source.pullers([table], start_ts, gate, catalog)
         name = f"puller {self._intake.changefeed} {table.span.table_id}"
-        self._pulled[table.span] = _Pulled(puller, self._tasks.create_task(puller.run(), name=name), gate)
+        self._pulled[table.span] = _Pulled(
+            puller, self._tasks.create_task(puller.run(), name=name), gate
+        )
 
     async def end_passed(self, ends: Mapping[Span, int]) -> None:
         """Pull those tables no more that have come to their end."""
-        passed = [span for span, end_ts in ends.items() if span in self._pulled and self._at(span) >= end_ts]
+        passed = [
+            span
+            for span, end_ts in ends.items()
+            if span in self._pulled and self._at(span) >= end_ts
+        ]
         for span in passed:
             await self.end(span)
 
     async def end(self, span: Span) -> Gate | None:
-        """Pull a table no more; a call under way in a thread may still be in the gate, which lets no other through."""
+        """Pull a table no more; a call under way in a thread may still be in the gate,
+        which lets no other through.
+        """
         pulled = self._pulled.pop(span, None)
         if pulled is None:
             return None

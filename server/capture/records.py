@@ -1,7 +1,7 @@
 """The changefeeds' records in the metadata, written by the owner only.
 
-Every write is fenced: it is done only while the owner key is the one this capture was elected with, so a deposed owner
-that does not know it yet changes nothing.
+Every write is fenced: it is done only while the owner key is the one this capture was elected with,
+so a deposed owner that does not know it yet changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,30 +41,50 @@ class Records:
         """
         infos = await self._meta.get_prefix(keys.INFOS)
         statuses = await self._meta.get_prefix(keys.STATUSES)
-        checkpoints = {pair.key.removeprefix(keys.STATUSES): checkpoint_of(pair.value) for pair in statuses}
-        loaded = [(pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value)) for pair in infos]
+        checkpoints = {
+            pair.key.removeprefix(keys.STATUSES): checkpoint_of(pair.value) for pair in statuses
+        }
+        loaded = [
+            (pair.key.removeprefix(keys.INFOS), ChangefeedInfo.from_json(pair.value))
+            for pair in infos
+        ]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
 
     async def load_jobs(self, now_s: float) -> dict[str, JobReport]:
-        """Why lake jobs have given up, by changefeed; a record that cannot be read is left out: nothing runs by it."""
+        """Why lake jobs have given up, by changefeed;
+        a record that cannot be read is left out: nothing runs by it.
+        """
         found: dict[str, JobReport] = {}
         for pair in await self._meta.get_prefix(keys.JOBS):
             try:
-                found[pair.key.removeprefix(keys.JOBS).decode()] = JobReport.from_json(pair.value, now_s)
+                found[pair.key.removeprefix(keys.JOBS).decode()] = JobReport.from_json(
+                    pair.value, now_s
+                )
             except (CorruptError, UnicodeDecodeError) as err:
-                _log.warning("report of a lake job left out", key=pair.key.decode(errors="replace"), error=str(err))
+                _log.warning(
+                    "report of a lake job left out",
+                    key=pair.key.decode(errors="replace"),
+                    error=str(err),
+                )
         return found
 
     async def save_job(self, changefeed: str, report: JobReport | None) -> None:
-        """Write why a changefeed's lake job has given up, or delete it. Durable; raises as `save`."""
+        """Write why a changefeed's lake job has given up, or delete it.
+
+        Durable; raises as `save`.
+        """
         key = keys.job(changefeed)
         await self._write([Delete(key) if report is None else Put(key, report.to_json())])
 
     async def load_audits(self) -> dict[str, Audit]:
-        """What audits have found, by changefeed; a record that cannot be read is left out: nothing runs by it."""
+        """What audits have found, by changefeed; a record that cannot be read is left out:
+        nothing runs by it.
+        """
         found: dict[str, Audit] = {}
         for pair in await self._meta.get_prefix(keys.AUDITS):
-            changefeed, _, table = pair.key.removeprefix(keys.AUDITS).decode(errors="replace").partition("/")
+            changefeed, _, table = (
+                pair.key.removeprefix(keys.AUDITS).decode(errors="replace").partition("/")
+            )
             audit = found.get(changefeed, Audit())
             try:
                 if table:
@@ -73,7 +93,12 @@ class Records:
                 else:
                     found[changefeed] = replace(audit, on_time=pair.value.decode(errors="replace"))
             except CorruptError as err:
-                _log.warning("finding of an audit left out", changefeed=changefeed, table=table, error=str(err))
+                _log.warning(
+                    "finding of an audit left out",
+                    changefeed=changefeed,
+                    table=table,
+                    error=str(err),
+                )
         return found
 
     async def forget_audit(self, changefeed: str) -> None:
@@ -86,13 +111,16 @@ class Records:
         return [pair.key.removeprefix(keys.INFOS).decode() for pair in pairs]
 
     async def clear(self, changefeed: str) -> None:
-        """Delete what an interrupted creation or removal of that name left; before its source keeps anything. Durable.
+        """Delete what an interrupted creation or removal of that name left;
+        before its source keeps anything. Durable.
 
         Raises:
             ChangefeedExistsError, NotOwnerError: as `create`.
         """
         key = keys.info(changefeed)
-        if not (await self._meta.txn([self._fenced(), Compare.absent(key)], _all_but_info(changefeed))).succeeded:
+        if not (
+            await self._meta.txn([self._fenced(), Compare.absent(key)], _all_but_info(changefeed))
+        ).succeeded:
             raise _exists(changefeed) if await self._meta.get(key) else _deposed()
 
     async def create(self, info: ChangefeedInfo, tables: Sequence[TableRecord]) -> None:
@@ -111,7 +139,10 @@ class Records:
             raise _exists(info.id) if await self._meta.get(key) else _deposed()
 
     async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
-        """Bring a record of version 0.1.0, which holds its tables itself, to today's form. Durable."""
+        """Bring a record of version 0.1.0, which holds its tables itself, to today's form.
+
+        Durable.
+        """
         start = SchemaChange(info.start_ts, tables=info.tables)
         await self.schemas.write_tables(info.id, start)
         moved = info.without_tables()
@@ -119,7 +150,9 @@ class Records:
         return moved
 
     async def restart(self, info: ChangefeedInfo, start: SchemaChange) -> None:
-        """Let a changefeed go on at another ts, with the tables of that time. Durable, all or nothing.
+        """Let a changefeed go on at another ts, with the tables of that time.
+
+        Durable, all or nothing.
 
         Raises:
             NotOwnerError: another capture owns the changefeeds by now.
@@ -128,16 +161,25 @@ class Records:
         status = Put(keys.status(info.id), status_json(start.commit_ts))
         head = head_put(info.id, start)
         await self._write(
-            [*delete_others(info.id, start.commit_ts), head, status, Put(keys.info(info.id), info.to_json())]
+            [
+                *delete_others(info.id, start.commit_ts),
+                head,
+                status,
+                Put(keys.info(info.id), info.to_json()),
+            ]
         )
 
-    async def save(self, checkpoints: Mapping[str, int], infos: Mapping[str, ChangefeedInfo]) -> None:
+    async def save(
+        self, checkpoints: Mapping[str, int], infos: Mapping[str, ChangefeedInfo]
+    ) -> None:
         """Write checkpoints and records of changefeeds that exist. Durable.
 
         Raises:
             NotOwnerError: another capture owns the changefeeds by now.
         """
-        puts = [Put(keys.status(changefeed), status_json(ts)) for changefeed, ts in checkpoints.items()]
+        puts = [
+            Put(keys.status(changefeed), status_json(ts)) for changefeed, ts in checkpoints.items()
+        ]
         puts += [Put(keys.info(changefeed), info.to_json()) for changefeed, info in infos.items()]
         for part in parts(puts):
             await self._write(part)
@@ -162,8 +204,17 @@ class Records:
 
 def _all_but_info(changefeed: str) -> list[Op]:
     of_source = keys.source(changefeed)
-    kept = Delete(of_source, prefix_end(of_source)), Delete(keys.drainer(changefeed)), _audit(changefeed)
-    return [Delete(keys.status(changefeed)), Delete(keys.job(changefeed)), delete_all(changefeed), *kept]
+    kept = (
+        Delete(of_source, prefix_end(of_source)),
+        Delete(keys.drainer(changefeed)),
+        _audit(changefeed),
+    )
+    return [
+        Delete(keys.status(changefeed)),
+        Delete(keys.job(changefeed)),
+        delete_all(changefeed),
+        *kept,
+    ]
 
 
 def _audit(changefeed: str) -> Delete:
@@ -172,7 +223,9 @@ def _audit(changefeed: str) -> Delete:
 
 
 def _exists(changefeed: str) -> ChangefeedExistsError:
-    return ChangefeedExistsError(f"changefeed {changefeed} exists already; choose another id or remove it")
+    return ChangefeedExistsError(
+        f"changefeed {changefeed} exists already; choose another id or remove it"
+    )
 
 
 def _deposed() -> NotOwnerError:

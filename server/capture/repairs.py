@@ -33,7 +33,8 @@ class Repairs:
         """A table that was complete up to `resolved_ts` is pulled again.
 
         Raises:
-            TableDamagedError: it was damaged again before it had come back, so that repeating it is no way.
+            TableDamagedError: it was damaged again before it had come back, so that repeating it is
+                no way.
         """
         if span in self._wanted:
             raise error
@@ -43,7 +44,9 @@ class Repairs:
 
     def look(self, sink: Resolved) -> None:
         """See which tables have come back."""
-        self._wanted = {span: ts for span, ts in self._wanted.items() if not _is_back(sink, span, ts)}
+        self._wanted = {
+            span: ts for span, ts in self._wanted.items() if not _is_back(sink, span, ts)
+        }
         if not self._wanted:
             self.error = None
 

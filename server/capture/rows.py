@@ -1,4 +1,6 @@
-"""Where pullers' changes go: the sorter, as long as the table is there and the puller is the one that brings it."""
+"""Where pullers' changes go: the sorter, as long as the table is there and the puller is the one
+that brings it.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -15,9 +17,13 @@ from storage.model.span import Span
 
 
 class SorterRows:
-    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not ours."""
+    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not
+    ours.
+    """
 
-    def __init__(self, sorter: Sorter, executor: Executor, open_transactions: OpenTransactions | None = None) -> None:
+    def __init__(
+        self, sorter: Sorter, executor: Executor, open_transactions: OpenTransactions | None = None
+    ) -> None:
         """Without `open_transactions` a source keeps them all in memory."""
         self.sorter = sorter
         self.executor = executor
@@ -43,10 +49,11 @@ class SorterRows:
 
 
 class Gate:
-    """Implements `server.puller.source.Rows` for one puller, until it is closed: a late call of it changes nothing.
+    """Implements `server.puller.source.Rows` for one puller, until it is closed:
+    a late call of it changes nothing.
 
-    A puller that is cancelled may have a call under way in a thread. Its promise that a table is complete would be
-    wrong for the table that is added anew.
+    A puller that is cancelled may have a call under way in a thread. Its promise that a table is
+    complete would be wrong for the table that is added anew.
     """
 
     def __init__(self, rows: SorterRows) -> None:

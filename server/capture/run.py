@@ -1,9 +1,11 @@
-"""One run of a changefeed in this process, from its checkpoint to its end: who pulls and serves which table when.
+"""One run of a changefeed in this process, from its checkpoint to its end:
+who pulls and serves which table when.
 
 Invariants:
-1. The sorter and the sink have a table before anything is added to it, and until its last row is acknowledged.
-2. A table that ends at a schema change is resolved up to there: by us where its source is a log, which goes on to other
-   tables, by its own puller elsewhere.
+1. The sorter and the sink have a table before anything is added to it, and until its last row is
+   acknowledged.
+2. A table that ends at a schema change is resolved up to there: by us where its source is a log,
+   which goes on to other tables, by its own puller elsewhere.
 3. Readers go no further than the schema changes are known.
 """
 
@@ -45,7 +47,9 @@ class LocalSink(SinkManager):
 class Run:
     """Implements `server.capture.catalog.catalog.Listener`."""
 
-    def __init__(self, assignment: Assignment, start_ts: int, rows: SorterRows, sink: LocalSink) -> None:
+    def __init__(
+        self, assignment: Assignment, start_ts: int, rows: SorterRows, sink: LocalSink
+    ) -> None:
         self.sink = sink
         self.rows = rows
         self.pulling: Pulling | None = None
@@ -97,8 +101,10 @@ class Run:
         since_ts = self._assignment.catalog.holds.bound(target_ts)
         if since_ts < target_ts <= pulling.log_ts and self.sink.checkpoint_ts() >= since_ts:
             raise TargetInRereadError(
-                f"the target_ts {target_ts} lies where tables are read again since the DDL at {since_ts}: they are "
-                "complete above it only. Everything up to that DDL is delivered; create another changefeed from there "
+                f"the target_ts {target_ts} lies where tables are read again since the DDL at "
+                f"{since_ts}: they are "
+                "complete above it only. Everything up to that DDL is delivered; create another "
+                "changefeed from there "
                 "with a later --target-ts"
             )
 
@@ -128,11 +134,19 @@ class Run:
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def _end_passed_by_log(self, pulling: Pulling) -> None:
-        """Tables that end at changes known before: a log tells these again, but they come in force once only."""
-        passed = [span for span, ts in self.rows.ended.items() if span in self._ending and pulling.log_ts >= ts]
+        """Tables that end at changes known before: a log tells these again,
+        but they come in force once only.
+        """
+        passed = [
+            span
+            for span, ts in self.rows.ended.items()
+            if span in self._ending and pulling.log_ts >= ts
+        ]
         for span in passed:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self.rows.executor, self.rows.resolve, span, self.rows.ended[span])
+            await loop.run_in_executor(
+                self.rows.executor, self.rows.resolve, span, self.rows.ended[span]
+            )
             self._ending.discard(span)
 
     def _begin(self, pulling: Pulling) -> None:
@@ -158,7 +172,9 @@ class Run:
         self.sink.follow(versions, self._start_ts)
 
     async def _repair(self, pulling: Pulling) -> None:
-        """Pull damaged tables again from their checkpoint; a log is read again as a whole, which our caller does."""
+        """Pull damaged tables again from their checkpoint; a log is read again as a whole,
+        which our caller does.
+        """
         damaged = self.sink.damaged()
         for span, error in damaged.items():
             if not self._assignment.source.per_table:
@@ -178,9 +194,15 @@ class Run:
             error=error.message,
         )
         gate = await pulling.end(span)
-        versions = next(it for it in self._assignment.catalog.versions.spans(checkpoint_ts) if it[0].span == span)
+        versions = next(
+            it
+            for it in self._assignment.catalog.versions.spans(checkpoint_ts)
+            if it[0].span == span
+        )
         await asyncio.to_thread(self._replace, gate, versions, checkpoint_ts)
-        pulling.add(self._assignment.catalog.of(versions[0]), max(checkpoint_ts, versions[0].from_ts))
+        pulling.add(
+            self._assignment.catalog.of(versions[0]), max(checkpoint_ts, versions[0].from_ts)
+        )
 
     def _replace(self, gate: Gate | None, versions: Sequence[Version], start_ts: int) -> None:
         span = versions[0].span

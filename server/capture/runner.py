@@ -26,7 +26,10 @@ _log = structlog.get_logger(__name__)
 
 
 async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
-    """Run the processor; after an error that can pass, again from the checkpoint. Returns when it has failed."""
+    """Run the processor; after an error that can pass, again from the checkpoint.
+
+    Returns when it has failed.
+    """
     loop = asyncio.get_running_loop()
     backoff = Backoff(*_RETRY_S)
     moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
@@ -35,7 +38,9 @@ async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()
-        if feed.catalog.holds.open_since:  # a table that is read again may keep the checkpoint for hours
+        if (
+            feed.catalog.holds.open_since
+        ):  # a table that is read again may keep the checkpoint for hours
             moved_at = loop.time()
         if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:
             note(feed, State.FAILED, error)
@@ -48,23 +53,42 @@ def note(feed: Feed, state: State, error: TidemarkError, *, hint: str = "") -> N
     """Move to a state of error; the checkpoint saver saves it."""
     metrics.ERRORS.labels(error.code).inc()
     log = _log.error if state is State.FAILED else _log.warning
-    log("changefeed error", changefeed=feed.id, state=state.value, code=error.code, error=error.message)
+    log(
+        "changefeed error",
+        changefeed=feed.id,
+        state=state.value,
+        code=error.code,
+        error=error.message,
+    )
     feed.info = feed.info.moved_to(state, RunningError(error.code, error.message + hint, utc_now()))
     feed.info_saved = False
 
 
 def note_job(feed: Feed, report: Report) -> None:
-    """Keep what the lake job reports, from any thread; the checkpoint saver saves it if it has to be durable."""
+    """Keep what the lake job reports, from any thread;
+    the checkpoint saver saves it if it has to be durable.
+    """
     before = feed.job
     if report.code and (before is None or before.report != report):
         metrics.JOB_ERRORS.labels(feed.id).inc()
         log = _log.error if report.state == FAILED else _log.warning
-        log("lake job error", changefeed=feed.id, state=report.state, code=report.code, error=report.message)
-    feed.job = accepted(before, JobReport(report=report, time=utc_now(), received_s=time.monotonic()))
+        log(
+            "lake job error",
+            changefeed=feed.id,
+            state=report.state,
+            code=report.code,
+            error=report.message,
+        )
+    feed.job = accepted(
+        before, JobReport(report=report, time=utc_now(), received_s=time.monotonic())
+    )
 
 
 def worst(group: ExceptionGroup[Exception]) -> TidemarkError:
-    """The first error that trying again does not help against; else the first. Logs what nobody expected."""
+    """The first error that trying again does not help against; else the first.
+
+    Logs what nobody expected.
+    """
     _, unexpected = group.split(TidemarkError)
     errors = [*leaves(group), *([request_error(unexpected, "changefeed")] if unexpected else [])]
     return next((error for error in errors if not _can_pass(error)), errors[0])
@@ -88,5 +112,7 @@ async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
 
 
 def _can_pass(error: TidemarkError) -> bool:
-    """Whether it helps to try again: a coordinator may change its leader, and damaged rows can be pulled anew."""
+    """Whether it helps to try again: a coordinator may change its leader,
+    and damaged rows can be pulled anew.
+    """
     return error.kind in _PASSING or isinstance(error, PdRefusedError | TableDamagedError)

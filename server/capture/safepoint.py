@@ -43,7 +43,9 @@ class Safepoints:
         """
         if not source.keeps_history:
             return
-        held = await self._pd.update_service_gc_safe_point(creating_service(changefeed), CREATING_TTL_S, start_ts - 1)
+        held = await self._pd.update_service_gc_safe_point(
+            creating_service(changefeed), CREATING_TTL_S, start_ts - 1
+        )
         if held.safe_point < start_ts:
             collected_to, holder = await self._pd.gc_safe_point(), "the GC safe point"
         else:
@@ -51,7 +53,8 @@ class Safepoints:
         if collected_to > start_ts:
             await self.end_creation(source, changefeed)
             raise StartTsBeforeGcError(
-                f"the start {start_ts} is before {holder}; choose {collected_to} or later, or leave it out to start now"
+                f"the start {start_ts} is before {holder}; choose {collected_to} or later, or "
+                "leave it out to start now"
             )
 
     async def end_creation(self, source: Source, changefeed: str) -> None:
@@ -59,8 +62,11 @@ class Safepoints:
         if source.keeps_history:
             await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
 
-    async def hold(self, source: Source, changefeed: str, checkpoint_ts: int, *, failed_s: float = 0.0) -> None:
-        """Keep the history after `checkpoint_ts` for a day from now, or from `failed_s` ago, when its lake job failed.
+    async def hold(
+        self, source: Source, changefeed: str, checkpoint_ts: int, *, failed_s: float = 0.0
+    ) -> None:
+        """Keep the history after `checkpoint_ts` for a day from now, or from `failed_s` ago,
+        when its lake job failed.
 
         Raises:
             SnapshotLostError: some of it may be gone.
@@ -71,16 +77,24 @@ class Safepoints:
         ttl_s = FEED_TTL_S - int(failed_s)
         if ttl_s <= 0:
             raise GcTtlExceededError(
-                f"the lake job of changefeed {changefeed} has given up more than {FEED_TTL_S // 3600} h ago, and GC no "
-                f"longer waits for the checkpoint {checkpoint_ts}. Mend what stopped the job, then resume the "
-                "changefeed; if that is refused, as GC has passed the checkpoint by then, resume it with "
-                "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a full copy"
+                f"the lake job of changefeed {changefeed} has given up more than "
+                f"{FEED_TTL_S // 3600} h ago, and GC no "
+                f"longer waits for the checkpoint {checkpoint_ts}. Mend what stopped the job, "
+                "then resume the "
+                "changefeed; if that is refused, as GC has passed the checkpoint by then, resume "
+                "it with "
+                "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a full "
+                "copy"
             )
-        held = await self._pd.update_service_gc_safe_point(feed_service(changefeed), ttl_s, checkpoint_ts - 1)
+        held = await self._pd.update_service_gc_safe_point(
+            feed_service(changefeed), ttl_s, checkpoint_ts - 1
+        )
         if held.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
-                f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe point "
-                f"{held.safe_point} of {held.service_id}: what was not read yet may be collected. Resume it with "
+                f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe "
+                "point "
+                f"{held.safe_point} of {held.service_id}: what was not read yet may be collected. "
+                "Resume it with "
                 "--overwrite-checkpoint-ts to go on with a gap, or create it anew from a full copy"
             )
 
@@ -91,7 +105,9 @@ class Safepoints:
             await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)
 
     async def sweep(self, service_ids: Iterable[str], protected: Mapping[str, bool]) -> None:
-        """Delete the services of creations and resumes that a dead owner left; see `left_over_services`."""
+        """Delete the services of creations and resumes that a dead owner left;
+        see `left_over_services`.
+        """
         for service_id in left_over_services(service_ids, protected):
             _log.info("safepoint of an interrupted creation is deleted", service_id=service_id)
             await self._pd.update_service_gc_safe_point(service_id, 0, 0)

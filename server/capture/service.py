@@ -1,4 +1,7 @@
-"""The captures' API: `tidemarkpb.v1` ChangefeedService and CaptureService. Only the owner answers; others ask it."""
+"""The captures' API: `tidemarkpb.v1` ChangefeedService and CaptureService.
+
+Only the owner answers; others ask it.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -37,7 +40,9 @@ class ChangefeedService:
 
         async def create() -> pb.CreateChangefeedResponse:
             change = self._owner.create(new_changefeed(request))
-            return pb.CreateChangefeedResponse(changefeed=message(await self._owner.carry_out(change)))
+            return pb.CreateChangefeedResponse(
+                changefeed=message(await self._owner.carry_out(change))
+            )
 
         return await self._by_owner("CreateChangefeed", request, context, create)
 
@@ -71,7 +76,9 @@ class ChangefeedService:
 
         async def resume() -> pb.ResumeChangefeedResponse:
             ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
-            feed = await self._owner.carry_out(self._owner.resume(request.id, ts, with_now=with_now))
+            feed = await self._owner.carry_out(
+                self._owner.resume(request.id, ts, with_now=with_now)
+            )
             return pb.ResumeChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("ResumeChangefeed", request, context, resume)
@@ -81,7 +88,9 @@ class ChangefeedService:
 
         async def update() -> pb.UpdateChangefeedResponse:
             audit_s = request.audit_s if request.HasField("audit_s") else None
-            wanted = self._owner.update(request.id, request.sink_uri, request.on_unclear_ddl, audit_s)
+            wanted = self._owner.update(
+                request.id, request.sink_uri, request.on_unclear_ddl, audit_s
+            )
             feed = await self._owner.carry_out(wanted)
             return pb.UpdateChangefeedResponse(changefeed=message(feed))
 
@@ -96,7 +105,9 @@ class ChangefeedService:
 
         return await self._by_owner("RemoveChangefeed", request, context, remove)
 
-    async def _by_owner(self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]) -> Any:
+    async def _by_owner(
+        self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
+    ) -> Any:
         if self._owner.is_active:
             return await call()
         if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):

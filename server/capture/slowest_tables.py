@@ -1,7 +1,8 @@
-"""The tables of a changefeed that are furthest behind, their slowest regions, and the locks that hold those.
+"""The tables of a changefeed that are furthest behind, their slowest regions,
+and the locks that hold those.
 
-Locks are read from the store when they are asked for, only where a region stands, and only for so long: a store that
-does not answer is an answer, too.
+Locks are read from the store when they are asked for, only where a region stands, and only for so
+long: a store that does not answer is an answer, too.
 """
 
 import asyncio
@@ -55,14 +56,20 @@ class Pulled(Protocol):
 def slowest_tables(
     pulled: Pulled, tables: Sequence[SourceTable], most: int
 ) -> tuple[list[pb.TableBlockers], list[tuple[pb.RegionBlockers, RegionProgress]]]:
-    """The tables, the slowest first, and of the slowest one the region whose locks are to be read, if it stands."""
+    """The tables, the slowest first, and of the slowest one the region whose locks are to be read,
+    if it stands.
+    """
     pullers = {puller.span: puller for puller in pulled.table_pullers}
     positions = [(table, _pulled_ts(pulled, pullers, table)) for table in tables]
     shown: list[pb.TableBlockers] = []
     stands: list[tuple[pb.RegionBlockers, RegionProgress]] = []
     for table, resolved_ts in heapq.nsmallest(most, positions, key=lambda item: item[1]):
-        message = pb.TableBlockers(name=table.name, table_id=table.span.table_id, resolved_ts=resolved_ts)
-        message.checkpoint_ts = pulled.sink.checkpoint_ts(table.span) if pulled.sink else pulled.start_ts
+        message = pb.TableBlockers(
+            name=table.name, table_id=table.span.table_id, resolved_ts=resolved_ts
+        )
+        message.checkpoint_ts = (
+            pulled.sink.checkpoint_ts(table.span) if pulled.sink else pulled.start_ts
+        )
         regions = pullers[table.span].slowest(most) if table.span in pullers else []
         for progress in regions:
             region = message.regions.add(
@@ -83,14 +90,18 @@ def _pulled_ts(pulled: Pulled, pullers: Mapping[Span, TablePuller], table: Sourc
     return pulled.sink.resolved_ts(table.span) if pulled.sink else pulled.start_ts
 
 
-async def add_locks(stands: Sequence[tuple[pb.RegionBlockers, RegionProgress]], kv: KvClient, most: int) -> None:
+async def add_locks(
+    stands: Sequence[tuple[pb.RegionBlockers, RegionProgress]], kv: KvClient, most: int
+) -> None:
     """The locks that the regions' resolved_ts cannot pass: it stands right before the oldest."""
     async with asyncio.TaskGroup() as tasks:
         for region, progress in stands:
             tasks.create_task(_add_locks(region, progress, kv, most))
 
 
-async def _add_locks(region: pb.RegionBlockers, progress: RegionProgress, kv: KvClient, most: int) -> None:
+async def _add_locks(
+    region: pb.RegionBlockers, progress: RegionProgress, kv: KvClient, most: int
+) -> None:
     assert progress.part is not None
     start_key, end_key = raw_bounds(progress.part)
     try:
@@ -101,7 +112,9 @@ async def _add_locks(region: pb.RegionBlockers, progress: RegionProgress, kv: Kv
     except TidemarkError as err:
         region.problem = str(err)
     else:
-        region.locks.extend(map(_lock, heapq.nsmallest(most, page.locks, key=lambda lock: lock.lock_version)))
+        region.locks.extend(
+            map(_lock, heapq.nsmallest(most, page.locks, key=lambda lock: lock.lock_version))
+        )
 
 
 def _stands(resolved_ts: int) -> bool:

@@ -1,1 +1,3 @@
-"""What a changefeed is: its record and where that lies in the metadata, its filter, and its tables over time."""
+"""What a changefeed is: its record and where that lies in the metadata, its filter,
+and its tables over time.
+"""

@@ -3,11 +3,11 @@
     rule     = table '=' column ( ',' column )*    shop.orders=id,name    crm.*=*,!phone,!mail_?
     column   = [ '!' ] name with * and ? | name '->' name by which readers know it
 
-`table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of its columns the last
-that matches: `!` leaves it out, and what none matches is left out, too. The key is always in. Case does not matter.
-A table that is renamed keeps what was taken of it, unless a rule is about its new name.
-A rule that meets no table, or a name that meets no column, is refused at the creation: it would let through what it
-was to leave out.
+`table` is a rule of a table filter without `!`. The first rule whose table matches decides, and of
+its columns the last that matches: `!` leaves it out, and what none matches is left out, too. The
+key is always in. Case does not matter. A table that is renamed keeps what was taken of it, unless a
+rule is about its new name. A rule that meets no table, or a name that meets no column, is refused
+at the creation: it would let through what it was to leave out.
 """
 
 import re
@@ -24,7 +24,9 @@ from storage.model.errors import InvalidError
 from storage.tidb.time import NULL_DATES, SHOWN_DATES
 
 RULES_MAX: Final = 1024
-_RULE: Final = re.compile(r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL)
+_RULE: Final = re.compile(
+    r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL
+)
 _WILDCARD: Final = re.compile(r"[*?]")
 
 
@@ -75,9 +77,13 @@ class ColumnRules:
             ColumnRuleError, FilterRuleError: one cannot be read, or there are too many.
         """
         if self.zero_dates not in SHOWN_DATES:
-            raise ColumnRuleError(f"zero dates {self.zero_dates!r}: they are one of {', '.join(SHOWN_DATES)}")
+            raise ColumnRuleError(
+                f"zero dates {self.zero_dates!r}: they are one of {', '.join(SHOWN_DATES)}"
+            )
         if len(self.texts) > RULES_MAX:
-            raise ColumnRuleError(f"there are at most {RULES_MAX} rules about columns, not {len(self.texts)}")
+            raise ColumnRuleError(
+                f"there are at most {RULES_MAX} rules about columns, not {len(self.texts)}"
+            )
         object.__setattr__(self, "_rules", [_rule(text) for text in self.texts])
 
     def of(self, table: SourceTable) -> TableRecord:
@@ -87,7 +93,11 @@ class ColumnRules:
             return record
         columns = [column for column in _columns(table) if rule.takes(column)]
         deciding = {column: rule.pattern_of(column) for column in _columns(table)}
-        renamed = {column: each.shown for column, each in deciding.items() if each is not None and each.shown}
+        renamed = {
+            column: each.shown
+            for column, each in deciding.items()
+            if each is not None and each.shown
+        }
         return record.selecting(columns, renamed)
 
     def check(self, tables: Sequence[SourceTable]) -> None:
@@ -96,16 +106,23 @@ class ColumnRules:
         Raises:
             ColumnRuleError: with the names there are.
         """
-        by_rule = [(rule, [table for table in tables if self._about(table) is rule]) for rule in self._rules]
+        by_rule = [
+            (rule, [table for table in tables if self._about(table) is rule])
+            for rule in self._rules
+        ]
         for rule, mine in by_rule:
             if not mine:
-                raise ColumnRuleError(f"the rule {rule.text!r} about columns decides of no table of the changefeed")
+                raise ColumnRuleError(
+                    f"the rule {rule.text!r} about columns decides of no table of the changefeed"
+                )
             for table in mine:
                 _check_names(rule, table)
 
     def _about(self, table: SourceTable) -> _Rule | None:
         record = table.record
-        found = (rule for rule in self._rules if rule.tables.takes(record.schema_name, record.table_name))
+        found = (
+            rule for rule in self._rules if rule.tables.takes(record.schema_name, record.table_name)
+        )
         return next(found, None)
 
 
@@ -117,19 +134,29 @@ def _check_names(rule: _Rule, table: SourceTable) -> None:
     for each in rule.columns:
         if not _WILDCARD.search(each.text) and not any(map(each.matches.fullmatch, columns)):
             raise ColumnRuleError(
-                f"the rule {rule.text!r}: {table.name} has no column {each.text!r}; it has {', '.join(columns)}"
+                f"the rule {rule.text!r}: {table.name} has no column {each.text!r}; it has "
+                f"{', '.join(columns)}"
             )
-    left_out = [column for column in table.mounter.key_columns if any(_names(each, column) for each in rule.columns)]
+    left_out = [
+        column
+        for column in table.mounter.key_columns
+        if any(_names(each, column) for each in rule.columns)
+    ]
     if left_out:
         raise ColumnRuleError(
-            f"the rule {rule.text!r} leaves out {', '.join(left_out)} of {table.name}, which tell its rows apart; "
+            f"the rule {rule.text!r} leaves out {', '.join(left_out)} of {table.name}, which tell "
+            "its rows apart; "
             "the key is always taken"
         )
 
 
 def _names(pattern: _Pattern, column: str) -> bool:
     """Whether it leaves out just this column, by its name."""
-    return not pattern.takes and not _WILDCARD.search(pattern.text) and bool(pattern.matches.fullmatch(column))
+    return (
+        not pattern.takes
+        and not _WILDCARD.search(pattern.text)
+        and bool(pattern.matches.fullmatch(column))
+    )
 
 
 def _columns(table: SourceTable) -> list[str]:
@@ -139,9 +166,14 @@ def _columns(table: SourceTable) -> list[str]:
 def _rule(text: str) -> _Rule:
     found = _RULE.fullmatch(text)
     names = [part.strip() for part in found[2].split(",")] if found else []
-    if found is None or not all(name.removeprefix("!") for name in names) or found[1].strip().startswith("!"):
+    if (
+        found is None
+        or not all(name.removeprefix("!") for name in names)
+        or found[1].strip().startswith("!")
+    ):
         raise ColumnRuleError(
-            f"the rule {text!r} about columns is not of the form SCHEMA.TABLE=COLUMN,!COLUMN,COLUMN->NAME,…"
+            f"the rule {text!r} about columns is not of the form "
+            "SCHEMA.TABLE=COLUMN,!COLUMN,COLUMN->NAME,…"
         )
     return _Rule(text, TableFilter((found[1],)), tuple(map(_pattern, reversed(names))))
 
@@ -150,6 +182,8 @@ def _pattern(text: str) -> _Pattern:
     taken, arrow, shown = (part.strip() for part in text.partition("->"))
     name = taken.removeprefix("!")
     if arrow and (not shown or not name or taken.startswith("!") or _WILDCARD.search(name)):
-        raise ColumnRuleError(f"{text!r} in a rule about columns: COLUMN->NAME names one column, and gives it a name")
+        raise ColumnRuleError(
+            f"{text!r} in a rule about columns: COLUMN->NAME names one column, and gives it a name"
+        )
     pattern = translate(name.replace("[", "[[]"))
     return _Pattern(name, not taken.startswith("!"), re.compile(pattern, re.IGNORECASE), shown)

@@ -1,9 +1,11 @@
-r"""Which tables a changefeed takes: TiDB's table-filter rules, of which the last one that matches decides. Pure.
+r"""Which tables a changefeed takes: TiDB's table-filter rules,
+of which the last one that matches decides. Pure.
 
-A rule is `schema.table`, with `!` before it to leave tables out. In names `*` is any text, `?` one character, `[a-z]`
-and `[!a-z]` one of a set, `\` takes the next character as it is; a name in `"…"` or `` `…` `` has no such characters,
-and `/…/` is a regular expression of RE2's. Case does not matter. Source: pingcap/tidb pkg/util/table-filter (README),
-whose `@file` is left out: a rule is kept in the metadata, the file would be another one on each capture.
+A rule is `schema.table`, with `!` before it to leave tables out. In names `*` is any text, `?` one
+character, `[a-z]` and `[!a-z]` one of a set, `\` takes the next character as it is; a name in `"…"`
+or `` `…` `` has no such characters, and `/…/` is a regular expression of RE2's. Case does not
+matter. Source: pingcap/tidb pkg/util/table-filter (README), whose `@file` is left out: a rule is
+kept in the metadata, the file would be another one on each capture.
 """
 
 import re
@@ -21,7 +23,15 @@ _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _QUOTES: Final = '"`'
 _SYSTEM: Final = frozenset(
-    {"mysql", "information_schema", "performance_schema", "sys", "metrics_schema", "inspection_schema", "tidb_cdc"}
+    {
+        "mysql",
+        "information_schema",
+        "performance_schema",
+        "sys",
+        "metrics_schema",
+        "inspection_schema",
+        "tidb_cdc",
+    }
     | {"changefeed_dump"}
 )
 
@@ -59,7 +69,9 @@ class TableFilter:
         """Whether the table is to be replicated."""
         if schema_name.lower() in _SYSTEM:
             return False
-        return next((rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False)
+        return next(
+            (rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False
+        )
 
 
 def exact_rule(schema_name: str, table_name: str) -> str:
@@ -78,12 +90,16 @@ def _quoted(name: str) -> str:
 
 def _rule(text: str) -> _Rule:
     if len(text) > RULE_CHARACTERS_MAX:
-        raise FilterRuleError(f"a filter rule has at most {RULE_CHARACTERS_MAX} characters, not {len(text)}")
+        raise FilterRuleError(
+            f"a filter rule has at most {RULE_CHARACTERS_MAX} characters, not {len(text)}"
+        )
     parser = _Parser(text.strip())
     try:
         return parser.rule()
     except (re.error, ValueError) as err:
-        raise FilterRuleError(f"the regular expression in the filter rule {text!r} cannot be read: {err}") from err
+        raise FilterRuleError(
+            f"the regular expression in the filter rule {text!r} cannot be read: {err}"
+        ) from err
 
 
 class _Parser:
@@ -97,7 +113,9 @@ class _Parser:
         takes = not self._skip("!")
         schema = self._pattern()
         if not self._skip("."):
-            raise self._error("it needs a dot between schema and table, as in shop.orders or shop.*")
+            raise self._error(
+                "it needs a dot between schema and table, as in shop.orders or shop.*"
+            )
         table = self._pattern()
         if self._at < len(self._text):
             raise self._error(f"{self._text[self._at :]!r} follows the table")
@@ -179,5 +197,7 @@ def _set_part(part: tuple[str, str, str]) -> str:
 
 def _wildcards(parts: Sequence[str]) -> Wildcards:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # sets that may mean something else in a later Python
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # sets that may mean something else in a later Python
         return Wildcards.of(parts)

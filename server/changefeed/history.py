@@ -1,8 +1,11 @@
-"""The schema changes of one changefeed as the metadata holds them: from its start, or from its checkpoint on. Pure.
+"""The schema changes of one changefeed as the metadata holds them: from its start,
+or from its checkpoint on. Pure.
 
 The first one has the tables that it begins with, and no query. Invariants:
-1. What `at(ts)` says for a ts at or above the checkpoint does not depend on what was collected behind the checkpoint.
-2. A change is repeated without effect: at most one has a commit_ts, and a log repeats only those above the checkpoint.
+1. What `at(ts)` says for a ts at or above the checkpoint does not depend on what was collected
+   behind the checkpoint.
+2. A change is repeated without effect: at most one has a commit_ts, and a log repeats only those
+   above the checkpoint.
 """
 
 import json
@@ -18,7 +21,9 @@ QUERY_CHARACTERS_MAX = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """What one DDL did to the tables that the changefeed takes; the members are those of `TableChange`."""
+    """What one DDL did to the tables that the changefeed takes;
+    the members are those of `TableChange`.
+    """
 
     commit_ts: int
     query: str = ""
@@ -44,12 +49,16 @@ class SchemaChange:
             names = {member: tuple(map(str, doc[member])) for member in ("dropped", "truncated")}
             return cls(commit_ts, str(doc["query"]), by_id(map(_table, tables)), **names)
         except (ValueError, KeyError, TypeError) as err:
-            raise CorruptError(f"a schema change at {commit_ts} in the metadata cannot be read: {err!r}") from err
+            raise CorruptError(
+                f"a schema change at {commit_ts} in the metadata cannot be read: {err!r}"
+            ) from err
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Records that no ts at or above the checkpoint needs; the tables (commit_ts, name) are to be deleted first."""
+    """Records that no ts at or above the checkpoint needs; the tables (commit_ts,
+    name) are to be deleted first.
+    """
 
     tables: tuple[tuple[int, TableRecord], ...]
     changes: tuple[int, ...]
@@ -59,7 +68,10 @@ class History:
     """The changes of a changefeed in the order of their commit_ts."""
 
     def __init__(self, changes: Iterable[SchemaChange] = ()) -> None:
-        self._changes = {change.commit_ts: change for change in sorted(changes, key=lambda change: change.commit_ts)}
+        self._changes = {
+            change.commit_ts: change
+            for change in sorted(changes, key=lambda change: change.commit_ts)
+        }
 
     def __iter__(self) -> Iterator[SchemaChange]:
         return iter(self._changes.values())
@@ -82,11 +94,13 @@ class History:
         return list(self._changes.values())[-most:]
 
     def known_from(self, checkpoint_ts: int) -> int:
-        """The lowest ts whose tables a reader at `checkpoint_ts` may ask for, as far as the changes tell them.
+        """The lowest ts whose tables a reader at `checkpoint_ts` may ask for,
+        as far as the changes tell them.
 
-        It is the one before the checkpoint: the reader may have yet to take a DDL at the checkpoint. Below the first
-        change nothing is known if it began the changefeed (it has no query). If it is a DDL, there were no tables
-        before it, or the change that brought them would not have been collected.
+        It is the one before the checkpoint: the reader may have yet to take a DDL at the
+        checkpoint. Below the first change nothing is known if it began the changefeed (it has no
+        query). If it is a DDL, there were no tables before it, or the change that brought them
+        would not have been collected.
         """
         first, needed_ts = next(iter(self._changes.values()), None), self.needed_from(checkpoint_ts)
         if first is not None and first.query:
@@ -94,9 +108,11 @@ class History:
         return max(needed_ts - 1, min(self.first_ts, needed_ts))
 
     def needed_from(self, checkpoint_ts: int) -> int:
-        """Where the slowest reader may stand: at the checkpoint, or at the change that left no table.
+        """Where the slowest reader may stand: at the checkpoint,
+        or at the change that left no table.
 
-        Without tables the checkpoint goes on with the log, whether or not a reader has taken that change.
+        Without tables the checkpoint goes on with the log, whether or not a reader has taken that
+        change.
         """
         last_ts = max((ts for ts in self._changes if ts <= checkpoint_ts), default=checkpoint_ts)
         return checkpoint_ts if self.at(checkpoint_ts) else last_ts
@@ -107,7 +123,9 @@ class History:
         self._changes[change.commit_ts] = change
 
     def at(self, ts: int) -> dict[str, tuple[int, TableRecord]]:
-        """The tables in force for rows above `ts`, by name, with the commit_ts of the change that gave their schema."""
+        """The tables in force for rows above `ts`, by name,
+        with the commit_ts of the change that gave their schema.
+        """
         found: dict[str, tuple[int, TableRecord]] = {}
         for change in self._changes.values():
             if change.commit_ts > ts:
@@ -125,7 +143,8 @@ class History:
     def garbage(self, checkpoint_ts: int) -> Garbage:
         """What can be forgotten once all rows up to `checkpoint_ts` are at the target.
 
-        Not a change at that very ts, nor the tables before it: the reader may have yet to take that change.
+        Not a change at that very ts, nor the tables before it: the reader may have yet to take that
+        change.
         """
         needed_ts = self.needed_from(checkpoint_ts)
         needed = {(ts, name) for name, (ts, _) in self.at(needed_ts - 1).items()}
@@ -137,7 +156,9 @@ class History:
             if (change.commit_ts, table.name) not in needed
         )
         kept = {ts for ts, _ in needed}
-        return Garbage(tables, tuple(change.commit_ts for change in passed if change.commit_ts not in kept))
+        return Garbage(
+            tables, tuple(change.commit_ts for change in passed if change.commit_ts not in kept)
+        )
 
     def forget(self, garbage: Garbage) -> None:
         """Leave out what was collected."""

@@ -1,7 +1,8 @@
 """A changefeed as the metadata holds it: what to replicate, from when, in which state. Pure.
 
-`info` changes only by the owner's API and on errors; `status` (the checkpoint) changes all the time, so they are two
-records. Source: TiCDC's ChangeFeedInfo and ChangeFeedStatus, the members that are used here.
+`info` changes only by the owner's API and on errors; `status` (the checkpoint) changes all the
+time, so they are two records. Source: TiCDC's ChangeFeedInfo and ChangeFeedStatus, the members that
+are used here.
 """
 
 import enum
@@ -74,7 +75,9 @@ class RunningError:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Changes with `start_ts < commit_ts <= end_ts` that an operator gave up by `resume --overwrite-checkpoint-ts`."""
+    """Changes with `start_ts < commit_ts <= end_ts` that an operator gave up by `resume
+    --overwrite-checkpoint-ts`.
+    """
 
     start_ts: int
     end_ts: int
@@ -88,7 +91,9 @@ class ChangefeedInfo:
 
     id: str
     sink_uri: str = field(repr=False)
-    """As it was given; a record of an earlier version may hold a password, so what is shown is `shown_sink_uri`."""
+    """As it was given; a record of an earlier version may hold a password,
+    so what is shown is `shown_sink_uri`.
+    """
     source_uri: str = ""
     """Empty: the change feed of the cluster."""
     start_ts: int
@@ -127,14 +132,18 @@ class ChangefeedInfo:
         if not holds_secret(self.sink_uri):
             return ""
         return (
-            f"the sink URI of changefeed {self.id} holds a password, which is in the metadata; write it into a file, "
-            f"name that by `tidemark cli changefeed update -c {self.id} --sink-uri …?password-file=/path`, "
+            f"the sink URI of changefeed {self.id} holds a password, which is in the metadata; "
+            "write it into a file, "
+            f"name that by `tidemark cli changefeed update -c {self.id} --sink-uri "
+            "…?password-file=/path`, "
             "and change it"
         )
 
     @property
     def blocks_gc(self) -> bool:
-        """Whether its history must be kept: always, except when it is lost already, or needed no more."""
+        """Whether its history must be kept: always, except when it is lost already,
+        or needed no more.
+        """
         if self.state.is_final:
             return False
         return self.error is None or self.error.code not in _HISTORY_LOST
@@ -146,7 +155,8 @@ class ChangefeedInfo:
     def continuing_at(self, start_ts: int, checkpoint_ts: int, time: str) -> "ChangefeedInfo":
         """The same changefeed, running, that goes on at `start_ts` instead of its checkpoint.
 
-        Going back takes a stretch back that was skipped, as far as nobody has acknowledged anything above it.
+        Going back takes a stretch back that was skipped, as far as nobody has acknowledged anything
+        above it.
         """
         skipped = list(self.skipped)
         if start_ts > checkpoint_ts:
@@ -192,7 +202,9 @@ class ChangefeedInfo:
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)
         except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise CorruptError(f"a changefeed's record in the metadata cannot be read: {err!r}") from err
+            raise CorruptError(
+                f"a changefeed's record in the metadata cannot be read: {err!r}"
+            ) from err
 
 
 def status_json(checkpoint_ts: int) -> bytes:
@@ -205,7 +217,9 @@ def checkpoint_of(value: bytes) -> int:
     try:
         return int(json.loads(value)["checkpoint_ts"])
     except (ValueError, KeyError, TypeError) as err:
-        raise CorruptError(f"a changefeed's status in the metadata cannot be read: {err!r}") from err
+        raise CorruptError(
+            f"a changefeed's status in the metadata cannot be read: {err!r}"
+        ) from err
 
 
 def check_id(changefeed: str) -> None:
@@ -216,18 +230,22 @@ def check_id(changefeed: str) -> None:
     """
     if len(changefeed) > _ID_CHARACTERS_MAX or not _ID.fullmatch(changefeed):
         raise ChangefeedIdInvalidError(
-            f"{changefeed!r} cannot be a changefeed id: letters and digits, with single hyphens between, at most 128"
+            f"{changefeed!r} cannot be a changefeed id: letters and digits, with single hyphens "
+            "between, at most 128"
         )
 
 
 def lake_format(sink_uri: str) -> str:
-    """The format of a sink that a lake job keeps, `FORMAT:…` or `FORMAT+SCHEME:…`; empty: none does."""
+    """The format of a sink that a lake job keeps, `FORMAT:…` or `FORMAT+SCHEME:…`; empty:
+    none does.
+    """
     found = format_of(sink_uri)
     return found if found in LAKES else ""
 
 
 def check_sink_uri(sink_uri: str) -> None:
-    """Refuse what no reader could take as its target, what holds a password, and directories of the system.
+    """Refuse what no reader could take as its target, what holds a password,
+    and directories of the system.
 
     Raises:
         SinkUriError: with what to write instead.
@@ -239,14 +257,16 @@ def check_sink_uri(sink_uri: str) -> None:
 
 
 def check_same_sink(old: str, new: str) -> None:
-    """Refuse another place for a changefeed whose rows are partly delivered; `old` may be of an earlier version.
+    """Refuse another place for a changefeed whose rows are partly delivered;
+    `old` may be of an earlier version.
 
     Raises:
         SinkUriError: it is another place.
     """
     if _place(old) != _place(new):
         raise SinkUriError(
-            f"{redacted(new)} is not the place that this changefeed delivers to, {redacted(old)}: an update changes "
+            f"{redacted(new)} is not the place that this changefeed delivers to, {redacted(old)}: "
+            "an update changes "
             "how to log in there; for another place, create another changefeed"
         )
 
@@ -254,6 +274,11 @@ def check_same_sink(old: str, new: str) -> None:
 def _place(sink_uri: str) -> tuple[str, str, int | None, str]:
     try:
         parts = urlsplit(sink_uri)
-        return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme), parts.path.strip("/")
+        return (
+            parts.scheme,
+            parts.hostname or "",
+            parts.port or _PORTS.get(parts.scheme),
+            parts.path.strip("/"),
+        )
     except ValueError:
         return sink_uri, "", None, ""

@@ -35,7 +35,9 @@ def job(changefeed: str) -> bytes:
 
 
 def audit(changefeed: str) -> bytes:
-    """What the keys start with of what one changefeed's audit has found; itself, when it last was on time."""
+    """What the keys start with of what one changefeed's audit has found; itself,
+    when it last was on time.
+    """
     return AUDITS + changefeed.encode() + b"/"
 
 
@@ -60,7 +62,9 @@ def source(changefeed: str) -> bytes:
 
 
 def drainer(changefeed: str) -> bytes:
-    """By which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's, as long as it exists."""
+    """By which TiDB's pumps know a changefeed that reads them: an entry beside Drainer's,
+    as long as it exists.
+    """
     return DRAINERS + b"tidemark-" + changefeed.encode()
 
 

@@ -1,8 +1,9 @@
-"""Patterns of a table filter against names, in time that grows with their lengths' product at most, whoever wrote them.
+"""Patterns of a table filter against names, in time that grows with their lengths' product at most,
+whoever wrote them.
 
-Python's own regular expressions try again and again: `/(a+)+$/` or `*a*a*a*a*` would hold a capture for hours on one
-long name. So regular expressions are RE2's, which Arrow brings along, and which is the dialect of TiDB's filters; and
-of a name with `*` each part is looked for once, from the left.
+Python's own regular expressions try again and again: `/(a+)+$/` or `*a*a*a*a*` would hold a capture
+for hours on one long name. So regular expressions are RE2's, which Arrow brings along, and which is
+the dialect of TiDB's filters; and of a name with `*` each part is looked for once, from the left.
 """
 
 import re
@@ -40,7 +41,9 @@ class Wildcards:
             else:
                 pieces[-1] += part
         first, *others = pieces
-        middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)  # what was found first stays
+        middle = "".join(
+            f"(?>.*?{piece})" for piece in others[:-1] if piece
+        )  # what was found first stays
         last = f".*{others[-1]}" if others else ""
         return cls(re.compile(first + middle + last, re.IGNORECASE | re.DOTALL))
 
@@ -57,7 +60,9 @@ class Regex:
 
     @classmethod
     def of(cls, text: str) -> "Regex":
-        """Raises ValueError: RE2 cannot read it, which has no look-around and no references to groups."""
+        """Raises ValueError: RE2 cannot read it, which has no look-around and no references to
+        groups.
+        """
         found = cls("(?s)" + text)
         found.matches("")
         return found

@@ -1,8 +1,8 @@
 """Schema changes in the metadata, written by the owner only (docs/format/changefeed.md).
 
-`schema/<changefeed>/<commit_ts>` is a change, `schema/<changefeed>/<commit_ts>/<table id>` a table of it. A change is
-there when its head is: tables are written before it, in as many transactions as they need, and those without a head
-are of a writer that died.
+`schema/<changefeed>/<commit_ts>` is a change, `schema/<changefeed>/<commit_ts>/<table id>` a table
+of it. A change is there when its head is: tables are written before it, in as many transactions as
+they need, and those without a head are of a writer that died.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -40,20 +40,27 @@ class SchemaRecords:
         return await loaded_changes(self._meta, changefeed)
 
     async def append(self, changefeed: str, change: SchemaChange) -> None:
-        """Write a change. Durable when it returns; one that is interrupted is as if it had not begun."""
+        """Write a change.
+
+        Durable when it returns; one that is interrupted is as if it had not begun.
+        """
         await self.write_tables(changefeed, change)
         await self._write([head_put(changefeed, change)])
 
     async def write_tables(self, changefeed: str, change: SchemaChange) -> None:
         """Write the tables of a change whose head is to follow."""
         ts = change.commit_ts
-        puts = [Put(_table_key(changefeed, ts, table), table_json(table)) for table in change.tables]
+        puts = [
+            Put(_table_key(changefeed, ts, table), table_json(table)) for table in change.tables
+        ]
         for part in parts(puts):
             await self._write(part)
 
     async def collect(self, changefeed: str, garbage: Garbage) -> None:
         """Delete what is needed no more."""
-        for part in parts(Delete(_table_key(changefeed, ts, table)) for ts, table in garbage.tables):
+        for part in parts(
+            Delete(_table_key(changefeed, ts, table)) for ts, table in garbage.tables
+        ):
             await self._write(part)
         for part in parts(Delete(keys.schema_change(changefeed, ts)) for ts in garbage.changes):
             await self._write(part)
@@ -63,7 +70,9 @@ async def loaded_changes(meta: Meta, changefeed: str) -> list[SchemaChange]:
     """See `SchemaRecords.load`; anybody may read them."""
     pairs = await meta.get_prefix(keys.schemas(changefeed))
     heads, tables = _sorted_out(pairs, len(keys.schemas(changefeed)))
-    return [SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())]
+    return [
+        SchemaChange.from_json(ts, head, tables.get(ts, ())) for ts, head in sorted(heads.items())
+    ]
 
 
 def head_put(changefeed: str, change: SchemaChange) -> Put:
@@ -98,7 +107,9 @@ def parts(ops: Iterable[Op]) -> Iterator[list[Op]]:
         yield part
 
 
-def _sorted_out(pairs: Sequence[KeyValue], prefix: int) -> tuple[dict[int, bytes], dict[int, list[bytes]]]:
+def _sorted_out(
+    pairs: Sequence[KeyValue], prefix: int
+) -> tuple[dict[int, bytes], dict[int, list[bytes]]]:
     """Heads and tables by commit_ts."""
     heads: dict[int, bytes] = {}
     tables: dict[int, list[bytes]] = {}

@@ -1,6 +1,8 @@
-"""Source URIs: `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`; an empty one is the cluster. Pure.
+"""Source URIs: `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`;
+an empty one is the cluster. Pure.
 
-A source URI is shown wherever a changefeed is: it never holds a secret, only the name of the file or variable with it.
+A source URI is shown wherever a changefeed is: it never holds a secret, only the name of the file
+or variable with it.
 """
 
 import re
@@ -54,17 +56,27 @@ class SourceUri:
             return cls("")
         try:
             parts = urlsplit(text)
-            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+            options = dict(
+                parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+            )
         except ValueError as err:
-            raise SourceUriError("the source URI cannot be read; write scheme://user@host:port?option=value") from err
+            raise SourceUriError(
+                "the source URI cannot be read; write scheme://user@host:port?option=value"
+            ) from err
         login, _, servers = parts.netloc.rpartition("@")
-        _check_secrets(text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options)  # a password may hold `/`
+        _check_secrets(
+            text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options
+        )  # a password may hold `/`
         if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
             raise SourceUriError(
-                f"the source URI {masked(text)!r} has no scheme; write one such as mysql://user@host:3306"
+                f"the source URI {masked(text)!r} has no scheme; write one such as "
+                "mysql://user@host:3306"
             )
         if not all(re.fullmatch("[A-Za-z][A-Za-z0-9-]*", option) for option in options):
-            raise SourceUriError("the options of a source URI are option=value, joined by &; write & in a value as %26")
+            raise SourceUriError(
+                "the options of a source URI are option=value, joined by &; write & in a value as "
+                "%26"
+            )
         if parts.fragment:
             raise SourceUriError("a source URI has no fragment; write # as %23")
         addresses = tuple(_address(server) for server in servers.split(",") if server)
@@ -79,7 +91,8 @@ class SourceUri:
         unknown = sorted(self.options.keys() - set(known))
         if unknown:
             raise SourceUriError(
-                f"{self.scheme}:// sources have no option {', '.join(unknown)}; they have {', '.join(sorted(known))}"
+                f"{self.scheme}:// sources have no option {', '.join(unknown)}; they have "
+                f"{', '.join(sorted(known))}"
             )
 
 
@@ -105,9 +118,12 @@ def _check_secrets(text: str, login: str, options: Mapping[str, str]) -> None:
         raise SourceUriError(err.message) from None
     if ":" in unquote(login) or secret_option(text) or any(map(is_secret, options)):
         raise SourceUriError(
-            "a source URI holds no password, as it is shown and stored: write the password into a file that only the "
-            "capture's user may read, on each capture, and name it with the option password-file=/path, or set an "
-            "environment variable TIDEMARK_SECRET_… of each capture and name that with password-env="
+            "a source URI holds no password, as it is shown and stored: write the password into a "
+            "file that only the "
+            "capture's user may read, on each capture, and name it with the option "
+            "password-file=/path, or set an "
+            "environment variable TIDEMARK_SECRET_… of each capture and name that with "
+            "password-env="
         )
 
 

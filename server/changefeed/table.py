@@ -1,4 +1,6 @@
-"""A table as a source knows it: its schema as the metadata keeps it, its span, and how its rows are mounted. Pure."""
+"""A table as a source knows it: its schema as the metadata keeps it, its span,
+and how its rows are mounted. Pure.
+"""
 
 import json
 from collections import Counter
@@ -31,19 +33,27 @@ class TableIneligibleError(InvalidError):
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """One table in one version; `table_info` is a JSON document that its source reads: TiDB's TableInfo, or its own."""
+    """One table in one version; `table_info` is a JSON document that its source reads:
+    TiDB's TableInfo, or its own.
+    """
 
     schema_name: str
     table_info: dict[str, Any]
 
     @property
     def selected(self) -> Sequence[str] | None:
-        """The columns that the changefeed takes of it; None: all. A member of the document that is ours."""
+        """The columns that the changefeed takes of it; None: all.
+
+        A member of the document that is ours.
+        """
         return self.table_info.get(_SELECTED)
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """The names by which readers know columns of it that have others upstream. A member that is ours, too."""
+        """The names by which readers know columns of it that have others upstream.
+
+        A member that is ours, too.
+        """
         renamed: dict[str, str] = self.table_info.get(_RENAMED, {})
         return renamed
 
@@ -54,15 +64,21 @@ class TableRecord:
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
-    def selecting(self, columns: Sequence[str], renamed: Mapping[str, str] | None = None) -> "TableRecord":
-        """The same table, of which these columns are taken, and those of its key, some by other names."""
+    def selecting(
+        self, columns: Sequence[str], renamed: Mapping[str, str] | None = None
+    ) -> "TableRecord":
+        """The same table, of which these columns are taken, and those of its key,
+        some by other names.
+        """
         info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
         info[_SELECTED] = list(columns)
         return TableRecord(self.schema_name, info | {_RENAMED: dict(renamed)} if renamed else info)
 
     @property
     def zero_dates(self) -> str | None:
-        """One of `storage.tidb.time.SHOWN_DATES`, None for the first; a member of the document that is ours."""
+        """One of `storage.tidb.time.SHOWN_DATES`, None for the first;
+        a member of the document that is ours.
+        """
         return self.table_info.get(ZERO_DATES)
 
     def showing(self, zero_dates: str) -> "TableRecord":
@@ -86,7 +102,9 @@ class TableRecord:
         name = self.table_info.get("name")
         name = name.get("O") if isinstance(name, dict) else name
         if not isinstance(name, str):
-            raise InvalidError(f"a table of schema {self.schema_name!r} has a table_info without a name")
+            raise InvalidError(
+                f"a table of schema {self.schema_name!r} has a table_info without a name"
+            )
         return name
 
     @property
@@ -111,7 +129,11 @@ class SourceTable:
 
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""
-    return whole if record.selected is None else SelectedMounter(whole, record.selected, record.renamed)
+    return (
+        whole
+        if record.selected is None
+        else SelectedMounter(whole, record.selected, record.renamed)
+    )
 
 
 def check_distinct(tables: Iterable[SourceTable], target: str) -> None:
@@ -121,13 +143,16 @@ def check_distinct(tables: Iterable[SourceTable], target: str) -> None:
         TableIneligibleError: it takes two of the names for one.
     """
     try:
-        check_told_apart(target, ((table.record.schema_name, table.record.table_name) for table in tables))
+        check_told_apart(
+            target, ((table.record.schema_name, table.record.table_name) for table in tables)
+        )
     except SourceError as err:
         raise TableIneligibleError(err.message) from None
 
 
 def check_names(table: SourceTable, target: str) -> None:
-    """See that no two columns of a table reach readers by one name, in whatever case, and that the target can hold all.
+    """See that no two columns of a table reach readers by one name, in whatever case,
+    and that the target can hold all.
 
     `target` is the format that the sink URI asks for.
 
@@ -139,8 +164,10 @@ def check_names(table: SourceTable, target: str) -> None:
     own = [name for name in names[len(META_FIELDS) :] if name.lower() in twice]
     if own:
         raise TableIneligibleError(
-            f"{table.name} cannot be replicated: {', '.join(own)} is what another column is called, or one that "
-            f"Tidemark adds ({', '.join(sorted(_OURS))}). {renaming(where, own[:1], names)}; or leave it out by "
+            f"{table.name} cannot be replicated: {', '.join(own)} is what another column is "
+            "called, or one that "
+            f"Tidemark adds ({', '.join(sorted(_OURS))}). {renaming(where, own[:1], names)}; or "
+            "leave it out by "
             f"!{own[0]}"
         )
     try:

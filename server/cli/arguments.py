@@ -1,6 +1,8 @@
-"""What flags of several commands share: numbers, times, and the yes before something that cannot be undone.
+"""What flags of several commands share: numbers, times,
+and the yes before something that cannot be undone.
 
-A number that is none, or does not fit where it is sent, is wrong usage. Where nobody can be asked, the answer is no.
+A number that is none, or does not fit where it is sent, is wrong usage. Where nobody can be asked,
+the answer is no.
 """
 
 import argparse
@@ -66,7 +68,9 @@ def confirm(question: str) -> None:
         NotConfirmedError: the answer is another one than yes, or there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise NotConfirmedError(f"{question} Pass --yes or --no-confirm to say yes where nobody can be asked")
+        raise NotConfirmedError(
+            f"{question} Pass --yes or --no-confirm to say yes where nobody can be asked"
+        )
     print(f"{question} [Y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise NotConfirmedError("nothing was changed")

@@ -9,7 +9,12 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote
 
-_COLUMNS = (("ID", "id"), ("OWNER", "is-owner"), ("ADDRESS", "address"), ("FLIGHT", "flight-address"))
+_COLUMNS = (
+    ("ID", "id"),
+    ("OWNER", "is-owner"),
+    ("ADDRESS", "address"),
+    ("FLIGHT", "flight-address"),
+)
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
@@ -23,7 +28,9 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
     """All living captures."""
     async with remote.capture() as channel:
-        answer = await CaptureServiceStub(channel).ListCaptures(pb.ListCapturesRequest(), timeout=CALL_S)
+        answer = await CaptureServiceStub(channel).ListCaptures(
+            pb.ListCapturesRequest(), timeout=CALL_S
+        )
     rows = [
         {
             "id": capture.id,

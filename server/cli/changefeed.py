@@ -31,11 +31,13 @@ _COLUMNS = (
 )
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
-    "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event is read again by "
+    "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event "
+    "is read again by "
     "itself, and cuts wait for it (reread, the default), or the changefeed stops"
 )
 AUDIT_HELP = (
-    "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m to 2160h, such as 1h; "
+    "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
+    "to 2160h, such as 1h; "
     "a difference is a warning of the changefeed"
 )
 _LARGE_GAP_S = 86_400
@@ -60,12 +62,19 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
     create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
-    create.add_argument("-c", "--changefeed-id", required=True, help="letters, digits and single hyphens")
-    create.add_argument("--sink-uri", required=True, help="where the rows go, such as delta:///path")
+    create.add_argument(
+        "-c", "--changefeed-id", required=True, help="letters, digits and single hyphens"
+    )
+    create.add_argument(
+        "--sink-uri", required=True, help="where the rows go, such as delta:///path"
+    )
     create.add_argument(
         "--source-uri",
         default="",
-        help="what is replicated, such as mysql://user@host:3306?password-file=/path; default: the cluster",
+        help=(
+            "what is replicated, such as mysql://user@host:3306?password-file=/path; default: the "
+            "cluster"
+        ),
     )
     create.add_argument(
         "--filter",
@@ -89,12 +98,17 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         choices=SHOWN_DATES,
         default=NULL_DATES,
         help="how dates that no calendar has, such as 0000-00-00, are shown: as null (the default), where one in a key "
-        "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; text: all of them are",
+        "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; "
+        "text: all of them are",
     )
-    create.add_argument("--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)")
+    create.add_argument(
+        "--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)"
+    )
     create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
     create.add_argument(
-        "--ignore-ineligible-table", action="store_true", help="leave out tables that match, but cannot be replicated"
+        "--ignore-ineligible-table",
+        action="store_true",
+        help="leave out tables that match, but cannot be replicated",
     )
     create.add_argument(
         "--start-ts",
@@ -104,7 +118,11 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         help="replicate what is committed after it (default: now)",
     )
     create.add_argument(
-        "--target-ts", type=timestamp, default=0, metavar="TSO", help="replicate up to it (default: without end)"
+        "--target-ts",
+        type=timestamp,
+        default=0,
+        metavar="TSO",
+        help="replicate up to it (default: without end)",
     )
     add_yes(create, "do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
@@ -112,7 +130,9 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
 
 def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
-    listed.add_argument("-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway")
+    listed.add_argument(
+        "-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway"
+    )
     listed.set_defaults(command=list_changefeeds)
 
 
@@ -121,14 +141,20 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         ("query", query_changefeed, "one changefeed in detail"),
         ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
         ("resume", resume_changefeed, "pull again from the checkpoint"),
-        ("update", update_changefeed, "write its sink URI, what unclear DDL leads to, or its audit anew"),
+        (
+            "update",
+            update_changefeed,
+            "write its sink URI, what unclear DDL leads to, or its audit anew",
+        ),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
         dump.add_changefeed_id(verb)
         verb.set_defaults(command=command)
         if name == "update":
-            verb.add_argument("--sink-uri", default="", help="the same place, with another user or password-file=")
+            verb.add_argument(
+                "--sink-uri", default="", help="the same place, with another user or password-file="
+            )
             verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
             verb.add_argument("--audit", type=period, metavar="DURATION|off", help=AUDIT_HELP)
         if name in ("resume", "remove"):
@@ -141,14 +167,19 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
                 help="go on from there: rows are left out, or come twice",
             )
         if name == "remove":
-            verb.add_argument("--dry-run", action="store_true", help="only show what would be removed")
+            verb.add_argument(
+                "--dry-run", action="store_true", help="only show what would be removed"
+            )
 
 
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
     gap_s = time.time() - physical_ms(arguments.start_ts) / 1e3
     if arguments.start_ts and gap_s > _LARGE_GAP_S and not arguments.yes:
-        confirm(f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all since?")
+        confirm(
+            f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
+            "since?"
+        )
     request = pb.CreateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
@@ -171,7 +202,9 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
     """All changefeeds, in short."""
     async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).ListChangefeeds(pb.ListChangefeedsRequest(), timeout=CALL_S)
+        answer = await ChangefeedServiceStub(channel).ListChangefeeds(
+            pb.ListChangefeedsRequest(), timeout=CALL_S
+        )
     return Output([summary(changefeed, time.time()) for changefeed in answer.changefeeds], _COLUMNS)
 
 
@@ -195,13 +228,18 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     """Pull again; overwriting the checkpoint skips or repeats rows, so it is asked for."""
     overwrite_ts: int | str | None = arguments.overwrite_checkpoint_ts
     if overwrite_ts is not None and not arguments.yes:
-        confirm(f"Continue from {overwrite_ts}, whatever the checkpoint is? Rows may be skipped or repeated.")
+        confirm(
+            f"Continue from {overwrite_ts}, whatever the checkpoint is? Rows may be skipped or "
+            "repeated."
+        )
     with_now = overwrite_ts == _NOW
     if with_now:
         async with remote.coordinator() as pd:
             overwrite_ts = await pd.tso()  # for captures that do not ask the source
     request = pb.ResumeChangefeedRequest(
-        id=arguments.changefeed_id, overwrite_checkpoint_ts=int(overwrite_ts or 0), overwrite_with_now=with_now
+        id=arguments.changefeed_id,
+        overwrite_checkpoint_ts=int(overwrite_ts or 0),
+        overwrite_with_now=with_now,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).ResumeChangefeed(request, timeout=CALL_S)
@@ -227,7 +265,10 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     if arguments.dry_run:
         return Output({"dry_run": True} | shown.document)
     if not arguments.yes:
-        confirm(f"Remove changefeed {arguments.changefeed_id} at checkpoint {shown.document['checkpoint_tso']}?")
+        confirm(
+            f"Remove changefeed {arguments.changefeed_id} at checkpoint "
+            f"{shown.document['checkpoint_tso']}?"
+        )
     request = pb.RemoveChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).RemoveChangefeed(request, timeout=CALL_S)

@@ -1,4 +1,7 @@
-"""Changefeeds as `tidemark cli changefeed` shows them; names as TiCDC's, members are added only. Pure."""
+"""Changefeeds as `tidemark cli changefeed` shows them; names as TiCDC's, members are added only.
+
+Pure.
+"""
 
 from typing import Any
 
@@ -64,30 +67,53 @@ def _rereads(changefeed: pb.Changefeed) -> dict[str, Any]:
     if not changefeed.HasField("rereads"):
         return {}
     rereads = changefeed.rereads
-    tables = [{"table": each.table, "since_ts": each.since_ts, "reason": each.reason} for each in rereads.tables]
-    return {"rereads": {"since_ts": rereads.since_ts, "since": time_of(rereads.since_ts), "tables": tables}}
+    tables = [
+        {"table": each.table, "since_ts": each.since_ts, "reason": each.reason}
+        for each in rereads.tables
+    ]
+    return {
+        "rereads": {
+            "since_ts": rereads.since_ts,
+            "since": time_of(rereads.since_ts),
+            "tables": tables,
+        }
+    }
 
 
 def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
     warnings = list(changefeed.warnings)
     if "***" in changefeed.sink_uri:
-        advice = "the sink URI holds a password, which is in the metadata: write it into a file, name that by"
-        update = f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
+        advice = (
+            "the sink URI holds a password, which is in the metadata: write it into a file, name "
+            "that by"
+        )
+        update = (
+            f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
+        )
         warnings.append(f"{advice} `{update}`, and change it")
     if _is_unread(changefeed):
         run = f"tidemark spark run --changefeed {changefeed.id} --target {changefeed.sink_uri}"
         warnings.append(
-            f"nobody reads this changefeed: no lake job has reported; start `tidemark spark keep` or `{run}`"
+            "nobody reads this changefeed: no lake job has reported; start `tidemark spark keep` "
+            f"or `{run}`"
         )
     return {"warnings": warnings} if warnings else {}
 
 
 def _is_unread(changefeed: pb.Changefeed) -> bool:
-    """Whether changes wait and no lake job reports. The job of a flight:// sink is its owner's and never does."""
+    """Whether changes wait and no lake job reports.
+
+    The job of a flight:// sink is its owner's and never does.
+    """
     is_running = changefeed.state in (pb.CHANGEFEED_STATE_NORMAL, pb.CHANGEFEED_STATE_WARNING)
     has_job = changefeed.HasField("lake_job") and changefeed.lake_job.state != "silent"
     waits_ms = physical_ms(changefeed.resolved_ts) - physical_ms(changefeed.checkpoint_ts)
-    return is_running and not has_job and waits_ms > _UNREAD_MS and not changefeed.sink_uri.startswith("flight:")
+    return (
+        is_running
+        and not has_job
+        and waits_ms > _UNREAD_MS
+        and not changefeed.sink_uri.startswith("flight:")
+    )
 
 
 def _table(table: pb.TableStatus) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`tidemark cli …`: ask and steer a cluster. The verbs and flags are those of `cdc cli` where it has them."""
+"""`tidemark cli …`: ask and steer a cluster.
+
+The verbs and flags are those of `cdc cli` where it has them.
+"""
 
 import argparse
 import asyncio
@@ -24,7 +27,18 @@ from server.rpc.credentials import SecurityConfig
 
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
-_GROUPS = (changefeed, capture, pump, tso, gc, service_gc_safepoint, gc_state, source, unsafe, verify)
+_GROUPS = (
+    changefeed,
+    capture,
+    pump,
+    tso,
+    gc,
+    service_gc_safepoint,
+    gc_state,
+    source,
+    unsafe,
+    verify,
+)
 _GLOBAL = {
     "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
     "--pd": ("127.0.0.1:2379", "the coordinators, host:port[,host:port…]"),
@@ -39,7 +53,9 @@ def run(argv: Sequence[str]) -> int:
     """Run one command; prints its output and returns the exit code."""
     arguments = _parser().parse_args(list(argv))
     configure_command(arguments.log_level)
-    security = SecurityConfig(ca_path=arguments.ca_path, cert_path=arguments.cert_path, key_path=arguments.key_path)
+    security = SecurityConfig(
+        ca_path=arguments.ca_path, cert_path=arguments.cert_path, key_path=arguments.key_path
+    )
     remote = Remote(arguments.server, arguments.pd, security)
     command: Command = arguments.command
     output = asyncio.run(_awaited(command, remote, arguments))
@@ -56,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tidemark cli", allow_abbrev=False)
     for flag, (default, text) in _GLOBAL.items():
         parser.add_argument(flag, default=default, help=f"{text} (default: {default or 'none'})")
-    parser.add_argument("--json", action="store_true", default=False, help="print one JSON document")
+    parser.add_argument(
+        "--json", action="store_true", default=False, help="print one JSON document"
+    )
     groups = parser.add_subparsers(required=True, metavar="GROUP")
     for module in _GROUPS:
         module.add_commands(groups, _after_the_verb())

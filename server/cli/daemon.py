@@ -1,7 +1,9 @@
-"""The daemon commands: `tidemark up | coordinator | store | capture | pump | gc-worker | spark`, and `tidemark demo`.
+"""The daemon commands: `tidemark up | coordinator | store | capture | pump | gc-worker | spark`,
+and `tidemark demo`.
 
-`run_daemon` is what they share: flags from the configuration dataclasses, `--config`, and the run itself. Each command
-imports its daemon when it is called, so that no command pays for the libraries of another one.
+`run_daemon` is what they share: flags from the configuration dataclasses, `--config`, and the run
+itself. Each command imports its daemon when it is called, so that no command pays for the libraries
+of another one.
 """
 
 import argparse
@@ -42,7 +44,9 @@ _SPARK_USAGE: Final = """usage: tidemark spark run [--help] …    keep the lake
 
 
 def run_up(argv: Sequence[str]) -> int:
-    """`tidemark up`: start all daemons and keep them until SIGTERM; returns the exit code, as do all of these."""
+    """`tidemark up`: start all daemons and keep them until SIGTERM; returns the exit code,
+    as do all of these.
+    """
     from server.up import metrics
     from server.up.tree import UpConfig, open_tree
 
@@ -54,7 +58,13 @@ def run_coordinator(argv: Sequence[str]) -> int:
     from server.coordinator.daemon import CoordinatorConfig, open_coordinator
 
     routes = Routes()
-    return run_daemon(argv, "coordinator", CoordinatorConfig, partial(open_coordinator, routes=routes), routes=routes)
+    return run_daemon(
+        argv,
+        "coordinator",
+        CoordinatorConfig,
+        partial(open_coordinator, routes=routes),
+        routes=routes,
+    )
 
 
 def run_store(argv: Sequence[str]) -> int:
@@ -147,14 +157,20 @@ def run_daemon(
     parser = argparse.ArgumentParser(prog=f"tidemark {command or name}", allow_abbrev=False)
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
-    sections: dict[str, type[Any]] = {name: section, "security": SecurityConfig, "rpc": RpcConfig, "log": LogConfig}
+    sections: dict[str, type[Any]] = {
+        name: section,
+        "security": SecurityConfig,
+        "rpc": RpcConfig,
+        "log": LogConfig,
+    }
     for part in sections.values():
         add_flags(parser, part)
     flags = vars(parser.parse_args(list(argv)))
 
     document = read_document(flags["config"], SECTIONS)
     settings = {
-        key: load(part, key, document=document, environ=os.environ, flags=flags) for key, part in sections.items()
+        key: load(part, key, document=document, environ=os.environ, flags=flags)
+        for key, part in sections.items()
     }
     config: Any = settings[name]
     _check_own_variables(sections)

@@ -1,4 +1,5 @@
-"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`: the commands of dumps.
+"""`tidemark cli changefeed dumpstart|dumppause|dumpresume|dumprestart|dumpstatus`:
+the commands of dumps.
 
 And `dumpupdate`, which changes the pace and the order of one that is under way.
 """
@@ -33,7 +34,12 @@ _NOT_OF_ALL = ("priority", "verified", "error", "reason")
 _NUMBER = re.compile(r"-?\d{1,6}")
 _VERBS = (
     ("dumppause", "PauseDump", pb.PauseDumpRequest, "read no more chunks until it is resumed"),
-    ("dumpresume", "ResumeDump", pb.ResumeDumpRequest, "go on; tables that have failed are tried again"),
+    (
+        "dumpresume",
+        "ResumeDump",
+        pb.ResumeDumpRequest,
+        "go on; tables that have failed are tried again",
+    ),
     ("dumprestart", "RestartDump", pb.RestartDumpRequest, "begin anew, with the same options"),
     ("dumpstatus", "GetDumpStatus", pb.GetDumpStatusRequest, "how far it is, table by table"),
 )
@@ -53,20 +59,34 @@ class PriorityError(InvalidError):
 
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs to the group `changefeed`."""
-    start = verbs.add_parser("dumpstart", help="copy what the tables hold into the changefeed", parents=[shared])
+    start = verbs.add_parser(
+        "dumpstart", help="copy what the tables hold into the changefeed", parents=[shared]
+    )
     add_changefeed_id(start)
     start.add_argument(
-        "--table", action="append", default=[], metavar="SCHEMA.TABLE", help="with * and ?; default: all, also new ones"
+        "--table",
+        action="append",
+        default=[],
+        metavar="SCHEMA.TABLE",
+        help="with * and ?; default: all, also new ones",
     )
     start.add_argument(
-        "--where", action="append", default=[], metavar="SCHEMA.TABLE=CONDITION", help="only rows for which it is true"
+        "--where",
+        action="append",
+        default=[],
+        metavar="SCHEMA.TABLE=CONDITION",
+        help="only rows for which it is true",
     )
     start.add_argument(
-        "--verify", action="store_true", help="compare each chunk with sums of the server; read it again if they differ"
+        "--verify",
+        action="store_true",
+        help="compare each chunk with sums of the server; read it again if they differ",
     )
     _add_pace(start, 0)
     start.set_defaults(command=start_dump)
-    update = verbs.add_parser("dumpupdate", help="go on at another pace, or in another order", parents=[shared])
+    update = verbs.add_parser(
+        "dumpupdate", help="go on at another pace, or in another order", parents=[shared]
+    )
     add_changefeed_id(update)
     _add_pace(update, None)
     update.set_defaults(command=update_dump)
@@ -89,13 +109,24 @@ def _add_pace(verb: argparse.ArgumentParser, default: int | None) -> None:
         metavar="SCHEMA.TABLE=N",
         help="with * and ?; tables of the greatest number are read first, those without have 0",
     )
-    verb.add_argument("--rows-per-second", type=count, default=default, help="rows read at most; 0: as the log lets it")
     verb.add_argument(
-        "--bytes-per-second", type=byte_count, default=default, help="bytes read at most; 0: as the log lets it"
+        "--rows-per-second",
+        type=count,
+        default=default,
+        help="rows read at most; 0: as the log lets it",
+    )
+    verb.add_argument(
+        "--bytes-per-second",
+        type=byte_count,
+        default=default,
+        help="bytes read at most; 0: as the log lets it",
     )
     unsaid = "as before" if default is None else 4
     verb.add_argument(
-        "--parallel", type=count, default=default, help=f"chunks read at a time, at most 16 (default: {unsaid})"
+        "--parallel",
+        type=count,
+        default=default,
+        help=f"chunks read at a time, at most 16 (default: {unsaid})",
     )
 
 
@@ -132,7 +163,9 @@ async def call_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Any other verb."""
     request = arguments.request(changefeed_id=arguments.changefeed_id)
     async with remote.capture() as channel:
-        return _output(await getattr(DumpServiceStub(channel), arguments.method)(request, timeout=CALL_S))
+        return _output(
+            await getattr(DumpServiceStub(channel), arguments.method)(request, timeout=CALL_S)
+        )
 
 
 def _condition(text: str) -> tuple[str, str]:
@@ -145,24 +178,36 @@ def _condition(text: str) -> tuple[str, str]:
 def _priority(text: str) -> tuple[str, int]:
     name, equals, number = text.rpartition("=")
     if not equals or "." not in name or not _NUMBER.fullmatch(number.strip()):
-        raise PriorityError(f"--priority {text!r} is not of the form SCHEMA.TABLE=N, N a number of at most six digits")
+        raise PriorityError(
+            f"--priority {text!r} is not of the form SCHEMA.TABLE=N, N a number of at most six "
+            "digits"
+        )
     return name, int(number)
 
 
 def _output(answer: Any) -> Output:
     dump = answer.dump
-    rows = [_shown(each) | {"verified": _verified(each) if dump.verify else ""} for each in answer.status]
+    rows = [
+        _shown(each) | {"verified": _verified(each) if dump.verify else ""}
+        for each in answer.status
+    ]
     done = f"{dump.tables_done} of {dump.tables_known} tables done"
     failed = f", {dump.tables_failed} failed" if dump.tables_failed else ""
     head = f"dump {dump.job_id} of {dump.changefeed_id}: {dump.state}, {done}{failed}"
     if len(rows) > 1:
         is_done = dump.tables_done == dump.tables_known
         rows.append(
-            {**_shown(dump, is_done=is_done), "table": "(all)", "state": dump.state, **dict.fromkeys(_NOT_OF_ALL, "")}
+            {
+                **_shown(dump, is_done=is_done),
+                "table": "(all)",
+                "state": dump.state,
+                **dict.fromkeys(_NOT_OF_ALL, ""),
+            }
         )
     head += f"\n{dump.waits_for}" if dump.waits_for else ""
     return Output(
-        plain(dump) | {"status": [plain(each) for each in answer.status]}, shown=f"{head}\n{table(rows, _COLUMNS)}"
+        plain(dump) | {"status": [plain(each) for each in answer.status]},
+        shown=f"{head}\n{table(rows, _COLUMNS)}",
     )
 
 

@@ -1,8 +1,9 @@
 """`tidemark cli gc …`: garbage collection as its worker does it.
 
-Here are the group, and its small verbs: `gc status` says who leads, how far GC is, what it does and who holds it back;
-`gc safepoint` gives the safe points as PD's `/pd/api/v1/gc/safepoint` does; `gc config` reads and sets the variables of
-mysql.tidb. `gc explain`, `gc run`, `gc history` and `gc ranges` are modules of their own.
+Here are the group, and its small verbs: `gc status` says who leads, how far GC is, what it does and
+who holds it back; `gc safepoint` gives the safe points as PD's `/pd/api/v1/gc/safepoint` does; `gc
+config` reads and sets the variables of mysql.tidb. `gc explain`, `gc run`, `gc history` and `gc
+ranges` are modules of their own.
 """
 
 import argparse
@@ -24,7 +25,9 @@ from server.gc_worker.view import Overview, overview, round_message
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 
-_CONFIG_COLUMNS: Final = tuple((name, name) for name in ("VARIABLE_NAME", "VARIABLE_VALUE", "COMMENT"))
+_CONFIG_COLUMNS: Final = tuple(
+    (name, name) for name in ("VARIABLE_NAME", "VARIABLE_VALUE", "COMMENT")
+)
 _LIVE_S: Final = 3.0
 
 
@@ -33,9 +36,13 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     group = groups.add_parser("gc", help="garbage collection of the upstream")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     gc_explain.add_verb(verbs, shared)
-    safepoint = verbs.add_parser("safepoint", help="the GC safe point and the services' safe points", parents=[shared])
+    safepoint = verbs.add_parser(
+        "safepoint", help="the GC safe point and the services' safe points", parents=[shared]
+    )
     safepoint.set_defaults(command=show_safepoint)
-    status = verbs.add_parser("status", help="who leads, how far GC is, and who holds it back", parents=[shared])
+    status = verbs.add_parser(
+        "status", help="who leads, how far GC is, and who holds it back", parents=[shared]
+    )
     status.set_defaults(command=show_status)
     gc_round.add_verbs(verbs, shared)
     _add_config(verbs, shared)
@@ -43,14 +50,24 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 
 def _add_config(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    config = verbs.add_parser("config", help="the variables that steer GC, as in mysql.tidb", parents=[shared])
+    config = verbs.add_parser(
+        "config", help="the variables that steer GC, as in mysql.tidb", parents=[shared]
+    )
     config.set_defaults(command=get_config, names=[])
     actions = config.add_subparsers(metavar="[get | set]")
     get = actions.add_parser("get", help="some variables, or all", parents=[shared])
     get.add_argument("names", nargs="*", metavar="NAME", help="such as tikv_gc_life_time")
     get.set_defaults(command=get_config)
-    put = actions.add_parser("set", help="set variables, all or none; in force at the next tick", parents=[shared])
-    put.add_argument("settings", nargs="+", metavar="NAME=VALUE", type=setting, help="such as tikv_gc_life_time=24h")
+    put = actions.add_parser(
+        "set", help="set variables, all or none; in force at the next tick", parents=[shared]
+    )
+    put.add_argument(
+        "settings",
+        nargs="+",
+        metavar="NAME=VALUE",
+        type=setting,
+        help="such as tikv_gc_life_time=24h",
+    )
     add_gc_worker_address(put)
     put.set_defaults(command=set_config)
 
@@ -123,9 +140,14 @@ def _advice(state: GCState, blocker: str) -> list[str]:
     if leader is None or not leader["leads"]:
         advice.append("no gc worker leads; start one with `tidemark gc-worker`")
     if state.config and not state.config.enable:
-        advice.append("gc is switched off; `tidemark cli gc config set tikv_gc_enable=true` switches it on")
+        advice.append(
+            "gc is switched off; `tidemark cli gc config set tikv_gc_enable=true` switches it on"
+        )
     if blocker:
-        advice.append(f"held back by {blocker}; `tidemark cli gc explain` says what is behind it and what may be done")
+        advice.append(
+            f"held back by {blocker}; `tidemark cli gc explain` says what is behind it and what "
+            "may be done"
+        )
     if state.records.failed_ranges:
         advice.append("some ranges could not be destroyed; `tidemark cli gc ranges` says why")
     if state.newest and state.newest.error:
@@ -174,7 +196,9 @@ def setting(text: str) -> tuple[str, str]:
     """NAME=VALUE; raises ArgumentTypeError."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as tikv_gc_life_time=24h")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=VALUE, such as tikv_gc_life_time=24h"
+        )
     return name.strip(), value.strip()
 
 

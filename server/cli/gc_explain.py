@@ -1,4 +1,6 @@
-"""`tidemark cli gc explain`: who blocks GC, down to the cause, until when, and the command that ends it."""
+"""`tidemark cli gc explain`: who blocks GC, down to the cause, until when,
+and the command that ends it.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ _REMOVE = "remove="
 
 def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `explain` to the verbs of `gc`."""
-    verb = verbs.add_parser("explain", help="who blocks GC, why, until when, and what ends it", parents=[shared])
+    verb = verbs.add_parser(
+        "explain", help="who blocks GC, why, until when, and what ends it", parents=[shared]
+    )
     verb.add_argument(
         "--what-if",
         action="append",
@@ -26,7 +30,9 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         metavar="remove=NAME[,NAME…]",
         help="what GC would wait for without these services or changefeeds; nothing is changed",
     )
-    verb.add_argument("--limit", type=count, default=10, help="blockers to show, the lowest first (default: 10)")
+    verb.add_argument(
+        "--limit", type=count, default=10, help="blockers to show, the lowest first (default: 10)"
+    )
     verb.set_defaults(command=explain)
 
 
@@ -83,7 +89,9 @@ def _chain(links: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _facts(link: dict[str, Any]) -> Iterator[str]:
-    yield f"at {link['ts']}" + (f" = {link['time']}, {span(link['age_seconds'] * 1000)} old" if link["time"] else "")
+    yield f"at {link['ts']}" + (
+        f" = {link['time']}, {span(link['age_seconds'] * 1000)} old" if link["time"] else ""
+    )
     if link["ttl_left_seconds"] is not None:
         yield f"TTL left {span(link['ttl_left_seconds'] * 1000)}, until {link['expires_at']}"
     if link["history_lost_at"]:
@@ -94,5 +102,8 @@ def _facts(link: dict[str, Any]) -> Iterator[str]:
 
 def _what_if(what_if: dict[str, Any]) -> Iterator[str]:
     yield f"\nwhat if: {what_if['summary']}"
-    yield f"   minimum {what_if['min_safe_point']}  {what_if['min_safe_point_time']}; next: {what_if['next']['id']}"
+    yield (
+        f"   minimum {what_if['min_safe_point']}  {what_if['min_safe_point_time']}; next: "
+        f"{what_if['next']['id']}"
+    )
     yield from _chain(what_if["next"]["chain"])

@@ -1,7 +1,8 @@
-"""`tidemark cli gc ranges`: what dropped tables left, waiting or destroyed; mysql.gc_delete_range and …_done.
+"""`tidemark cli gc ranges`: what dropped tables left, waiting or destroyed;
+mysql.gc_delete_range and …_done.
 
-`gc ranges add` registers more of them: by flags, or from rows as `mysql -N` prints those of mysql.gc_delete_range.
-`gc ranges remove` takes one back before it is due.
+`gc ranges add` registers more of them: by flags, or from rows as `mysql -N` prints those of
+mysql.gc_delete_range. `gc ranges remove` takes one back before it is due.
 """
 
 import argparse
@@ -11,7 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gcsafepoint.worker.delete_ranges import DeleteRange, DeleteRangeError, check, register, withdraw
+from gcsafepoint.worker.delete_ranges import (
+    DeleteRange,
+    DeleteRangeError,
+    check,
+    register,
+    withdraw,
+)
 from gcsafepoint.worker.records import SAFE_POINT_TS, read_ts
 from server.cli.output import Output
 from server.cli.remote import Remote
@@ -36,7 +43,9 @@ _COLUMNS = (
 
 def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     """Add `ranges`."""
-    ranges = verbs.add_parser("ranges", help="ranges of dropped tables, waiting or destroyed", parents=[shared])
+    ranges = verbs.add_parser(
+        "ranges", help="ranges of dropped tables, waiting or destroyed", parents=[shared]
+    )
     ranges.add_argument("--state", choices=_STATES, help="only these")
     ranges.set_defaults(command=show_ranges)
     more = ranges.add_subparsers(title="verbs", metavar="VERB")
@@ -57,31 +66,44 @@ def _add_add(verbs: Any, shared: argparse.ArgumentParser) -> None:
     add.add_argument("--element", type=int, help="id of the table or index that was dropped")
     add.add_argument("--start-key", metavar="HEX", help="first key of the range")
     add.add_argument("--end-key", metavar="HEX", help="the key behind its last one")
-    add.add_argument("--ts", type=int, help="timestamp of the drop: no snapshot at or after it reads the range")
     add.add_argument(
-        "--rows", metavar="FILE", help="rows of mysql.gc_delete_range instead, columns by tabs (mysql -N); -: stdin"
+        "--ts", type=int, help="timestamp of the drop: no snapshot at or after it reads the range"
     )
-    add.add_argument("--dry-run", action="store_true", help="check and show the ranges, and register none")
+    add.add_argument(
+        "--rows",
+        metavar="FILE",
+        help="rows of mysql.gc_delete_range instead, columns by tabs (mysql -N); -: stdin",
+    )
+    add.add_argument(
+        "--dry-run", action="store_true", help="check and show the ranges, and register none"
+    )
     add.set_defaults(command=add_ranges)
 
 
 def _add_remove(verbs: Any, shared: argparse.ArgumentParser) -> None:
     remove = verbs.add_parser(
         "remove",
-        help="take a range back that is waiting; one whose --ts is before the safepoint may be destroyed already",
+        help=(
+            "take a range back that is waiting; one whose --ts is before the safepoint may be "
+            "destroyed already"
+        ),
         parents=[shared],
     )
     remove.add_argument("--job", type=int, required=True, help="id of its DDL job")
     remove.add_argument("--element", type=int, required=True, help="id of its table or index")
-    remove.add_argument("--dry-run", action="store_true", help="check and show the range, and let it be")
+    remove.add_argument(
+        "--dry-run", action="store_true", help="check and show the range, and let it be"
+    )
     remove.set_defaults(command=remove_range)
 
 
 async def add_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Register ranges, all of them checked before the first is; one that is registered already is left as it is.
+    """Register ranges, all of them checked before the first is;
+    one that is registered already is left as it is.
 
     Raises:
-        DeleteRangeError: a range is not that of a table or index, or another one has its job and element.
+        DeleteRangeError: a range is not that of a table or index, or another one has its job and
+            element.
     """
     ranges = _given(arguments)
     for new in ranges:
@@ -103,13 +125,16 @@ async def remove_range(remote: Remote, arguments: argparse.Namespace) -> Output:
         DeleteRangeError: there is no such range, or it may be destroyed already.
     """
     async with remote.gc_records() as records:
-        removed = await withdraw(records, arguments.job, arguments.element, dry_run=arguments.dry_run)
+        removed = await withdraw(
+            records, arguments.job, arguments.element, dry_run=arguments.dry_run
+        )
     state = "waiting" if arguments.dry_run else "removed"
     return Output([_row(ListedRange(removed, state, 0)) | {"dry_run": arguments.dry_run}], _COLUMNS)
 
 
 def parse_rows(lines: Iterable[str]) -> list[DeleteRange]:
-    """Rows of mysql.gc_delete_range: job_id, element_id, start_key and end_key in hex, ts; empty lines are left out.
+    """Rows of mysql.gc_delete_range: job_id, element_id, start_key and end_key in hex, ts;
+    empty lines are left out.
 
     Raises:
         DeleteRangeError: a line is something else.
@@ -121,10 +146,13 @@ def _parse_row(number: int, line: str) -> DeleteRange:
     fields = line.split()
     try:
         job_id, element_id, start_key, end_key, ts = fields
-        return DeleteRange(int(job_id), int(element_id), bytes.fromhex(start_key), bytes.fromhex(end_key), int(ts))
+        return DeleteRange(
+            int(job_id), int(element_id), bytes.fromhex(start_key), bytes.fromhex(end_key), int(ts)
+        )
     except ValueError as err:
         raise DeleteRangeError(
-            f"line {number} is no row of mysql.gc_delete_range (job_id, element_id, start_key and end_key in hex, ts): "
+            f"line {number} is no row of mysql.gc_delete_range (job_id, element_id, start_key and "
+            "end_key in hex, ts): "
             f"{line.strip()[:200]!r}"
         ) from err
 
@@ -133,7 +161,9 @@ def _given(arguments: argparse.Namespace) -> list[DeleteRange]:
     one = (arguments.job, arguments.element, arguments.start_key, arguments.end_key, arguments.ts)
     if arguments.rows is not None:
         if any(value is not None for value in one):
-            raise DeleteRangeError("give --rows alone, or --job, --element, --start-key, --end-key and --ts")
+            raise DeleteRangeError(
+                "give --rows alone, or --job, --element, --start-key, --end-key and --ts"
+            )
         if arguments.rows == "-":
             return parse_rows(sys.stdin)
         try:
@@ -141,15 +171,22 @@ def _given(arguments: argparse.Namespace) -> list[DeleteRange]:
         except (OSError, UnicodeDecodeError) as err:
             raise DeleteRangeError(f"cannot read {arguments.rows}: {err}") from err
     if any(value is None for value in one):
-        raise DeleteRangeError("a range needs --job, --element, --start-key, --end-key and --ts; or give --rows")
+        raise DeleteRangeError(
+            "a range needs --job, --element, --start-key, --end-key and --ts; or give --rows"
+        )
     return [_parse_row(1, " ".join(map(str, one)))]
 
 
 def _check_table(new: DeleteRange) -> None:
     """Refuse what is no table's or index's: a wrong key could destroy the cluster's schemas."""
-    if not (new.start_key.startswith(_TABLE) and new.end_key.startswith(_TABLE) and len(new.start_key) >= _TABLE_BYTES):
+    if not (
+        new.start_key.startswith(_TABLE)
+        and new.end_key.startswith(_TABLE)
+        and len(new.start_key) >= _TABLE_BYTES
+    ):
         raise DeleteRangeError(
-            f"[{new.start_key.hex()}, {new.end_key.hex()}) is no range of a table or index: both keys begin with 74 "
+            f"[{new.start_key.hex()}, {new.end_key.hex()}) is no range of a table or index: both "
+            "keys begin with 74 "
             f"('t'), and the first names a table by 8 more bytes"
         )
 
@@ -158,7 +195,9 @@ async def show_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     """All recorded ranges, those still to be destroyed first."""
     async with remote.gc_records() as records:
         ranges = await list_ranges(records)
-    return Output([_row(listed) for listed in ranges if arguments.state in (None, listed.state)], _COLUMNS)
+    return Output(
+        [_row(listed) for listed in ranges if arguments.state in (None, listed.state)], _COLUMNS
+    )
 
 
 def _row(listed: ListedRange) -> dict[str, Any]:
@@ -178,4 +217,6 @@ def _row(listed: ListedRange) -> dict[str, Any]:
 
 
 def _time(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1e3, UTC).isoformat(timespec="seconds") if unix_ms else ""
+    return (
+        datetime.fromtimestamp(unix_ms / 1e3, UTC).isoformat(timespec="seconds") if unix_ms else ""
+    )

@@ -53,7 +53,9 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
     add_gc_worker_address(run)
     run.set_defaults(command=run_round)
-    past = verbs.add_parser("history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared])
+    past = verbs.add_parser(
+        "history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared]
+    )
     past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
     past.set_defaults(command=show_history)
 
@@ -72,7 +74,9 @@ async def run_round(remote: Remote, arguments: argparse.Namespace) -> Output:
         if arguments.wait:
             gc_round = await _ended(leader, gc_round)
     if gc_round.result and gc_round.result not in _GOOD:
-        raise GCRoundFailedError(f"the round {gc_round.id} ended as {gc_round.result!r}: {gc_round.error}")
+        raise GCRoundFailedError(
+            f"the round {gc_round.id} ended as {gc_round.result!r}: {gc_round.error}"
+        )
     return Output(document(gc_round))
 
 
@@ -138,7 +142,8 @@ def _would(plan: gc_pb2.GCPlan) -> str:
         return f"{ranges} and nothing else: the safepoint does not move{blocked_by}"
     collect = "collect region by region" if plan.mode == "central" else "let the stores collect"
     return (
-        f"resolve {plan.locks} locks of {plan.transactions} transactions in {plan.regions} regions, {ranges}, {collect}"
+        f"resolve {plan.locks} locks of {plan.transactions} transactions in {plan.regions} "
+        f"regions, {ranges}, {collect}"
     )
 
 
@@ -148,10 +153,14 @@ def document(gc_round: gc_pb2.GCRound) -> dict[str, Any]:
         "id": gc_round.id,
         "worker": gc_round.worker,
         "started": gc_round.started,
-        "seconds": round((gc_round.ended_ms - gc_round.started_ms) / 1000, 3) if gc_round.ended_ms else None,
+        "seconds": round((gc_round.ended_ms - gc_round.started_ms) / 1000, 3)
+        if gc_round.ended_ms
+        else None,
         "phase": gc_round.phase,
         "phase_seconds": {
-            phase.label: gc_round.phase_ms[phase.label] / 1000 for phase in Phase if phase.label in gc_round.phase_ms
+            phase.label: gc_round.phase_ms[phase.label] / 1000
+            for phase in Phase
+            if phase.label in gc_round.phase_ms
         },
         "progress": _progress(gc_round),
         "eta_seconds": gc_round.eta_ms / 1000 if gc_round.HasField("eta_ms") else None,
@@ -172,7 +181,10 @@ def document(gc_round: gc_pb2.GCRound) -> dict[str, Any]:
 def line(gc_round: gc_pb2.GCRound) -> str:
     """Where a running round is."""
     left = f", about {gc_round.eta_ms / 1000:.0f}s left" if gc_round.HasField("eta_ms") else ""
-    return f"{gc_round.phase}: {_progress(gc_round) or 'begins'}, {gc_round.resolved_locks} locks resolved{left}"
+    return (
+        f"{gc_round.phase}: {_progress(gc_round) or 'begins'}, {gc_round.resolved_locks} locks "
+        f"resolved{left}"
+    )
 
 
 def has_ended(gc_round: gc_pb2.GCRound) -> bool:
@@ -181,4 +193,6 @@ def has_ended(gc_round: gc_pb2.GCRound) -> bool:
 
 
 def _progress(gc_round: gc_pb2.GCRound) -> str:
-    return f"{gc_round.done} of {gc_round.total}" if gc_round.total and not has_ended(gc_round) else ""
+    return (
+        f"{gc_round.done} of {gc_round.total}" if gc_round.total and not has_ended(gc_round) else ""
+    )

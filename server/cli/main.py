@@ -14,13 +14,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's C core prints to stderr; our errors say it better
+os.environ.setdefault(
+    "GRPC_VERBOSITY", "NONE"
+)  # gRPC's C core prints to stderr; our errors say it better
 
 from server.daemon import EXIT_ERROR, EXIT_USAGE
 from storage.model.errors import TidemarkError
 
 EXIT_READER_GONE = 141
-"""128 + SIGPIPE: what shells report of a program whose reader, such as `head`, has closed the pipe."""
+"""128 + SIGPIPE: what shells report of a program whose reader, such as `head`,
+has closed the pipe.
+"""
 
 COMMANDS = {
     "up": "all daemons on this machine, for a laptop or a demo",
@@ -42,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
-            sys.stdout.flush()  # here, where a closed pipe can be answered; the interpreter would print a traceback
+            # here, where a closed pipe can be answered; the interpreter would print a traceback
+            sys.stdout.flush()
     except BrokenPipeError:
         return _reader_gone()
     except BaseExceptionGroup as group:
@@ -52,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_gone() -> int:
-    """End quietly if the reader of our output has gone; any other broken pipe, such as a peer's, is an error."""
+    """End quietly if the reader of our output has gone; any other broken pipe, such as a peer's,
+    is an error.
+    """
     closed = [stream for stream in (sys.stdout, sys.stderr) if _is_closed_pipe(stream)]
     if not closed:
         raise  # noqa: PLE0704 - called while it is handled
@@ -78,7 +85,10 @@ def _run(arguments: list[str]) -> int:
         print(_usage())
         return 0
     if arguments[0] in ("-V", "--version", "version"):
-        print(f"tidemark {importlib.metadata.version('tidemark')} (Python {platform.python_version()})")
+        print(
+            f"tidemark {importlib.metadata.version('tidemark')} (Python "
+            f"{platform.python_version()})"
+        )
         return 0
     if arguments[0] not in COMMANDS:
         nearest = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
@@ -90,7 +100,9 @@ def _run(arguments: list[str]) -> int:
         run = importlib.import_module(f"server.cli.{command}").run
     else:
         # `run_up`, `run_coordinator`, and so on.
-        run = getattr(importlib.import_module("server.cli.daemon"), f"run_{command.replace('-', '_')}")
+        run = getattr(
+            importlib.import_module("server.cli.daemon"), f"run_{command.replace('-', '_')}"
+        )
     try:
         return int(run(argv))
     except TidemarkError as err:

@@ -1,4 +1,6 @@
-"""How `tidemark cli` prints: exactly one JSON document with --json, else a table or `name: value` lines."""
+"""How `tidemark cli` prints: exactly one JSON document with --json, else a table or `name:
+value` lines.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ from server.daemon import EXIT_OK
 class Output:
     """A command's result: the document, and how people see it.
 
-    A list is shown by `columns` (title, path of members), a document as lines, unless `shown` is the text to print.
+    A list is shown by `columns` (title, path of members), a document as lines, unless `shown` is
+    the text to print.
     """
 
     document: Any
@@ -36,7 +39,9 @@ class Output:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A protobuf message with all its members, numbers as numbers; what is unset and could be told so is None."""
+    """A protobuf message with all its members, numbers as numbers;
+    what is unset and could be told so is None.
+    """
     return {field.name: _member_of(message, field) for field in message.DESCRIPTOR.fields}
 
 
@@ -45,7 +50,10 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]])
     cells = [[title for title, _ in columns]]
     cells += [[_shown(_member(row, path)) for _, path in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -80,7 +88,8 @@ def _lines(value: Any, indent: str) -> list[str]:
         elif isinstance(member, list) and member and isinstance(member[0], Mapping):
             lines.append(f"{indent}{name}:")
             lines += [
-                f"{indent}  - {', '.join(f'{key}: {_shown(part)}' for key, part in row.items())}" for row in member
+                f"{indent}  - {', '.join(f'{key}: {_shown(part)}' for key, part in row.items())}"
+                for row in member
             ]
         else:
             lines.append(f"{indent}{name}: {_shown(member)}")

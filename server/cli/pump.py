@@ -1,4 +1,6 @@
-"""`tidemark cli pump …`: the verbs of binlogctl, for pumps and for the drainers that read from them."""
+"""`tidemark cli pump …`: the verbs of binlogctl,
+for pumps and for the drainers that read from them.
+"""
 
 import argparse
 import json
@@ -16,7 +18,12 @@ from storage.model.errors import CorruptError, NotFoundError
 
 _PREFIX = b"/tidb-binlog/v1/"
 _STATES = ("online", "pausing", "paused", "closing", "offline")
-_COLUMNS = (("NODE", "nodeId"), ("HOST", "host"), ("STATE", "state"), ("MAX COMMIT TS", "maxCommitTS"))
+_COLUMNS = (
+    ("NODE", "nodeId"),
+    ("HOST", "host"),
+    ("STATE", "state"),
+    ("MAX COMMIT TS", "maxCommitTS"),
+)
 
 
 class NodeUnknownError(NotFoundError):
@@ -30,17 +37,30 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     group = groups.add_parser("pump", help="the pumps that TiDB writes binlogs to")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     for kind, alias in (("pumps", "list"), ("drainers", "")):
-        listed = verbs.add_parser(alias or kind, aliases=[kind] * bool(alias), help=f"all {kind}", parents=[shared])
+        listed = verbs.add_parser(
+            alias or kind, aliases=[kind] * bool(alias), help=f"all {kind}", parents=[shared]
+        )
         listed.set_defaults(command=list_nodes, kind=kind)
     leaving = (
-        ("pause", pb.ChangeStateRequest.PAUSE, "stop a pump; it serves its binlogs again after the next start"),
-        ("offline", pb.ChangeStateRequest.CLOSE, "let readers have everything, then stop a pump for good"),
+        (
+            "pause",
+            pb.ChangeStateRequest.PAUSE,
+            "stop a pump; it serves its binlogs again after the next start",
+        ),
+        (
+            "offline",
+            pb.ChangeStateRequest.CLOSE,
+            "let readers have everything, then stop a pump for good",
+        ),
     )
     for verb, action, text in leaving:
         left = verbs.add_parser(verb, aliases=[f"{verb}-pump"], help=text, parents=[shared])
         left.add_argument("--node-id", required=True, help="the pump's name in `pump list`")
         left.set_defaults(command=change_state, action=action)
-    for kind, noun, listing, verb in (("pumps", "pump", "list", "update"), ("drainers", "drainer", "drainers", "")):
+    for kind, noun, listing, verb in (
+        ("pumps", "pump", "list", "update"),
+        ("drainers", "drainer", "drainers", ""),
+    ):
         long = f"update-{noun}"
         updated = verbs.add_parser(
             verb or long,
@@ -48,8 +68,12 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
             help=f"only write a dead {noun}'s state into the registry",
             parents=[shared],
         )
-        updated.add_argument("--node-id", required=True, help=f"the {noun}'s name in `pump {listing}`")
-        updated.add_argument("--state", required=True, choices=_STATES, help="what TiDB and pumps are told")
+        updated.add_argument(
+            "--node-id", required=True, help=f"the {noun}'s name in `pump {listing}`"
+        )
+        updated.add_argument(
+            "--state", required=True, choices=_STATES, help="what TiDB and pumps are told"
+        )
         updated.set_defaults(command=update, kind=kind)
 
 
@@ -69,7 +93,9 @@ async def change_state(remote: Remote, arguments: argparse.Namespace) -> Output:
             request = pb.ChangeStateRequest(node_id=arguments.node_id, action=arguments.action)
             answer = await PumpServiceStub(channel).ChangeState(request, timeout=CALL_S)
     except grpc.aio.AioRpcError as err:
-        raise RemoteError(f"the pump at {entry['host']} did not do it: {err.details() or err.code().name}") from err
+        raise RemoteError(
+            f"the pump at {entry['host']} did not do it: {err.details() or err.code().name}"
+        ) from err
     return Output({"nodeId": arguments.node_id, "state": answer.state})
 
 
@@ -77,14 +103,19 @@ async def update(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Change the registry entry; a living pump or reader writes its own state over it."""
     async with remote.metadata() as meta:
         entry = await _entry(meta, arguments.kind, arguments.node_id) | {"state": arguments.state}
-        await meta.put(_key(arguments.kind, arguments.node_id), json.dumps(entry, separators=(",", ":")).encode())
+        await meta.put(
+            _key(arguments.kind, arguments.node_id),
+            json.dumps(entry, separators=(",", ":")).encode(),
+        )
     return Output(entry)
 
 
 async def _entry(meta: Meta, kind: str, node_id: str) -> dict[str, Any]:
     pair = await meta.get(_key(kind, node_id))
     if pair is None:
-        raise NodeUnknownError(f"{node_id} is none of the registered ones; see `tidemark cli pump {kind}`")
+        raise NodeUnknownError(
+            f"{node_id} is none of the registered ones; see `tidemark cli pump {kind}`"
+        )
     return _parsed(pair)
 
 
@@ -94,7 +125,10 @@ def _parsed(pair: KeyValue) -> dict[str, Any]:
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or "host" not in entry:
-        raise CorruptError(f"{pair.key!r} holds {pair.value!r}, which is no registry entry; correct it with etcdctl")
+        raise CorruptError(
+            f"{pair.key!r} holds {pair.value!r}, which is no registry entry; correct it with "
+            "etcdctl"
+        )
     return entry
 
 

@@ -1,7 +1,7 @@
 """The cluster that a `tidemark cli` command talks to, and what a failed call tells the user.
 
-A `Remote` knows addresses; it connects for the block of one `async with`, to a capture, to the coordinator that leads,
-to the metadata, or to the GC worker that leads.
+A `Remote` knows addresses; it connects for the block of one `async with`, to a capture, to the
+coordinator that leads, to the metadata, or to the GC worker that leads.
 """
 
 import argparse
@@ -82,7 +82,8 @@ class Remote:
         except grpc.aio.AioRpcError as err:
             if _is_silent(err):
                 raise CaptureUnavailableError(
-                    f"no capture answers at {self.server}; start one with `tidemark capture` (or `tidemark up`), "
+                    f"no capture answers at {self.server}; start one with `tidemark capture` (or "
+                    "`tidemark up`), "
                     "or name its address with --server"
                 ) from err
             raise RemoteError(_details(err)) from err
@@ -139,20 +140,31 @@ class Remote:
             async with self.gc_records() as records:
                 leader = await read_leader(records)
             if leader is None or not leader.address:
-                raise GCLeaderUnavailableError("no gc worker leads; start one with `tidemark gc-worker`")
-            address, until = leader.address, f"; its lease ends {leader.lease}, then another worker may take over"
+                raise GCLeaderUnavailableError(
+                    "no gc worker leads; start one with `tidemark gc-worker`"
+                )
+            address, until = (
+                leader.address,
+                f"; its lease ends {leader.lease}, then another worker may take over",
+            )
         try:
             async with connect(address, self.security) as channel:
                 yield GCServiceStub(channel)
         except grpc.aio.AioRpcError as err:
             if _is_silent(err):
-                raise GCLeaderUnavailableError(f"the gc leader does not answer at {address}{until}") from err
+                raise GCLeaderUnavailableError(
+                    f"the gc leader does not answer at {address}{until}"
+                ) from err
             raise RemoteError(_details(err)) from err
 
 
 def add_gc_worker_address(verb: argparse.ArgumentParser) -> None:
     """Add the flag for those who know better where the GC leader is."""
-    verb.add_argument("--gc-worker", default="", help="the GC leader's address (default: where it says it listens)")
+    verb.add_argument(
+        "--gc-worker",
+        default="",
+        help="the GC leader's address (default: where it says it listens)",
+    )
 
 
 def _details(err: grpc.aio.AioRpcError) -> str:

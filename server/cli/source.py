@@ -1,4 +1,6 @@
-"""`tidemark cli source check`: whether a MySQL or MariaDB server can be a changefeed's source, and what to change."""
+"""`tidemark cli source check`: whether a MySQL or MariaDB server can be a changefeed's source,
+and what to change.
+"""
 
 import argparse
 import asyncio
@@ -19,18 +21,36 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `source`."""
     group = groups.add_parser("source", help="the databases that changefeeds replicate from")
     verbs = group.add_subparsers(required=True, metavar="VERB")
-    check = verbs.add_parser("check", help="whether a server's log tells the truth; exit 1 if not", parents=[shared])
-    check.add_argument("--source-uri", required=True, help="as for `changefeed create`: mysql://user@host:3306?…")
-    check.add_argument(
-        "--filter", action="append", default=[], metavar="RULE", help="which tables, as for `changefeed create`"
+    check = verbs.add_parser(
+        "check", help="whether a server's log tells the truth; exit 1 if not", parents=[shared]
     )
     check.add_argument(
-        "--sink-uri", default="", help="as for `changefeed create`: can it hold the names of tables and columns?"
+        "--source-uri", required=True, help="as for `changefeed create`: mysql://user@host:3306?…"
     )
     check.add_argument(
-        "--columns", action="append", default=[], metavar="TABLE=COLUMN,…", help="as for `changefeed create`"
+        "--filter",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="which tables, as for `changefeed create`",
     )
-    check.add_argument("--no-write", action="store_true", help="do not write the row that must come back by the log")
+    check.add_argument(
+        "--sink-uri",
+        default="",
+        help="as for `changefeed create`: can it hold the names of tables and columns?",
+    )
+    check.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="TABLE=COLUMN,…",
+        help="as for `changefeed create`",
+    )
+    check.add_argument(
+        "--no-write",
+        action="store_true",
+        help="do not write the row that must come back by the log",
+    )
     check.set_defaults(command=check_source)
 
 
@@ -48,7 +68,9 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
 
     uri = SourceUri.parse(arguments.source_uri)
     if uri.scheme != "mysql":
-        raise SourceUriError("only mysql:// sources are checked so; others are checked when a changefeed is created")
+        raise SourceUriError(
+            "only mysql:// sources are checked so; others are checked when a changefeed is created"
+        )
     options = MySqlOptions.of(uri)
     rules = tuple(arguments.filter) or _ANY
     server_id = options.server_id or any_server_id()
@@ -60,10 +82,16 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
         check_names(mysql_table(columns.of(mysql_table(record))), target)
 
     checks: list[Check] = await asyncio.to_thread(
-        lambda: list(run_checks(options, rules, server_id, read, target=target, write=not arguments.no_write))
+        lambda: list(
+            run_checks(options, rules, server_id, read, target=target, write=not arguments.no_write)
+        )
     )
     failures = [check for check in checks if check.state == FAILURE]
-    document = {"source_uri": uri.text, "ok": not failures, "checks": [asdict(check) for check in checks]}
+    document = {
+        "source_uri": uri.text,
+        "ok": not failures,
+        "checks": [asdict(check) for check in checks],
+    }
     status = EXIT_ERROR if failures else EXIT_OK
     return Output(document, shown=_shown(checks, (FAILURE, WARNING)), status=status)
 

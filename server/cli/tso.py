@@ -16,8 +16,12 @@ __all__ = ["add_commands", "time_of"]
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `tso`."""
-    verb = groups.add_parser("tso", help="timestamps: a new one, or what one means", parents=[shared])
-    verb.add_argument("ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one")
+    verb = groups.add_parser(
+        "tso", help="timestamps: a new one, or what one means", parents=[shared]
+    )
+    verb.add_argument(
+        "ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one"
+    )
     verb.set_defaults(command=show_tso)
 
 
@@ -32,4 +36,6 @@ async def show_tso(remote: Remote, arguments: argparse.Namespace) -> Output:
     if ts == _QUERY:
         async with remote.coordinator() as pd:
             ts = await pd.tso()
-    return Output({"tso": ts, "time": time_of(ts), "physical_ms": physical_ms(ts), "logical": logical(ts)})
+    return Output(
+        {"tso": ts, "time": time_of(ts), "physical_ms": physical_ms(ts), "logical": logical(ts)}
+    )

@@ -1,7 +1,7 @@
 """`tidemark cli unsafe`: what reaches past the daemons.
 
-`resolve-lock` ends a transaction that holds changefeeds or GC back, alive or not. `show-metadata` shows Tidemark's
-records in etcd or PD, key by key, as `cdc cli` does; it only reads.
+`resolve-lock` ends a transaction that holds changefeeds or GC back, alive or not. `show-metadata`
+shows Tidemark's records in etcd or PD, key by key, as `cdc cli` does; it only reads.
 """
 
 import argparse
@@ -38,9 +38,15 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `unsafe`."""
     group = groups.add_parser("unsafe", help="what can take somebody's work away")
     verbs = group.add_subparsers(required=True, metavar="VERB")
-    verb = verbs.add_parser("resolve-lock", help="end the transaction that holds a lock", parents=[shared])
-    verb.add_argument("--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal")
-    verb.add_argument("--start-ts", type=timestamp, required=True, metavar="TSO", help="the transaction")
+    verb = verbs.add_parser(
+        "resolve-lock", help="end the transaction that holds a lock", parents=[shared]
+    )
+    verb.add_argument(
+        "--key", type=hexadecimal, required=True, help="the locked key, raw, in hexadecimal"
+    )
+    verb.add_argument(
+        "--start-ts", type=timestamp, required=True, metavar="TSO", help="the transaction"
+    )
     verb.add_argument("--dry-run", action="store_true", help="only show the lock")
     add_yes(verb)
     verb.set_defaults(command=resolve_lock)
@@ -56,7 +62,9 @@ def hexadecimal(text: str) -> bytes:
 
 
 async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Decide at the primary, then commit or roll back this key; the other keys are resolved by whoever meets them."""
+    """Decide at the primary, then commit or roll back this key;
+    the other keys are resolved by whoever meets them.
+    """
     async with remote.coordinator() as pd, KvClient.open(pd, remote.security) as kv:
         lock = await _lock(kv, arguments.key, arguments.start_ts)
         shown = {
@@ -70,14 +78,19 @@ async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
         if arguments.dry_run:
             return Output({"dry_run": True} | shown)
         if not arguments.yes:
-            confirm(f"Roll transaction {lock.lock_version} of {shown['start_time']} back, unless it has committed?")
+            confirm(
+                f"Roll transaction {lock.lock_version} of {shown['start_time']} back, unless it "
+                "has committed?"
+            )
         resolver = LockResolver(pd, kv)
         commit_ts = await resolver.decide(lock)
         if lock.lock_type == kvrpcpb.PessimisticLock:
             await resolver.rollback_pessimistic(lock)
         else:
             await kv.resolve_lock([lock.key], lock.lock_version, commit_ts)
-    return Output({"outcome": "committed" if commit_ts else "rolled back", "commit_ts": commit_ts} | shown)
+    return Output(
+        {"outcome": "committed" if commit_ts else "rolled back", "commit_ts": commit_ts} | shown
+    )
 
 
 async def _lock(kv: KvClient, key: bytes, start_ts: int) -> kvrpcpb.LockInfo:
@@ -86,7 +99,8 @@ async def _lock(kv: KvClient, key: bytes, start_ts: int) -> kvrpcpb.LockInfo:
         if lock.key == key and lock.lock_version == start_ts:
             return lock
     raise LockUnknownError(
-        f"key {key.hex()} is not locked by transaction {start_ts}: it has ended, or the key is wrong"
+        f"key {key.hex()} is not locked by transaction {start_ts}: it has ended, or the key is "
+        "wrong"
     )
 
 
@@ -95,8 +109,12 @@ _PAGE: Final = 500
 
 
 def _add_show_metadata(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    verb = verbs.add_parser("show-metadata", help="show Tidemark's records in etcd or PD", parents=[shared])
-    verb.add_argument("--prefix", default="/tidemark/", help="what the keys begin with (default: %(default)s)")
+    verb = verbs.add_parser(
+        "show-metadata", help="show Tidemark's records in etcd or PD", parents=[shared]
+    )
+    verb.add_argument(
+        "--prefix", default="/tidemark/", help="what the keys begin with (default: %(default)s)"
+    )
     verb.set_defaults(command=show_metadata)
 
 
@@ -109,10 +127,15 @@ async def show_metadata(remote: Remote, arguments: argparse.Namespace) -> Output
     """
     for address in addresses_of(remote.pd):
         try:
-            return Output(await asyncio.to_thread(_records, address, remote.security, arguments.prefix), _COLUMNS)
+            return Output(
+                await asyncio.to_thread(_records, address, remote.security, arguments.prefix),
+                _COLUMNS,
+            )
         except etcd3.failures() as err:
             last = err
-    raise MetaUnavailableError(f"no metadata server answers at {remote.pd}: {last or type(last).__name__}")
+    raise MetaUnavailableError(
+        f"no metadata server answers at {remote.pd}: {last or type(last).__name__}"
+    )
 
 
 def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[str, Any]]:
@@ -120,7 +143,9 @@ def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[s
     if not host or not port.isdecimal():
         raise MetaUnavailableError(f"{address!r} is no address; --pd takes host:port[,host:port…]")
     certificates = {name: getattr(security, name) for name in ("ca_path", "cert_path", "key_path")}
-    with etcd3.client(host, int(port), max_message_bytes=MAX_MESSAGE_BYTES, **certificates) as client:
+    with etcd3.client(
+        host, int(port), max_message_bytes=MAX_MESSAGE_BYTES, **certificates
+    ) as client:
         return [
             {"key": _text(pair.key), "mod_revision": pair.mod_revision, "value": _shown(value)}
             for value, pair in _pairs(client, prefix.encode())

@@ -1,4 +1,6 @@
-"""`tidemark cli verify`: exit status 0 the lake equals its upstream, 1 it differs, 2 they could not be compared."""
+"""`tidemark cli verify`: exit status 0 the lake equals its upstream, 1 it differs,
+2 they could not be compared.
+"""
 
 import argparse
 import asyncio
@@ -34,14 +36,23 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     command = groups.add_parser(
         "verify",
         help="compare a lake with its upstream, row by row",
-        epilog="exit status: 0 the lake equals its upstream, 1 it differs, 2 they could not be compared",
+        epilog=(
+            "exit status: 0 the lake equals its upstream, 1 it differs, 2 they could not be "
+            "compared"
+        ),
         parents=[shared],
     )
-    command.add_argument("-c", "--changefeed-id", "--changefeed", dest="changefeed", required=True, help="whose lake")
-    command.add_argument("--table", metavar="SCHEMA.TABLE", help="only this one (default: all)")
-    command.add_argument("--at", type=timestamp, metavar="TSO", help="the newest cut up to it (default: the newest)")
     command.add_argument(
-        "--repair", action="store_true", help="write rows that differ anew; the lake's job must be stopped"
+        "-c", "--changefeed-id", "--changefeed", dest="changefeed", required=True, help="whose lake"
+    )
+    command.add_argument("--table", metavar="SCHEMA.TABLE", help="only this one (default: all)")
+    command.add_argument(
+        "--at", type=timestamp, metavar="TSO", help="the newest cut up to it (default: the newest)"
+    )
+    command.add_argument(
+        "--repair",
+        action="store_true",
+        help="write rows that differ anew; the lake's job must be stopped",
     )
     command.add_argument("--dry-run", action="store_true", help="only say what --repair would do")
     command.add_argument(
@@ -51,14 +62,24 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
         help="compare N random ranges of each table's keys, or P%% of them; tables whose key does not begin with an "
         "integer are compared whole",
     )
-    command.add_argument("--seed", type=count, help="which ranges --sample takes (default: others each time, told)")
-    command.add_argument("--limit", type=count, default=1000, help="differences told per table (default: %(default)s)")
+    command.add_argument(
+        "--seed", type=count, help="which ranges --sample takes (default: others each time, told)"
+    )
+    command.add_argument(
+        "--limit",
+        type=count,
+        default=1000,
+        help="differences told per table (default: %(default)s)",
+    )
     command.add_argument(
         "--timeout",
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="end with status 2, and say in which stage, if there is no result by then (default: none)",
+        help=(
+            "end with status 2, and say in which stage, if there is no result by then (default: "
+            "none)"
+        ),
     )
     command.set_defaults(command=run_verify)
 
@@ -91,7 +112,9 @@ def _sample(text: str) -> tuple[int, float]:
 
 
 def _no_sample(text: str) -> NoReturn:
-    raise argparse.ArgumentTypeError(f"{text!r} must be 1 to {SLOTS_MAX} ranges, or above 0% to 100%")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} must be 1 to {SLOTS_MAX} ranges, or above 0% to 100%"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -118,12 +141,15 @@ async def _in_time(remote: Remote, arguments: argparse.Namespace, progress: Prog
         if not deadline.expired():
             raise
         raise VerifyTimeoutError(
-            f"no result within {arguments.timeout:g} s: {stage}; give --timeout more, or --table one of the tables"
+            f"no result within {arguments.timeout:g} s: {stage}; give --timeout more, or --table "
+            "one of the tables"
         ) from None
 
 
 async def _tell(progress: Progress, *, as_json: bool) -> None:
-    """Progress on standard error, every few seconds, also while nothing comes; cancelled at the end."""
+    """Progress on standard error, every few seconds, also while nothing comes;
+    cancelled at the end.
+    """
     while True:
         await asyncio.sleep(_EVERY_S)
         line = json.dumps({"progress": progress.document()}) if as_json else progress.line()
@@ -140,14 +166,18 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 async def _compared(remote: Remote, arguments: argparse.Namespace, progress: Progress) -> "Report":
-    from server.verify.comparison import VerifyOptions  # Spark's modules: no other command waits for them
+    from server.verify.comparison import (
+        VerifyOptions,
+    )  # Spark's modules: no other command waits for them
     from server.verify.upstream import Cluster
     from server.verify.verify import Request, verify
 
     sample = None
     if arguments.sample is not None:
         ranges, part = arguments.sample
-        sample = Sample(secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed, ranges, part)
+        sample = Sample(
+            secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed, ranges, part
+        )
     options = VerifyOptions(arguments.limit, arguments.repair, arguments.dry_run, sample)
     request = Request(arguments.changefeed, arguments.table, arguments.at, options)
     async with (
@@ -160,7 +190,9 @@ async def _compared(remote: Remote, arguments: argparse.Namespace, progress: Pro
 
 def _failed(error: str, progress: Progress) -> Output:
     print(error, file=sys.stderr)
-    return Output({"equal": None, "error": error, "progress": progress.document()}, shown="", status=FAILED)
+    return Output(
+        {"equal": None, "error": error, "progress": progress.document()}, shown="", status=FAILED
+    )
 
 
 def _document(report: "Report") -> dict[str, Any]:
@@ -194,14 +226,26 @@ def _table(table: "TableReport") -> dict[str, Any]:
 
 
 def _shown(report: "Report") -> str:
-    compared = "" if report.mode == "upsert" else f" (mode {report.mode}: the current rows were compared)"
+    compared = (
+        "" if report.mode == "upsert" else f" (mode {report.mode}: the current rows were compared)"
+    )
     sampled = "" if report.seed is None else f", a sample (--seed {report.seed})"
     verdict = "equal" if report.equal else "DIFFERS"
     lines = [f"{report.changefeed} at cut {report.cut}{compared}{sampled}: {verdict}"]
     for table in report.tables:
-        ranges = "" if table.sampled is None else f" in {len(table.sampled.spans)} ranges of {table.sampled.column}"
-        lines.append(f"  {table.table}: {table.upstream_rows} rows upstream, {table.lake_rows} in the lake{ranges}")
-        lines += [f"    differs from {low} to below {high}" for low, high in map(_ends, table.differing_spans)]
+        ranges = (
+            ""
+            if table.sampled is None
+            else f" in {len(table.sampled.spans)} ranges of {table.sampled.column}"
+        )
+        lines.append(
+            f"  {table.table}: {table.upstream_rows} rows upstream, {table.lake_rows} in the "
+            f"lake{ranges}"
+        )
+        lines += [
+            f"    differs from {low} to below {high}"
+            for low, high in map(_ends, table.differing_spans)
+        ]
         for difference in table.differences[:_SHOWN]:
             columns = f" in {', '.join(difference.columns)}" if difference.columns else ""
             lines.append(f"    {difference.key}: {difference.kind}{columns}")

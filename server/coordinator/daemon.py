@@ -1,8 +1,8 @@
 """The coordinator's settings, and the daemon put together: metadata, listener, members, election.
 
-Over a real etcd every coordinator listens from the start, and one of them leads (`server.coordinator.election`). Over
-embedded metadata the directory's lock makes this one the only one: it leads from before it listens until after it has
-drained.
+Over a real etcd every coordinator listens from the start, and one of them leads
+(`server.coordinator.election`). Over embedded metadata the directory's lock makes this one the only
+one: it leads from before it listens until after it has drained.
 """
 
 import asyncio
@@ -52,7 +52,9 @@ from storage.tasks import beside
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _METADATA_TIMEOUT_S = 2.0
 _RETRY_S = 1.0
-_LIMITS = Limits(message_bytes=16 << 20)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
+_LIMITS = Limits(
+    message_bytes=16 << 20
+)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
 
 _log = structlog.get_logger(__name__)
 
@@ -63,16 +65,28 @@ class CoordinatorConfig:
 
     addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
     http_addr: str = setting("127.0.0.1:0", "host:port for /metrics, /healthz and /readyz")
-    advertise_addr: str = setting("", "host:port that clients are told to use; empty: the listening address")
-    metadata: str = setting("leveldb:data/coordinator", "etcd://host:port[,host:port…] or leveldb:DIRECTORY")
-    metadata_keep_revisions: int = setting(10_000, "embedded metadata: revisions of history kept; 0: any number")
-    metadata_keep_s: int = setting(3600, "embedded metadata: seconds that history is kept at most; 0: any time")
+    advertise_addr: str = setting(
+        "", "host:port that clients are told to use; empty: the listening address"
+    )
+    metadata: str = setting(
+        "leveldb:data/coordinator", "etcd://host:port[,host:port…] or leveldb:DIRECTORY"
+    )
+    metadata_keep_revisions: int = setting(
+        10_000, "embedded metadata: revisions of history kept; 0: any number"
+    )
+    metadata_keep_s: int = setting(
+        3600, "embedded metadata: seconds that history is kept at most; 0: any time"
+    )
     metadata_quota_bytes: int = setting(
         256 << 20, "embedded metadata: bytes of keys and values; puts beyond are refused"
     )
-    gc_compat: str = setting("classic", "answers to old GC calls: classic (the true minimum) or pd-9 (PD since 2025)")
+    gc_compat: str = setting(
+        "classic", "answers to old GC calls: classic (the true minimum) or pd-9 (PD since 2025)"
+    )
     leader_lease: int = setting(
-        3, "seconds after which others may lead when this leader is gone (PD: leader-lease)", least=1
+        3,
+        "seconds after which others may lead when this leader is gone (PD: leader-lease)",
+        least=1,
     )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
 
@@ -84,16 +98,21 @@ async def open_coordinator(
     """Serve for the block, `routes` on the HTTP port included; yields the bound address.
 
     Raises:
-        ConfigError, MetadataUrlError, ClusterIdMismatchError, PortInUseError, and those of the metadata.
+        ConfigError, MetadataUrlError, ClusterIdMismatchError, PortInUseError, and those of the
+        metadata.
     """
     if config.addr.startswith(_WILDCARDS) and not config.advertise_addr:
-        raise ConfigError(f"--addr {config.addr} is no address clients can use; give one with --advertise-addr")
+        raise ConfigError(
+            f"--addr {config.addr} is no address clients can use; give one with --advertise-addr"
+        )
     async with _open_metadata(config, security) as api:
         meta = EtcdMeta(api)
         endpoints = _etcd_endpoints(config.metadata)
         keys = ClusterKeys(await _cluster_id(meta, config.cluster_id, endpoints, security))
         coordinator = _Coordinator(api, keys, config, security, routes or Routes())
-        opening = coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.electing(meta)
+        opening = (
+            coordinator.alone(meta) if isinstance(api, EmbeddedEtcd) else coordinator.electing(meta)
+        )
         async with opening as bound:
             yield {"coordinator": bound}
 
@@ -123,15 +142,23 @@ class _Coordinator:
         """Lead one term for the block; calls that are under way at its end are answered."""
         leadership = Leadership()
         term = await self._load(meta, leadership)
-        async with self._current.serving(term), self._listening() as bound, beside(_stop_with(leadership)):
+        async with (
+            self._current.serving(term),
+            self._listening() as bound,
+            beside(_stop_with(leadership)),
+        ):
             yield bound
 
     @asynccontextmanager
     async def electing(self, meta: Meta) -> AsyncIterator[str]:
-        """Follow and lead in turns for the block; at its end somebody else leads before we stop listening."""
+        """Follow and lead in turns for the block; at its end somebody else leads before we stop
+        listening.
+        """
         async with self._listening() as bound:
             leader = self._keys.path("leader")
-            election = Election(meta, leader, self._members, self._current, partial(self._load, meta))
+            election = Election(
+                meta, leader, self._members, self._current, partial(self._load, meta)
+            )
             membership = Membership(meta, self._keys, self._members)
             async with beside(election.run(self._config.leader_lease), membership.run()):
                 yield bound
@@ -150,7 +177,9 @@ class _Coordinator:
                     yield bound
 
     def _not_ready(self) -> str:
-        """A coordinator is ready when it leads, or knows who does; what it says is read by `/readyz`."""
+        """A coordinator is ready when it leads, or knows who does;
+        what it says is read by `/readyz`.
+        """
         leader = self._members.leader
         known = leader is not None and leader.client_urls
         return "" if known else "no coordinator leads now; see the log of the one that did"
@@ -158,7 +187,9 @@ class _Coordinator:
     def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
         """Add `gc explain`; returns what the HTTP port serves."""
         explainer = Explainer(EtcdMeta(self._api), self._current, self._members, self._security)
-        server.add_service(explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer))
+        server.add_service(
+            explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer)
+        )
         return HttpApi(self._current, self._members, explainer).handlers()
 
     async def _load(self, meta: Meta, leadership: Leadership) -> LeaderTerm:
@@ -175,7 +206,9 @@ class _Coordinator:
 
     def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
         meta_storage = MetaStorageService(self._api, self._keys.cluster_id)
-        server.add_service(meta_storagepb_pb2.DESCRIPTOR.services_by_name["MetaStorage"], meta_storage)
+        server.add_service(
+            meta_storagepb_pb2.DESCRIPTOR.services_by_name["MetaStorage"], meta_storage
+        )
         if isinstance(self._api, EmbeddedEtcd):
             EtcdService(self._api, self._keys.cluster_id, self._members, tasks).add_to(server)
         else:
@@ -183,24 +216,33 @@ class _Coordinator:
 
 
 async def _stop_with(leadership: Leadership) -> None:
-    """Stop the daemon when the leadership ends: nobody else can lead, and a term's memory is not used again.
+    """Stop the daemon when the leadership ends: nobody else can lead,
+    and a term's memory is not used again.
 
     Raises:
         StateLostError: it ended.
     """
     await leadership.ended.wait()
-    raise StateLostError(f"{leadership.reason}; start the coordinator again, it reads its state afresh")
+    raise StateLostError(
+        f"{leadership.reason}; start the coordinator again, it reads its state afresh"
+    )
 
 
-async def _cluster_id(meta: Meta, configured: int, endpoints: Sequence[str], security: SecurityConfig) -> int:
-    """The cluster's id, as soon as a metadata server answers; until then the log says who answers instead."""
+async def _cluster_id(
+    meta: Meta, configured: int, endpoints: Sequence[str], security: SecurityConfig
+) -> int:
+    """The cluster's id, as soon as a metadata server answers;
+    until then the log says who answers instead.
+    """
     while True:
         try:
             async with asyncio.timeout(_METADATA_TIMEOUT_S):
                 return await load_cluster_id(meta, configured)
         except TimeoutError:
             answers = [await diagnose(endpoint, security) for endpoint in endpoints]
-            _log.warning("waiting for the metadata", reason="; ".join(answers) or "no server answers yet")
+            _log.warning(
+                "waiting for the metadata", reason="; ".join(answers) or "no server answers yet"
+            )
         except (MetaUnavailableError, UnsupportedError) as err:
             _log.warning("waiting for the metadata", reason=err.message, servers=endpoints)
             await asyncio.sleep(_RETRY_S)
@@ -219,9 +261,15 @@ def _open_metadata(
         return EmbeddedEtcd.open(Path(rest), kept)
     if endpoints := _etcd_endpoints(config.metadata):
         return RemoteEtcd.open(endpoints, lambda endpoint: connect(endpoint, security))
-    raise MetadataUrlError(f"--metadata {config.metadata!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY")
+    raise MetadataUrlError(
+        f"--metadata {config.metadata!r} must be etcd://host:port[,host:port…] or leveldb:DIRECTORY"
+    )
 
 
 def _etcd_endpoints(url: str) -> list[str]:
     scheme, _, rest = url.partition(":")
-    return [endpoint for endpoint in rest.removeprefix("//").split(",") if endpoint] if scheme == "etcd" else []
+    return (
+        [endpoint for endpoint in rest.removeprefix("//").split(",") if endpoint]
+        if scheme == "etcd"
+        else []
+    )

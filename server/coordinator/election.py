@@ -1,4 +1,5 @@
-"""One leader at a time: follow until the leader key is free, take it under a lease, serve a term, and again.
+"""One leader at a time: follow until the leader key is free, take it under a lease,
+serve a term, and again.
 
 The lease is granted only when the key is free, as in PD: who follows keeps nothing alive.
 """
@@ -26,7 +27,9 @@ _log = structlog.get_logger(__name__)
 class Election:
     """One coordinator's part in the election: a candidate, and the leader while it is elected."""
 
-    def __init__(self, meta: Meta, key: bytes, members: Members, current: CurrentTerm, load: LoadTerm) -> None:
+    def __init__(
+        self, meta: Meta, key: bytes, members: Members, current: CurrentTerm, load: LoadTerm
+    ) -> None:
         self._meta = meta
         self._key = key
         self._load = load
@@ -35,7 +38,9 @@ class Election:
         self._last_key: Compare | None = None
 
     async def run(self, lease_s: int) -> None:
-        """Follow and lead until cancelled; a leader then gives its key up, so that nobody waits for the lease."""
+        """Follow and lead until cancelled; a leader then gives its key up,
+        so that nobody waits for the lease.
+        """
         while True:
             await self._delete_last_key()
             await self._members.wait_leaderless()
@@ -61,10 +66,16 @@ class Election:
             _log.info("leading", revision=result.revision, lease=lease.id)
             async with self._current.serving(term):
                 await leadership.ended.wait()
-            _log.warning("leading no longer", revision=result.revision, reason=leadership.reason or "the lease is over")
+            _log.warning(
+                "leading no longer",
+                revision=result.revision,
+                reason=leadership.reason or "the lease is over",
+            )
 
     async def _delete_last_key(self) -> None:
-        """Delete the key of our last term, if it is still there: an etcd that comes back gives old leases new time."""
+        """Delete the key of our last term, if it is still there:
+        an etcd that comes back gives old leases new time.
+        """
         while self._last_key is not None:
             try:
                 await self._meta.txn([self._last_key], [Delete(self._key)])

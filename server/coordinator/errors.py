@@ -44,7 +44,9 @@ class WrongClusterError(StatusError):
 
 
 class RefusedError(InvalidError):
-    """A refusal that travels in the answer's header, with gRPC status OK; `type` is a pdpb.ErrorType."""
+    """A refusal that travels in the answer's header, with gRPC status OK;
+    `type` is a pdpb.ErrorType.
+    """
 
     code = "ErrRefused"
 

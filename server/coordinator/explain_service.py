@@ -1,10 +1,11 @@
-"""`gc explain` on the leading coordinator: gathers the situation, explains it, and answers ExplainGC.
+"""`gc explain` on the leading coordinator: gathers the situation, explains it,
+and answers ExplainGC.
 
-`Explainer.explain` is shared by gRPC (`ExplainService`) and HTTP (`server.coordinator.http_api`). `gather` puts a
-`Situation` together: safe points from the term's memory, records from the metadata, the rest from the captures, each
-of which is asked by itself and has `ANSWER_SECONDS`. A part that cannot be had leaves its problem in its place, and a
-capture that does not answer is a finding; only the safe points are indispensable. Only the leader answers, because
-only it knows them.
+`Explainer.explain` is shared by gRPC (`ExplainService`) and HTTP (`server.coordinator.http_api`).
+`gather` puts a `Situation` together: safe points from the term's memory, records from the metadata,
+the rest from the captures, each of which is asked by itself and has `ANSWER_SECONDS`. A part that
+cannot be had leaves its problem in its place, and a capture that does not answer is a finding; only
+the safe points are indispensable. Only the leader answers, because only it knows them.
 """
 
 import asyncio
@@ -65,7 +66,9 @@ class CaptureAnswers:
 class Explainer:
     """Explains from the term that leads at the time."""
 
-    def __init__(self, meta: Meta, current: CurrentTerm, members: Members, security: SecurityConfig) -> None:
+    def __init__(
+        self, meta: Meta, current: CurrentTerm, members: Members, security: SecurityConfig
+    ) -> None:
         self._meta = meta
         self._current = current
         self._members = members
@@ -73,7 +76,8 @@ class Explainer:
         self._slots = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS)
 
     async def explain(self, what_if_remove: Sequence[str] = (), limit: int = 0) -> dict[str, Any]:
-        """The document of `gcsafepoint.explain.document`; a leader that lost its lease meanwhile does not answer.
+        """The document of `gcsafepoint.explain.document`;
+        a leader that lost its lease meanwhile does not answer.
 
         Raises:
             NotLeaderError: naming the leader.
@@ -81,9 +85,12 @@ class Explainer:
             BlockerUnknownError, BlockerFixedError: nothing of a name to be removed holds GC back.
             ExplainBusyError: it took too long.
         """
-        if len(what_if_remove) > _NAMES_MAX or any(len(name) > _NAME_CHARACTERS_MAX for name in what_if_remove):
+        if len(what_if_remove) > _NAMES_MAX or any(
+            len(name) > _NAME_CHARACTERS_MAX for name in what_if_remove
+        ):
             raise ExplainRequestError(
-                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters can be thought away at a time"
+                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters can be thought "
+                "away at a time"
             )
         term = self._current.term
         if term is None:
@@ -92,9 +99,13 @@ class Explainer:
             async with asyncio.timeout(_GATHER_SECONDS), self._slots:
                 situation = await gather(await term.safe_points.view(), self._meta, self._security)
         except TimeoutError:
-            raise ExplainBusyError(f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again") from None
+            raise ExplainBusyError(
+                f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again"
+            ) from None
         most = min(limit or MOST_CHAINS, MOST_CHAINS)
-        explanation = await asyncio.to_thread(lambda: document(explain(situation, what_if_remove, most)))
+        explanation = await asyncio.to_thread(
+            lambda: document(explain(situation, what_if_remove, most))
+        )
         term.leadership.check()
         return explanation
 
@@ -105,7 +116,9 @@ class ExplainService:
     def __init__(self, explainer: Explainer) -> None:
         self._explainer = explainer
 
-    async def ExplainGC(self, request: explain_pb2.ExplainGCRequest, _context: Any) -> explain_pb2.ExplainGCResponse:
+    async def ExplainGC(
+        self, request: explain_pb2.ExplainGCRequest, _context: Any
+    ) -> explain_pb2.ExplainGCResponse:
         """Chains of blockers, the lowest first."""
         explanation = await self._explainer.explain(list(request.what_if_remove), request.limit)
         return ParseDict(explanation, explain_pb2.ExplainGCResponse())
@@ -119,15 +132,29 @@ async def gather(view: GcView, meta: Meta, security: SecurityConfig) -> Situatio
     """
     answers = await ask_captures(meta, security)
     infos, statuses = await meta.get_prefix(keys.INFOS), await meta.get_prefix(keys.STATUSES)
-    feeds = await asyncio.to_thread(_feeds, infos, statuses, answers)  # records hold the schemas of all tables
-    problems = [f"capture {capture.id}: {capture.problem}" for capture in answers.captures if capture.problem]
-    problems += [f"changefeed {feed.id}: {feed.error}" for feed in feeds.values() if feed.state == "unreadable"]
+    feeds = await asyncio.to_thread(
+        _feeds, infos, statuses, answers
+    )  # records hold the schemas of all tables
+    problems = [
+        f"capture {capture.id}: {capture.problem}"
+        for capture in answers.captures
+        if capture.problem
+    ]
+    problems += [
+        f"changefeed {feed.id}: {feed.error}"
+        for feed in feeds.values()
+        if feed.state == "unreadable"
+    ]
     return Situation(view, feeds, tuple(answers.captures), await _worker(meta), tuple(problems))
 
 
-def _feeds(infos: Sequence[KeyValue], statuses: Sequence[KeyValue], answers: CaptureAnswers) -> dict[str, Feed]:
+def _feeds(
+    infos: Sequence[KeyValue], statuses: Sequence[KeyValue], answers: CaptureAnswers
+) -> dict[str, Feed]:
     checkpoints = {pair.key.removeprefix(keys.STATUSES): pair.value for pair in statuses}
-    feeds = [_feed(pair, checkpoints.get(pair.key.removeprefix(keys.INFOS)), answers) for pair in infos]
+    feeds = [
+        _feed(pair, checkpoints.get(pair.key.removeprefix(keys.INFOS)), answers) for pair in infos
+    ]
     return {feed.id: feed for feed in feeds}
 
 
@@ -150,12 +177,16 @@ async def _worker(meta: Meta) -> Worker:
         recorded = await records.read(LEADER_DESC) | await records.read(LAST_RUN_TIME)
     except (TidemarkError, ValueError) as err:
         return Worker(problem=f"its records cannot be read: {err}")
-    leader, last_run = (recorded[key].value if key in recorded else "" for key in (LEADER_DESC, LAST_RUN_TIME))
+    leader, last_run = (
+        recorded[key].value if key in recorded else "" for key in (LEADER_DESC, LAST_RUN_TIME)
+    )
     return Worker(leader, config.enable, config.life_time_ms, config.run_interval_ms, last_run)
 
 
 async def ask_captures(meta: Meta, security: SecurityConfig) -> CaptureAnswers:
-    """Ask every living capture; takes about `ANSWER_SECONDS` if one is silent, more only if many are."""
+    """Ask every living capture; takes about `ANSWER_SECONDS` if one is silent,
+    more only if many are.
+    """
     owner = await meta.get(keys.OWNER)
     captures = _living(await meta.get_prefix(keys.CAPTURES), owner)
     slots = asyncio.Semaphore(_CONCURRENT_CAPTURES)
@@ -184,16 +215,22 @@ def _living(pairs: Iterable[KeyValue], owner: KeyValue | None) -> list[Capture]:
             fields: Mapping[str, object] = json.loads(pair.value)
             captures.append(Capture(capture_id, str(fields["address"]), is_owner))
         except (ValueError, KeyError, TypeError):
-            captures.append(Capture(capture_id, "", is_owner, "its record in the metadata cannot be read"))
+            captures.append(
+                Capture(capture_id, "", is_owner, "its record in the metadata cannot be read")
+            )
     return sorted(captures, key=lambda capture: capture.is_owner)
 
 
-async def _ask(capture: Capture, security: SecurityConfig) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
+async def _ask(
+    capture: Capture, security: SecurityConfig
+) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
     if capture.problem:
         return capture, capture_pb2.GetBlockersResponse()
     try:
         async with asyncio.timeout(ANSWER_SECONDS), connect(capture.address, security) as channel:
-            return capture, await CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest())
+            return capture, await CaptureServiceStub(channel).GetBlockers(
+                capture_pb2.GetBlockersRequest()
+            )
     except TimeoutError:
         problem = f"no answer within {ANSWER_SECONDS:g} s"
     except grpc.aio.AioRpcError as err:
@@ -208,6 +245,9 @@ def _table(message: capture_pb2.TableBlockers) -> Table:
 
 def _region(message: capture_pb2.RegionBlockers) -> Region:
     locks = tuple(
-        Lock(lock.start_ts, lock.primary.hex(), lock.key.hex(), lock.ttl_ms, lock.kind) for lock in message.locks
+        Lock(lock.start_ts, lock.primary.hex(), lock.key.hex(), lock.ttl_ms, lock.kind)
+        for lock in message.locks
     )
-    return Region(message.region_id, message.resolved_ts, message.store, locks, message.problem, message.pump)
+    return Region(
+        message.region_id, message.resolved_ts, message.store, locks, message.problem, message.pump
+    )

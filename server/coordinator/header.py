@@ -1,7 +1,8 @@
 """The header of PD's requests and answers: checked before a handler runs, filled in after it.
 
-A request is refused when another coordinator may lead, or when it names another cluster. A refusal that PD puts into
-the header is raised by the handler as RefusedError; without one, `header.error` stays unset.
+A request is refused when another coordinator may lead, or when it names another cluster. A refusal
+that PD puts into the header is raised by the handler as RefusedError; without one, `header.error`
+stays unset.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,9 @@ Call = Callable[[Any, Any], Awaitable[Any]]
 class Headers:
     """The cluster's headers, and the checks that every PD request must pass."""
 
-    def __init__(self, cluster_id: int, bootstrapped: Callable[[], bool], leadership: Leadership) -> None:
+    def __init__(
+        self, cluster_id: int, bootstrapped: Callable[[], bool], leadership: Leadership
+    ) -> None:
         self.cluster_id = cluster_id
         self.bootstrapped = bootstrapped
         self.leadership = leadership

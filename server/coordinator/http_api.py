@@ -1,7 +1,9 @@
-"""The coordinator's routes on its HTTP port: PD's service safe points, and `gc explain`. Only the leader answers.
+"""The coordinator's routes on its HTTP port: PD's service safe points, and `gc explain`.
 
-PD's texts and shapes, so that pd-ctl's users and scripts find what they know; errors of ours have TiCDC's form. What
-HTTP's threads ask for runs on the coordinator's event loop.
+Only the leader answers.
+
+PD's texts and shapes, so that pd-ctl's users and scripts find what they know; errors of ours have
+TiCDC's form. What HTTP's threads ask for runs on the coordinator's event loop.
 """
 
 import asyncio
@@ -51,11 +53,15 @@ class HttpApi:
         return self._answer(self._led(listed))
 
     def delete_safe_point(self, request: Request) -> Answer:
-        """Remove one; as in PD nothing is asked and nothing is checked, so its history may be lost."""
+        """Remove one; as in PD nothing is asked and nothing is checked,
+        so its history may be lost.
+        """
 
         async def deleted(term: LeaderTerm) -> str:
             async with term.leadership.while_held():
-                [outcome] = await term.safe_points.update_services([ServiceUpdate(request.tail, 0, 0)])
+                [outcome] = await term.safe_points.update_services(
+                    [ServiceUpdate(request.tail, 0, 0)]
+                )
             if isinstance(outcome, TidemarkError):
                 raise outcome
             return "Delete service GC safepoint successfully."
@@ -87,10 +93,17 @@ class HttpApi:
 
 def safe_points_document(view: GcView) -> dict[str, Any]:
     """PD's `ListServiceGCSafepoint`; who never ends has PD's MaxInt64."""
-    services = sorted((view.gc_worker, *view.services), key=lambda service: (service.safe_point, service.service_id))
+    services = sorted(
+        (view.gc_worker, *view.services),
+        key=lambda service: (service.safe_point, service.service_id),
+    )
     minimum = min(service.safe_point for service in services if not service.expired(view.now_s))
     listed = [
-        {"service_id": service.service_id, "expired_at": service.expired_at, "safe_point": service.safe_point}
+        {
+            "service_id": service.service_id,
+            "expired_at": service.expired_at,
+            "safe_point": service.safe_point,
+        }
         for service in services
     ]
     lowest = {"min_service_gc_safe_point": minimum} if minimum else {}
@@ -102,7 +115,9 @@ def _removed(request: Request) -> list[str]:
     for text in request.query.get("what_if", ()):
         verb, _, rest = text.partition(":")
         if verb != "remove" or not rest:
-            raise ExplainRequestError(f"what_if={text!r} is not understood; write what_if=remove:NAME")
+            raise ExplainRequestError(
+                f"what_if={text!r} is not understood; write what_if=remove:NAME"
+            )
         names += [name for name in rest.split(",") if name]
     return names
 

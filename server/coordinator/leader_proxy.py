@@ -1,9 +1,11 @@
-"""PD's RPCs on any coordinator: answered from the present term, refused as PD does, or forwarded to a named member.
+"""PD's RPCs on any coordinator: answered from the present term, refused as PD does,
+or forwarded to a named member.
 
-Only the leader answers. A follower refuses with PD's words by default; see docs/design/0009-coordinator-ha.md for why
-it does not forward by itself. A client may name a member in the metadata `pd-forwarded-host`: the call is then passed
-on to that member byte for byte. This is PD's way around a network that is broken between a client and the leader
-only. Nobody but members of this cluster is reached through us, and the name is not passed on: a call takes one step.
+Only the leader answers. A follower refuses with PD's words by default; see
+docs/design/0009-coordinator-ha.md for why it does not forward by itself. A client may name a member
+in the metadata `pd-forwarded-host`: the call is then passed on to that member byte for byte. This
+is PD's way around a network that is broken between a client and the leader only. Nobody but members
+of this cluster is reached through us, and the name is not passed on: a call takes one step.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -35,16 +37,31 @@ class MemberForwarder:
 
     def handler(self, details: grpc.HandlerCallDetails) -> Any:
         """A handler that forwards this call; None if it is meant for us."""
-        host = next((str(value) for key, value in details.invocation_metadata or () if key == FORWARDED_HOST), "")
+        host = next(
+            (
+                str(value)
+                for key, value in details.invocation_metadata or ()
+                if key == FORWARDED_HOST
+            ),
+            "",
+        )
         if not host or _host(host) == _host(self._members.url):
             return None
         return grpc.stream_stream_rpc_method_handler(self._forward(details.method, _host(host)))
 
     def _forward(self, method: str, host: str) -> Callable[[AsyncIterator[bytes], Any], Any]:
         async def forward(requests: AsyncIterator[bytes], context: Any) -> None:
-            if all(_host(url) != host for member in self._members.listed for url in member.client_urls):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, f"{host} is no coordinator of this cluster")
-            metadata = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OWN)]
+            if all(
+                _host(url) != host for member in self._members.listed for url in member.client_urls
+            ):
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE, f"{host} is no coordinator of this cluster"
+                )
+            metadata = [
+                (key, value)
+                for key, value in context.invocation_metadata()
+                if not key.startswith(_OWN)
+            ]
             call = self._channel(host).stream_stream(method, None, None)(
                 requests, timeout=context.time_remaining(), metadata=metadata
             )
@@ -52,7 +69,9 @@ class MemberForwarder:
                 async for answer in call:
                     await context.write(answer)
             except grpc.aio.AioRpcError as err:
-                await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
+                await context.abort(
+                    err.code(), err.details() or "", tuple(err.trailing_metadata() or ())
+                )
             finally:
                 call.cancel()
 

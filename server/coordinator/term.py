@@ -1,8 +1,10 @@
-"""One term of leadership: what the leader has in memory, read before its first answer and dropped after its last.
+"""One term of leadership: what the leader has in memory,
+read before its first answer and dropped after its last.
 
-`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them. `CurrentTerm` is where the
-shells that serve calls find the present one. Nothing is shared with another term: a task of an earlier one that still
-runs finds its own state and its own fence, which writes nothing.
+`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them.
+`CurrentTerm` is where the shells that serve calls find the present one. Nothing is shared with
+another term: a task of an earlier one that still runs finds its own state and its own fence, which
+writes nothing.
 """
 
 import asyncio
@@ -58,7 +60,9 @@ class _State:
 
 
 class LeaderTerm:
-    """The state of one term and the RPCs answered from it: `handlers`, by gRPC's full method name."""
+    """The state of one term and the RPCs answered from it: `handlers`,
+    by gRPC's full method name.
+    """
 
     def __init__(self, state: "_State", security: SecurityConfig) -> None:
         self.leadership = leadership = state.metadata.leadership
@@ -74,7 +78,12 @@ class LeaderTerm:
 
     @classmethod
     async def load(
-        cls, leadership: Leadership, meta: Meta, keys: ClusterKeys, security: SecurityConfig, compat: Compat
+        cls,
+        leadership: Leadership,
+        meta: Meta,
+        keys: ClusterKeys,
+        security: SecurityConfig,
+        compat: Compat,
     ) -> "LeaderTerm":
         """Read the term's state from the metadata; `security` is for calls to stores.
 
@@ -88,7 +97,9 @@ class LeaderTerm:
         await cluster.load()
         safe_points = SafePointService(metadata, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
-        oracle = await TimestampOracle.load(metadata, keys.path("timestamp"), must_exist=cluster.bootstrapped)
+        oracle = await TimestampOracle.load(
+            metadata, keys.path("timestamp"), must_exist=cluster.bootstrapped
+        )
         rules = RuleStore(metadata, keys)
         await rules.load()
         return cls(_State(metadata, cluster, oracle, safe_points, rules, guard), security)
@@ -99,13 +110,17 @@ class LeaderTerm:
         async with asyncio.TaskGroup() as tasks:
             guarding = self._guard.run([self.oracle.put_back, self.cluster.put_back_ids])
             runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run(), guarding]
-            loops = [tasks.create_task(run) for run in (*runs, *(route.run() for route in self._routes))]
+            loops = [
+                tasks.create_task(run) for run in (*runs, *(route.run() for route in self._routes))
+            ]
             try:
                 yield
             finally:
                 for loop in loops:
                     loop.cancel()
-                with suppress(MetaUnavailableError, NotLeaderError, TimeoutError):  # stores report regions again
+                with suppress(
+                    MetaUnavailableError, NotLeaderError, TimeoutError
+                ):  # stores report regions again
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 
@@ -126,13 +141,21 @@ class LeaderTerm:
         for part in parts:
             calls |= part.calls()
         self._add(
-            pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls), {**gc.batches(), **tso.batches()}
+            pdpb_pb2.DESCRIPTOR.services_by_name["PD"],
+            SimpleNamespace(**calls),
+            {**gc.batches(), **tso.batches()},
         )
         keyspaces = KeyspaceService(self.headers, metadata, ClusterKeys(self.cluster.id).gc)
-        self._add(keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"], SimpleNamespace(**keyspaces.calls()), {})
+        self._add(
+            keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"],
+            SimpleNamespace(**keyspaces.calls()),
+            {},
+        )
 
     def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
-        guarded = {name: batch_while_leading(function, self.leadership) for name, function in batch.items()}
+        guarded = {
+            name: batch_while_leading(function, self.leadership) for name, function in batch.items()
+        }
         handlers, routes = method_handlers(service, servicer, guarded, self.leadership.refusal)
         for name, handler in handlers.items():
             self.handlers[f"/{service.full_name}/{name}"] = while_leading(handler, self.leadership)
@@ -143,14 +166,17 @@ async def _check_cluster_id(metadata: FencedMetadata, keys: ClusterKeys) -> int:
     """The revision of now, if the metadata still belongs to this cluster.
 
     Raises:
-        StateLostError: somebody has deleted or replaced everything, and what was handed out is not known any more.
+        StateLostError: somebody has deleted or replaced everything, and what was handed out is not
+            known any more.
     """
     result = await metadata.txn((), [Get(CLUSTER_ID)])
     stored = [pair.value for pair in result.pairs[0]]
     if stored != [encode_cluster_id(keys.cluster_id)]:
         raise StateLostError(
-            f"{CLUSTER_ID.decode()} is not that of cluster {keys.cluster_id} any more: the metadata was deleted or "
-            "replaced while this coordinator ran; restore it from a snapshot, then start the coordinators again"
+            f"{CLUSTER_ID.decode()} is not that of cluster {keys.cluster_id} any more: the "
+            "metadata was deleted or "
+            "replaced while this coordinator ran; restore it from a snapshot, then start the "
+            "coordinators again"
         )
     return result.revision
 

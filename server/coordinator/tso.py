@@ -1,16 +1,19 @@
-"""Timestamps: the oracle (TSO), the RPCs Tso and GetMinTS, and the cluster's timestamps that others decide.
+"""Timestamps: the oracle (TSO), the RPCs Tso and GetMinTS,
+and the cluster's timestamps that others decide.
 
 `TimestampOracle` hands out timestamps. Invariants (PD's pkg/tso):
 
 1. Every timestamp is greater than all before it, whatever the wall clock does.
-2. No timestamp's physical part reaches `limit_ms`, which is durable before it is used; a restart, and another leader,
-   begin at the limit. So a kill -9 never makes one go back, at the price of a step of at most `WINDOW_MS`.
-3. When a millisecond's logical numbers are used up, callers wait for its end: however many timestamps are taken, and
-   while the wall clock stands behind, the physical part runs no faster than time.
+2. No timestamp's physical part reaches `limit_ms`, which is durable before it is used; a restart,
+   and another leader, begin at the limit. So a kill -9 never makes one go back, at the price of a
+   step of at most `WINDOW_MS`.
+3. When a millisecond's logical numbers are used up, callers wait for its end: however many
+   timestamps are taken, and while the wall clock stands behind, the physical part runs no faster
+   than time.
 
-`TsoService` answers the requests that gather on all Tso streams together, each message in its place.
-`ClusterTsService` keeps the external timestamp, which only grows and never passes the newest one handed out (PD's
-server: SetExternalTS), and what stores have resolved.
+`TsoService` answers the requests that gather on all Tso streams together, each message in its
+place. `ClusterTsService` keeps the external timestamp, which only grows and never passes the newest
+one handed out (PD's server: SetExternalTS), and what stores have resolved.
 """
 
 import asyncio
@@ -48,13 +51,16 @@ _STEP_SECONDS = 0.001
 _SAVE_SECONDS = 1.0
 _NANOSECONDS_PER_MS = 1_000_000
 _RETRIES_TEXT = (
-    "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, generate tso maximum number of retries exceeded"
+    "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, generate tso maximum number of "
+    "retries exceeded"
 )
 _COUNT_TEXT = "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, tso count should be positive"
 
 _Share = list[pdpb_pb2.TsoRequest] | TidemarkError
 _MAX_SHARE = LOGICAL_MAX // 8
-"""Timestamps taken at once: of a millisecond's, less than this many are lost when the next share does not fit."""
+"""Timestamps taken at once: of a millisecond's,
+less than this many are lost when the next share does not fit.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +86,9 @@ class Oracle:
         return self._physical_ms
 
     def take(self, count: int, now_ms: int) -> "tuple[int, int] | Needed":
-        """Reserve `count` timestamps; returns physical and the last logical, or what has to be done first."""
+        """Reserve `count` timestamps; returns physical and the last logical,
+        or what has to be done first.
+        """
         physical_ms, logical = self._physical_ms, self._logical
         if now_ms > physical_ms:
             physical_ms, logical = now_ms, 0
@@ -102,9 +110,13 @@ class Oracle:
 
 
 class TimestampOracle:
-    """The shell: the wall clock, and the limit kept in metadata (`/pd/<cluster>/timestamp`, ns, 8 bytes)."""
+    """The shell: the wall clock, and the limit kept in metadata (`/pd/<cluster>/timestamp`, ns,
+    8 bytes).
+    """
 
-    def __init__(self, metadata: FencedMetadata, limit: DurableLimit, clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, metadata: FencedMetadata, limit: DurableLimit, clock_ns: Callable[[], int]
+    ) -> None:
         """`limit` is loaded."""
         self._metadata = metadata
         self._limit = limit
@@ -122,10 +134,12 @@ class TimestampOracle:
         *,
         must_exist: bool = False,
     ) -> "TimestampOracle":
-        """Continue above everything that was ever handed out; the first window is durable when it returns.
+        """Continue above everything that was ever handed out;
+        the first window is durable when it returns.
 
         Raises:
-            StateLostError: it is not known what was handed out; without any record only if one `must_exist`.
+            StateLostError: it is not known what was handed out; without any record only if one
+                `must_exist`.
         """
         limit = DurableLimit(metadata, key)
         await limit.load(must_exist=must_exist)
@@ -133,7 +147,10 @@ class TimestampOracle:
         await oracle._grow()
         ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
         if ahead_ms > WINDOW_MS:
-            _log.warning("timestamps are ahead of the clock: it was, or another machine's is", ahead_ms=ahead_ms)
+            _log.warning(
+                "timestamps are ahead of the clock: it was, or another machine's is",
+                ahead_ms=ahead_ms,
+            )
         return oracle
 
     async def put_back(self) -> None:
@@ -177,7 +194,9 @@ class TimestampOracle:
         async with self._growing:
             while self._oracle.limit_ms <= before_ms:
                 self._metadata.leadership.check()
-                with suppress(TimeoutError):  # a member of etcd is silent: ask again, another is soon in use
+                with suppress(
+                    TimeoutError
+                ):  # a member of etcd is silent: ask again, another is soon in use
                     async with asyncio.timeout(_SAVE_SECONDS):
                         await self._save(self._oracle.next_limit(self._now_ms()))
 
@@ -209,7 +228,11 @@ class TsoService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        return {"GetMinTS": self._headers.call_before_bootstrap(pdpb_pb2.GetMinTSResponse, self.get_min_ts)}
+        return {
+            "GetMinTS": self._headers.call_before_bootstrap(
+                pdpb_pb2.GetMinTSResponse, self.get_min_ts
+            )
+        }
 
     def batches(self) -> Mapping[str, BatchHandler]:
         """The batch handlers by the names of their RPCs."""
@@ -232,13 +255,17 @@ class TsoService:
             request = pdpb_pb2.TsoRequest.FromString(raw)
             self._headers.check(request.header)
         except DecodeError as err:
-            return StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}")
+            return StatusError(
+                grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}"
+            )
         except TidemarkError as err:
             return err
         return request
 
     async def _answers(self, share: _Share) -> Sequence[Answer]:
-        """The answers to requests that take their timestamps together, or to one that takes none."""
+        """The answers to requests that take their timestamps together,
+        or to one that takes none.
+        """
         if isinstance(share, TidemarkError):
             return [share]
         try:
@@ -251,7 +278,9 @@ class TsoService:
             logical += request.count
             last.logical = logical
             answers.append(
-                pdpb_pb2.TsoResponse(header=self._headers.ok, count=request.count, timestamp=last).SerializeToString()
+                pdpb_pb2.TsoResponse(
+                    header=self._headers.ok, count=request.count, timestamp=last
+                ).SerializeToString()
             )
         return answers
 
@@ -261,7 +290,9 @@ class TsoService:
 
 
 def _shares(parsed: Sequence[pdpb_pb2.TsoRequest | TidemarkError]) -> Iterator[_Share]:
-    """Neighbours that can take their timestamps together; requests for none, or very many, stand alone."""
+    """Neighbours that can take their timestamps together; requests for none, or very many,
+    stand alone.
+    """
     share: list[pdpb_pb2.TsoRequest] = []
     total = 0
     for request in parsed:
@@ -282,9 +313,13 @@ def _shares(parsed: Sequence[pdpb_pb2.TsoRequest | TidemarkError]) -> Iterator[_
 
 
 class ClusterTsService:
-    """The external timestamp (that stale readers use when told to) and the stores' resolved ones."""
+    """The external timestamp (that stale readers use when told to) and the stores' resolved
+    ones.
+    """
 
-    def __init__(self, headers: Headers, cluster: Cluster, oracle: TimestampOracle, metadata: FencedMetadata) -> None:
+    def __init__(
+        self, headers: Headers, cluster: Cluster, oracle: TimestampOracle, metadata: FencedMetadata
+    ) -> None:
         self._headers = headers
         self._cluster = cluster
         self._oracle = oracle
@@ -302,7 +337,9 @@ class ClusterTsService:
             "GetExternalTimestamp": headers.call_before_bootstrap(
                 pdpb_pb2.GetExternalTimestampResponse, self.get_external_timestamp
             ),
-            "ReportMinResolvedTS": headers.call(pdpb_pb2.ReportMinResolvedTsResponse, self.report_min_resolved_ts),
+            "ReportMinResolvedTS": headers.call(
+                pdpb_pb2.ReportMinResolvedTsResponse, self.report_min_resolved_ts
+            ),
             "GetDCLocationInfo": self.get_dc_location_info,
             "SyncMaxTS": self.sync_max_ts,
         }
@@ -316,9 +353,14 @@ class ClusterTsService:
             if new_ts > compose(*await self._oracle.take(1)):
                 raise _refused("the external timestamp should not be larger than global ts")
             if not self._cluster.bootstrapped:
-                raise _refused("[PD:cluster:ErrNotBootstrapped]TiKV cluster not bootstrapped, please start TiKV first")
+                raise _refused(
+                    "[PD:cluster:ErrNotBootstrapped]TiKV cluster not bootstrapped, please start "
+                    "TiKV first"
+                )
             if new_ts <= await self._external():
-                raise _refused("the external timestamp should be larger than current external timestamp")
+                raise _refused(
+                    "the external timestamp should be larger than current external timestamp"
+                )
             await self._metadata.txn((), [Put(self._key, f"{new_ts:x}".encode())])
         return pdpb_pb2.SetExternalTimestampResponse()
 
@@ -331,7 +373,9 @@ class ClusterTsService:
     async def report_min_resolved_ts(
         self, request: pdpb_pb2.ReportMinResolvedTsRequest
     ) -> pdpb_pb2.ReportMinResolvedTsResponse:
-        """Note up to where a store has resolved all its regions; kept in memory only, stores report it again."""
+        """Note up to where a store has resolved all its regions; kept in memory only,
+        stores report it again.
+        """
         if request.store_id not in self._cluster.stores:
             raise RequestError(f"[PD:core:ErrStoreNotFound]store {request.store_id} not found")
         self._cluster.min_resolved_ts[request.store_id] = request.min_resolved_ts
@@ -343,7 +387,9 @@ class ClusterTsService:
         """Nothing: timestamps of single data centres are no longer handed out, by PD neither."""
         return pdpb_pb2.GetDCLocationInfoResponse(header=self._headers.ok)
 
-    async def sync_max_ts(self, _request: pdpb_pb2.SyncMaxTSRequest, _context: Any) -> pdpb_pb2.SyncMaxTSResponse:
+    async def sync_max_ts(
+        self, _request: pdpb_pb2.SyncMaxTSRequest, _context: Any
+    ) -> pdpb_pb2.SyncMaxTSResponse:
         """Nothing, as `get_dc_location_info`."""
         return pdpb_pb2.SyncMaxTSResponse(header=self._headers.ok)
 

@@ -1,1 +1,3 @@
-"""`tidemark demo`: a bank whose transfers flow into the lake, and the proof that the lake equals the store."""
+"""`tidemark demo`: a bank whose transfers flow into the lake,
+and the proof that the lake equals the store.
+"""

@@ -1,4 +1,6 @@
-"""The bank: two tables in TiDB's encodings; whatever happens, no transfer changes the total balance. Pure."""
+"""The bank: two tables in TiDB's encodings; whatever happens,
+no transfer changes the total balance. Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +17,12 @@ OPENING_BALANCE: Final = 1_000
 ACCOUNTS: Final = TableInfo.build(
     101,
     "accounts",
-    [Column.bigint("id"), Column.varchar("owner", 64), Column.bigint("balance"), Column.bigint("updated_at")],
+    [
+        Column.bigint("id"),
+        Column.varchar("owner", 64),
+        Column.bigint("balance"),
+        Column.bigint("updated_at"),
+    ],
 )
 TRANSFERS: Final = TableInfo.build(
     102,

@@ -1,7 +1,9 @@
-"""The bank's way to the store: `tikv-client`, which nobody here wrote, or our own client where its wheels do not exist.
+"""The bank's way to the store: `tikv-client`, which nobody here wrote,
+or our own client where its wheels do not exist.
 
-Both raise `ConflictError` for whatever a bank would answer by trying again: conflicts, expired locks, lost connections.
-A commit that raised it may still have happened (the answer was lost); the bank's invariants hold either way.
+Both raise `ConflictError` for whatever a bank would answer by trying again: conflicts, expired
+locks, lost connections. A commit that raised it may still have happened (the answer was lost); the
+bank's invariants hold either way.
 """
 
 import asyncio
@@ -36,7 +38,9 @@ class Transaction(Protocol):
     """One transaction of the bank; end it with `commit` or `rollback`."""
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value at the transaction's snapshot; pessimistic transactions lock the key and read the newest."""
+        """The value at the transaction's snapshot; pessimistic transactions lock the key and read
+        the newest.
+        """
         ...
 
     async def put(self, key: bytes, value: bytes) -> None:
@@ -91,7 +95,9 @@ async def connect(kind: str, coordinator: str) -> AsyncIterator[BankClient]:
             yield OwnClient(inner)
         return
     if importlib.util.find_spec("tikv_client") is None:
-        raise ClientMissingError("tikv-client has no wheel for this platform; run with --client own")
+        raise ClientMissingError(
+            "tikv-client has no wheel for this platform; run with --client own"
+        )
     from tikv_client import asynchronous
 
     yield ForeignClient(await guarded(asynchronous.TransactionClient.connect([coordinator])))
@@ -107,7 +113,9 @@ class ForeignClient:
 
     async def begin(self, *, pessimistic: bool) -> "ForeignTransaction":
         """See `BankClient.begin`."""
-        return ForeignTransaction(await guarded(self._inner.begin(pessimistic)), pessimistic=pessimistic)
+        return ForeignTransaction(
+            await guarded(self._inner.begin(pessimistic)), pessimistic=pessimistic
+        )
 
     async def now(self) -> int:
         """See `BankClient.now`."""
@@ -158,9 +166,9 @@ class GuardedTransaction:
 class ForeignTransaction(GuardedTransaction):
     """One transaction of `tikv-client`.
 
-    Its Rust half keeps its locks alive until it is freed, in the background, and panics when it is freed before its end
-    was asked for. So one whose end nobody asked for is never freed, and its locks never expire: call `rollback`, even
-    where the cluster is gone.
+    Its Rust half keeps its locks alive until it is freed, in the background, and panics when it is
+    freed before its end was asked for. So one whose end nobody asked for is never freed, and its
+    locks never expire: call `rollback`, even where the cluster is gone.
     """
 
     def __init__(self, inner: Any, *, pessimistic: bool) -> None:
@@ -169,7 +177,8 @@ class ForeignTransaction(GuardedTransaction):
 
     def __del__(self) -> None:
         if not self._ending:
-            # One reference more than Python knows of: the Rust half is never freed, so it cannot panic.
+            # One reference more than Python knows of: the Rust half is never freed, so it cannot
+            # panic.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._inner))
 
     async def commit(self) -> None:
@@ -193,7 +202,9 @@ class OwnClient:
 
     async def begin(self, *, pessimistic: bool) -> GuardedTransaction:
         """See `BankClient.begin`."""
-        return GuardedTransaction(await guarded(self._inner.begin(pessimistic=pessimistic)), pessimistic=pessimistic)
+        return GuardedTransaction(
+            await guarded(self._inner.begin(pessimistic=pessimistic)), pessimistic=pessimistic
+        )
 
     async def now(self) -> int:
         """See `BankClient.now`."""
@@ -211,7 +222,9 @@ class OwnClient:
 
 
 async def guarded(call: Awaitable[T]) -> T:
-    """Await a client's call; the foreign one raises bare `Exception`s, and a bank tries again after any error."""
+    """Await a client's call; the foreign one raises bare `Exception`s,
+    and a bank tries again after any error.
+    """
     try:
         async with asyncio.timeout(_CALL_SECONDS):
             return await call

@@ -1,7 +1,8 @@
 """The demo's processes: its cluster, which is one `tidemark up`, and what else runs for a block.
 
-The cluster can be killed and started again on the same addresses. All processes print lines of JSON and log to files.
-Their standard input is a pipe of the demo's: it closes when the demo dies, however that happens, and they end, too.
+The cluster can be killed and started again on the same addresses. All processes print lines of JSON
+and log to files. Their standard input is a pipe of the demo's: it closes when the demo dies,
+however that happens, and they end, too.
 """
 
 import asyncio
@@ -39,7 +40,14 @@ class Cluster:
         self._log = data / "logs" / "cluster.log"
         places = zip(_LISTENERS, _free_addresses(len(_LISTENERS)), strict=True) if any_ports else ()
         ports = [flag for name, address in places for flag in (f"--{name}-addr", address)]
-        self._arguments = ["up", "--follow-parent", "--data-dir", str(data / "cluster"), "--no-spark", *ports]
+        self._arguments = [
+            "up",
+            "--follow-parent",
+            "--data-dir",
+            str(data / "cluster"),
+            "--no-spark",
+            *ports,
+        ]
         self._process: Process | None = None
 
     @classmethod
@@ -79,7 +87,9 @@ class Cluster:
 
 
 async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Process:
-    """`python -m module …` in a session of its own (Ctrl-C is ours alone); its standard input closes when we die."""
+    """`python -m module …` in a session of its own (Ctrl-C is ours alone);
+    its standard input closes when we die.
+    """
     command = (sys.executable, "-m", module, *arguments)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=_LINE_BYTES, start_new_session=True
@@ -88,7 +98,9 @@ async def spawn(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> Pro
 
 @asynccontextmanager
 async def open_process(module: str, arguments: Sequence[str], log: Path) -> AsyncIterator[Process]:
-    """`python -m module …` for the block, its stderr in `log`; ended by SIGTERM, or SIGKILL if that takes too long."""
+    """`python -m module …` for the block, its stderr in `log`; ended by SIGTERM,
+    or SIGKILL if that takes too long.
+    """
     with log.open("ab") as stderr:
         process = await spawn(module, arguments, stderr)
     try:
@@ -107,7 +119,9 @@ async def json_line(process: Process, log: Path) -> dict[str, Any]:
     line = await process.stdout.readline()
     if not line:
         status = await process.wait()
-        raise ProcessFailedError(f"a process ended with status {status}; {log} ends with: {_tail(log)}")
+        raise ProcessFailedError(
+            f"a process ended with status {status}; {log} ends with: {_tail(log)}"
+        )
     document: dict[str, Any] = json.loads(line)
     return document
 

@@ -1,8 +1,10 @@
-"""A client that is to be killed: `python -m server.demo.killed_client COORDINATOR KIND ACCOUNTS SEED FIRST_TRANSFER`.
+"""A client that is to be killed: `python -m server.demo.killed_client COORDINATOR KIND ACCOUNTS
+SEED FIRST_TRANSFER`.
 
-It moves money between many accounts at once, without pause, so that a SIGKILL finds it between prewrite and commit:
-what it leaves behind are orphan locks, in several regions, that others have to resolve. It prints a line when it has
-committed once; whatever moment it dies at, the bank's total is untouched.
+It moves money between many accounts at once, without pause, so that a SIGKILL finds it between
+prewrite and commit: what it leaves behind are orphan locks, in several regions, that others have to
+resolve. It prints a line when it has committed once; whatever moment it dies at, the bank's total
+is untouched.
 """
 
 import asyncio
@@ -44,10 +46,14 @@ async def _move(bank: Bank, client: BankClient, accounts: list[int], transfer: i
                 raise ConflictError(f"account {account} is missing")
             await transaction.put(key, bank.moved(key, row, change, transfer))
         booked = transfer + pair
-        await transaction.put(bank.transfer_key(booked), bank.new_transfer(booked, source, target, 1))
+        await transaction.put(
+            bank.transfer_key(booked), bank.new_transfer(booked, source, target, 1)
+        )
     await transaction.commit()
 
 
 if __name__ == "__main__":
     exit_with_parent()
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))
+    asyncio.run(
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    )

@@ -1,7 +1,7 @@
 """The demo's lake: where it lies, the changefeed that feeds it, and how far its Spark job has come.
 
-The demo starts the job itself and follows the lines that it prints (`LakeJob`). With `tidemark demo --join` somebody
-else runs it, and the changefeed's checkpoint tells how far it is (`JoinedLake`).
+The demo starts the job itself and follows the lines that it prints (`LakeJob`). With `tidemark demo
+--join` somebody else runs it, and the changefeed's checkpoint tells how far it is (`JoinedLake`).
 """
 
 import asyncio
@@ -95,13 +95,30 @@ class LakeJob(Applied):
 
     @classmethod
     @asynccontextmanager
-    async def started(cls, flight: str, changefeed: str, lake: Lake, data: Path) -> AsyncIterator["LakeJob"]:
+    async def started(
+        cls, flight: str, changefeed: str, lake: Lake, data: Path
+    ) -> AsyncIterator["LakeJob"]:
         """The job for the block; it drains on the way out."""
         log = data / "logs" / "spark.log"
         checkpoint = data / "checkpoints"
         arguments = [
-            *("spark", "run", "--follow-parent", "--endpoint", f"grpc://{flight}", "--changefeed", changefeed),
-            *("--target", lake.uri, "--checkpoint-dir", str(checkpoint), "--http-addr", "127.0.0.1:0"),
+            *(
+                "spark",
+                "run",
+                "--follow-parent",
+                "--endpoint",
+                f"grpc://{flight}",
+                "--changefeed",
+                changefeed,
+            ),
+            *(
+                "--target",
+                lake.uri,
+                "--checkpoint-dir",
+                str(checkpoint),
+                "--http-addr",
+                "127.0.0.1:0",
+            ),
         ]
         async with open_process("server.cli.main", arguments, log) as process:
             yield cls(lake, process, log)
@@ -137,7 +154,9 @@ class JoinedLake(Applied):
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def ensure_changefeed(capture: str, changefeed: str, sink_uri: str, tables: list[pb.Table]) -> None:
+async def ensure_changefeed(
+    capture: str, changefeed: str, sink_uri: str, tables: list[pb.Table]
+) -> None:
     """Create the changefeed unless an earlier run did.
 
     Raises:

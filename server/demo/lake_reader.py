@@ -1,8 +1,9 @@
 """The lake as Spark reads it: `python -m server.demo.lake_reader FORMAT ROOT SINCE_TS OUT`.
 
-Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the newest cut, the total
-balance in every cut, and how long transfers after SINCE_TS took to become visible. It is a process of its own, and
-knows the lake only by its manifest and its tables, as any reader would.
+Writes each table as of the newest cut to `OUT/<table>.arrow`, and prints one JSON document: the
+newest cut, the total balance in every cut, and how long transfers after SINCE_TS took to become
+visible. It is a process of its own, and knows the lake only by its manifest and its tables, as any
+reader would.
 """
 
 import dataclasses
@@ -33,13 +34,19 @@ class LakeReader:
         self._spark = spark
         self._format = lake_format
         self._root = root
-        self.cuts: list[dict[str, Any]] = [dataclasses.asdict(cut) for cut in read_cuts(root / DIRECTORY)]
+        self.cuts: list[dict[str, Any]] = [
+            dataclasses.asdict(cut) for cut in read_cuts(root / DIRECTORY)
+        ]
 
     def versions(self, table: str) -> list[int]:
-        """The version of `table` that each cut shows; a cut without changes shows the one before it."""
+        """The version of `table` that each cut shows;
+        a cut without changes shows the one before it.
+        """
         versions, current = [], -1
         for cut in self.cuts:
-            current = next((part["version"] for part in cut["tables"] if part["table"] == table), current)
+            current = next(
+                (part["version"] for part in cut["tables"] if part["table"] == table), current
+            )
             versions.append(current)
         return versions
 
@@ -47,22 +54,34 @@ class LakeReader:
         """The rows of `table` at a version, with `_commit_ts`."""
         path = table_path(str(self._root), table)
         if self._format == "delta":
-            return self._spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+            return (
+                self._spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
+            )
         changes = self._spark.read.parquet(path).where(f"cut <= {version}").toArrow()
         return _replayed(changes)
 
     def totals(self) -> list[int]:
         """The total balance in every cut that has accounts."""
-        # Cuts that did not change the accounts show the version of the cut before: it is summed once.
+        # Cuts that did not change the accounts show the version of the cut before: it is summed
+        # once.
         total_of: dict[int, int] = {}
         for version in dict.fromkeys(self.versions(ACCOUNTS_NAME)):
             if version >= 0:
-                total_of[version] = pc.sum(self.rows(ACCOUNTS_NAME, version)["balance"]).as_py() or 0
-        return [total_of[version] for version in self.versions(ACCOUNTS_NAME) if version in total_of]
+                total_of[version] = (
+                    pc.sum(self.rows(ACCOUNTS_NAME, version)["balance"]).as_py() or 0
+                )
+        return [
+            total_of[version] for version in self.versions(ACCOUNTS_NAME) if version in total_of
+        ]
 
     def latencies_s(self, transfers: pa.Table, since_ts: int) -> list[float]:
-        """Seconds from the commit of each transfer after `since_ts` to the moment its cut was visible, sorted."""
-        ends = [(cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp()) for cut in self.cuts]
+        """Seconds from the commit of each transfer after `since_ts` to the moment its cut was
+        visible, sorted.
+        """
+        ends = [
+            (cut["end_ts"], datetime.fromisoformat(cut["applied_at"]).timestamp())
+            for cut in self.cuts
+        ]
         latencies, position = [], 0
         for commit_ts in sorted(ts for ts in transfers["_commit_ts"].to_pylist() if ts > since_ts):
             while ends[position][0] < commit_ts:
@@ -82,13 +101,26 @@ def _replayed(changes: pa.Table) -> pa.Table:
 
 def main(arguments: Sequence[str]) -> None:
     """Read the lake; see the module."""
-    lake_format, root, since_ts, out = arguments[0], Path(arguments[1]), int(arguments[2]), Path(arguments[3])
-    spark = open_session(master="local[2]", driver_memory="1g", directory=out / "spark", lake=lake_format, extra={})
+    lake_format, root, since_ts, out = (
+        arguments[0],
+        Path(arguments[1]),
+        int(arguments[2]),
+        Path(arguments[3]),
+    )
+    spark = open_session(
+        master="local[2]", driver_memory="1g", directory=out / "spark", lake=lake_format, extra={}
+    )
     reader = LakeReader(spark, lake_format, root)
-    tables = {name: reader.rows(name, reader.versions(name)[-1]) for name in (ACCOUNTS_NAME, TRANSFERS_NAME)}
+    tables = {
+        name: reader.rows(name, reader.versions(name)[-1])
+        for name in (ACCOUNTS_NAME, TRANSFERS_NAME)
+    }
     for name, table in tables.items():
         data = table.select([column for column in table.column_names if column not in _META])
-        with pa.OSFile(str(out / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, data.schema) as writer:
+        with (
+            pa.OSFile(str(out / f"{name}.arrow"), "wb") as file,
+            pa.ipc.new_file(file, data.schema) as writer,
+        ):
             writer.write_table(data)
     latencies = reader.latencies_s(tables[TRANSFERS_NAME], since_ts)
     answer = {

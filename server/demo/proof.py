@@ -1,7 +1,8 @@
-"""The proof: at the newest cut, what Spark reads from the lake is what a foreign client reads from the store.
+"""The proof: at the newest cut, what Spark reads from the lake is what a foreign client reads from
+the store.
 
-The two sides share no code of ours but the bank itself: the lake is read by Spark, the store by the client at exactly
-the cut's timestamp, and rows are compared as plain tuples.
+The two sides share no code of ours but the bank itself: the lake is read by Spark, the store by the
+client at exactly the cut's timestamp, and rows are compared as plain tuples.
 """
 
 import tempfile
@@ -46,7 +47,8 @@ class Proof:
 
 
 async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: Path) -> Proof:
-    """Compare the lake with the store at the lake's newest cut; latencies are of transfers after `since_ts`.
+    """Compare the lake with the store at the lake's newest cut;
+    latencies are of transfers after `since_ts`.
 
     Raises:
         ProcessFailedError: Spark could not read the lake; `log` says why.
@@ -59,7 +61,9 @@ async def prove(bank: Bank, client: BankClient, lake: Lake, since_ts: int, log: 
     differences: list[str] = []
     for name, span in tables.SPANS.items():
         pairs = await client.scan(span.start_key, span.end_key, answer["cut_ts"])
-        differences += _differences(name, lake_rows[name], [tables.values(key, row) for key, row in pairs.items()])
+        differences += _differences(
+            name, lake_rows[name], [tables.values(key, row) for key, row in pairs.items()]
+        )
     return Proof(
         cut_ts=answer["cut_ts"],
         cuts=answer["cuts"],
@@ -86,4 +90,9 @@ def _differences(name: str, lake: Iterable[Row], store: Iterable[Row]) -> list[s
     only_lake, only_store = set(in_lake) - set(in_store), set(in_store) - set(in_lake)
     shown = [f"{name}: only in the lake {row}" for row in sorted(only_lake, key=repr)[:_SHOWN]]
     shown += [f"{name}: only in the store {row}" for row in sorted(only_store, key=repr)[:_SHOWN]]
-    return shown or [f"{name}: {len(in_lake)} rows in the lake, {len(in_store)} in the store: some are there twice"]
+    return shown or [
+        (
+            f"{name}: {len(in_lake)} rows in the lake, {len(in_store)} in the store: some are there "
+            "twice"
+        )
+    ]

@@ -1,7 +1,8 @@
-"""The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients, and the proof.
+"""The demo from end to end: cluster, changefeed, Spark job, a busy bank with killed clients,
+and the proof.
 
-`run_demo` puts them together, `Day` is the order of events. Meanwhile a line of progress is printed each second, and a
-table of results at the end.
+`run_demo` puts them together, `Day` is the order of events. Meanwhile a line of progress is printed
+each second, and a table of results at the end.
 """
 
 import asyncio
@@ -46,18 +47,30 @@ class DemoConfig:
     data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
     lake: str = setting("delta", "delta (tables kept equal by MERGE) or parquet (a changelog)")
     transactions: int = setting(2000, "transfers to make")
-    rate: int = setting(40, "transfers a second at most, all tellers together; 0: as fast as they can")
+    rate: int = setting(
+        40, "transfers a second at most, all tellers together; 0: as fast as they can"
+    )
     accounts: int = setting(500, "accounts of the bank", least=2)
     tellers: int = setting(8, "concurrent clients", least=1)
     killed_clients: int = setting(3, "clients that are killed in the middle of a transaction")
-    kills: int = setting(0, "times the whole cluster is killed (kill -9) and started again under load")
+    kills: int = setting(
+        0, "times the whole cluster is killed (kill -9) and started again under load"
+    )
     seed: int = setting(0, "seed of the workload; 0 takes one from the clock")
     client: str = setting("", "tikv-client or own (default: tikv-client where it is installed)")
-    any_ports: bool = setting(default=False, help_text="listen on free ports instead of the default ones")
-    keep: bool = setting(default=False, help_text="leave the cluster and the Spark job up until Ctrl-C")
-    join: str = setting("", "coordinator (host:port) of a running cluster to use instead of starting one")
+    any_ports: bool = setting(
+        default=False, help_text="listen on free ports instead of the default ones"
+    )
+    keep: bool = setting(
+        default=False, help_text="leave the cluster and the Spark job up until Ctrl-C"
+    )
+    join: str = setting(
+        "", "coordinator (host:port) of a running cluster to use instead of starting one"
+    )
     capture: str = setting("127.0.0.1:8300", "that cluster's capture, for --join")
-    lake_dir: str = setting("", "where that cluster's Spark job keeps the lake, for --join (e.g. /lake)")
+    lake_dir: str = setting(
+        "", "where that cluster's Spark job keeps the lake, for --join (e.g. /lake)"
+    )
 
     @property
     def client_kind(self) -> str:
@@ -80,7 +93,11 @@ async def run_demo(config: DemoConfig) -> bool:
     began = time.monotonic()
     async with Cluster.started(data, any_ports=config.any_ports) as cluster:
         listening = ", ".join(f"{name} {address}" for name, address in cluster.endpoints.items())
-        print(f"cluster {cluster.cluster_id} is up after {time.monotonic() - began:.1f} s: {listening}", flush=True)
+        print(
+            f"cluster {cluster.cluster_id} is up after {time.monotonic() - began:.1f} s: "
+            f"{listening}",
+            flush=True,
+        )
         lake = Lake.at(data / "lake", config.lake)
         await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _tables())
         async with LakeJob.started(cluster.endpoints["flight"], _CHANGEFEED, lake, data) as job:
@@ -128,23 +145,32 @@ class Day:
                 await self._work(kill_after_s=self._random.uniform(1.0, 6.0))
                 await self._cluster.start()
             await self._work(kill_after_s=None)
-            async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
+            async with connect(
+                self._config.client_kind, self._cluster.endpoints["coordinator"]
+            ) as client:
                 await self._catch_up(await client.now())
                 shown.cancel()
-                proof = await prove(self._bank, client, self._job.lake, self._opened_ts, self._logs / "proof.log")
+                proof = await prove(
+                    self._bank, client, self._job.lake, self._opened_ts, self._logs / "proof.log"
+                )
                 print(summary(proof, self._tally, self._job, client.name), flush=True)
             following.cancel()
         return proof
 
     async def _open(self) -> None:
-        """Open the accounts and let a few transfers reach the lake: a cold JVM's first cuts say little."""
-        async with connect(self._config.client_kind, self._cluster.endpoints["coordinator"]) as client:
+        """Open the accounts and let a few transfers reach the lake:
+        a cold JVM's first cuts say little.
+        """
+        async with connect(
+            self._config.client_kind, self._cluster.endpoints["coordinator"]
+        ) as client:
             span = tables.SPANS[tables.ACCOUNTS_NAME]
             accounts = len(await client.scan(span.start_key, span.end_key, await client.now()))
             # An earlier run's bank goes on as it is.
             bank = self._bank = Bank(accounts or self._config.accounts)
             print(
-                f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed {self._seed}; "
+                f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed "
+                f"{self._seed}; "
                 "waiting for Spark's first cuts",
                 flush=True,
             )
@@ -158,9 +184,14 @@ class Day:
             await self._catch_up(self._opened_ts)
 
     async def _work(self, *, kill_after_s: float | None) -> None:
-        """Make the transfers that are left; with `kill_after_s` the cluster dies while that is going on."""
+        """Make the transfers that are left; with `kill_after_s` the cluster dies while that is
+        going on.
+        """
         coordinator = self._cluster.endpoints["coordinator"]
-        async with connect(self._config.client_kind, coordinator) as client, asyncio.TaskGroup() as working:
+        async with (
+            connect(self._config.client_kind, coordinator) as client,
+            asyncio.TaskGroup() as working,
+        ):
             work = working.create_task(self._transfers(client, coordinator), name="transfers")
             if kill_after_s is not None:
                 await asyncio.sleep(kill_after_s)
@@ -175,7 +206,10 @@ class Day:
         first = physical_ms(await client.now()) << _TRANSFER_BITS_PER_MS
         async with asyncio.TaskGroup() as tasks:
             for number in range(tellers):
-                seed, transfer = self._random.getrandbits(32), first + number * _TRANSFERS_PER_TELLER
+                seed, transfer = (
+                    self._random.getrandbits(32),
+                    first + number * _TRANSFERS_PER_TELLER,
+                )
                 teller = Teller(self._bank, client, seed, transfer, self._tally)
                 share = left // tellers + (number < left % tellers)
                 tasks.create_task(teller.work(share, interval_s), name=f"teller {number}")
@@ -186,7 +220,13 @@ class Day:
     async def _kill_a_client(self, coordinator: str, transfer: int) -> None:
         """Let a client commit once, then kill it wherever it happens to be."""
         seed, delay_s = self._random.getrandbits(32), self._random.uniform(0.02, 0.2)
-        arguments = [coordinator, self._config.client_kind, str(self._bank.accounts), str(seed), str(transfer)]
+        arguments = [
+            coordinator,
+            self._config.client_kind,
+            str(self._bank.accounts),
+            str(seed),
+            str(transfer),
+        ]
         log = self._logs / "killed-clients.log"
         async with open_process("server.demo.killed_client", arguments, log) as process:
             assert process.stdout is not None
@@ -205,7 +245,8 @@ class Day:
         except TimeoutError:
             behind_s = (physical_ms(ts) - physical_ms(self._job.applied_ts)) / 1000
             raise LagError(
-                f"the lake is {behind_s:.1f} s behind after {_CATCH_UP_SECONDS:.0f} s; see {self._logs}"
+                f"the lake is {behind_s:.1f} s behind after {_CATCH_UP_SECONDS:.0f} s; see "
+                f"{self._logs}"
             ) from None
 
 
@@ -216,7 +257,10 @@ def _data_dir(config: DemoConfig) -> Path:
 
 
 def _tables() -> list[pb.Table]:
-    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json()) for table in tables.TABLES.values()]
+    return [
+        pb.Table(schema_name=tables.SCHEMA, table_info_json=table.to_json())
+        for table in tables.TABLES.values()
+    ]
 
 
 class Progress:
@@ -239,10 +283,16 @@ class Progress:
         done, job = self._tally.committed + self._tally.rolled_back, self._job
         elapsed = time.monotonic() - self._began
         eta = f"ETA {elapsed / done * (self._transactions - done):3.0f} s" if done else "ETA   ? s"
-        lag = f"{time.time() - physical_ms(job.applied_ts) / 1000:5.1f} s" if job.applied_ts else "starting"
+        lag = (
+            f"{time.time() - physical_ms(job.applied_ts) / 1000:5.1f} s"
+            if job.applied_ts
+            else "starting"
+        )
         return (
-            f"[{elapsed:5.1f} s] transactions {done}/{self._transactions} ({eta})  rows in {self._tally.row_changes}"
-            f"  rows in the lake {job.rows}  lag {lag}  checkpoint {job.applied_ts}  cuts {job.cuts}"
+            f"[{elapsed:5.1f} s] transactions {done}/{self._transactions} ({eta})  rows in "
+            f"{self._tally.row_changes}"
+            f"  rows in the lake {job.rows}  lag {lag}  checkpoint {job.applied_ts}  cuts "
+            f"{job.cuts}"
         )
 
 
@@ -251,14 +301,26 @@ def summary(proof: Proof, tally: Tally, job: Applied, client: str) -> str:
     verdict = "EQUAL" if proof.equal else "DIFFERENT"
     rows = [
         ("client", client),
-        ("transactions", f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} retried"),
+        (
+            "transactions",
+            (
+                f"{tally.committed} committed, {tally.rolled_back} rolled back, {tally.retried} "
+                "retried"
+            ),
+        ),
         ("clients killed", f"{tally.killed_clients} in the middle of their work"),
-        ("row changes", f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else "")),
+        (
+            "row changes",
+            f"{tally.row_changes} by the tellers" + (f", {job.rows} applied" if job.rows else ""),
+        ),
         ("rows in the lake", ", ".join(f"{table} {count}" for table, count in proof.rows.items())),
         ("batches (cuts)", f"{proof.cuts}"),
         ("commit -> visible", f"p50 {proof.p50_seconds:.2f} s, p99 {proof.p99_seconds:.2f} s"),
         ("cut compared", f"{proof.cut_ts}"),
-        ("bank total", f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts"),
+        (
+            "bank total",
+            f"{proof.expected_total} in {proof.balanced_cuts} of {len(proof.totals)} cuts",
+        ),
         ("lake = store", f"{verdict}{''.join(f'; {line}' for line in proof.differences[:5])}"),
     ]
     width = max(len(name) for name, _ in rows)

@@ -1,4 +1,6 @@
-"""The bank's day: transfers between accounts from several tellers, some rolled back, some old transfers deleted."""
+"""The bank's day: transfers between accounts from several tellers, some rolled back,
+some old transfers deleted.
+"""
 
 import asyncio
 import random
@@ -28,9 +30,13 @@ class Tally:
 
 
 class Teller:
-    """One sequence of transfers, deterministic for a seed but for what other tellers do to the same accounts."""
+    """One sequence of transfers, deterministic for a seed but for what other tellers do to the same
+    accounts.
+    """
 
-    def __init__(self, bank: Bank, client: BankClient, seed: int, first_transfer: int, tally: Tally) -> None:
+    def __init__(
+        self, bank: Bank, client: BankClient, seed: int, first_transfer: int, tally: Tally
+    ) -> None:
         self._bank = bank
         self._client = client
         self._random = random.Random(seed)
@@ -39,7 +45,8 @@ class Teller:
         self._tally = tally
 
     async def work(self, transactions: int, interval_s: float) -> None:
-        """Do that many transfers, each tried again until it commits, is rolled back on purpose, or fails for good.
+        """Do that many transfers, each tried again until it commits, is rolled back on purpose,
+        or fails for good.
 
         One begins every `interval_s` seconds; a teller that is late catches up.
         """
@@ -95,7 +102,9 @@ class Teller:
             if row is None:
                 raise ConflictError(f"account {account} is missing")
             await transaction.put(key, bank.moved(key, row, change, stamp))
-        await transaction.put(bank.transfer_key(stamp), bank.new_transfer(stamp, source, target, amount))
+        await transaction.put(
+            bank.transfer_key(stamp), bank.new_transfer(stamp, source, target, amount)
+        )
         if self._own_transfers and self._random.random() < _DELETE_SHARE:
             deleted = self._own_transfers.pop(self._random.randrange(len(self._own_transfers)))
             await transaction.delete(bank.transfer_key(deleted))
@@ -104,7 +113,9 @@ class Teller:
 
 
 async def _release(transaction: Transaction) -> None:
-    """Roll back what can still be rolled back; locks that stay are resolved by whoever meets them."""
+    """Roll back what can still be rolled back; locks that stay are resolved by whoever meets
+    them.
+    """
     try:
         await transaction.rollback()
     except ConflictError:

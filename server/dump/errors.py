@@ -40,6 +40,8 @@ class RereadFailedError(UnavailableError):
 
 
 class TableAwayError(UnavailableError):
-    """A table is not pulled here now, or was pulled anew while it was read; its chunk is read again by itself."""
+    """A table is not pulled here now, or was pulled anew while it was read;
+    its chunk is read again by itself.
+    """
 
     code = "ErrDumpTableAway"

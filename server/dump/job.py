@@ -1,10 +1,11 @@
-"""What a dump was asked to do, and how it is kept with its progress in the metadata: docs/format/dump.md.
+"""What a dump was asked to do, and how it is kept with its progress in the metadata:
+docs/format/dump.md.
 
     …/changefeed/source/<id>/dump/job            one document
     …/changefeed/source/<id>/dump/table/<id>     one for each table, of the job it names
 
-The job is written by whoever is asked, in a transaction that compares; tables by the capture that runs the changefeed.
-Both go with the changefeed.
+The job is written by whoever is asked, in a transaction that compares; tables by the capture that
+runs the changefeed. Both go with the changefeed.
 """
 
 import json
@@ -48,7 +49,9 @@ class Job:
     attempt: int = 0
     """Grows each time it is resumed: tables that have failed are tried again."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By `schema.table` why a table is read again by itself: the DDL that changed its rows beside the log."""
+    """By `schema.table` why a table is read again by itself:
+    the DDL that changed its rows beside the log.
+    """
     since_ts: Mapping[str, int] = field(default_factory=dict)
     """The commit_ts of these DDLs; one that the checkpoint has not passed is not over."""
 
@@ -57,18 +60,29 @@ class Job:
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
 
     def step(self, rows: int) -> int:
-        """So many rows of a chunk of `rows` as are no more than a second's share of what is allowed."""
-        return min(rows, max(self.rows_per_s // self.parallel, _STEP_MIN)) if self.rows_per_s else rows
+        """So many rows of a chunk of `rows` as are no more than a second's share of what is
+        allowed.
+        """
+        return (
+            min(rows, max(self.rows_per_s // self.parallel, _STEP_MIN)) if self.rows_per_s else rows
+        )
 
     def priority_of(self, name: str) -> int:
         """What its name says, else the greatest that a pattern says."""
         if name in self.priority:
             return self.priority[name]
-        return max((each for pattern, each in self.priority.items() if fnmatchcase(name, pattern)), default=0)
+        return max(
+            (each for pattern, each in self.priority.items() if fnmatchcase(name, pattern)),
+            default=0,
+        )
 
     def foremost(self, dumps: Iterable[TableDump]) -> list[TableDump]:
         """Of the tables that have something to read now, those of the greatest priority."""
-        ready = [each for each in dumps if each.durable.state is TableState.DUMPING and each.next_range() is not None]
+        ready = [
+            each
+            for each in dumps
+            if each.durable.state is TableState.DUMPING and each.next_range() is not None
+        ]
         greatest = max((self.priority_of(each.durable.name) for each in ready), default=0)
         return [each for each in ready if self.priority_of(each.durable.name) == greatest]
 
@@ -86,7 +100,9 @@ class Job:
                 state=str(doc["state"]),
                 tables=tuple(map(str, doc["tables"])),
                 where={str(name): str(condition) for name, condition in doc["where"].items()},
-                priority={str(name): int(number) for name, number in doc.get("priority", {}).items()},
+                priority={
+                    str(name): int(number) for name, number in doc.get("priority", {}).items()
+                },
                 rows_per_s=int(doc["rows_per_s"]),
                 bytes_per_s=int(doc["bytes_per_s"]),
                 parallel=int(doc["parallel"]),
@@ -110,7 +126,9 @@ class Job:
             "parallel": self.parallel,
             "attempt": self.attempt,
         }
-        if self.priority:  # else the same bytes as before there was such a thing: who changes a job compares them
+        if (
+            self.priority
+        ):  # else the same bytes as before there was such a thing: who changes a job compares them
             doc["priority"] = dict(self.priority)
         if self.verify:
             doc["verify"] = True
@@ -122,7 +140,9 @@ class Job:
 
 
 class DumpRecords:
-    """The records of one changefeed's dump; every call raises `MetaUnavailableError` when nobody answers."""
+    """The records of one changefeed's dump; every call raises `MetaUnavailableError` when nobody
+    answers.
+    """
 
     def __init__(self, meta: Meta, changefeed: str) -> None:
         self._meta = meta
@@ -142,20 +162,32 @@ class DumpRecords:
             DumpStateError: somebody else did, meanwhile.
         """
         unchanged = (
-            Compare(self._job, "value", "==", before.to_json()) if before is not None else Compare.absent(self._job)
+            Compare(self._job, "value", "==", before.to_json())
+            if before is not None
+            else Compare.absent(self._job)
         )
         if not (await self._meta.txn([unchanged], [Put(self._job, job.to_json())])).succeeded:
-            raise DumpStateError("somebody else has changed the dump just now; look at its status, and ask again")
+            raise DumpStateError(
+                "somebody else has changed the dump just now; look at its status, and ask again"
+            )
 
     async def tables(self, job: Job) -> list[TableProgress]:
-        """What is durable of the job's tables, in the order of their ids, as those of the start come first."""
+        """What is durable of the job's tables, in the order of their ids,
+        as those of the start come first.
+        """
         tables = [parse_progress(pair.value) for pair in await self._meta.get_prefix(self._tables)]
-        return sorted((each for each in tables if each.job == job.id), key=lambda each: each.table_id)
+        return sorted(
+            (each for each in tables if each.job == job.id), key=lambda each: each.table_id
+        )
 
     async def put_tables(self, tables: Iterable[TableProgress]) -> None:
         """Keep what is durable. Durable when it returns."""
-        texts = [(each.table_id, json.dumps(each.to_doc(), separators=(",", ":"))) for each in tables]
-        await self._meta.write_all([Put(self._tables + b"%d" % table_id, text.encode()) for table_id, text in texts])
+        texts = [
+            (each.table_id, json.dumps(each.to_doc(), separators=(",", ":"))) for each in tables
+        ]
+        await self._meta.write_all(
+            [Put(self._tables + b"%d" % table_id, text.encode()) for table_id, text in texts]
+        )
 
     async def delete_table(self, table_id: int) -> None:
         """Forget a table."""

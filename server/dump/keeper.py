@@ -1,4 +1,6 @@
-"""Keeps a dump's progress in the metadata: what the durable checkpoint has reached, and how fast each table goes."""
+"""Keeps a dump's progress in the metadata: what the durable checkpoint has reached,
+and how fast each table goes.
+"""
 
 import asyncio
 import time
@@ -54,7 +56,11 @@ class ProgressKeeper:
             try:
                 await self.settle()
             except UnavailableError as err:
-                _log.warning("the dump's progress cannot be kept now", changefeed=self._changefeed, error=err.message)
+                _log.warning(
+                    "the dump's progress cannot be kept now",
+                    changefeed=self._changefeed,
+                    error=err.message,
+                )
 
     async def settle(self) -> None:
         """Write what has changed; durable when it returns. Raises UnavailableError."""
@@ -71,7 +77,9 @@ class ProgressKeeper:
                 dump.settle(checkpoint_ts)
                 self._measure(dump)
             now = {dump.durable.table_id: dump.durable for dump in self._dumps.all_dumps()}
-        changed = {table_id: each for table_id, each in now.items() if self._written.get(table_id) != each}
+        changed = {
+            table_id: each for table_id, each in now.items() if self._written.get(table_id) != each
+        }
         if changed:
             await self._records.put_tables(changed.values())
             self._written |= changed

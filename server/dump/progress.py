@@ -1,6 +1,8 @@
-"""How far a dump is: for each table its ranges of keys, and in each the last key that is at the target for good.
+"""How far a dump is: for each table its ranges of keys,
+and in each the last key that is at the target for good.
 
-Pure. What is written of it into the metadata: docs/format/dump.md; how it moves: `server.dump.table_dump`.
+Pure. What is written of it into the metadata: docs/format/dump.md; how it moves:
+`server.dump.table_dump`.
 """
 
 import enum
@@ -28,7 +30,9 @@ class TableState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One value of a key as the server gave it: the protocol's type and bytes, to be bound again as they are."""
+    """One value of a key as the server gave it: the protocol's type and bytes,
+    to be bound again as they are.
+    """
 
     type: int
     data: bytes
@@ -130,7 +134,9 @@ def _range_doc(each: Range) -> dict[str, Any]:
 
 
 def _cursor(doc: Any) -> Cursor | None:
-    return None if doc is None else tuple(Cell(int(kind), bytes.fromhex(data)) for kind, data in doc)
+    return (
+        None if doc is None else tuple(Cell(int(kind), bytes.fromhex(data)) for kind, data in doc)
+    )
 
 
 def _cursor_doc(cursor: Cursor | None) -> list[list[Any]] | None:

@@ -1,4 +1,6 @@
-"""A log, or what stands for one, with a dump beside it: one puller of two parts, which begin and end together."""
+"""A log, or what stands for one, with a dump beside it: one puller of two parts,
+which begin and end together.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +18,9 @@ class Dump(Protocol):
 
 
 class DumpingPuller:
-    """Implements `server.puller.source.Puller` by the log's, while `engine` adds rows at its watermarks."""
+    """Implements `server.puller.source.Puller` by the log's,
+    while `engine` adds rows at its watermarks.
+    """
 
     def __init__(self, log: Puller, engine: Dump) -> None:
         self._log = log

@@ -1,7 +1,8 @@
-"""What of a changefeed's tables a dump may be asked for: a name that nothing has is refused, or reported.
+"""What of a changefeed's tables a dump may be asked for: a name that nothing has is refused,
+or reported.
 
-A misspelled table would never be read, and a condition under a misspelled name would leave all rows in. Patterns with
-wildcards may match what comes later.
+A misspelled table would never be read, and a condition under a misspelled name would leave all rows
+in. Patterns with wildcards may match what comes later.
 """
 
 import re
@@ -37,7 +38,9 @@ class DumpScope:
     ignored: tuple[str, ...] = ()
     """Tables that its filter takes, and that it leaves out."""
     awaited: tuple[str, ...] = ()
-    """The filter of one that does not run: it may have stopped at the statement that brings a table."""
+    """The filter of one that does not run: it may have stopped at the statement that brings a
+    table.
+    """
     stands: str = ""
     """Why it does not run."""
 
@@ -54,7 +57,11 @@ class DumpScope:
         info = ChangefeedInfo.from_json(pair.value)
         names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
         scope = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
-        return scope if info.state.is_running else replace(scope, awaited=info.rules, stands=_stands(info))
+        return (
+            scope
+            if info.state.is_running
+            else replace(scope, awaited=info.rules, stands=_stands(info))
+        )
 
     def check(self, job: Job) -> None:
         """Refuse names that no table has.
@@ -62,25 +69,34 @@ class DumpScope:
         Raises:
             DumpInvalidError: with the names there are.
         """
-        for option, given in (("--table", job.tables), ("--where", job.where), ("--priority", job.priority)):
+        for option, given in (
+            ("--table", job.tables),
+            ("--where", job.where),
+            ("--priority", job.priority),
+        ):
             for name in _exact(given):
                 if name in self.ignored:
                     raise DumpInvalidError(f"{option} {name}: {_left_out(name)}")
                 if name not in self.names and not self._may_come(name):
                     names = ", ".join(sorted(self.names)[:_NAMED]) or "none"
                     raise DumpInvalidError(
-                        f"{option} {name}: changefeed {self.changefeed} has no such table; its tables are {names}"
+                        f"{option} {name}: changefeed {self.changefeed} has no such table; its "
+                        f"tables are {names}"
                     )
         for name in job.where:
             if _WILDCARD.search(name) or not job.takes(name):
-                raise DumpInvalidError(f"--where {name}: it is to be one table that is dumped, by its name")
+                raise DumpInvalidError(
+                    f"--where {name}: it is to be one table that is dumped, by its name"
+                )
 
     def _may_come(self, name: str) -> bool:
         schema_name, _, table_name = name.partition(".")
         return TableFilter(self.awaited).takes(schema_name, table_name)
 
     def others(self, job: Job, listed: Collection[str]) -> dict[str, tuple[str, str]]:
-        """Tables that the job takes and nothing is read of, beside those that are `told`: a state, and why."""
+        """Tables that the job takes and nothing is read of, beside those that are `told`:
+        a state, and why.
+        """
         missing = {
             name: ("waiting", "no table of the changefeed has this name now")
             for name in _exact(job.tables)
@@ -95,20 +111,28 @@ def _exact(patterns: Iterable[str]) -> Iterable[str]:
 
 
 def _stands(info: ChangefeedInfo) -> str:
-    """Why it does not run, and what helps: a resume alone does not where the error would come again."""
+    """Why it does not run, and what helps: a resume alone does not where the error would come
+    again.
+    """
     if info.state is State.STOPPED:
-        return f"the changefeed is stopped; `tidemark cli changefeed resume -c {info.id}` lets it go on"
+        return (
+            f"the changefeed is stopped; `tidemark cli changefeed resume -c {info.id}` lets it go "
+            "on"
+        )
     why = f": [{info.error.code}] {info.error.message}" if info.error else ""
     if info.state is not State.FAILED:
         return f"the changefeed is {info.state.value}{why}"
     return (
-        f"the changefeed is failed{why}. Do what this error says; where its cause is gone, `tidemark cli changefeed "
+        f"the changefeed is failed{why}. Do what this error says; where its cause is gone, "
+        "`tidemark cli changefeed "
         f"resume -c {info.id}` lets it go on"
     )
 
 
 def _left_out(name: str) -> str:
     return (
-        f"the changefeed leaves {name} out, as it could not be replicated when it was created (--ignore-ineligible-"
-        "table): see `tidemark cli source check` for why; once mended, replicate it by another changefeed"
+        f"the changefeed leaves {name} out, as it could not be replicated when it was created "
+        "(--ignore-ineligible-"
+        "table): see `tidemark cli source check` for why; once mended, replicate it by another "
+        "changefeed"
     )

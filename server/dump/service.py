@@ -1,6 +1,7 @@
 """The dumps' API: `tidemarkpb.v1.DumpService`, at any capture.
 
-It writes what is wanted into the metadata and reads how far it is; the capture that runs the changefeed does it.
+It writes what is wanted into the metadata and reads how far it is; the capture that runs the
+changefeed does it.
 """
 
 import glob
@@ -11,7 +12,12 @@ from typing import Any, Final
 import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
 
-from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
+from server.dump.errors import (
+    DumpInvalidError,
+    DumpNotFoundError,
+    DumpStateError,
+    DumpUnsupportedError,
+)
 from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
 from server.dump.scope import DumpScope
 from server.dump.status import dump_message, is_over, table_messages
@@ -28,7 +34,9 @@ class DumpService:
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
 
-    async def StartDump(self, request: pb.StartDumpRequest, context: Context) -> pb.StartDumpResponse:
+    async def StartDump(
+        self, request: pb.StartDumpRequest, context: Context
+    ) -> pb.StartDumpResponse:
         """Ask for a dump; one that is over is done anew."""
         del context
         scope = await self._scope(request.changefeed_id)
@@ -37,11 +45,13 @@ class DumpService:
         job = _job(request)
         if request.where and scope.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
-                "tables of the cluster are read from the store, which knows no SQL: leave the conditions out"
+                "tables of the cluster are read from the store, which knows no SQL: leave the "
+                "conditions out"
             )
         if request.verify and scope.scheme in _FROM_STORE:
             raise DumpUnsupportedError(
-                "the store sums no rows: leave --verify out, and compare the lake by tidemark cli verify"
+                "the store sums no rows: leave --verify out, and compare the lake by tidemark cli "
+                "verify"
             )
         scope.check(job)
         if before is not None and before.since_ts:
@@ -50,27 +60,35 @@ class DumpService:
             job = before  # the same once more
         if before is not job:
             if before is not None and not is_over(await records.tables(before)):
-                raise DumpStateError("a dump of the changefeed is under way: pause, resume, update or restart it")
+                raise DumpStateError(
+                    "a dump of the changefeed is under way: pause, resume, update or restart it"
+                )
             await records.put_job(before, job)
         elif is_over(await records.tables(job)):
             await records.put_job(before, replace(job, id=uuid.uuid4().hex))
         return pb.StartDumpResponse(**await self._status(request.changefeed_id))
 
-    async def PauseDump(self, request: pb.PauseDumpRequest, context: Context) -> pb.PauseDumpResponse:
+    async def PauseDump(
+        self, request: pb.PauseDumpRequest, context: Context
+    ) -> pb.PauseDumpResponse:
         """Read no more chunks."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=PAUSED))
         return pb.PauseDumpResponse(**await self._status(request.changefeed_id))
 
-    async def ResumeDump(self, request: pb.ResumeDumpRequest, context: Context) -> pb.ResumeDumpResponse:
+    async def ResumeDump(
+        self, request: pb.ResumeDumpRequest, context: Context
+    ) -> pb.ResumeDumpResponse:
         """Go on, and try again what has failed."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, attempt=job.attempt + 1))
         return pb.ResumeDumpResponse(**await self._status(request.changefeed_id))
 
-    async def UpdateDump(self, request: pb.UpdateDumpRequest, context: Context) -> pb.UpdateDumpResponse:
+    async def UpdateDump(
+        self, request: pb.UpdateDumpRequest, context: Context
+    ) -> pb.UpdateDumpResponse:
         """Go on in another order, or at another pace."""
         del context
         scope, records, job = await self._existing(request.changefeed_id)
@@ -80,14 +98,18 @@ class DumpService:
             await records.put_job(job, updated)
         return pb.UpdateDumpResponse(**await self._status(request.changefeed_id))
 
-    async def RestartDump(self, request: pb.RestartDumpRequest, context: Context) -> pb.RestartDumpResponse:
+    async def RestartDump(
+        self, request: pb.RestartDumpRequest, context: Context
+    ) -> pb.RestartDumpResponse:
         """Begin anew."""
         del context
         _, records, job = await self._existing(request.changefeed_id)
         await records.put_job(job, replace(job, state=RUNNING, id=uuid.uuid4().hex))
         return pb.RestartDumpResponse(**await self._status(request.changefeed_id))
 
-    async def GetDumpStatus(self, request: pb.GetDumpStatusRequest, context: Context) -> pb.GetDumpStatusResponse:
+    async def GetDumpStatus(
+        self, request: pb.GetDumpStatusRequest, context: Context
+    ) -> pb.GetDumpStatusResponse:
         """How far it is."""
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))
@@ -97,7 +119,8 @@ class DumpService:
         scope = await DumpScope.of(self._meta, changefeed)
         if scope.scheme not in _SCHEMES:
             raise DumpUnsupportedError(
-                f"changefeed {changefeed} is of a {scope.scheme}:// source, which cannot be dumped; the cluster's own "
+                f"changefeed {changefeed} is of a {scope.scheme}:// source, which cannot be "
+                "dumped; the cluster's own "
                 "change feed, pump:// and mysql:// can"
             )
         return scope
@@ -133,10 +156,14 @@ class DumpService:
         return replace(job, tables=(*job.tables, *missing), reasons=reasons, since_ts=since_ts)
 
     async def _waits(self, records: DumpRecords, job: Job) -> str:
-        """What a pause keeps from going on, beside the dump: cuts wait for tables that are read again."""
+        """What a pause keeps from going on, beside the dump:
+        cuts wait for tables that are read again.
+        """
         checkpoint_ts = await records.checkpoint_ts()
         names = sorted(name for name, ts in job.since_ts.items() if ts >= checkpoint_ts)
-        return f"cuts wait until {', '.join(names)} are read again: resume the dump" if names else ""
+        return (
+            f"cuts wait until {', '.join(names)} are read again: resume the dump" if names else ""
+        )
 
 
 def _job(request: pb.StartDumpRequest) -> Job:
@@ -156,8 +183,12 @@ def _updated(job: Job, request: pb.UpdateDumpRequest) -> Job:
     return replace(
         job,
         priority={**job.priority, **request.priority},
-        rows_per_s=request.rows_per_second_max if request.HasField("rows_per_second_max") else job.rows_per_s,
-        bytes_per_s=request.bytes_per_second_max if request.HasField("bytes_per_second_max") else job.bytes_per_s,
+        rows_per_s=request.rows_per_second_max
+        if request.HasField("rows_per_second_max")
+        else job.rows_per_s,
+        bytes_per_s=request.bytes_per_second_max
+        if request.HasField("bytes_per_second_max")
+        else job.bytes_per_s,
         parallel=_checked(request.parallel) if request.HasField("parallel") else job.parallel,
     )
 

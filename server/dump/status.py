@@ -1,7 +1,8 @@
-"""A dump's progress as its status tells it: of each table and of all, in shares, and when it will be done. Pure.
+"""A dump's progress as its status tells it: of each table and of all, in shares,
+and when it will be done. Pure.
 
-Shares are of the rows that are durable at the target. What has failed or was dropped is in no sum: it would hold the
-share of all below 100 for ever, or make the rest look further than it is.
+Shares are of the rows that are durable at the target. What has failed or was dropped is in no sum:
+it would hold the share of all below 100 for ever, or make the rest look further than it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,9 @@ def is_over(tables: Sequence[TableProgress]) -> bool:
     return bool(tables) and all(each.state.is_over for each in tables)
 
 
-def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress], waits_for: str = "") -> pb.Dump:
+def dump_message(
+    changefeed: str, job: Job, tables: Sequence[TableProgress], waits_for: str = ""
+) -> pb.Dump:
     """The whole dump; `waits_for` is why nothing goes on."""
     counted = [each for each in tables if each.state not in _LOST]
     done = sum(each.state is TableState.DONE for each in counted)
@@ -57,13 +60,22 @@ def dump_message(changefeed: str, job: Job, tables: Sequence[TableProgress], wai
 
 
 def table_messages(
-    changefeed: str, job: Job, tables: Sequence[TableProgress], others: Mapping[str, tuple[str, str]]
+    changefeed: str,
+    job: Job,
+    tables: Sequence[TableProgress],
+    others: Mapping[str, tuple[str, str]],
 ) -> list[pb.DumpStatus]:
-    """Table by table, by name; `others` are asked for, but nothing is read of them: their state, and why."""
-    foremost = max((job.priority_of(each.name) for each in tables if not each.state.is_over), default=0)
+    """Table by table, by name; `others` are asked for, but nothing is read of them:
+    their state, and why.
+    """
+    foremost = max(
+        (job.priority_of(each.name) for each in tables if not each.state.is_over), default=0
+    )
     messages = [_table(changefeed, job, each, foremost) for each in tables]
     messages += [
-        pb.DumpStatus(changefeed_id=changefeed, table=name, state=state, error=why, eta_seconds=ETA_UNKNOWN)
+        pb.DumpStatus(
+            changefeed_id=changefeed, table=name, state=state, error=why, eta_seconds=ETA_UNKNOWN
+        )
         for name, (state, why) in others.items()
     ]
     return sorted(messages, key=lambda each: each.table)
@@ -99,7 +111,10 @@ def _estimated(tables: Sequence[TableProgress]) -> int:
     """How many rows there are in all; 0 as long as it is not known of one of them."""
     if any(not each.rows_estimated for each in tables if each.state is not TableState.DONE):
         return 0
-    return sum(each.rows if each.state is TableState.DONE else max(each.rows_estimated, each.rows) for each in tables)
+    return sum(
+        each.rows if each.state is TableState.DONE else max(each.rows_estimated, each.rows)
+        for each in tables
+    )
 
 
 def _share(rows: int, estimated: int, *, is_done: bool) -> float:

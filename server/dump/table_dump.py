@@ -1,9 +1,12 @@
-"""One table while it is dumped: what is durable of it, and what is ahead of that in this process only. Pure.
+"""One table while it is dumped: what is durable of it,
+and what is ahead of that in this process only. Pure.
 
 Invariants:
-1. What is durable of a cursor is at the target: a chunk counts once the checkpoint has reached its high watermark, and
-   after all chunks before it in its range. Whatever is lost in a crash is read again, never left out.
-2. A chunk that must be read again takes those behind it in its range with it: nothing is counted over a gap.
+1. What is durable of a cursor is at the target: a chunk counts once the checkpoint has reached its
+   high watermark, and after all chunks before it in its range. Whatever is lost in a crash is read
+   again, never left out.
+2. A chunk that must be read again takes those behind it in its range with it: nothing is counted
+   over a gap.
 """
 
 from collections import deque
@@ -29,7 +32,9 @@ class Read:
 
 @dataclass(slots=True)
 class _Reading:
-    """One range while it is read: `epoch` grows when it is set back, `unsettled` are the chunks not yet durable."""
+    """One range while it is read: `epoch` grows when it is set back,
+    `unsettled` are the chunks not yet durable.
+    """
 
     at: Range
     epoch: int = 0
@@ -55,7 +60,9 @@ class TableDump:
 
     def next_range(self, taken: frozenset[int] = frozenset()) -> int | None:
         """A range that has more to read and is not `taken`; None: there is none."""
-        open_ranges = (place for place, each in enumerate(self._ahead) if not each.done and place not in taken)
+        open_ranges = (
+            place for place, each in enumerate(self._ahead) if not each.done and place not in taken
+        )
         return next(open_ranges, None)
 
     def ahead(self, place: int) -> tuple[Range, int]:
@@ -70,7 +77,9 @@ class TableDump:
             reading.rows_ahead += chunk.rows
 
     def closed(self, chunk: Read, commit_ts: int) -> bool:
-        """Its window has closed; returns whether its rows count: not if it was set back meanwhile."""
+        """Its window has closed; returns whether its rows count:
+        not if it was set back meanwhile.
+        """
         reading = self._reading(chunk)
         if reading is None:
             return False
@@ -78,7 +87,9 @@ class TableDump:
         return True
 
     def again(self, chunk: Read) -> bool:
-        """It must be read again, and what was read behind it; returns whether it was not set back before."""
+        """It must be read again, and what was read behind it;
+        returns whether it was not set back before.
+        """
         reading = self._reading(chunk)
         if reading is None:
             return False
@@ -88,7 +99,9 @@ class TableDump:
         return True
 
     def _reading(self, chunk: Read) -> _Reading | None:
-        """The range of a chunk, as it was when that was read; None: it was set back, or planned anew."""
+        """The range of a chunk, as it was when that was read; None: it was set back,
+        or planned anew.
+        """
         return self._ranges[chunk.place] if self.is_now(chunk.place, chunk.epoch) else None
 
     def is_now(self, place: int, epoch: int) -> bool:
@@ -96,7 +109,9 @@ class TableDump:
         return place < len(self._ranges) and self._ranges[place].epoch == epoch
 
     def settle(self, checkpoint_ts: int) -> bool:
-        """Everything up to `checkpoint_ts` is at the target for good; returns whether `durable` has moved."""
+        """Everything up to `checkpoint_ts` is at the target for good;
+        returns whether `durable` has moved.
+        """
         before = self.durable
         for place, reading in enumerate(self._ranges):
             while reading.unsettled and reading.unsettled[0][0] <= checkpoint_ts:
@@ -110,13 +125,19 @@ class TableDump:
                     chunks=self.durable.chunks + 1,
                     chunks_verified=self.durable.chunks_verified + chunk.checked,
                     high_ts=max(self.durable.high_ts, commit_ts),
-                    ranges=(*self.durable.ranges[:place], reading.at, *self.durable.ranges[place + 1 :]),
+                    ranges=(
+                        *self.durable.ranges[:place],
+                        reading.at,
+                        *self.durable.ranges[place + 1 :],
+                    ),
                 )
         rows_read = self.durable.rows + sum(each.rows_ahead for each in self._ranges)
         estimated = self._estimated(before)
         if (rows_read, estimated) != (self.durable.rows_read, self.durable.rows_estimated):
             self.durable = replace(self.durable, rows_read=rows_read, rows_estimated=estimated)
-        if self.durable.state is TableState.DUMPING and all(each.done for each in self.durable.ranges):
+        if self.durable.state is TableState.DUMPING and all(
+            each.done for each in self.durable.ranges
+        ):
             self.durable = replace(self.durable, state=TableState.DONE)
         return self.durable != before
 
@@ -125,7 +146,9 @@ class TableDump:
         self._expected = rows
 
     def _estimated(self, before: TableProgress) -> int:
-        """As many as are expected, but for now no more than leave the share of those at the target where it was."""
+        """As many as are expected, but for now no more than leave the share of those at the target
+        where it was.
+        """
         if not self._expected:
             return self.durable.rows_estimated
         shown = before.rows and before.rows_estimated
@@ -162,17 +185,25 @@ class TableDump:
 
     @property
     def closed_ts(self) -> int | None:
-        """The last high watermark of a table whose windows have all closed; None: there is something to read."""
+        """The last high watermark of a table whose windows have all closed; None:
+        there is something to read.
+        """
         if self.durable.state.is_over and self.durable.state is not TableState.DONE:
             return None
-        if self.durable.state is TableState.WAITING or not all((each.closed or each.at).done for each in self._ranges):
+        if self.durable.state is TableState.WAITING or not all(
+            (each.closed or each.at).done for each in self._ranges
+        ):
             return None
-        return max([self.durable.high_ts, *(ts for each in self._ranges for ts, _ in each.unsettled)])
+        return max(
+            [self.durable.high_ts, *(ts for each in self._ranges for ts, _ in each.unsettled)]
+        )
 
     @property
     def rows_ahead(self) -> int:
         """Rows whose windows have closed, durable or not."""
-        return self.durable.rows + sum(chunk.rows for each in self._ranges for _, chunk in each.unsettled)
+        return self.durable.rows + sum(
+            chunk.rows for each in self._ranges for _, chunk in each.unsettled
+        )
 
 
 def _moved(at: Range, chunk: Read) -> Range:

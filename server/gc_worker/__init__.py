@@ -1,1 +1,3 @@
-"""`tidemark gc-worker`: the worker of `gcsafepoint.worker`, connected to a coordinator, its metadata and its stores."""
+"""`tidemark gc-worker`: the worker of `gcsafepoint.worker`, connected to a coordinator,
+its metadata and its stores.
+"""

@@ -1,8 +1,9 @@
 """What the GC worker needs of its surroundings, over real clients: `TikvCluster` and `MetaRecords`.
 
-`TikvCluster` is the worker's `Cluster` over PdClient and KvClient: ours, or a real PD with real TiKVs. `MetaRecords`
-is its `Records` over the metadata client; values are text. `lowest_service` reads who holds GC back from the
-coordinator's records (PD's etcd keys), because asking by UpdateServiceGCSafePoint would move something.
+`TikvCluster` is the worker's `Cluster` over PdClient and KvClient: ours, or a real PD with real
+TiKVs. `MetaRecords` is its `Records` over the metadata client; values are text. `lowest_service`
+reads who holds GC back from the coordinator's records (PD's etcd keys), because asking by
+UpdateServiceGCSafePoint would move something.
 """
 
 import json
@@ -46,7 +47,9 @@ class StoreSettingError(UnavailableError):
 class TikvCluster:
     """The `gcsafepoint.worker.cluster.Cluster` of a PD and its stores."""
 
-    def __init__(self, pd: PdClient, kv: KvClient, records: Records, security: SecurityConfig | None = None) -> None:
+    def __init__(
+        self, pd: PdClient, kv: KvClient, records: Records, security: SecurityConfig | None = None
+    ) -> None:
         self._security = security
         self._pd = pd
         self._kv = kv
@@ -60,7 +63,9 @@ class TikvCluster:
     async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
         try:
-            lowest = await self._pd.update_service_gc_safe_point(GC_WORKER_ID, _FOREVER_S, safe_point)
+            lowest = await self._pd.update_service_gc_safe_point(
+                GC_WORKER_ID, _FOREVER_S, safe_point
+            )
         except PdRefusedError as err:
             if _DECREASES not in err.message:
                 raise
@@ -82,7 +87,8 @@ class TikvCluster:
         leader, reached = 0, b""
         async for route in self._regions():
             leader, end = route.leader.store_id, region_end(route)
-            # from where the last region ended: a hole between two reported regions is served by some region
+            # from where the last region ended: a hole between two reported regions is served by
+            # some region
             ranges[leader].append(KeyRange(reached, end))
             reached = end
         if reached or not ranges:
@@ -95,7 +101,9 @@ class TikvCluster:
 
     async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
         """See `Cluster`."""
-        page = await self._kv.scan_lock(within.start_key, within.end_key, max(0, safe_point - 1), _LOCKS_PER_PAGE)
+        page = await self._kv.scan_lock(
+            within.start_key, within.end_key, max(0, safe_point - 1), _LOCKS_PER_PAGE
+        )
         more = len(page.locks) == _LOCKS_PER_PAGE
         return LockPage([_lock(info) for info in page.locks], page.next_key, page.route, more=more)
 
@@ -135,7 +143,9 @@ class TikvCluster:
             async with connect(address, self._security) as channel:
                 await DebugStub(channel).ModifyTikvConfig(request, timeout=_SETTING_S)
         except grpc.aio.AioRpcError as err:
-            raise StoreSettingError(f"the store at {address} answered {err.code().name}: {err.details()}") from err
+            raise StoreSettingError(
+                f"the store at {address} answered {err.code().name}: {err.details()}"
+            ) from err
 
     async def collect(self, within: KeyRange, safe_point: int) -> bytes | None:
         """See `Cluster`."""
@@ -163,7 +173,8 @@ GC_WORKER_ID = "gc_worker"
 
 
 async def lowest_service(records: Records, cluster_id: int, now_s: float) -> LowestService | None:
-    """The living service or global barrier with the smallest safepoint, GC itself left out; None if there is none.
+    """The living service or global barrier with the smallest safepoint, GC itself left out;
+    None if there is none.
 
     Raises:
         CorruptError: the coordinator's record of one cannot be read.
@@ -177,12 +188,18 @@ async def lowest_service(records: Records, cluster_id: int, now_s: float) -> Low
         for key, record in (await records.read(prefix + kind)).items():
             try:
                 fields = json.loads(record.value)
-                safe_point, service_id, expires_s = int(fields[ts]), str(fields[name]), fields.get(expires)
+                safe_point, service_id, expires_s = (
+                    int(fields[ts]),
+                    str(fields[name]),
+                    fields.get(expires),
+                )
             except (ValueError, TypeError, KeyError, AttributeError) as err:
                 raise CorruptError(f"the record {key} cannot be read: {record.value!r}") from err
             if service_id != GC_WORKER_ID and (expires_s is None or expires_s >= now_s):
                 living.append((safe_point, service_id))
-    return next((LowestService(service_id, safe_point) for safe_point, service_id in sorted(living)), None)
+    return next(
+        (LowestService(service_id, safe_point) for safe_point, service_id in sorted(living)), None
+    )
 
 
 class MetaRecords:

@@ -1,4 +1,6 @@
-"""The gc-worker daemon: its settings, and the worker put together with its clients and its admin service."""
+"""The gc-worker daemon: its settings, and the worker put together with its clients and its admin
+service.
+"""
 
 import asyncio
 import datetime as dt
@@ -37,16 +39,26 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GCWorkerConfig:
-    """Where the worker listens and whom it works for; how it collects is set online (SetGCConfig)."""
+    """Where the worker listens and whom it works for;
+    how it collects is set online (SetGCConfig).
+    """
 
     addr: str = setting("127.0.0.1:8302", "gRPC address of the admin service, host:port")
-    advertise_addr: str = setting("", "host:port where the command line finds the leader; empty: the one listened on")
+    advertise_addr: str = setting(
+        "", "host:port where the command line finds the leader; empty: the one listened on"
+    )
     http_addr: str = setting("127.0.0.1:8392", "address of /metrics, /healthz and /readyz")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
-    tick_seconds: float = setting(60.0, "seconds between looks at the leadership and at what is due", least=0.001)
-    lease_seconds: float = setting(120.0, "seconds a leader leads without renewing; at least 2, and two ticks")
+    tick_seconds: float = setting(
+        60.0, "seconds between looks at the leadership and at what is due", least=0.001
+    )
+    lease_seconds: float = setting(
+        120.0, "seconds a leader leads without renewing; at least 2, and two ticks"
+    )
     min_gc_time: str = setting(
-        "10m0s", "shortest life time and run interval that may be set, as TiDB's; less only where nobody reads history"
+        "10m0s",
+        "shortest life time and run interval that may be set, as TiDB's; less only where nobody "
+        "reads history",
     )
 
     def checked(self) -> "GCWorkerConfig":
@@ -55,9 +67,13 @@ class GCWorkerConfig:
         Raises:
             ConfigError: the lease would run out between two ticks.
         """
-        if not 0 < self.tick_seconds * 2 <= self.lease_seconds or self.lease_seconds < _LEAST_LEASE_S:
+        if (
+            not 0 < self.tick_seconds * 2 <= self.lease_seconds
+            or self.lease_seconds < _LEAST_LEASE_S
+        ):
             raise ConfigError(
-                f"--lease-seconds ({self.lease_seconds:g}) must be at least 2, and two --tick-seconds "
+                f"--lease-seconds ({self.lease_seconds:g}) must be at least 2, and two "
+                "--tick-seconds "
                 f"({self.tick_seconds:g})"
             )
         self.bounds()
@@ -75,7 +91,9 @@ class GCWorkerConfig:
 
 
 @asynccontextmanager
-async def open_gc_worker(config: GCWorkerConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+async def open_gc_worker(
+    config: GCWorkerConfig, security: SecurityConfig
+) -> AsyncIterator[Endpoints]:
     """Run a worker for the block; yields where it listens."""
     config.checked()
     async with (
@@ -89,7 +107,10 @@ async def open_gc_worker(config: GCWorkerConfig, security: SecurityConfig) -> As
         election = Election(
             records,
             uuid=f"{started_ts:x}",
-            desc=f"host:{socket.gethostname()}, pid:{os.getpid()}, start at {_go_time(physical_ms(started_ts))}",
+            desc=(
+                f"host:{socket.gethostname()}, pid:{os.getpid()}, start at "
+                f"{_go_time(physical_ms(started_ts))}"
+            ),
             lease_ms=int(config.lease_seconds * 1000),
             monotonic_s=_since_boot_s,
         )
@@ -110,7 +131,9 @@ async def open_gc_worker(config: GCWorkerConfig, security: SecurityConfig) -> As
 
 
 def _advertised(bound: str) -> str:
-    """The address to advertise for a listener at `bound`: the host's name in place of a wildcard."""
+    """The address to advertise for a listener at `bound`:
+    the host's name in place of a wildcard.
+    """
     host, _, port = bound.rpartition(":")
     return f"{socket.gethostname()}:{port}" if host in ("0.0.0.0", "[::]", "") else bound  # noqa: S104 - only compared
 
@@ -122,7 +145,9 @@ def _since_boot_s() -> float:
 
 def _go_time(unix_ms: int) -> str:
     """A moment as Go prints it, in UTC."""
-    return dt.datetime.fromtimestamp(unix_ms / 1000, dt.UTC).strftime("%Y-%m-%d %H:%M:%S.%f +0000 UTC")
+    return dt.datetime.fromtimestamp(unix_ms / 1000, dt.UTC).strftime(
+        "%Y-%m-%d %H:%M:%S.%f +0000 UTC"
+    )
 
 
 async def _work(worker: GCWorker, pd: PdClient, tick_s: float) -> None:

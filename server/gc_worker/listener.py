@@ -1,8 +1,9 @@
-"""The GC worker's events as logs and Prometheus metrics: TiDB's phrases and names where TiDB has one.
+"""The GC worker's events as logs and Prometheus metrics:
+TiDB's phrases and names where TiDB has one.
 
-So its runbooks and dashboards apply. TiDB's counters `gc_failure`, `gc_action_result`, `gc_region_too_many_locks`,
-`gc_unsafe_destroy_range_failures` have no `_total`, which this client always adds to a Counter: they are gauges here
-that only grow.
+So its runbooks and dashboards apply. TiDB's counters `gc_failure`, `gc_action_result`,
+`gc_region_too_many_locks`, `gc_unsafe_destroy_range_failures` have no `_total`, which this client
+always adds to a Counter: they are gauges here that only grow.
 """
 
 import structlog
@@ -21,23 +22,40 @@ SECONDS = Histogram(
     ["stage"],
     buckets=tuple(2.0**power for power in range(-4, 20)),
 )
-CONFIG = Gauge("tidb_tikvclient_gc_config", "Settings of the GC leader, in seconds; 0 at a follower", ["type"])
+CONFIG = Gauge(
+    "tidb_tikvclient_gc_config", "Settings of the GC leader, in seconds; 0 at a follower", ["type"]
+)
 FAILURES = Gauge("tidb_tikvclient_gc_failure", "Stages that an error ended; only grows", ["type"])
-REGION_RESULTS = Gauge("tidb_tikvclient_gc_action_result", "Regions collected in mode central; only grows", ["type"])
-TOO_MANY_LOCKS = Gauge("tidb_tikvclient_gc_region_too_many_locks", "Second looks at one region's locks; only grows")
+REGION_RESULTS = Gauge(
+    "tidb_tikvclient_gc_action_result", "Regions collected in mode central; only grows", ["type"]
+)
+TOO_MANY_LOCKS = Gauge(
+    "tidb_tikvclient_gc_region_too_many_locks", "Second looks at one region's locks; only grows"
+)
 DESTROY_FAILURES = Gauge(
-    "tidb_tikvclient_gc_unsafe_destroy_range_failures", "Ranges that a store did not destroy; only grows", ["type"]
+    "tidb_tikvclient_gc_unsafe_destroy_range_failures",
+    "Ranges that a store did not destroy; only grows",
+    ["type"],
 )
 LEADER = Gauge("tidemark_gc_leader", "1 while this worker is GC leader")
-SAFE_POINT = Gauge("tidemark_gc_safe_point", "Safepoint of the last round of this worker, a TSO timestamp")
+SAFE_POINT = Gauge(
+    "tidemark_gc_safe_point", "Safepoint of the last round of this worker, a TSO timestamp"
+)
 ROUNDS = Counter("tidemark_gc_rounds_total", "GC rounds by how they ended", ["result"])
-SKIPPED = Counter("tidemark_gc_skipped_total", "Rounds that did not resolve or collect anything", ["reason"])
+SKIPPED = Counter(
+    "tidemark_gc_skipped_total", "Rounds that did not resolve or collect anything", ["reason"]
+)
 RESOLVED_LOCKS = Counter("tidemark_gc_resolved_locks_total", "Locks committed or rolled back by GC")
-DELETED_RANGES = Counter("tidemark_gc_deleted_ranges_total", "Ranges destroyed on all stores, or not", ["result"])
+DELETED_RANGES = Counter(
+    "tidemark_gc_deleted_ranges_total", "Ranges destroyed on all stores, or not", ["result"]
+)
 
 _SKIPPED = "there's already a gc job running, skipped"
 _NOT_MOVED = "txn safe point not advanced, GC will be skipped"
-_HELD = "there's another service in the cluster requires an earlier safe point. gc will continue with the earlier one"
+_HELD = (
+    "there's another service in the cluster requires an earlier safe point. gc will continue with "
+    "the earlier one"
+)
 _BEGAN = {
     Stage.TOTAL: "starts the whole job",
     Stage.RESOLVE_LOCKS: "start resolve locks",
@@ -66,7 +84,9 @@ _ACTIONS = {
     Stage.REDO_DELETE_RANGES: "redo_delete_range",
     Stage.DO_GC: "do_gc",
 }
-"""The labels of TiDB's metrics: what a stage counts as when it begins, and when an error ends it."""
+"""The labels of TiDB's metrics: what a stage counts as when it begins,
+and when an error ends it.
+"""
 
 
 class LogAndCount:
@@ -106,13 +126,17 @@ class LogAndCount:
     def life_time_raised(self, configured_ms: int, least_ms: int) -> None:
         """See `Listener`."""
         self._log.warning(
-            "invalid gc life time", found=format_duration_ms(configured_ms), used=format_duration_ms(least_ms)
+            "invalid gc life time",
+            found=format_duration_ms(configured_ms),
+            used=format_duration_ms(least_ms),
         )
 
     def store_not_limited(self, address: str, err: TidemarkError) -> None:
         """See `Listener`."""
         FAILURES.labels("limit_writes").inc()
-        self._log.warning("a store could not be told its gc write rate", store=address, error=str(err))
+        self._log.warning(
+            "a store could not be told its gc write rate", store=address, error=str(err)
+        )
 
     def round_skipped(self, err: TidemarkError) -> None:
         """See `Listener`."""
@@ -124,7 +148,10 @@ class LogAndCount:
         if not moved:
             SKIPPED.labels("safe_point_not_moved").inc()
         self._log.info(
-            _HELD if moved else _NOT_MOVED, asked=target_ts, safe_point=gc_round.safe_point, blocker=gc_round.blocker
+            _HELD if moved else _NOT_MOVED,
+            asked=target_ts,
+            safe_point=gc_round.safe_point,
+            blocker=gc_round.blocker,
         )
 
     def stage_began(self, stage: Stage, gc_round: Round) -> None:
@@ -132,18 +159,29 @@ class LogAndCount:
         if stage in _ACTIONS:
             ACTIONS.labels(_ACTIONS[stage]).inc()
         if stage in _BEGAN:
-            self._log.info(_BEGAN[stage], round=gc_round.id, safe_point=gc_round.safe_point, total=gc_round.total)
+            self._log.info(
+                _BEGAN[stage],
+                round=gc_round.id,
+                safe_point=gc_round.safe_point,
+                total=gc_round.total,
+            )
 
-    def stage_ended(self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None) -> None:
+    def stage_ended(
+        self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None
+    ) -> None:
         """See `Listener`."""
         if err is None:
             SECONDS.labels(stage.value).observe(seconds)
             if stage in _ENDED:
-                self._log.info(_ENDED[stage], round=gc_round.id, seconds=round(seconds, 3), done=gc_round.done)
+                self._log.info(
+                    _ENDED[stage], round=gc_round.id, seconds=round(seconds, 3), done=gc_round.done
+                )
         elif stage in _FAILED:
             kind, phrase = _FAILED[stage]
             FAILURES.labels(kind).inc()
-            self._log.error(phrase, round=gc_round.id, safe_point=gc_round.safe_point, error=str(err))
+            self._log.error(
+                phrase, round=gc_round.id, safe_point=gc_round.safe_point, error=str(err)
+            )
 
     def page_resolved(self, locks: int, *, more: bool) -> None:
         """See `Listener`."""
@@ -151,7 +189,9 @@ class LogAndCount:
         if more:
             TOO_MANY_LOCKS.inc()
 
-    def range_deleted(self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool) -> None:
+    def range_deleted(
+        self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool
+    ) -> None:
         """See `Listener`."""
         DELETED_RANGES.labels("failed" if err else "done").inc()
         place = {
@@ -193,4 +233,6 @@ class LogAndCount:
     def round_not_recorded(self, gc_round: Round, err: TidemarkError) -> None:
         """See `Listener`."""
         FAILURES.labels("save_round").inc()
-        self._log.warning("the round could not be written to the history", round=gc_round.id, error=str(err))
+        self._log.warning(
+            "the round could not be written to the history", round=gc_round.id, error=str(err)
+        )

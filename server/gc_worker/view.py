@@ -1,4 +1,5 @@
-"""What people are shown of GC, read from the metadata store, and the same as messages of tidemarkpb.v1.
+"""What people are shown of GC, read from the metadata store,
+and the same as messages of tidemarkpb.v1.
 
 The metadata store answers whether or not a worker runs, so the command line needs none.
 """
@@ -12,14 +13,24 @@ from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.delete_ranges import KEPT_MS, DeleteRange, load
 from gcsafepoint.worker.election import Leader, read_leader
 from gcsafepoint.worker.gc_leader import Plan
-from gcsafepoint.worker.records import DONE, LAST_RUN_TIME, PENDING, SAFE_POINT_TS, Records, load_rounds, read_ts
+from gcsafepoint.worker.records import (
+    DONE,
+    LAST_RUN_TIME,
+    PENDING,
+    SAFE_POINT_TS,
+    Records,
+    load_rounds,
+    read_ts,
+)
 from gcsafepoint.worker.round import Round
 from gcsafepoint.worker.times import format_instant
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRange:
-    """A delete range, and what is next for it; `redo_ms`: when it is destroyed once more, 0 if it was not yet."""
+    """A delete range, and what is next for it; `redo_ms`: when it is destroyed once more,
+    0 if it was not yet.
+    """
 
     delete_range: DeleteRange
     state: str
@@ -62,7 +73,9 @@ async def overview(records: Records) -> Overview:
 async def list_ranges(records: Records) -> list[ListedRange]:
     """All recorded ranges, those still to be destroyed first."""
     safe_point = await read_ts(records, SAFE_POINT_TS)
-    pending = [ListedRange(new, _pending_state(new, safe_point), 0) for new in await load(records, PENDING)]
+    pending = [
+        ListedRange(new, _pending_state(new, safe_point), 0) for new in await load(records, PENDING)
+    ]
     done = [
         ListedRange(old, "redo failed" if old.error else "done", old.done_ms + KEPT_MS)
         for old in await load(records, DONE)
@@ -95,7 +108,11 @@ def config_message(config: GCConfig) -> gc_pb2.GCConfig:
 def leader_message(leader: Leader, me: str) -> gc_pb2.GCLeader:
     """Who leads, as `me` sees it."""
     return gc_pb2.GCLeader(
-        uuid=leader.uuid, desc=leader.desc, lease=leader.lease, is_self=leader.uuid == me, address=leader.address
+        uuid=leader.uuid,
+        desc=leader.desc,
+        lease=leader.lease,
+        is_self=leader.uuid == me,
+        address=leader.address,
     )
 
 

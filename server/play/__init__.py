@@ -1,1 +1,3 @@
-"""`tidemark play`: a MariaDB with a shop that keeps changing, a changefeed of it, and a lake to query with SQL."""
+"""`tidemark play`: a MariaDB with a shop that keeps changing, a changefeed of it,
+and a lake to query with SQL.
+"""

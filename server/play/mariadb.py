@@ -1,4 +1,6 @@
-"""The playground's MariaDB: the distribution's server over a directory of its own, on loopback, with a binlog."""
+"""The playground's MariaDB: the distribution's server over a directory of its own,
+on loopback, with a binlog.
+"""
 
 import asyncio
 import os
@@ -23,7 +25,12 @@ _READY_SECONDS = 120.0
 _ASK_SECONDS = 0.2
 _DRAIN_SECONDS = 30.0
 _BINLOG = (
-    *("--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--binlog-row-metadata=FULL"),
+    *(
+        "--log-bin=binlog",
+        "--binlog-format=ROW",
+        "--binlog-row-image=FULL",
+        "--binlog-row-metadata=FULL",
+    ),
     *("--gtid-strict-mode=ON", "--sync-binlog=1"),  # what `source check` wants
 )
 _SMALL = ("--innodb-buffer-pool-size=64M", "--innodb-log-file-size=16M", "--performance-schema=OFF")
@@ -53,9 +60,29 @@ class MariaDb:
         await _ensure(directory, log)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *("setpriv", "--pdeathsig", "TERM", program, "--no-defaults", f"--datadir={directory}", *_as_user()),
-                *("--socket=s", "--pid-file=pid", "--bind-address=127.0.0.1", f"--port={port}", "--skip-name-resolve"),
-                *("--server-id=1", "--character-set-server=utf8mb4", "--default-time-zone=+00:00", *_BINLOG, *_SMALL),
+                *(
+                    "setpriv",
+                    "--pdeathsig",
+                    "TERM",
+                    program,
+                    "--no-defaults",
+                    f"--datadir={directory}",
+                    *_as_user(),
+                ),
+                *(
+                    "--socket=s",
+                    "--pid-file=pid",
+                    "--bind-address=127.0.0.1",
+                    f"--port={port}",
+                    "--skip-name-resolve",
+                ),
+                *(
+                    "--server-id=1",
+                    "--character-set-server=utf8mb4",
+                    "--default-time-zone=+00:00",
+                    *_BINLOG,
+                    *_SMALL,
+                ),
                 stdout=DEVNULL,
                 stderr=output,
                 start_new_session=True,
@@ -108,7 +135,8 @@ class MariaDb:
         while True:
             if process.returncode is not None or asyncio.get_running_loop().time() > deadline:
                 raise MariaDbError(
-                    f"MariaDB does not start; see {log}. If another server uses port {self.port}, pass --mariadb-port"
+                    f"MariaDB does not start; see {log}. If another server uses port {self.port}, "
+                    "pass --mariadb-port"
                 )
             try:
                 [(where,)] = await self.ask("SELECT @@datadir")
@@ -140,7 +168,9 @@ async def _ensure(directory: Path, log: Path) -> None:
 def _program(name: str) -> str:
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
     if found is None:
-        raise MariaDbError(f"there is no {name}; install MariaDB's server (Debian and Ubuntu: make deps)")
+        raise MariaDbError(
+            f"there is no {name}; install MariaDB's server (Debian and Ubuntu: make deps)"
+        )
     return found
 
 

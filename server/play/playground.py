@@ -1,4 +1,6 @@
-"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy, and what to try then."""
+"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy,
+and what to try then.
+"""
 
 import asyncio
 import contextlib
@@ -46,14 +48,22 @@ class ChangefeedStoppedError(UnavailableError):
 class PlayConfig:
     """Where the playground lies, and how long it plays."""
 
-    data_dir: str = setting("./data/play", "directory for MariaDB, the daemons, the lake and the logs")
+    data_dir: str = setting(
+        "./data/play", "directory for MariaDB, the daemons, the lake and the logs"
+    )
     mariadb_port: int = setting(3316, "MariaDB's port on 127.0.0.1", least=1)
-    any_ports: bool = setting(default=False, help_text="the daemons listen on free ports instead of the default ones")
-    seconds: float = setting(0.0, "end so long after the lake has the first copy, in seconds; 0: at Ctrl-C")
+    any_ports: bool = setting(
+        default=False, help_text="the daemons listen on free ports instead of the default ones"
+    )
+    seconds: float = setting(
+        0.0, "end so long after the lake has the first copy, in seconds; 0: at Ctrl-C"
+    )
 
     @property
     def directory(self) -> Path:
-        """The data directory, absolute; created, with the one for logs in it, if it is not there."""
+        """The data directory, absolute; created, with the one for logs in it,
+        if it is not there.
+        """
         directory = Path(self.data_dir).resolve()
         (directory / "logs").mkdir(parents=True, exist_ok=True)
         return directory
@@ -98,7 +108,11 @@ async def play(config: PlayConfig) -> None:
             beside(_trade(server)),
         ):
             try:
-                await _play(Playground(channel, data, server, progress), config, hints(data, config, endpoints))
+                await _play(
+                    Playground(channel, data, server, progress),
+                    config,
+                    hints(data, config, endpoints),
+                )
             finally:
                 progress.now = "ending the daemons, the Spark job and MariaDB"
 
@@ -114,7 +128,9 @@ async def _play(playground: "Playground", config: PlayConfig, advice: str) -> No
 class Playground:
     """The changefeed of the shop, and its lake."""
 
-    def __init__(self, channel: grpc.aio.Channel, data: Path, server: MariaDb, progress: Progress) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, data: Path, server: MariaDb, progress: Progress
+    ) -> None:
         self._changefeeds = ChangefeedServiceStub(channel)
         self._dumps = DumpServiceStub(channel)
         self._data = data
@@ -122,13 +138,18 @@ class Playground:
         self._progress = progress
 
     async def copy(self) -> None:
-        """Create the changefeed and begin the first copy, unless an earlier run did; wait until the lake has it."""
-        known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+        """Create the changefeed and begin the first copy, unless an earlier run did;
+        wait until the lake has it.
+        """
+        known = await self._changefeeds.ListChangefeeds(
+            changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS
+        )
         if not any(feed.id == CHANGEFEED for feed in known.changefeeds):
             await self._create()
         while (dump := await self._dump()).state != "finished":
             self._progress.now = (
-                f"first copy: {dump.tables_done} of {dump.tables_known} tables, {dump.rows_done} rows in the lake"
+                f"first copy: {dump.tables_done} of {dump.tables_known} tables, {dump.rows_done} "
+                "rows in the lake"
                 " (Spark needs a while to start)"
             )
             await asyncio.sleep(_SECOND)
@@ -170,7 +191,9 @@ class Playground:
         request = changefeed_pb2.QueryChangefeedRequest(id=CHANGEFEED)
         feed = (await self._changefeeds.QueryChangefeed(request, timeout=_RPC_SECONDS)).changefeed
         if feed.state == changefeed_pb2.CHANGEFEED_STATE_FAILED:
-            raise ChangefeedStoppedError(f"{feed.error.code}: {feed.error.message}; see {self._data / 'logs'}")
+            raise ChangefeedStoppedError(
+                f"{feed.error.code}: {feed.error.message}; see {self._data / 'logs'}"
+            )
         return feed
 
     async def _show(self, feed: changefeed_pb2.Changefeed) -> None:
@@ -184,7 +207,11 @@ class Playground:
 async def _daemons(config: PlayConfig, data: Path) -> AsyncIterator[dict[str, str]]:
     """`tidemark up` for the block, with its Spark jobs; where its daemons listen."""
     names = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
-    ports = [part for name in names for part in (f"--{name}-addr", "127.0.0.1:0")] if config.any_ports else []
+    ports = (
+        [part for name in names for part in (f"--{name}-addr", "127.0.0.1:0")]
+        if config.any_ports
+        else []
+    )
     log = data / "logs" / "daemons.log"
     arguments = ["up", "--follow-parent", "--data-dir", str(data / "daemons"), *ports]
     async with open_process("server.cli.main", arguments, log) as process:

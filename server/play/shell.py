@@ -1,4 +1,6 @@
-"""`DATA/sql`: a Spark SQL shell that knows the lake's tables, as a script that can be started from anywhere."""
+"""`DATA/sql`: a Spark SQL shell that knows the lake's tables,
+as a script that can be started from anywhere.
+"""
 
 import shlex
 import sys
@@ -13,22 +15,30 @@ _SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "1",  # a few thousand rows: more partitions cost more than they save
+    # a few thousand rows: more partitions cost more than they save
+    "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-_HEADERS = "SET spark.sql.cli.print.header=true;\n"  # not before: statements without rows would print one, too
+# not before: statements without rows would print one, too
+_HEADERS = "SET spark.sql.cli.print.header=true;\n"
 _QUIET = "rootLogger.level = error\nrootLogger.appenderRef.console.ref = console\n" + "".join(
     f"appender.console.{line}\n"
-    for line in ("type = Console", "name = console", "target = SYSTEM_ERR", "layout.type = PatternLayout")
+    for line in (
+        "type = Console",
+        "name = console",
+        "target = SYSTEM_ERR",
+        "layout.type = PatternLayout",
+    )
 )
 
 
 def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
-    """Write the script, and beside it the directory `spark` with its settings; `tables` are `database.table`.
+    """Write the script, and beside it the directory `spark` with its settings;
+    `tables` are `database.table`.
 
     Raises:
         SourceError: ErrJavaNotFound, ErrJarsUnavailable.
@@ -40,11 +50,14 @@ def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
     lines = "".join(f"{name} {value}\n" for name, value in settings.items())
     (spark / "spark-defaults.conf").write_text(lines, encoding="utf-8")
     (spark / "log4j2.properties").write_text(_QUIET, encoding="utf-8")
-    (spark / "tables.sql").write_text("".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8")
+    (spark / "tables.sql").write_text(
+        "".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8"
+    )
     program = Path(sys.executable).parent / "spark-sql"
     script.write_text(
         "#!/bin/sh\n"
-        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} SPARK_CONF_DIR={shlex.quote(str(spark))}\n"
+        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} "
+        f"SPARK_CONF_DIR={shlex.quote(str(spark))}\n"
         f'exec {shlex.quote(str(program))} -i {shlex.quote(str(spark / "tables.sql"))} "$@"\n',
         encoding="utf-8",
     )
@@ -55,4 +68,7 @@ def _statements(lake: Path, tables: Iterable[str]) -> Iterable[str]:
     for name in tables:
         schema, table = name.split(".")
         place = str(lake / schema / table).replace("'", "\\'")
-        yield f"CREATE DATABASE IF NOT EXISTS {schema};\nCREATE TABLE {name} USING delta LOCATION '{place}';\n"
+        yield (
+            f"CREATE DATABASE IF NOT EXISTS {schema};\nCREATE TABLE {name} USING delta LOCATION "
+            f"'{place}';\n"
+        )

@@ -1,9 +1,9 @@
 """How long a stream may be silent: one that does not begin, or falls silent, is opened again.
 
-A stream can be lost without an error: gRPC forgets now and then to wake whoever began one just as its server said
-GOAWAY, and a server can hang. Calls have deadlines, streams without end have none. Stores and pumps have something to
-say every few seconds. But a server may as well be busy, as a store is that reads many regions first, so each wait in
-vain lets the next one be twice as long.
+A stream can be lost without an error: gRPC forgets now and then to wake whoever began one just as
+its server said GOAWAY, and a server can hang. Calls have deadlines, streams without end have none.
+Stores and pumps have something to say every few seconds. But a server may as well be busy, as a
+store is that reads many regions first, so each wait in vain lets the next one be twice as long.
 """
 
 import asyncio
@@ -50,7 +50,9 @@ class Patience:
         message = await _read(call, self.within_s)
         if message is None:
             waited_s, self.within_s = self.within_s, min(2 * self.within_s, MOST_S)
-            raise StreamSilentError(f"nothing came for {waited_s:.0f} s; the stream is opened again")
+            raise StreamSilentError(
+                f"nothing came for {waited_s:.0f} s; the stream is opened again"
+            )
         self.within_s = LEAST_S
         self._begun = time.monotonic()
         return message
@@ -60,14 +62,18 @@ class Patience:
         message = await _read(call, self.silent_s)
         if message is None:
             waited_s, self.silent_s = self.silent_s, min(2 * self.silent_s, MOST_S)
-            raise StreamSilentError(f"it was silent for {waited_s:.0f} s; the stream is opened again")
+            raise StreamSilentError(
+                f"it was silent for {waited_s:.0f} s; the stream is opened again"
+            )
         if self.silent_s > self._least_s and time.monotonic() - self._begun > self.silent_s:
             self.silent_s = self._least_s
         return message
 
 
 async def _read(call: "Call[M]", within_s: float) -> Any:
-    """The next message, or `grpc.aio.EOF`; None: nothing came in time, and the stream is cancelled."""
+    """The next message, or `grpc.aio.EOF`; None: nothing came in time,
+    and the stream is cancelled.
+    """
     try:
         async with asyncio.timeout(within_s):
             return await call.read()

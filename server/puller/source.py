@@ -1,14 +1,17 @@
-"""What a changefeed replicates from: TiKV's change feed, pumps, or a MySQL-protocol server, behind one face.
+"""What a changefeed replicates from: TiKV's change feed, pumps, or a MySQL-protocol server,
+behind one face.
 
-There are two kinds. A source that is `per_table` pulls each table by itself, in any process, and tells schema changes
-by a puller of their own. A log brings the changes of all tables, schema changes among them, by one puller.
+There are two kinds. A source that is `per_table` pulls each table by itself, in any process, and
+tells schema changes by a puller of their own. A log brings the changes of all tables, schema
+changes among them, by one puller.
 
 Invariants every source keeps:
-1. A commit_ts is the same whenever the log is read again, and rows of a table above `start_ts` come again after a
-   restart: nothing of a source is kept but what the metadata holds.
-2. A schema change has a commit_ts; rows up to it have the old schema, rows above it the new one. A log reports it when
-   all rows up to it were added, before the first row above it is added, and before any table is resolved up to it. A
-   source that is per table reports it before it says `Catalog.resolve` up to it; no reader goes beyond that.
+1. A commit_ts is the same whenever the log is read again, and rows of a table above `start_ts` come
+   again after a restart: nothing of a source is kept but what the metadata holds.
+2. A schema change has a commit_ts; rows up to it have the old schema, rows above it the new one. A
+   log reports it when all rows up to it were added, before the first row above it is added, and
+   before any table is resolved up to it. A source that is per table reports it before it says
+   `Catalog.resolve` up to it; no reader goes beyond that.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +37,9 @@ from storage.model.span import Span
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What one DDL statement did to the tables of a changefeed; there is at most one for each commit_ts."""
+    """What one DDL statement did to the tables of a changefeed;
+    there is at most one for each commit_ts.
+    """
 
     commit_ts: int
     query: str
@@ -44,20 +49,28 @@ class TableChange:
     dropped: tuple[str, ...] = ()
     """Names (`schema.table`) under which there are no rows above `commit_ts`."""
     truncated: tuple[str, ...] = ()
-    """Names whose rows are all gone at `commit_ts`; the table goes on, under a new span where `tables` has one."""
+    """Names whose rows are all gone at `commit_ts`; the table goes on,
+    under a new span where `tables` has one.
+    """
 
 
 class Rows(Protocol):
-    """Where changes go; both calls may block, on memory or disk, and are made outside of the event loop."""
+    """Where changes go; both calls may block, on memory or disk,
+    and are made outside of the event loop.
+    """
 
     @property
     def executor(self) -> Executor:
-        """A few threads of this changefeed alone: what blocks in them delays no other changefeed."""
+        """A few threads of this changefeed alone: what blocks in them delays no other
+        changefeed.
+        """
         ...
 
     @property
     def open_transactions(self) -> OpenTransactions:
-        """Where a source keeps rows of transactions that have not ended, within the changefeed's memory quota."""
+        """Where a source keeps rows of transactions that have not ended,
+        within the changefeed's memory quota.
+        """
         ...
 
     def add(self, span: Span, batch: pa.RecordBatch) -> None:
@@ -65,7 +78,9 @@ class Rows(Protocol):
         ...
 
     def resolve(self, span: Span, ts: int) -> None:
-        """All changes of the table up to `ts` were added; for a table that has ended it is no error."""
+        """All changes of the table up to `ts` were added;
+        for a table that has ended it is no error.
+        """
         ...
 
 
@@ -74,7 +89,9 @@ class Catalog(Protocol):
 
     @property
     def holds(self) -> Holds:
-        """Cuts that are withheld while tables are read again; a log tells it before the change is in force."""
+        """Cuts that are withheld while tables are read again;
+        a log tells it before the change is in force.
+        """
         ...
 
     def wants(self, schema_name: str, table_name: str) -> bool:
@@ -82,9 +99,11 @@ class Catalog(Protocol):
         ...
 
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
-        """The table of a record that a schema change brings; None: the changefeed does not want its rows.
+        """The table of a record that a schema change brings; None:
+        the changefeed does not want its rows.
 
-        With the `commit_ts` of a change that is known already, as after a restart, it is the table as it is known.
+        With the `commit_ts` of a change that is known already, as after a restart, it is the table
+        as it is known.
 
         Raises:
             InvalidError: it cannot be read.
@@ -93,10 +112,12 @@ class Catalog(Protocol):
         ...
 
     async def change(self, change: TableChange) -> None:
-        """Bring a schema change in force: new tables can be added to afterwards. Durable when it returns.
+        """Bring a schema change in force: new tables can be added to afterwards.
 
-        Repeating one that is known already, as after a restart, changes nothing. Tables that the changefeed does not
-        want are left out.
+        Durable when it returns.
+
+        Repeating one that is known already, as after a restart, changes nothing. Tables that the
+        changefeed does not want are left out.
 
         Raises:
             TableIneligibleError: rows above the change could not be replicated.
@@ -104,16 +125,19 @@ class Catalog(Protocol):
         ...
 
     async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """The change right above `ts` cannot be followed: raises `error` once everything up to `ts` is at the target.
+        """The change right above `ts` cannot be followed:
+        raises `error` once everything up to `ts` is at the target.
 
         A log resolves its tables up to `ts` before it calls.
         """
         ...
 
     def resolve(self, ts: int) -> None:
-        """Every schema change up to `ts` was reported, and no table goes beyond the last of these calls.
+        """Every schema change up to `ts` was reported,
+        and no table goes beyond the last of these calls.
 
-        Called by schema pullers, and by a log that has, or had, no tables, after these were resolved up to `ts`.
+        Called by schema pullers, and by a log that has, or had, no tables, after these were
+        resolved up to `ts`.
         """
         ...
 
@@ -130,7 +154,8 @@ class Puller(Protocol):
         """Pull until cancelled.
 
         Raises:
-            TidemarkError: one that trying again from the checkpoint may help against, or that says why it cannot.
+            TidemarkError: one that trying again from the checkpoint may help against, or that says
+                why it cannot.
         """
         ...
 
@@ -155,7 +180,9 @@ class Merging(Protocol):
 
 
 class Source(Protocol):
-    """One upstream of one changefeed; made without I/O, and holds nothing open but while a call or a puller runs."""
+    """One upstream of one changefeed; made without I/O,
+    and holds nothing open but while a call or a puller runs.
+    """
 
     @property
     def keeps_history(self) -> bool:
@@ -164,28 +191,35 @@ class Source(Protocol):
 
     @property
     def per_table(self) -> bool:
-        """Whether each table has a puller of its own, which can start and end by itself; else one brings all."""
+        """Whether each table has a puller of its own, which can start and end by itself;
+        else one brings all.
+        """
         ...
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What whoever asks about the changefeed should know of its upstream; nothing, as a rule."""
+        """What whoever asks about the changefeed should know of its upstream; nothing,
+        as a rule.
+        """
         ...
 
     async def now(self) -> int:
-        """A ts that everything committed before this call is at or below: where a changefeed starts by default."""
+        """A ts that everything committed before this call is at or below:
+        where a changefeed starts by default.
+        """
         ...
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
         """All user tables as of `ts`, whatever the changefeed's filter says.
 
-        `before` are tables as they were known so far: where the source itself gives tables and columns their
-        identities, those of these names keep them.
+        `before` are tables as they were known so far: where the source itself gives tables and
+        columns their identities, those of these names keep them.
         """
         ...
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
-        """Read a record; `before` is the version of the table that it follows: columns keep the identities they had.
+        """Read a record; `before` is the version of the table that it follows:
+        columns keep the identities they had.
 
         Raises:
             InvalidError: the record cannot be read.
@@ -193,16 +227,21 @@ class Source(Protocol):
         """
         ...
 
-    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
         """What brings the changes of `tables` above `start_ts`.
 
-        A source that is per table is asked again for each new table, and gives one puller for each; a log takes up the
-        tables that its own schema changes bring. `tables` are those in force at `start_ts`.
+        A source that is per table is asked again for each new table, and gives one puller for each;
+        a log takes up the tables that its own schema changes bring. `tables` are those in force at
+        `start_ts`.
         """
         ...
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
-        """What reports the schema changes above `start_ts` of a source that is per table; None: there are none."""
+        """What reports the schema changes above `start_ts` of a source that is per table;
+        None: there are none.
+        """
         ...
 
 

@@ -1,1 +1,3 @@
-"""The pump daemon: speaks `binlog.Pump` to TiDB and Drainer, keeps its binlogs in `storage.pump`."""
+"""The pump daemon: speaks `binlog.Pump` to TiDB and Drainer,
+keeps its binlogs in `storage.pump`.
+"""

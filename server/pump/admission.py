@@ -1,7 +1,8 @@
 """Which binlogs a pump takes: refusals have the original Pump's text where it has one.
 
-A heartbeat is taken even when the disk is low or the node not online, a prewrite only when neither is so and there is
-memory to wait for its outcome; commits and rollbacks are taken as long as there is disk.
+A heartbeat is taken even when the disk is low or the node not online, a prewrite only when neither
+is so and there is memory to wait for its outcome; commits and rollbacks are taken as long as there
+is disk.
 """
 
 import grpc
@@ -42,7 +43,10 @@ class Admission:
     def check_cluster(self, cluster_id: int) -> None:
         """Raises: StatusError: the client believes that this is another cluster."""
         if cluster_id != self._cluster_id:
-            raise StatusError(grpc.StatusCode.UNKNOWN, f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}")
+            raise StatusError(
+                grpc.StatusCode.UNKNOWN,
+                f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}",
+            )
 
     def admit(self, payload: bytes) -> Binlog:
         """The binlog to be stored.
@@ -70,6 +74,7 @@ class Admission:
             raise StatusError(grpc.StatusCode.UNKNOWN, f"no online: {self._node.state}")
         if self._storage.waiting_bytes > self._waiting_bytes_max:
             raise PrewritesFullError(
-                f"prewrites without an outcome take {self._storage.waiting_bytes} bytes; write to another pump, "
+                f"prewrites without an outcome take {self._storage.waiting_bytes} bytes; write to "
+                "another pump, "
                 "and see whether this one reaches the store"
             )

@@ -1,4 +1,6 @@
-"""The pump put together: storage, service, registry entry, upkeep; drained in the opposite order."""
+"""The pump put together: storage, service, registry entry, upkeep;
+drained in the opposite order.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
@@ -62,7 +64,9 @@ async def opened(
         PdClient.open(config.coordinator, security) as pd,
         metadata_at(config.coordinator, security) as meta,
         KvClient.open(pd, security) as kv,
-        open_pump_storage(fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log) as storage,
+        open_pump_storage(
+            fs, data_dir, segment_bytes=config.segment_bytes, sync=config.sync_log
+        ) as storage,
     ):
         _check_cluster(config, pd)
         _report(storage.recovery)
@@ -71,7 +75,9 @@ async def opened(
         node = Node(node_id="", host="")
         registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
         steering = Steering(node, registry, storage, pd, meta, config.close_seconds)
-        collector = GarbageCollector(storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds)
+        collector = GarbageCollector(
+            storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds
+        )
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = PumpService(storage, admission)
         server = RpcServer(security, suited=Engine.NATIVE)
@@ -84,7 +90,9 @@ async def opened(
                 registry.run(),
                 steering.run(),
                 disk.run(),
-                UnmatchedPrewrites(storage, pd, kv, config.txn_timeout_seconds).run(config.lonely_seconds),
+                UnmatchedPrewrites(storage, pd, kv, config.txn_timeout_seconds).run(
+                    config.lonely_seconds
+                ),
                 write_heartbeats(storage, pd, config.fake_binlog_seconds),
                 collector.run(config.gc_interval_seconds),
                 watch_index(storage),
@@ -100,7 +108,9 @@ async def opened(
 async def _attended(
     registry: Registry, storage: PumpStorage, loops: Iterable[Coroutine[Any, Any, None]]
 ) -> AsyncIterator[None]:
-    """Online for the block, with everything that runs by itself; paused and without readers after it."""
+    """Online for the block, with everything that runs by itself;
+    paused and without readers after it.
+    """
     await registry.announce(ONLINE)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop) for loop in loops]
@@ -116,7 +126,8 @@ async def _attended(
 def _check_cluster(config: PumpConfig, pd: PdClient) -> None:
     if config.cluster_id not in (0, pd.cluster_id):
         raise ClusterMismatchError(
-            f"--cluster-id is {config.cluster_id}, but the coordinator at {config.coordinator} serves cluster "
+            f"--cluster-id is {config.cluster_id}, but the coordinator at {config.coordinator} "
+            "serves cluster "
             f"{pd.cluster_id}; correct --cluster-id or --coordinator"
         )
 
@@ -125,5 +136,7 @@ def _report(recovery: Recovery) -> None:
     _log.info("value log opened", replayed=recovery.replayed, index_rebuilt=recovery.rebuilt)
     for skipped in recovery.skipped:
         metrics.SKIPPED_BYTES.inc(skipped.length)
-        log = _log.warning if skipped.torn else _log.error  # a torn tail was never acknowledged; damage was
+        log = (
+            _log.warning if skipped.torn else _log.error
+        )  # a torn tail was never acknowledged; damage was
         log("value log bytes skipped", **skipped._asdict())

@@ -33,12 +33,18 @@ class DiskWatch:
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Read the space again; a change of mind is logged, a file system that does not answer is taken as before."""
+        """Read the space again; a change of mind is logged,
+        a file system that does not answer is taken as before.
+        """
         was_low = self.is_low
         try:
-            self.available_bytes = await asyncio.to_thread(self._fs.available_bytes, self._directory)
+            self.available_bytes = await asyncio.to_thread(
+                self._fs.available_bytes, self._directory
+            )
         except OSError as err:
             _log.warning("disk space not known", error=err.strerror)
         if self.is_low != was_low:
             phrase = "disk is low, binlogs are refused" if self.is_low else "disk has room again"
-            _log.warning(phrase, available=self.available_bytes, stop_write_at=self.stop_write_at_bytes)
+            _log.warning(
+                phrase, available=self.available_bytes, stop_write_at=self.stop_write_at_bytes
+            )

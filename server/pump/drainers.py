@@ -1,6 +1,8 @@
-"""Who reads from pumps and registered for it: `/tidb-binlog/v1/drainers/<nodeId>`, by TiDB's Drainer or a changefeed.
+"""Who reads from pumps and registered for it: `/tidb-binlog/v1/drainers/<nodeId>`,
+by TiDB's Drainer or a changefeed.
 
-The entry's maxCommitTS is what it has brought downstream, durably; a drainer that is offline does not come back.
+The entry's maxCommitTS is what it has brought downstream, durably; a drainer that is offline does
+not come back.
 """
 
 import json
@@ -19,17 +21,25 @@ async def drainers_behind(meta: Meta, ts: int) -> list[str]:
         TidemarkError: the coordinator does not answer.
     """
     pairs = await meta.get_prefix(PREFIX)
-    return [pair.key.removeprefix(PREFIX).decode(errors="replace") for pair in pairs if _is_behind(pair.value, ts)]
+    return [
+        pair.key.removeprefix(PREFIX).decode(errors="replace")
+        for pair in pairs
+        if _is_behind(pair.value, ts)
+    ]
 
 
 async def slowest_drainer(meta: Meta) -> tuple[int, str]:
-    """How far the registered drainers have all come, and who is the slowest; MAX_TS when there is none.
+    """How far the registered drainers have all come, and who is the slowest;
+    MAX_TS when there is none.
 
     Raises:
         TidemarkError: the coordinator does not answer.
     """
     pairs = await meta.get_prefix(PREFIX)
-    places = ((_position(pair.value), pair.key.removeprefix(PREFIX).decode(errors="replace")) for pair in pairs)
+    places = (
+        (_position(pair.value), pair.key.removeprefix(PREFIX).decode(errors="replace"))
+        for pair in pairs
+    )
     return min(((ts, name) for ts, name in places if ts is not None), default=(MAX_TS, ""))
 
 

@@ -33,7 +33,9 @@ class TimestampInvalidError(InvalidError):
 class HttpApi:
     """Made on the event loop that the calls run on."""
 
-    def __init__(self, storage: PumpStorage, meta: Meta, steering: Steering, collector: GarbageCollector) -> None:
+    def __init__(
+        self, storage: PumpStorage, meta: Meta, steering: Steering, collector: GarbageCollector
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._storage = storage
         self._meta = meta
@@ -55,7 +57,9 @@ class HttpApi:
 
         async def changed() -> Answer:
             await self._steering.apply(node_id, action)
-            return json_answer({"message": f"apply action {action} success!", "code": 200, "data": None})
+            return json_answer(
+                {"message": f"apply action {action} success!", "code": 200, "data": None}
+            )
 
         return self._answer(changed())
 
@@ -64,7 +68,9 @@ class HttpApi:
         pairs = await self._meta.get_prefix(PREFIX)
         pumps = {pair.key.removeprefix(PREFIX).decode(): json.loads(pair.value) for pair in pairs}
         commit_ts = self._storage.max_commit_ts
-        return json_answer({"StatusMap": pumps, "CommitTS": commit_ts, "Checkpoint": {}, "ErrMsg": ""})
+        return json_answer(
+            {"StatusMap": pumps, "CommitTS": commit_ts, "Checkpoint": {}, "ErrMsg": ""}
+        )
 
     async def _binlog(self, tail: str) -> Answer:
         """The binlog filed under a timestamp, as text; a prewrite with its rows."""
@@ -75,7 +81,9 @@ class HttpApi:
         return Answer(200, binlog_text(await self._storage.get(int(tail))).encode())
 
     async def _gc(self) -> Answer:
-        """GC now, by the retention's age; answers when it is done, or else that it has not ended yet."""
+        """GC now, by the retention's age; answers when it is done,
+        or else that it has not ended yet.
+        """
         return json_answer((await self._collector.collect())._asdict())
 
     def _answer(self, call: Coroutine[Any, Any, Answer]) -> Answer:
@@ -83,7 +91,8 @@ class HttpApi:
 
 
 def binlog_text(payload: bytes) -> str:
-    """A stored binlog for people: a prewrite with its rows; bytes that are no message of their kind, as hexadecimal.
+    """A stored binlog for people: a prewrite with its rows;
+    bytes that are no message of their kind, as hexadecimal.
 
     The pump stores what TiDB sends without reading the rows, so they may be anything.
     """
@@ -99,6 +108,8 @@ def binlog_text(payload: bytes) -> str:
 
 def _rows_text(value: bytes) -> str:
     try:
-        return text_format.MessageToString(binlog_pb2.PrewriteValue.FromString(value), as_one_line=True)
+        return text_format.MessageToString(
+            binlog_pb2.PrewriteValue.FromString(value), as_one_line=True
+        )
     except DecodeError:
         return f"not a binlog.PrewriteValue, {len(value)} bytes: {value.hex()}"

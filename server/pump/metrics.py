@@ -10,37 +10,59 @@ from storage.pump.storage import PumpStorage, Statistics
 
 WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
 WRITTEN_BYTES = Counter("tidemark_pump_written_bytes_total", "Payload bytes acknowledged.")
-REFUSED = Counter("tidemark_pump_refused_binlogs_total", "WriteBinlog calls answered with an error.")
+REFUSED = Counter(
+    "tidemark_pump_refused_binlogs_total", "WriteBinlog calls answered with an error."
+)
 WRITE_SECONDS = Histogram("tidemark_pump_write_seconds", "A group from parsing to durable.")
 PULLED = Counter("tidemark_pump_pulled_binlogs_total", "Binlogs sent to readers, for each reader.")
-ORPHANS = Counter("tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known.")
+ORPHANS = Counter(
+    "tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known."
+)
 LONELY_ASKED = Counter(
     "tidemark_pump_lonely_prewrites_asked_total",
     "Questions to the store what became of a prewrite: committed, rolled_back, undecided, failed.",
     ["answer"],
 )
-SKIPPED_BYTES = Counter("tidemark_pump_skipped_bytes_total", "Damaged log bytes that a start passed over.")
+SKIPPED_BYTES = Counter(
+    "tidemark_pump_skipped_bytes_total", "Damaged log bytes that a start passed over."
+)
 GC_KEYS = Counter("tidemark_pump_gc_keys_total", "Index keys removed by GC.")
-GC_PAUSES = Counter("tidemark_pump_gc_pauses_total", "Times GC waited because LevelDB had many level-0 files.")
-GC_OVERTAKEN = Counter("tidemark_pump_gc_overtaken_readers_total", "Connected readers that lost binlogs to GC.")
+GC_PAUSES = Counter(
+    "tidemark_pump_gc_pauses_total", "Times GC waited because LevelDB had many level-0 files."
+)
+GC_OVERTAKEN = Counter(
+    "tidemark_pump_gc_overtaken_readers_total", "Connected readers that lost binlogs to GC."
+)
 READERS = Gauge("tidemark_pump_readers_count", "Open PullBinlogs streams.")
 
-_MAX_COMMIT_TS = Gauge("tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO).")
+_MAX_COMMIT_TS = Gauge(
+    "tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO)."
+)
 _GC_TS = Gauge("tidemark_pump_gc_ts", "Commits up to here were removed (TSO).")
 _READER_TS = Gauge(
-    "tidemark_pump_slowest_reader_ts", "What the slowest connected reader has had (TSO); 0: nobody reads."
+    "tidemark_pump_slowest_reader_ts",
+    "What the slowest connected reader has had (TSO); 0: nobody reads.",
 )
 _WAITING = Gauge("tidemark_pump_waiting_prewrites_count", "Prewrites without an outcome.")
 _WAITING_BYTES = Gauge("tidemark_pump_waiting_prewrites_bytes", "About the memory they take.")
 _WAIT_SECONDS = Gauge(
     "tidemark_pump_head_of_line_wait_seconds",
-    "Age of the oldest prewrite without an outcome; everything committed after it waits for it. 0: none.",
+    "Age of the oldest prewrite without an outcome; everything committed after it waits for it. "
+    "0: none.",
 )
-_LATE = Gauge("tidemark_pump_late_commits_count", "Commits that came after readers may have passed them.")
-_INDEX_BEHIND = Gauge("tidemark_pump_index_behind", "1 while the index is caught up from the log, as it stalled.")
-_INDEX_FAILURES = Gauge("tidemark_pump_index_failures_count", "Refused writes to the index since the start.")
+_LATE = Gauge(
+    "tidemark_pump_late_commits_count", "Commits that came after readers may have passed them."
+)
+_INDEX_BEHIND = Gauge(
+    "tidemark_pump_index_behind", "1 while the index is caught up from the log, as it stalled."
+)
+_INDEX_FAILURES = Gauge(
+    "tidemark_pump_index_failures_count", "Refused writes to the index since the start."
+)
 _LOG_BYTES = Gauge("tidemark_pump_value_log_bytes", "Size of the value log.")
-_AVAILABLE_BYTES = Gauge("tidemark_pump_available_bytes", "Space left on the disk of the data directory.")
+_AVAILABLE_BYTES = Gauge(
+    "tidemark_pump_available_bytes", "Space left on the disk of the data directory."
+)
 
 
 def count(binlogs: int, size: int, refused: int) -> None:

@@ -38,7 +38,9 @@ class Node:
 
 
 def node_id(data_dir: Path, given: str, address: str) -> str:
-    """The name of this node: the given one, else the one it had before, else hostname:port; kept in `data_dir`."""
+    """The name of this node: the given one, else the one it had before, else hostname:port;
+    kept in `data_dir`.
+    """
     file = data_dir / _NODE_ID_FILE
     name = given or (file.read_text().strip() if file.exists() else "")
     name = name or f"{socket.gethostname()}:{address.rpartition(':')[2]}"

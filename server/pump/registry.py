@@ -1,7 +1,7 @@
 """The pump's entry in the registry where TiDB and Drainer look for pumps.
 
-`/tidb-binlog/v1/pumps/<nodeId>` holds JSON as the original Pump writes it, without a lease, renewed every few seconds;
-TiDB writes to the pumps whose state is `online`. Source: tidb-binlog pkg/node.
+`/tidb-binlog/v1/pumps/<nodeId>` holds JSON as the original Pump writes it, without a lease, renewed
+every few seconds; TiDB writes to the pumps whose state is `online`. Source: tidb-binlog pkg/node.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ class RegistryUnavailableError(UnavailableError):
 class Registry:
     """Writes the entry of one node."""
 
-    def __init__(self, node: Node, meta: Meta, pd: PdClient, storage: PumpStorage, interval_seconds: float) -> None:
+    def __init__(
+        self, node: Node, meta: Meta, pd: PdClient, storage: PumpStorage, interval_seconds: float
+    ) -> None:
         self.node = node
         self._meta = meta
         self._pd = pd
@@ -50,7 +52,8 @@ class Registry:
                 await self._meta.put(PREFIX + self.node.node_id.encode(), record)
         except TimeoutError as err:
             raise RegistryUnavailableError(
-                f"the coordinator did not take the registry entry of {self.node.node_id} in {_WRITE_SECONDS} s"
+                f"the coordinator did not take the registry entry of {self.node.node_id} in "
+                f"{_WRITE_SECONDS} s"
             ) from err
 
     async def leave(self) -> None:

@@ -1,4 +1,5 @@
-"""`binlog.Pump`: WriteBinlog as a batch function, PullBinlogs as a stream; answers as the original Pump gives them.
+"""`binlog.Pump`: WriteBinlog as a batch function, PullBinlogs as a stream;
+answers as the original Pump gives them.
 
 Every refusal is gRPC UNKNOWN; `admission` says what is refused.
 """
@@ -43,7 +44,9 @@ class PumpService:
                 failure = _unknown(err)
         answers = [failure if isinstance(item, Binlog) else item for item in accepted]
         refused = sum(isinstance(answer, TidemarkError) for answer in answers)
-        metrics.count(len(answers) - refused, sum(len(binlog.payload) for binlog in binlogs), refused)
+        metrics.count(
+            len(answers) - refused, sum(len(binlog.payload) for binlog in binlogs), refused
+        )
         return answers
 
     async def PullBinlogs(
@@ -69,7 +72,9 @@ class PumpService:
             self._admission.check_cluster(message.clusterID)
             return self._admission.admit(message.payload)
         except DecodeError as err:
-            return StatusError(grpc.StatusCode.INTERNAL, f"failed to unmarshal the received message: {err}")
+            return StatusError(
+                grpc.StatusCode.INTERNAL, f"failed to unmarshal the received message: {err}"
+            )
         except TidemarkError as err:
             return _unknown(err)
 
@@ -77,7 +82,9 @@ class PumpService:
     def _report_orphans(orphans: Sequence[int]) -> None:
         metrics.ORPHANS.inc(len(orphans))
         _log.error(
-            "commits without a known prewrite were sent without rows", count=len(orphans), first_start_ts=orphans[0]
+            "commits without a known prewrite were sent without rows",
+            count=len(orphans),
+            first_start_ts=orphans[0],
         )
 
 

@@ -2,9 +2,10 @@
 
     online -> pausing -> paused          online -> closing -> offline
 
-While it is closing, prewrites are refused; commits and rollbacks come in until all prewrites are matched, then a last
-heartbeat is stored, and the readers are waited for. If they do not get there in time the pump ends as paused: it can be
-started and closed again, and nothing was lost. Source: tidb-binlog pump/server.go.
+While it is closing, prewrites are refused; commits and rollbacks come in until all prewrites are
+matched, then a last heartbeat is stored, and the readers are waited for. If they do not get there
+in time the pump ends as paused: it can be started and closed again, and nothing was lost. Source:
+tidb-binlog pump/server.go.
 """
 
 import asyncio
@@ -50,7 +51,13 @@ class Steering:
     """Takes `pause` and `close`, and ends the daemon."""
 
     def __init__(
-        self, node: Node, registry: Registry, storage: PumpStorage, pd: PdClient, meta: Meta, close_seconds: float
+        self,
+        node: Node,
+        registry: Registry,
+        storage: PumpStorage,
+        pd: PdClient,
+        meta: Meta,
+        close_seconds: float,
     ) -> None:
         self._node = node
         self._registry = registry
@@ -64,7 +71,8 @@ class Steering:
         """Begin to leave; returns the state of now.
 
         Raises:
-            NodeUnknownError, ActionUnknownError, StateConflictError: not this node, not an action, not online.
+            NodeUnknownError, ActionUnknownError, StateConflictError: not this node, not an action,
+                not online.
             TidemarkError: the registry does not take the new state.
         """
         if node_id != self._node.node_id:
@@ -72,7 +80,9 @@ class Steering:
         if action not in _STATES:
             raise ActionUnknownError(f"invalid action {action}; there are {', '.join(_STATES)}")
         if self._node.state != ONLINE:
-            raise StateConflictError(f"this pump's state is {self._node.state}, apply {action} failed!")
+            raise StateConflictError(
+                f"this pump's state is {self._node.state}, apply {action} failed!"
+            )
         try:
             await self._registry.announce(_STATES[action])
         except TidemarkError:
@@ -85,7 +95,9 @@ class Steering:
         """Leave when asked to; then the daemon is told to end."""
         await self._asked.wait()
         _log.info("pump is leaving", state=self._node.state)
-        self._node.leaves_as = OFFLINE if self._node.state == CLOSING and await self._is_drained() else PAUSED
+        self._node.leaves_as = (
+            OFFLINE if self._node.state == CLOSING and await self._is_drained() else PAUSED
+        )
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _is_drained(self) -> bool:
@@ -94,7 +106,8 @@ class Steering:
                 await self._drain()
         except TimeoutError:
             _log.error(
-                "readers have not had everything: the pump is paused, not offline; start it and close it again",
+                "readers have not had everything: the pump is paused, not offline; start it and "
+                "close it again",
                 seconds=self._close_seconds,
                 waiting_prewrites=self._storage.statistics().waiting_prewrites,
             )

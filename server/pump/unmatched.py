@@ -1,9 +1,11 @@
-"""Prewrites that never got their outcome, because TiDB died or its commit binlog was lost: the store knows it.
+"""Prewrites that never got their outcome, because TiDB died or its commit binlog was lost:
+the store knows it.
 
-A prewrite that waits for a whole interval is asked for by its primary key. Committed or rolled back: the missing binlog
-is written, durably, as if TiDB had sent it, and the commits behind it can go. No trace: wait while the transaction may
-still be on its way, then let the lock resolver decide it. An outcome is never guessed: where the store's GC may have
-removed the answer, the prewrite keeps waiting, and says so.
+A prewrite that waits for a whole interval is asked for by its primary key. Committed or rolled
+back: the missing binlog is written, durably, as if TiDB had sent it, and the commits behind it can
+go. No trace: wait while the transaction may still be on its way, then let the lock resolver decide
+it. An outcome is never guessed: where the store's GC may have removed the answer, the prewrite
+keeps waiting, and says so.
 
 Source: tidb-binlog pump/storage (resolver); Percolator's primary decides.
 """
@@ -26,7 +28,10 @@ from storage.tasks import together
 from storage.value_log import Pointer
 
 ASKED_AT_ONCE = 64
-_LOST_OUTCOME = "a prewrite's outcome is not known any more: the store's GC has passed it; readers wait behind it"
+_LOST_OUTCOME = (
+    "a prewrite's outcome is not known any more: the store's GC has passed it; readers wait "
+    "behind it"
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +55,9 @@ class Clock(Protocol):
 
 
 def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
-    """What a primary key's records say of the transaction: its commit_ts, 0 if rolled back, None if nothing."""
+    """What a primary key's records say of the transaction: its commit_ts, 0 if rolled back,
+    None if nothing.
+    """
     for write in info.writes:
         if write.start_ts == start_ts:
             return 0 if write.type == kvrpcpb.Rollback else write.commit_ts
@@ -62,7 +69,9 @@ def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
 class UnmatchedPrewrites:
     """Finds the outcomes of one storage's lonely prewrites."""
 
-    def __init__(self, storage: PumpStorage, clock: Clock, kv: KvClient, txn_timeout_seconds: float) -> None:
+    def __init__(
+        self, storage: PumpStorage, clock: Clock, kv: KvClient, txn_timeout_seconds: float
+    ) -> None:
         self._storage = storage
         self._clock = clock
         self._kv = kv
@@ -87,17 +96,27 @@ class UnmatchedPrewrites:
         if not lonely:
             return 0
         now_ts = await self._clock.tso()
-        answers = await together(self._asked(start_ts, pointer, now_ts) for start_ts, pointer in lonely)
+        answers = await together(
+            self._asked(start_ts, pointer, now_ts) for start_ts, pointer in lonely
+        )
         settled = [binlog for binlog in answers if isinstance(binlog, Binlog)]
         await self._storage.write(settled)
         self._report(
-            [(txn[0], err) for txn, err in zip(lonely, answers, strict=True) if isinstance(err, TidemarkError)]
+            [
+                (txn[0], err)
+                for txn, err in zip(lonely, answers, strict=True)
+                if isinstance(err, TidemarkError)
+            ]
         )
         if settled:
-            _log.info("lonely prewrites settled", count=len(settled), first_start_ts=settled[0].start_ts)
+            _log.info(
+                "lonely prewrites settled", count=len(settled), first_start_ts=settled[0].start_ts
+            )
         return len(settled)
 
-    async def _asked(self, start_ts: int, pointer: Pointer, now_ts: int) -> Binlog | TidemarkError | None:
+    async def _asked(
+        self, start_ts: int, pointer: Pointer, now_ts: int
+    ) -> Binlog | TidemarkError | None:
         try:
             commit_ts = await self._outcome(start_ts, pointer, now_ts)
         except TidemarkError as err:
@@ -113,12 +132,19 @@ class UnmatchedPrewrites:
     def _report(failed: list[tuple[int, TidemarkError]]) -> None:
         if failed:
             start_ts, err = failed[0]
-            _log.warning("lonely prewrites not resolved", count=len(failed), first_start_ts=start_ts, error=str(err))
+            _log.warning(
+                "lonely prewrites not resolved",
+                count=len(failed),
+                first_start_ts=start_ts,
+                error=str(err),
+            )
 
     async def _outcome(self, start_ts: int, pointer: Pointer, now_ts: int) -> int | None:
         prewrite = binlog_pb2.Binlog.FromString(await self._storage.read(pointer))
         if not prewrite.prewrite_key:
-            raise OutcomeUnknownError("the prewrite binlog names no key; write its commit or rollback by hand")
+            raise OutcomeUnknownError(
+                "the prewrite binlog names no key; write its commit or rollback by hand"
+            )
         info = await self._info(prewrite.prewrite_key)
         commit_ts = outcome_of(info, start_ts)
         too_young = physical_ms(now_ts) - physical_ms(start_ts) <= self._timeout_ms
@@ -126,7 +152,9 @@ class UnmatchedPrewrites:
             return commit_ts
         if info.lock.start_ts != start_ts and start_ts <= await self._clock.gc_safe_point():
             raise OutcomeUnknownError(_LOST_OUTCOME)
-        lock = kvrpcpb.LockInfo(key=prewrite.prewrite_key, primary_lock=prewrite.prewrite_key, lock_version=start_ts)
+        lock = kvrpcpb.LockInfo(
+            key=prewrite.prewrite_key, primary_lock=prewrite.prewrite_key, lock_version=start_ts
+        )
         if await self._resolver.resolve([lock], 0):
             return None
         return outcome_of(await self._info(prewrite.prewrite_key), start_ts)
@@ -135,6 +163,8 @@ class UnmatchedPrewrites:
         request = kvrpcpb.MvccGetByKeyRequest(key=key)
         answer = await self._kv.router.call(key, lambda store: store.MvccGetByKey, request)
         if answer.error:
-            raise OutcomeUnknownError(f"the store does not tell what became of a transaction: {answer.error}")
+            raise OutcomeUnknownError(
+                f"the store does not tell what became of a transaction: {answer.error}"
+            )
         info: kvrpcpb.MvccInfo = answer.info
         return info

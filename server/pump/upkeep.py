@@ -1,4 +1,6 @@
-"""What a pump does by itself: heartbeat binlogs when nobody writes, GC of what is older than the retention."""
+"""What a pump does by itself: heartbeat binlogs when nobody writes,
+GC of what is older than the retention.
+"""
 
 import asyncio
 
@@ -20,7 +22,9 @@ _log = structlog.get_logger(__name__)
 
 
 async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds: float) -> None:
-    """Store a fake binlog whenever no binlog came for the interval, so that readers see time pass; until cancelled."""
+    """Store a fake binlog whenever no binlog came for the interval,
+    so that readers see time pass; until cancelled.
+    """
     while True:
         written = storage.written
         await asyncio.sleep(interval_seconds)
@@ -33,14 +37,20 @@ async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds:
 
 
 class GarbageCollector:
-    """Removes what is older than the retention and what nobody needs, and tells of what readers lost by it.
+    """Removes what is older than the retention and what nobody needs,
+    and tells of what readers lost by it.
 
-    Needed is what a connected reader has not had, and what a registered drainer has not brought downstream; both hold
-    GC back up to the forced age.
+    Needed is what a connected reader has not had, and what a registered drainer has not brought
+    downstream; both hold GC back up to the forced age.
     """
 
     def __init__(
-        self, storage: PumpStorage, pd: PdClient, meta: Meta, retention_seconds: int, force_seconds: int
+        self,
+        storage: PumpStorage,
+        pd: PdClient,
+        meta: Meta,
+        retention_seconds: int,
+        force_seconds: int,
     ) -> None:
         self._storage = storage
         self._pd = pd
@@ -64,10 +74,14 @@ class GarbageCollector:
             TidemarkError: no timestamp is to be had, or the disk refuses.
         """
         now_ms = physical_ms(await self._pd.tso())
-        aged_ts, forced_ts = (compose(max(0, now_ms - age_ms)) for age_ms in (self._retention_ms, self._force_ms))
+        aged_ts, forced_ts = (
+            compose(max(0, now_ms - age_ms)) for age_ms in (self._retention_ms, self._force_ms)
+        )
         needed_ts, drainer = await slowest_drainer(self._meta)
         if needed_ts < aged_ts:
-            _log.warning("gc waits for a drainer", drainer=drainer, at_ts=needed_ts, forced_ts=forced_ts)
+            _log.warning(
+                "gc waits for a drainer", drainer=drainer, at_ts=needed_ts, forced_ts=forced_ts
+            )
         done = await self._storage.gc(min(aged_ts, needed_ts), force_ts=forced_ts)
         metrics.GC_KEYS.inc(done.keys)
         metrics.GC_PAUSES.inc(done.pauses)
@@ -75,7 +89,8 @@ class GarbageCollector:
         if done.overtaken:
             metrics.GC_OVERTAKEN.inc(done.overtaken)
             _log.error(
-                "gc removed binlogs that connected readers have not had; they must begin anew from a dump",
+                "gc removed binlogs that connected readers have not had; they must begin anew "
+                "from a dump",
                 readers=done.overtaken,
                 gc_ts=done.gc_ts,
             )
@@ -90,7 +105,9 @@ async def watch_index(storage: PumpStorage) -> None:
         statistics = storage.statistics()
         if statistics.index_behind and not was_behind:
             reason = storage.indexer.last_failure or "its writes are slow"
-            _log.error("the index is behind the log: readers wait, writers do not", reason=str(reason))
+            _log.error(
+                "the index is behind the log: readers wait, writers do not", reason=str(reason)
+            )
         if was_behind and not statistics.index_behind:
             _log.warning("the index has caught up with the log", failures=statistics.index_failures)
         was_behind = statistics.index_behind

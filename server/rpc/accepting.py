@@ -1,8 +1,10 @@
-"""Accepting connections: those of all addresses in turn, so that who connects by the thousand waits for himself.
+"""Accepting connections: those of all addresses in turn,
+so that who connects by the thousand waits for himself.
 
-Taking a connection from the kernel costs microseconds, setting it up some hundred. So all are taken at once, and wait
-here, by address, until one turn of the loop after the other sets a few of them up. The kernel's own queue knows no
-addresses: behind thousands of connections in it a new client would wait until they are set up.
+Taking a connection from the kernel costs microseconds, setting it up some hundred. So all are taken
+at once, and wait here, by address, until one turn of the loop after the other sets a few of them
+up. The kernel's own queue knows no addresses: behind thousands of connections in it a new client
+would wait until they are set up.
 """
 
 import asyncio
@@ -24,7 +26,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Waiting:
-    """Connections that are accepted and not set up, by address; where there are too many, the longest queue loses."""
+    """Connections that are accepted and not set up, by address; where there are too many,
+    the longest queue loses.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,7 +1,8 @@
 """Whose connection it is, as far as a listener can tell: the address of its other end.
 
-One host has one IPv4 address for a port, but a whole /64 of IPv6 addresses, so these count as one (RFC 6177). Clients
-behind one NAT or proxy share its address. Who connects by a Unix socket has passed the file's permissions and none.
+One host has one IPv4 address for a port, but a whole /64 of IPv6 addresses, so these count as one
+(RFC 6177). Clients behind one NAT or proxy share its address. Who connects by a Unix socket has
+passed the file's permissions and none.
 """
 
 import ipaddress
@@ -10,7 +11,9 @@ _HOST_BITS = 64
 
 
 def client_address(peer: object) -> str:
-    """What connections of `peer`, a socket's peer name, are counted by; empty for a Unix socket's."""
+    """What connections of `peer`, a socket's peer name, are counted by;
+    empty for a Unix socket's.
+    """
     if not isinstance(peer, tuple):
         return ""
     host = str(peer[0]).partition("%")[0]  # a link-local address may name its interface

@@ -1,4 +1,5 @@
-"""Channels to peers: one way to make them, with TLS, limits and keepalive; and the way to the cluster's metadata.
+"""Channels to peers: one way to make them, with TLS, limits and keepalive;
+and the way to the cluster's metadata.
 
 Every coordinator serves the metadata, by etcd's API, at its own address.
 """
@@ -16,16 +17,25 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),  # without it a silent peer is only noticed after a minute
+    (
+        "grpc.http2.ping_timeout_ms",
+        3_000,
+    ),  # without it a silent peer is only noticed after a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take; a busy loop answers late
+    (
+        "grpc.min_reconnect_backoff_ms",
+        2_000,
+    ),  # how long a connection may take; a busy loop answers late
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
 
 def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Channel:
-    """A channel to `host:port`; connects lazily and reconnects by itself. A scheme in front is dropped."""
+    """A channel to `host:port`; connects lazily and reconnects by itself.
+
+    A scheme in front is dropped.
+    """
     target = address.rpartition("//")[2]
     credentials = channel_credentials(security or SecurityConfig())
     if credentials is None:
@@ -33,6 +43,10 @@ def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Ch
     return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
 
 
-def metadata_at(coordinator: str, security: SecurityConfig) -> AbstractAsyncContextManager[EtcdMeta]:
-    """A client of the metadata at `coordinator` (host:port) for the block; nobody is asked before its first call."""
+def metadata_at(
+    coordinator: str, security: SecurityConfig
+) -> AbstractAsyncContextManager[EtcdMeta]:
+    """A client of the metadata at `coordinator` (host:port) for the block;
+    nobody is asked before its first call.
+    """
     return open_meta(f"etcd://{coordinator}", lambda address: connect(address, security))

@@ -1,10 +1,11 @@
-"""Bounds the connections of listeners whose accepting is not ours: gRPC's and Flight's C++ do not say whom they let in.
+"""Bounds the connections of listeners whose accepting is not ours:
+gRPC's and Flight's C++ do not say whom they let in.
 
-The kernel does. A few times a second the process's open files are counted, and looked at if there are enough of them
-for a bound to be exceeded. What an address has beyond its share, and what all have beyond the listener's bound, is shut
-down, which the listener sees as the client's leaving. Calls are not known here, so those connections go that have been
-silent for longest, in both directions: of the address itself, or of those that have the most. Some room is left for
-newcomers.
+The kernel does. A few times a second the process's open files are counted, and looked at if there
+are enough of them for a bound to be exceeded. What an address has beyond its share, and what all
+have beyond the listener's bound, is shut down, which the listener sees as the client's leaving.
+Calls are not known here, so those connections go that have been silent for longest, in both
+directions: of the address itself, or of those that have the most. Some room is left for newcomers.
 """
 
 import asyncio
@@ -30,12 +31,16 @@ _LOOK_EVERY_S = 0.1
 _MOST_OF_TIME = 0.1
 """Looking takes no more of a core than this, however many connections there are."""
 _LOOK_ANYWAY_S = 5.0
-"""After so long the files that are no sockets are counted again: a database has many of them, and not always."""
+"""After so long the files that are no sockets are counted again: a database has many of them,
+and not always.
+"""
 _NEWCOMERS_PART = 8
 """One part of so many is left for who comes between two looks."""
 _FILES = "/proc/self/fd"
 _TCP_INFO_BYTES, _LAST_SENT, _LAST_RECEIVED = 104, 44, 52
-"""Offsets in Linux's `struct tcp_info` of two u32: milliseconds since data was sent, and received."""
+"""Offsets in Linux's `struct tcp_info` of two u32: milliseconds since data was sent,
+and received.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -50,9 +55,11 @@ class Accepted:
 
 
 def allowed_each(counts: Sequence[int], most: int, share: int) -> int:
-    """How many connections each address may keep so that all together have at most `most`, and none above `share`.
+    """How many connections each address may keep so that all together have at most `most`,
+    and none above `share`.
 
-    It is the same number for all: those with few keep all of theirs, and those with the most lose the same.
+    It is the same number for all: those with few keep all of theirs, and those with the most lose
+    the same.
     """
     left = most
     for number, count in enumerate(sorted(counts)):
@@ -72,7 +79,9 @@ class ConnectionGuard:
         most = limits.most_connections
         self._most = most - most // _NEWCOMERS_PART
         self._known: dict[int, tuple[int, Accepted | None]] = {}
-        """Each socket by its file: its inode, and what it is if it is an open connection of the listener."""
+        """Each socket by its file: its inode, and what it is if it is an open connection of the
+        listener.
+        """
         self._warned: set[str] = set()
         self._other_files = 0
         self._looked_s = 0.0
@@ -80,7 +89,10 @@ class ConnectionGuard:
     async def run(self) -> None:
         """Look until cancelled; return at once where the system does not tell."""
         if not sys.platform.startswith("linux"):
-            _log.warning("connections of one address are not bounded here: this is not Linux", port=self._port)
+            _log.warning(
+                "connections of one address are not bounded here: this is not Linux",
+                port=self._port,
+            )
             return
         while True:
             took_s = 0.0
@@ -92,7 +104,9 @@ class ConnectionGuard:
         bound = min(self._share, self._most)
         if files <= bound:
             return False
-        return files - self._other_files > bound or time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
+        return (
+            files - self._other_files > bound or time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
+        )
 
     def look(self) -> int:
         """End what is too much; returns how many connections."""
@@ -118,10 +132,11 @@ class ConnectionGuard:
         return time.thread_time() - began_s
 
     def _accepted(self) -> list[Accepted]:
-        """The listener's open connections; only sockets that are new since the last look are asked what they are.
+        """The listener's open connections; only sockets that are new since the last look are asked
+        what they are.
 
-        Sockets that are no open connections are not counted as other files: many are closed by the next look, and
-        as many new connections would go unseen.
+        Sockets that are no open connections are not counted as other files: many are closed by the
+        next look, and as many new connections would go unseen.
         """
         inspected, self._known = self._known, {}
         self._other_files = 0
@@ -134,7 +149,9 @@ class ConnectionGuard:
                 inode = status.st_ino
                 before = inspected.get(file)
                 same = before is not None and before[0] == inode
-                self._known[file] = before if same and before else (inode, self._inspected(file, inode))
+                self._known[file] = (
+                    before if same and before else (inode, self._inspected(file, inode))
+                )
         return [one for _, one in self._known.values() if one is not None]
 
     def _inspected(self, file: int, inode: int) -> Accepted | None:
@@ -150,7 +167,9 @@ class ConnectionGuard:
     def _warn(self, address: str, allowed: int) -> None:
         if address not in self._warned:
             self._warned.add(address)
-            _log.warning("an address has more connections than it may have", address=address, allowed=allowed)
+            _log.warning(
+                "an address has more connections than it may have", address=address, allowed=allowed
+            )
 
 
 def _most_silent(connections: Sequence[Accepted], count: int) -> list[Accepted]:
@@ -164,7 +183,9 @@ def _silent_ms(connection: Accepted) -> int:
             info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return -1
-    sent, received = (int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_LAST_SENT, _LAST_RECEIVED))
+    sent, received = (
+        int.from_bytes(info[at : at + 4], sys.byteorder) for at in (_LAST_SENT, _LAST_RECEIVED)
+    )
     return min(sent, received)
 
 
@@ -195,7 +216,9 @@ def _borrowed(file: int) -> Iterator[socket.socket]:
 
 
 def _duplicate(file: int) -> AbstractContextManager[socket.socket]:
-    """A socket behind a file of its own: the owner may close his at any time, and another take its number."""
+    """A socket behind a file of its own: the owner may close his at any time,
+    and another take its number.
+    """
     try:
         return socket.socket(fileno=os.dup(file))
     except OSError as err:

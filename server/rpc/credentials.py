@@ -1,4 +1,6 @@
-"""TLS and mTLS for every listener and every channel, from one `SecurityConfig`; plaintext only when nothing is set."""
+"""TLS and mTLS for every listener and every channel, from one `SecurityConfig`;
+plaintext only when nothing is set.
+"""
 
 import ssl
 from dataclasses import dataclass
@@ -66,7 +68,9 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(security.ca_path)
     except ssl.SSLError as err:
-        raise CredentialsError(f"the TLS files cannot be used: {err}; check --cert-path, --key-path") from err
+        raise CredentialsError(
+            f"the TLS files cannot be used: {err}; check --cert-path, --key-path"
+        ) from err
     return context
 
 
@@ -103,7 +107,9 @@ def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
 
 def _listens_with_tls(security: SecurityConfig) -> bool:
     if security.enabled and not (security.cert_path and security.key_path):
-        raise CredentialsError("TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)")
+        raise CredentialsError(
+            "TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)"
+        )
     return security.enabled
 
 

@@ -1,8 +1,10 @@
-"""How a process serves gRPC: which engine its listeners use, and how many connections one client address may have.
+"""How a process serves gRPC: which engine its listeners use,
+and how many connections one client address may have.
 
-The engine is gRPC's own (`grpcio`), or the one of this house (`native`, `server.rpc.http2`).
-If it is `auto`, each listener has the engine that suits it: native where calls are many and small and the process
-computes little besides. Both settings are those of the process and of those it starts: the environment carries them.
+The engine is gRPC's own (`grpcio`), or the one of this house (`native`, `server.rpc.http2`). If it
+is `auto`, each listener has the engine that suits it: native where calls are many and small and the
+process computes little besides. Both settings are those of the process and of those it starts: the
+environment carries them.
 """
 
 import os
@@ -42,10 +44,14 @@ class RpcConfig:
     """How a daemon serves gRPC."""
 
     rpc_engine: str = setting(
-        Engine.AUTO.value, "grpcio, native, or auto: native for coordinator and pump (docs/design/0026-native-front.md)"
+        Engine.AUTO.value,
+        "grpcio, native, or auto: native for coordinator and pump "
+        "(docs/design/0026-native-front.md)",
     )
     max_connections_per_address: int = setting(
-        0, f"connections that one client address may have to a port, up to {MOST_CONNECTIONS}; 0: half of the port's"
+        0,
+        f"connections that one client address may have to a port, up to {MOST_CONNECTIONS}; 0: "
+        "half of the port's",
     )
 
 
@@ -81,7 +87,9 @@ def connections_per_address() -> int:
 
 def _checked_share(text: str) -> int:
     if not text.isdecimal() or int(text) > MOST_CONNECTIONS:
-        raise ConnectionShareError(f"--max-connections-per-address is from 0 to {MOST_CONNECTIONS}, not {text!r}")
+        raise ConnectionShareError(
+            f"--max-connections-per-address is from 0 to {MOST_CONNECTIONS}, not {text!r}"
+        )
     return int(text)
 
 

@@ -16,7 +16,9 @@ _STATUS = {
 
 
 class StatusError(TidemarkError):
-    """An error whose gRPC status and text a peer's protocol prescribes; sent as it is, without our code."""
+    """An error whose gRPC status and text a peer's protocol prescribes; sent as it is,
+    without our code.
+    """
 
     def __init__(self, status: grpc.StatusCode, message: str) -> None:
         super().__init__(message)

@@ -1,8 +1,10 @@
-"""Hot calls as batches: what waits on a route is handed to one function call, and answered together.
+"""Hot calls as batches: what waits on a route is handed to one function call,
+and answered together.
 
-A batch function takes the requests' bytes and returns as many answers, bytes or errors as values: one bad request must
-not fail its neighbours. While a batch is being worked on, the next one gathers; there is no timer. Two engines put
-calls on routes: grpc.aio, where a task waits for each (`handlers`), and our own, where nothing does (`http2`).
+A batch function takes the requests' bytes and returns as many answers, bytes or errors as values:
+one bad request must not fail its neighbours. While a batch is being worked on, the next one
+gathers; there is no timer. Two engines put calls on routes: grpc.aio, where a task waits for each
+(`handlers`), and our own, where nothing does (`http2`).
 """
 
 import asyncio
@@ -36,7 +38,9 @@ class ClosedError(StatusError):
     """The route's loop has ended."""
 
     def __init__(self) -> None:
-        super().__init__(grpc.StatusCode.UNAVAILABLE, "the server is stopping; ask another one, or again")
+        super().__init__(
+            grpc.StatusCode.UNAVAILABLE, "the server is stopping; ask another one, or again"
+        )
 
 
 class Waiter(Protocol):
@@ -52,7 +56,9 @@ class Waiter(Protocol):
 class Route:
     """One method's queue and the loop that empties it."""
 
-    def __init__(self, name: str, handler: BatchHandler, refusal: Callable[[], TidemarkError] = ClosedError) -> None:
+    def __init__(
+        self, name: str, handler: BatchHandler, refusal: Callable[[], TidemarkError] = ClosedError
+    ) -> None:
         """`refusal` makes the answer to whoever still waits, or comes, when the loop has ended."""
         self.name = name
         self._handler = handler
@@ -63,7 +69,9 @@ class Route:
         self._closed = False
 
     async def call(self, request: bytes) -> Answer:
-        """Queue one request and wait for its answer; who stops waiting before it is worked on has asked nothing."""
+        """Queue one request and wait for its answer;
+        who stops waiting before it is worked on has asked nothing.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.put(request, future)
         return await future
@@ -103,7 +111,9 @@ class Route:
             return
         try:
             answers = await self._handler([request for request, _ in batch])
-            assert len(answers) == len(batch), f"{self.name} answered {len(answers)} of {len(batch)} calls"
+            assert len(answers) == len(batch), (
+                f"{self.name} answered {len(answers)} of {len(batch)} calls"
+            )
         except Exception as err:  # noqa: BLE001 - whatever a batch meets, it ends its calls and not the route
             answers = [request_error(err, self.name)] * len(batch)
         self._batch = []

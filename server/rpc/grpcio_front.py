@@ -1,8 +1,10 @@
-"""HTTP/1.1 beside gRPC's own engine: a listener in front of it looks at the first bytes of each connection.
+"""HTTP/1.1 beside gRPC's own engine: a listener in front of it looks at the first bytes of each
+connection.
 
-What begins like HTTP/1.1 is answered here; everything else is copied to and from gRPC's listener, a Unix socket in a
-directory that only this user may enter. TLS is passed through: gRPC's listener ends it, and checks certificates, as it
-does alone. The ClientHello tells which clients want gRPC: those that offer `h2` by ALPN, and not `http/1.1`, too.
+What begins like HTTP/1.1 is answered here; everything else is copied to and from gRPC's listener, a
+Unix socket in a directory that only this user may enter. TLS is passed through: gRPC's listener
+ends it, and checks certificates, as it does alone. The ClientHello tells which clients want gRPC:
+those that offer `h2` by ALPN, and not `http/1.1`, too.
 """
 
 import asyncio
@@ -121,7 +123,9 @@ class GrpcioFront:
             if len(first) == _PEEK_BYTES:
                 return False
             if len(first) == seen:
-                await asyncio.sleep(_PEEK_AGAIN_S)  # what was only looked at keeps the socket readable
+                await asyncio.sleep(
+                    _PEEK_AGAIN_S
+                )  # what was only looked at keeps the socket readable
             seen = len(first)
 
     async def _answer(self, accepted: socket.socket) -> None:
@@ -135,7 +139,9 @@ class GrpcioFront:
         await closed.wait()
 
     async def _splice(self, accepted: socket.socket) -> None:
-        inner_reader, inner_writer = await asyncio.open_unix_connection(self.address.removeprefix("unix:"))
+        inner_reader, inner_writer = await asyncio.open_unix_connection(
+            self.address.removeprefix("unix:")
+        )
         outer_reader, outer_writer = await asyncio.open_connection(sock=accepted)
         try:
             async with asyncio.TaskGroup() as copies:
@@ -148,19 +154,25 @@ class GrpcioFront:
 
 def passed_on(limits: Limits) -> Limits:
     """`limits` with as many connections as there are files for, when each is passed on."""
-    return replace(limits, connections=min(limits.connections, limits.spare_files // _FILES_OF_A_CONNECTION))
+    return replace(
+        limits, connections=min(limits.connections, limits.spare_files // _FILES_OF_A_CONNECTION)
+    )
 
 
 def wants_http1(data: bytes) -> bool | None:
-    """Whether a TLS ClientHello asks for HTTP/1.1: offers it by ALPN, or offers no HTTP/2; None: more is needed."""
+    """Whether a TLS ClientHello asks for HTTP/1.1: offers it by ALPN, or offers no HTTP/2;
+    None: more is needed.
+    """
     offered = offered_protocols(data)
     return None if offered is None else b"http/1.1" in offered or b"h2" not in offered
 
 
 def offered_protocols(data: bytes) -> Sequence[bytes] | None:
-    """What a TLS ClientHello offers by ALPN (RFC 8446 §4.1.2, RFC 7301 §3.1); None if it takes more bytes to tell.
+    """What a TLS ClientHello offers by ALPN (RFC 8446 §4.1.2, RFC 7301 §3.1);
+    None if it takes more bytes to tell.
 
-    What is no ClientHello, or one that is spread over several records, is left to gRPC as if it offered `h2`.
+    What is no ClientHello, or one that is spread over several records, is left to gRPC as if it
+    offered `h2`.
     """
     if not data or data[0] != _TLS_HANDSHAKE:
         return (b"h2",)
@@ -190,7 +202,9 @@ def _names(data: bytes) -> Sequence[bytes]:
     return names
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, origin: asyncio.StreamWriter) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, origin: asyncio.StreamWriter
+) -> None:
     """Copy until either side ends; then the other one ends when it has taken what was copied."""
     with suppress(OSError):
         while data := await reader.read(_COPY_BYTES):

@@ -1,7 +1,9 @@
-"""gRPC handlers from a service's descriptor: messages parsed, hot calls batched, our errors as statuses.
+"""gRPC handlers from a service's descriptor: messages parsed, hot calls batched,
+our errors as statuses.
 
-A method is looked up by name: a batch function if one is given, else the servicer's coroutine of that name. Whatever a
-client sends, garbage too, ends at most its own call: no error of parsing reaches a task that others depend on.
+A method is looked up by name: a batch function if one is given, else the servicer's coroutine of
+that name. Whatever a client sends, garbage too, ends at most its own call: no error of parsing
+reaches a task that others depend on.
 """
 
 import asyncio
@@ -33,9 +35,11 @@ class MalformedRequestError(StatusError):
 
 
 class BatchedMethod(NamedTuple):
-    """A gRPC handler that puts its calls on a route; an engine that knows `route` needs none of its coroutines.
+    """A gRPC handler that puts its calls on a route;
+    an engine that knows `route` needs none of its coroutines.
 
-    Of a method that streams both ways every request is answered by one message, in order; an error ends the call.
+    Of a method that streams both ways every request is answered by one message, in order; an error
+    ends the call.
     """
 
     route: Route
@@ -83,9 +87,13 @@ def _batched(method: MethodDescriptor, route: Route) -> BatchedMethod:
             async for request in raws:
                 await context.write(await call(request, context))
 
-    assert method.client_streaming == method.server_streaming, f"{method.full_name} cannot be batched"
+    assert method.client_streaming == method.server_streaming, (
+        f"{method.full_name} cannot be batched"
+    )
     if method.client_streaming:
-        return BatchedMethod(route, request_streaming=True, response_streaming=True, stream_stream=answered)
+        return BatchedMethod(
+            route, request_streaming=True, response_streaming=True, stream_stream=answered
+        )
     return BatchedMethod(route, request_streaming=False, response_streaming=False, unary_unary=call)
 
 
@@ -100,13 +108,16 @@ def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:
     served = _streaming(function) if method.server_streaming else function
     kind = message_factory.GetMessageClass(method.input_type)
     guard = _guarded_stream if method.client_streaming else _guarded
-    return make(guard(served, kind, method.full_name), response_serializer=response.SerializeToString)
+    return make(
+        guard(served, kind, method.full_name), response_serializer=response.SerializeToString
+    )
 
 
 def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
     """Writes itself instead of yielding: whatever interrupts it, a slow reader too, is seen here.
 
-    Headers go first and alone: gRPC cannot end a call with a status that is interrupted while they are on their way.
+    Headers go first and alone: gRPC cannot end a call with a status that is interrupted while they
+    are on their way.
     """
 
     async def call(request: Any, context: Context) -> None:
@@ -129,7 +140,9 @@ def _guarded(function: Callable[..., Any], kind: type[Any], method: str) -> Call
     return call
 
 
-def _guarded_stream(function: Callable[..., Any], kind: type[Any], method: str) -> Callable[..., Any]:
+def _guarded_stream(
+    function: Callable[..., Any], kind: type[Any], method: str
+) -> Callable[..., Any]:
     async def call(raws: AsyncIterator[bytes], context: Context) -> Any:
         requests = _Requests(kind, raws)
         try:
@@ -151,7 +164,9 @@ def _guarded_stream(function: Callable[..., Any], kind: type[Any], method: str) 
 
 
 class _Requests:
-    """The messages of one stream; one that cannot be parsed ends the call, and looks like an end to other tasks."""
+    """The messages of one stream; one that cannot be parsed ends the call,
+    and looks like an end to other tasks.
+    """
 
     def __init__(self, kind: type[Any], raws: AsyncIterator[bytes]) -> None:
         self.fault: MalformedRequestError | None = None

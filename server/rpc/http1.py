@@ -1,7 +1,8 @@
-"""HTTP/1.1 on a gRPC port: requests that begin like HTTP/1.1 are answered by coroutines, one at a time per connection.
+"""HTTP/1.1 on a gRPC port: requests that begin like HTTP/1.1 are answered by coroutines,
+one at a time per connection.
 
-PD answers its HTTP API and gRPC on one port, and its clients expect it. h11 parses; size and time of a request, and the
-bytes of all bodies that are being received, are bounded here.
+PD answers its HTTP API and gRPC on one port, and its clients expect it. h11 parses; size and time
+of a request, and the bytes of all bodies that are being received, are bounded here.
 """
 
 import asyncio
@@ -20,9 +21,13 @@ MAX_HEADER_BYTES = 16 << 10
 MAX_BODY_BYTES = 4 << 20
 """Of one request. TiDB sends the placement rules of a whole schema at once."""
 MAX_BUFFERED_BYTES = 64 << 20
-"""Bodies that are received or answered now, and answers that clients have not read yet, on all connections."""
+"""Bodies that are received or answered now, and answers that clients have not read yet,
+on all connections.
+"""
 MAX_CONNECTIONS = 512
-"""HTTP/1.1 connections at once; one more takes the place of the one that has been idle for the longest time."""
+"""HTTP/1.1 connections at once; one more takes the place of the one that has been idle for the
+longest time.
+"""
 REQUEST_S = 10.0
 """From a request's first byte to its last."""
 ANSWER_S = 30.0
@@ -36,7 +41,9 @@ Serve = Callable[[Request], Awaitable[Answer]]
 
 
 def begins_like_http1(data: bytes) -> bool | None:
-    """Whether a connection's first bytes are those of HTTP/1.1; None if it takes more of them to tell."""
+    """Whether a connection's first bytes are those of HTTP/1.1;
+    None if it takes more of them to tell.
+    """
     if any(data.startswith(method) for method in METHODS):
         return True
     return None if any(method.startswith(data) for method in METHODS) else False
@@ -73,12 +80,16 @@ class Http1Front:
 
 
 class ProtocolChoice(asyncio.Protocol):
-    """A new connection of a listener that has HTTP/1.1 beside HTTP/2: ALPN decides, and without TLS the first bytes.
+    """A new connection of a listener that has HTTP/1.1 beside HTTP/2: ALPN decides,
+    and without TLS the first bytes.
 
-    `http2` is told of the connection only when it is its own; `closed` is called when an HTTP/1.1 connection is over.
+    `http2` is told of the connection only when it is its own; `closed` is called when an HTTP/1.1
+    connection is over.
     """
 
-    def __init__(self, http2: asyncio.Protocol, front: Http1Front, chosen: Callable[[], None], closed: Any) -> None:
+    def __init__(
+        self, http2: asyncio.Protocol, front: Http1Front, chosen: Callable[[], None], closed: Any
+    ) -> None:
         self._http2 = http2
         self._front = front
         self._chosen_http1 = chosen
@@ -157,7 +168,9 @@ class Http1Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if not self._front.admit(self):
-            self._send(fault(503, "ErrServerBusy", "all connections are at work; try again"), last=True)
+            self._send(
+                fault(503, "ErrServerBusy", "all connections are at work; try again"), last=True
+            )
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends; while an answer is made, no more is read."""
@@ -206,7 +219,12 @@ class Http1Connection(asyncio.Protocol):
                     return
                 self._take(event)
         except h11.RemoteProtocolError as err:
-            self._send(fault(err.error_status_hint, "ErrAPIInvalidParam", f"this is no HTTP request: {err}"), last=True)
+            self._send(
+                fault(
+                    err.error_status_hint, "ErrAPIInvalidParam", f"this is no HTTP request: {err}"
+                ),
+                last=True,
+            )
         except _RefusedError as err:
             self._send(err.answer, last=True)
 
@@ -231,7 +249,9 @@ class Http1Connection(asyncio.Protocol):
                 self._close()
 
     def _check_size(self, head: h11.Request) -> None:
-        header_bytes = len(head.target) + sum(len(name) + len(value) + 4 for name, value in head.headers)
+        header_bytes = len(head.target) + sum(
+            len(name) + len(value) + 4 for name, value in head.headers
+        )
         if header_bytes > MAX_HEADER_BYTES:  # h11 bounds only what does not come in one read
             text = f"the headers have {header_bytes} bytes; at most {MAX_HEADER_BYTES} are taken"
             raise _RefusedError(fault(431, "ErrAPIInvalidParam", text))
@@ -243,7 +263,11 @@ class Http1Connection(asyncio.Protocol):
         if len(self._body) + len(data) > MAX_BODY_BYTES:
             raise _RefusedError(_too_large(len(self._body) + len(data)))
         if self._front.buffered_bytes + len(data) > MAX_BUFFERED_BYTES:
-            raise _RefusedError(fault(503, "ErrServerBusy", "too many large requests and answers at once; try again"))
+            raise _RefusedError(
+                fault(
+                    503, "ErrServerBusy", "too many large requests and answers at once; try again"
+                )
+            )
         self._body += data
         self._count()
 
@@ -312,7 +336,9 @@ class Http1Connection(asyncio.Protocol):
         self._in_request = in_request
 
     def _close(self) -> None:
-        """Close when the client has taken the answer; a client that does not read is cut off later."""
+        """Close when the client has taken the answer;
+        a client that does not read is cut off later.
+        """
         if self._transport is not None:
             self._restart_timer(REQUEST_S, in_request=True)
             self._transport.close()
@@ -326,8 +352,18 @@ class Http1Connection(asyncio.Protocol):
 def request_of(head: h11.Request, body: bytes) -> Request:
     """A parsed head and its body as handlers take it; the path stays percent-encoded."""
     path, _, query = head.target.decode("latin-1").partition("?")
-    return Request(head.method.decode("latin-1"), path, parse_qs(query, keep_blank_values=True), body, raw_query=query)
+    return Request(
+        head.method.decode("latin-1"),
+        path,
+        parse_qs(query, keep_blank_values=True),
+        body,
+        raw_query=query,
+    )
 
 
 def _too_large(size: int) -> Answer:
-    return fault(413, "ErrAPIInvalidParam", f"the body has {size} bytes or more; at most {MAX_BODY_BYTES} are taken")
+    return fault(
+        413,
+        "ErrAPIInvalidParam",
+        f"the body has {size} bytes or more; at most {MAX_BODY_BYTES} are taken",
+    )

@@ -1,4 +1,7 @@
-"""Percolator's refusals as errors: kvrpcpb.KeyError in, one TidemarkError out. Source: kvproto kvrpcpb.proto."""
+"""Percolator's refusals as errors: kvrpcpb.KeyError in, one TidemarkError out.
+
+Source: kvproto kvrpcpb.proto.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,7 +26,9 @@ class LockedError(UnavailableError):
 
 
 class WriteConflictError(ConflictError):
-    """Another transaction committed the key after this one started: start again with a new start_ts."""
+    """Another transaction committed the key after this one started:
+    start again with a new start_ts.
+    """
 
     code = "ErrWriteConflict"
 
@@ -57,7 +62,9 @@ class TxnNotFoundError(NotFoundError):
 
 
 class PrimaryMismatchError(ConflictError):
-    """The key asked for the transaction's fate is not its primary: the lock that named it was left behind."""
+    """The key asked for the transaction's fate is not its primary:
+    the lock that named it was left behind.
+    """
 
     code = "ErrPrimaryMismatch"
 
@@ -77,17 +84,27 @@ def key_error(error: kvrpcpb.KeyError) -> TidemarkError:
     if error.HasField("already_exist"):
         return AlreadyExistError(f"the key {error.already_exist.key.hex()} exists already")
     if error.HasField("deadlock"):
-        return DeadlockError(f"waiting for the transaction {error.deadlock.lock_ts} would be a deadlock")
+        return DeadlockError(
+            f"waiting for the transaction {error.deadlock.lock_ts} would be a deadlock"
+        )
     if error.HasField("commit_ts_expired"):
         expired = error.commit_ts_expired
-        return CommitTsExpiredError(f"commit_ts {expired.attempted_commit_ts} is below {expired.min_commit_ts}")
+        return CommitTsExpiredError(
+            f"commit_ts {expired.attempted_commit_ts} is below {expired.min_commit_ts}"
+        )
     if error.HasField("txn_not_found"):
         missing = error.txn_not_found
-        return TxnNotFoundError(f"no transaction {missing.start_ts} on the primary {missing.primary_key.hex()}")
+        return TxnNotFoundError(
+            f"no transaction {missing.start_ts} on the primary {missing.primary_key.hex()}"
+        )
     if error.HasField("primary_mismatch"):
         right = error.primary_mismatch.lock_info
-        return PrimaryMismatchError(f"the primary of {right.lock_version} is {right.primary_lock.hex()}")
-    return TxnAbortedError(error.abort or error.retryable or f"the store refused: {str(error).strip()}")
+        return PrimaryMismatchError(
+            f"the primary of {right.lock_version} is {right.primary_lock.hex()}"
+        )
+    return TxnAbortedError(
+        error.abort or error.retryable or f"the store refused: {str(error).strip()}"
+    )
 
 
 def check(answer: Any) -> None:
@@ -97,7 +114,9 @@ def check(answer: Any) -> None:
 
 
 def raise_for(errors: Iterable[kvrpcpb.KeyError]) -> None:
-    """Raise for the errors of one operation: what no waiting can cure first, else all locks in one error."""
+    """Raise for the errors of one operation: what no waiting can cure first,
+    else all locks in one error.
+    """
     locks: list[kvrpcpb.LockInfo] = []
     for error in errors:
         if not error.HasField("locked"):
@@ -109,7 +128,8 @@ def raise_for(errors: Iterable[kvrpcpb.KeyError]) -> None:
 
 def _conflict(conflict: kvrpcpb.WriteConflict) -> WriteConflictError:
     return WriteConflictError(
-        f"the key {conflict.key.hex()} was committed at {conflict.conflict_commit_ts} by the transaction "
+        f"the key {conflict.key.hex()} was committed at {conflict.conflict_commit_ts} by the "
+        "transaction "
         f"{conflict.conflict_ts}, after {conflict.start_ts} began",
         conflict.conflict_commit_ts,
     )

@@ -1,9 +1,12 @@
-"""What one listener takes on at once: messages, calls, connections, pings. Whoever exceeds it is told, or cut off.
+"""What one listener takes on at once: messages, calls, connections, pings.
 
-gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bound of pending calls is lifted above that: it
-drops calls of a burst of more than 1000 at random, without a word. What one connection has beyond half of `calls`
-waits in the client: shares that depend on what is free, as the native engine has them, gRPC's engine does not have. A
-stream costs some 25 KiB, so the bounds hold a daemon's memory even when they are used up.
+Whoever exceeds it is told, or cut off.
+
+gRPC refuses what comes after `calls` with RESOURCE_EXHAUSTED. Its own bound of pending calls is
+lifted above that: it drops calls of a burst of more than 1000 at random, without a word. What one
+connection has beyond half of `calls` waits in the client: shares that depend on what is free, as
+the native engine has them, gRPC's engine does not have. A stream costs some 25 KiB, so the bounds
+hold a daemon's memory even when they are used up.
 """
 
 import resource
@@ -17,8 +20,9 @@ _HANDSHAKE_MS = 10_000
 _IDLE_MS = 30 * 60_000
 METADATA_BYTES = 16 << 10
 """Of one call, as HTTP/2 counts them."""
-# Peers that vanished are found by pings; peers that ping more than once a second for long are cut off. client-go pings
-# every 10 s, TiCDC and etcd's clients as often, all of them without calls, too.
+# Peers that vanished are found by pings; peers that ping more than once a second for long are cut
+# off. client-go pings every 10 s, TiCDC and etcd's clients as often, all of them without calls,
+# too.
 _PING_MS, _PING_TIMEOUT_MS = 30_000, 10_000
 _MIN_PING_INTERVAL_MS, PING_STRIKES = 1000, 20
 PINGS_PER_S = 1000 / _MIN_PING_INTERVAL_MS
@@ -45,7 +49,8 @@ class Limits:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of answers that wait for clients and received bytes that wait for their turn; the native engine only.
+        """Of answers that wait for clients and received bytes that wait for their turn;
+        the native engine only.
 
         Of all connections: those that have the most are closed.
         """
@@ -53,7 +58,9 @@ class Limits:
 
     @property
     def streams(self) -> int:
-        """Of one connection, with grpcio: half of all calls, so that no connection alone uses them up."""
+        """Of one connection, with grpcio: half of all calls,
+        so that no connection alone uses them up.
+        """
         return self.calls // 2 if self.calls >= _SHARED_CALLS else 2 * self.calls
 
     @property
@@ -68,7 +75,9 @@ class Limits:
 
     @property
     def most_connections_per_address(self) -> int:
-        """`connections_per_address`, or half of `most_connections`: no host alone locks the others out."""
+        """`connections_per_address`, or half of `most_connections`:
+        no host alone locks the others out.
+        """
         most = self.most_connections
         if self.connections_per_address:
             return min(self.connections_per_address, most)
@@ -76,7 +85,9 @@ class Limits:
 
     @property
     def held_bytes(self) -> int:
-        """Of requests that are not complete yet, or not read, of all calls; the native engine only."""
+        """Of requests that are not complete yet, or not read, of all calls;
+        the native engine only.
+        """
         return max(_LEAST_HELD_BYTES, 4 * self.message_bytes)
 
     def options(self) -> list[tuple[str, int]]:
@@ -94,7 +105,10 @@ class Limits:
             ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES),
             ("grpc.keepalive_time_ms", _PING_MS),
             ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
-            ("grpc.http2.ping_timeout_ms", _PING_TIMEOUT_MS),  # gRPC's core waits a minute without it
+            (
+                "grpc.http2.ping_timeout_ms",
+                _PING_TIMEOUT_MS,
+            ),  # gRPC's core waits a minute without it
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),

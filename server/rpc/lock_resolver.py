@@ -1,7 +1,9 @@
-"""What becomes of a lock whose owner may be dead: ask its primary, then commit or roll back what it left.
+"""What becomes of a lock whose owner may be dead: ask its primary,
+then commit or roll back what it left.
 
-The primary decides alone, except for async commit, where the transaction is committed once every secondary is locked.
-Source: Percolator (Peng and Dabek, OSDI 2010) §2.2; TiKV's async commit design.
+The primary decides alone, except for async commit, where the transaction is committed once every
+secondary is locked. Source: Percolator (Peng and Dabek, OSDI 2010) §2.2; TiKV's async commit
+design.
 """
 
 from collections import defaultdict
@@ -36,8 +38,8 @@ class Clock(Protocol):
 class Outcome:
     """A transaction's fate: committed at `commit_ts`, rolled back (0), or alive for `ttl_ms` more.
 
-    A living one that is `pushed` will not commit at or before the reader's timestamp. `keys` are all that is known to
-    be locked by an async commit: they share its fate.
+    A living one that is `pushed` will not commit at or before the reader's timestamp. `keys` are
+    all that is known to be locked by an async commit: they share its fate.
     """
 
     commit_ts: int = 0
@@ -47,9 +49,12 @@ class Outcome:
 
 
 def async_commit_ts(
-    primary_min_commit_ts: int, answers: Sequence[tuple[Sequence[bytes], kvrpcpb.CheckSecondaryLocksResponse]]
+    primary_min_commit_ts: int,
+    answers: Sequence[tuple[Sequence[bytes], kvrpcpb.CheckSecondaryLocksResponse]],
 ) -> int | None:
-    """The commit_ts of an async-commit transaction (0: rolled back); None if it fell back to an ordinary commit."""
+    """The commit_ts of an async-commit transaction (0: rolled back);
+    None if it fell back to an ordinary commit.
+    """
     commit_ts = primary_min_commit_ts
     for keys, answer in answers:
         if len(answer.locks) < len(keys):
@@ -61,48 +66,75 @@ def async_commit_ts(
 
 
 class LockResolver:
-    """Resolves the locks that reads and writes run into; `decide` alone also serves the GC worker."""
+    """Resolves the locks that reads and writes run into;
+    `decide` alone also serves the GC worker.
+    """
 
     def __init__(self, clock: Clock, kv: KvClient) -> None:
         self._clock = clock
         self._kv = kv
 
     async def resolve(self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int) -> float:
-        """Remove the locks of dead transactions; returns seconds until the first live one expires, 0 if none lives.
+        """Remove the locks of dead transactions; returns seconds until the first live one expires,
+        0 if none lives.
 
         `caller_start_ts` is the reader's timestamp, 0 for a writer.
         """
         outcomes = await self._resolve(locks, caller_start_ts)
-        return min((outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms), default=0) / 1e3
+        return (
+            min((outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms), default=0)
+            / 1e3
+        )
 
-    async def resolve_for_read(self, locks: Iterable[kvrpcpb.LockInfo], read_ts: int) -> tuple[Passing, float]:
-        """Like `resolve`, but a reader at `read_ts` does not wait for a transaction that can be made to commit later.
+    async def resolve_for_read(
+        self, locks: Iterable[kvrpcpb.LockInfo], read_ts: int
+    ) -> tuple[Passing, float]:
+        """Like `resolve`, but a reader at `read_ts` does not wait for a transaction that can be
+        made to commit later.
 
-        Returns the transactions whose locks the read may pass, and seconds until the first of the others expires.
+        Returns the transactions whose locks the read may pass, and seconds until the first of the
+        others expires.
         """
         outcomes = await self._resolve(locks, read_ts)
-        waited_for = [outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms and not outcome.pushed]
-        passable = {start_ts: outcome for start_ts, outcome in outcomes.items() if outcome.pushed or not outcome.ttl_ms}
-        committed = {start_ts for start_ts, outcome in passable.items() if 0 < outcome.commit_ts <= read_ts}
+        waited_for = [
+            outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms and not outcome.pushed
+        ]
+        passable = {
+            start_ts: outcome
+            for start_ts, outcome in outcomes.items()
+            if outcome.pushed or not outcome.ttl_ms
+        }
+        committed = {
+            start_ts for start_ts, outcome in passable.items() if 0 < outcome.commit_ts <= read_ts
+        }
         passing = Passing(frozenset(passable) - committed, frozenset(committed))
         return passing, min(waited_for, default=0) / 1e3
 
     async def decide(self, lock: kvrpcpb.LockInfo) -> int:
-        """End the lock's transaction now, expired or not; returns its commit_ts, 0 if it is rolled back.
+        """End the lock's transaction now, expired or not; returns its commit_ts,
+        0 if it is rolled back.
 
         Raises:
             LockRemainsError: the store keeps it alive in spite of that.
         """
         outcome = await self._status(lock, MAX_TS, 0, rollback_if_not_exist=True)
         if outcome.ttl_ms:
-            raise LockRemainsError(f"the transaction {lock.lock_version} is still alive on {lock.primary_lock.hex()}")
+            raise LockRemainsError(
+                f"the transaction {lock.lock_version} is still alive on {lock.primary_lock.hex()}"
+            )
         return outcome.commit_ts
 
     async def rollback_pessimistic(self, lock: kvrpcpb.LockInfo) -> None:
-        """Remove one pessimistic lock: it holds no data, so its transaction's fate does not matter."""
-        await self._kv.pessimistic_rollback([lock.key], lock.lock_version, lock.lock_for_update_ts or lock.lock_version)
+        """Remove one pessimistic lock: it holds no data,
+        so its transaction's fate does not matter.
+        """
+        await self._kv.pessimistic_rollback(
+            [lock.key], lock.lock_version, lock.lock_for_update_ts or lock.lock_version
+        )
 
-    async def _resolve(self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int) -> dict[int, Outcome]:
+    async def _resolve(
+        self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int
+    ) -> dict[int, Outcome]:
         now = await self._clock.tso()
         by_txn: dict[int, list[kvrpcpb.LockInfo]] = defaultdict(list)
         for lock in locks:
@@ -118,7 +150,8 @@ class LockResolver:
         try:
             return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=False)
         except TxnNotFoundError:
-            # the primary may not be written yet, as prewrites run in parallel: believe in its absence after the TTL
+            # the primary may not be written yet, as prewrites run in parallel: believe in its
+            # absence after the TTL
             left_ms = physical_ms(lock.lock_version) + lock.lock_ttl - physical_ms(now)
             if left_ms > 0:
                 return Outcome(ttl_ms=left_ms)
@@ -149,24 +182,34 @@ class LockResolver:
             answer = await self._kv.check_txn_status(request)
         if answer.lock_ttl:
             left_ms = physical_ms(lock.lock_version) + answer.lock_ttl - physical_ms(now)
-            return Outcome(ttl_ms=max(1, left_ms), pushed=answer.action == kvrpcpb.MinCommitTSPushed)
+            return Outcome(
+                ttl_ms=max(1, left_ms), pushed=answer.action == kvrpcpb.MinCommitTSPushed
+            )
         return Outcome(commit_ts=answer.commit_version)
 
     async def _async_outcome(self, primary: kvrpcpb.LockInfo, now: int) -> Outcome | None:
-        """The fate of an async commit by its primary's lock; None if a lock of it is ordinary: its primary decides."""
+        """The fate of an async commit by its primary's lock; None if a lock of it is ordinary:
+        its primary decides.
+        """
         left_ms = physical_ms(primary.lock_version) + primary.lock_ttl - physical_ms(now)
         if left_ms > 0 and now != MAX_TS:
             return Outcome(ttl_ms=left_ms)
-        secondaries = await self._kv.check_secondary_locks(primary.secondaries, primary.lock_version)
+        secondaries = await self._kv.check_secondary_locks(
+            primary.secondaries, primary.lock_version
+        )
         commit_ts = async_commit_ts(primary.min_commit_ts, secondaries)
         if commit_ts is None:
             return None
         return Outcome(commit_ts=commit_ts, keys=(primary.primary_lock, *primary.secondaries))
 
-    async def _clear(self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, outcome: Outcome) -> None:
+    async def _clear(
+        self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, outcome: Outcome
+    ) -> None:
         pessimistic = [lock for lock in locks if lock.lock_type == kvrpcpb.PessimisticLock]
         for lock in pessimistic:
             await self.rollback_pessimistic(lock)
-        keys = {lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock}.union(outcome.keys)
+        keys = {lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock}.union(
+            outcome.keys
+        )
         if keys:
             await self._kv.resolve_lock(keys, start_ts, outcome.commit_ts)

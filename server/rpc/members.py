@@ -1,7 +1,7 @@
 """Which coordinators there are, and which of them leads: asked by GetMembers, ours or a real PD's.
 
-Everybody known is asked at once, and the first who names a leader is believed: a wrong answer (of a member that lags
-behind) costs one refused call, after which all are asked again.
+Everybody known is asked at once, and the first who names a leader is believed: a wrong answer (of a
+member that lags behind) costs one refused call, after which all are asked again.
 """
 
 import asyncio
@@ -54,7 +54,9 @@ def addresses_of(text: str) -> list[str]:
 class Members:
     """Finds the leader, and remembers it until `forget`; `stack` closes the channels."""
 
-    def __init__(self, addresses: Sequence[str], security: SecurityConfig | None, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, addresses: Sequence[str], security: SecurityConfig | None, stack: AsyncExitStack
+    ) -> None:
         self.cluster_id = 0
         """0 until the first answer; from then on answers of other clusters are not believed."""
         self._named = list(addresses)
@@ -98,7 +100,9 @@ class Members:
 
         async def ask(address: str) -> None:
             try:
-                answer = await self._stub(address).GetMembers(pdpb_pb2.GetMembersRequest(), timeout=_ASK_SECONDS)
+                answer = await self._stub(address).GetMembers(
+                    pdpb_pb2.GetMembersRequest(), timeout=_ASK_SECONDS
+                )
                 leaders.append(self._leader_of(address, answer))
             except grpc.aio.AioRpcError as err:
                 failures.append(f"{address}: {err.details() or err.code().name}")
@@ -124,8 +128,12 @@ class Members:
         if not answer.leader.client_urls:
             raise NoLeaderError(header.error.message or "it knows no leader")
         self.cluster_id = header.cluster_id
-        self._learned = [_target(member.client_urls[0]) for member in answer.members if member.client_urls]
-        alone = len(self._learned) == 1  # then the way we came is the way to it, whatever it calls itself
+        self._learned = [
+            _target(member.client_urls[0]) for member in answer.members if member.client_urls
+        ]
+        alone = (
+            len(self._learned) == 1
+        )  # then the way we came is the way to it, whatever it calls itself
         return address if alone else _target(answer.leader.client_urls[0])
 
     def _stub(self, address: str) -> "PDAsyncStub":

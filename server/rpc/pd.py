@@ -1,7 +1,8 @@
 """The client of the coordinators, ours or a real PD's: cluster, TSO, regions, stores, safepoints.
 
-Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated with back-off, at
-whoever leads then, until `_CALL_SECONDS` are over; keys are memcomparable-encoded, as in PD.
+Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated
+with back-off, at whoever leads then, until `_CALL_SECONDS` are over; keys are
+memcomparable-encoded, as in PD.
 """
 
 import asyncio
@@ -31,8 +32,12 @@ _ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MOVED = ("not leader", "no leader")  # PD says so with other statuses, too
-_BUSY = ("slow down and try again", "Concurrent RPC limit exceeded")  # else exhausted means that a message is too large
-_BROKEN = "Internal error from Core"  # gRPC of a connection that broke while it was written to; a status of nobody
+_BUSY = (
+    "slow down and try again",
+    "Concurrent RPC limit exceeded",
+)  # else exhausted means that a message is too large
+# gRPC of a connection that broke while it was written to; a status of nobody
+_BROKEN = "Internal error from Core"
 
 
 class PdUnavailableError(UnavailableError):
@@ -67,7 +72,9 @@ class RegionMissingError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class RegionRoute:
-    """Where a region is served; bounds in `region` are memcomparable-encoded, `end_key == b""` means no end."""
+    """Where a region is served; bounds in `region` are memcomparable-encoded,
+    `end_key == b""` means no end.
+    """
 
     region: metapb_pb2.Region
     leader: metapb_pb2.Peer
@@ -95,8 +102,11 @@ class PdClient:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, address: str, security: SecurityConfig | None = None) -> AsyncIterator["PdClient"]:
-        """Connect to `host:port[,host:port…]`, learn the cluster id, and yield the client for the block.
+    async def open(
+        cls, address: str, security: SecurityConfig | None = None
+    ) -> AsyncIterator["PdClient"]:
+        """Connect to `host:port[,host:port…]`, learn the cluster id,
+        and yield the client for the block.
 
         Raises:
             NoAddressError: `address` is empty.
@@ -112,7 +122,10 @@ class PdClient:
                 client._tso.close()
 
     async def tso(self, count: int = 1) -> int:
-        """Take `count` new timestamps; returns the last, the others are just below it. Later calls get greater ones."""
+        """Take `count` new timestamps; returns the last, the others are just below it.
+
+        Later calls get greater ones.
+        """
         return await self._repeat(lambda _: self._tso.take(count))
 
     async def region(self, key: bytes) -> RegionRoute:
@@ -121,7 +134,9 @@ class PdClient:
         Raises:
             RegionMissingError: no store has reported such a region.
         """
-        answer = await self._call("GetRegion", pdpb_pb2.GetRegionRequest(header=self._header, region_key=key))
+        answer = await self._call(
+            "GetRegion", pdpb_pb2.GetRegionRequest(header=self._header, region_key=key)
+        )
         return (await self._routes([(answer.region, answer.leader)], f"key {key.hex()}"))[0]
 
     async def region_by_id(self, region_id: int) -> RegionRoute:
@@ -134,11 +149,19 @@ class PdClient:
         answer = await self._call("GetRegionByID", request)
         return (await self._routes([(answer.region, answer.leader)], f"id {region_id}"))[0]
 
-    async def scan_regions(self, start_key: bytes, end_key: bytes = b"", limit: int = 128) -> list[RegionRoute]:
-        """Regions that touch `[start_key, end_key)` in key order, at most `limit`; empty when none is known."""
-        request = pdpb_pb2.ScanRegionsRequest(header=self._header, start_key=start_key, end_key=end_key, limit=limit)
+    async def scan_regions(
+        self, start_key: bytes, end_key: bytes = b"", limit: int = 128
+    ) -> list[RegionRoute]:
+        """Regions that touch `[start_key, end_key)` in key order, at most `limit`;
+        empty when none is known.
+        """
+        request = pdpb_pb2.ScanRegionsRequest(
+            header=self._header, start_key=start_key, end_key=end_key, limit=limit
+        )
         answer = await self._call("ScanRegions", request)
-        return await self._routes(list(zip(answer.region_metas, answer.leaders, strict=True)), "the range")
+        return await self._routes(
+            list(zip(answer.region_metas, answer.leaders, strict=True)), "the range"
+        )
 
     async def stores(self) -> list[metapb_pb2.Store]:
         """All stores that are not removed."""
@@ -165,7 +188,8 @@ class PdClient:
         return bool((await self._call("IsBootstrapped", request)).bootstrapped)
 
     async def bootstrap(self, store: metapb_pb2.Store, region: metapb_pb2.Region) -> None:
-        """Start the cluster with its first store and the region that covers everything; durable when it returns.
+        """Start the cluster with its first store and the region that covers everything;
+        durable when it returns.
 
         Raises:
             AlreadyBootstrappedError: another store was first.
@@ -179,16 +203,21 @@ class PdClient:
 
     async def store_heartbeat(self, stats: pdpb_pb2.StoreStats) -> None:
         """Tell that a store lives."""
-        await self._call("StoreHeartbeat", pdpb_pb2.StoreHeartbeatRequest(header=self._header, stats=stats))
+        await self._call(
+            "StoreHeartbeat", pdpb_pb2.StoreHeartbeatRequest(header=self._header, stats=stats)
+        )
 
     async def region_heartbeat(self, regions: Iterable[metapb_pb2.Region]) -> None:
-        """Report regions whose leader is their first peer; the coordinator knows them when this returns.
+        """Report regions whose leader is their first peer;
+        the coordinator knows them when this returns.
 
         Raises:
             PdRefusedError: it did not take one of them, because it is stale; it took the others.
         """
         requests = [
-            pdpb_pb2.RegionHeartbeatRequest(header=self._header, region=region, leader=region.peers[0])
+            pdpb_pb2.RegionHeartbeatRequest(
+                header=self._header, region=region, leader=region.peers[0]
+            )
             for region in regions
         ]
 
@@ -198,9 +227,13 @@ class PdClient:
 
         await self._repeat(report)
 
-    async def ask_batch_split(self, region: metapb_pb2.Region, count: int) -> list[pdpb_pb2.SplitID]:
+    async def ask_batch_split(
+        self, region: metapb_pb2.Region, count: int
+    ) -> list[pdpb_pb2.SplitID]:
         """Ids for `count` new regions and their peers."""
-        request = pdpb_pb2.AskBatchSplitRequest(header=self._header, region=region, split_count=count)
+        request = pdpb_pb2.AskBatchSplitRequest(
+            header=self._header, region=region, split_count=count
+        )
         return list((await self._call("AskBatchSplit", request)).ids)
 
     async def report_batch_split(self, regions: Iterable[metapb_pb2.Region]) -> None:
@@ -208,20 +241,28 @@ class PdClient:
         request = pdpb_pb2.ReportBatchSplitRequest(header=self._header, regions=regions)
         await self._call("ReportBatchSplit", request)
 
-    async def update_service_gc_safe_point(self, service_id: str, ttl_s: int, safe_point: int) -> MinSafePoint:
-        """Keep what is newer than `safe_point` from GC for `ttl_s` seconds (<= 0: no longer); durable when it returns.
+    async def update_service_gc_safe_point(
+        self, service_id: str, ttl_s: int, safe_point: int
+    ) -> MinSafePoint:
+        """Keep what is newer than `safe_point` from GC for `ttl_s` seconds (<= 0:
+        no longer); durable when it returns.
 
-        Returns the service that holds GC back most; if its `safe_point` is greater than the asked one, nothing was
-        stored and the history asked for may be gone.
+        Returns the service that holds GC back most; if its `safe_point` is greater than the asked
+        one, nothing was stored and the history asked for may be gone.
         """
         request = pdpb_pb2.UpdateServiceGCSafePointRequest(
             header=self._header, service_id=service_id.encode(), TTL=ttl_s, safe_point=safe_point
         )
         answer = await self._call("UpdateServiceGCSafePoint", request)
-        return MinSafePoint(answer.service_id.decode(errors="replace"), answer.TTL, answer.min_safe_point)
+        return MinSafePoint(
+            answer.service_id.decode(errors="replace"), answer.TTL, answer.min_safe_point
+        )
 
     async def update_gc_safe_point(self, safe_point: int) -> int:
-        """Let stores collect what is older; never goes back. Returns the safe point that holds, durably."""
+        """Let stores collect what is older; never goes back.
+
+        Returns the safe point that holds, durably.
+        """
         request = pdpb_pb2.UpdateGCSafePointRequest(header=self._header, safe_point=safe_point)
         return int((await self._call("UpdateGCSafePoint", request)).new_safe_point)
 
@@ -250,21 +291,33 @@ class PdClient:
             leader = await self._members.leader()
             return await attempt(leader)
 
-        return await _repeat(self.address, once, _CALL_SECONDS, lambda: self._members.forget(leader))
+        return await _repeat(
+            self.address, once, _CALL_SECONDS, lambda: self._members.forget(leader)
+        )
 
-    async def _routes(self, regions: list[tuple[metapb_pb2.Region, metapb_pb2.Peer]], sought: str) -> list[RegionRoute]:
+    async def _routes(
+        self, regions: list[tuple[metapb_pb2.Region, metapb_pb2.Peer]], sought: str
+    ) -> list[RegionRoute]:
         if any(not region.id for region, _ in regions):
             raise RegionMissingError(f"no region is known for {sought}; is a store running?")
         addresses = {
-            store_id: (await self.store(store_id)).address for store_id in {leader.store_id for _, leader in regions}
+            store_id: (await self.store(store_id)).address
+            for store_id in {leader.store_id for _, leader in regions}
         }
-        return [RegionRoute(region, leader, addresses[leader.store_id]) for region, leader in regions]
+        return [
+            RegionRoute(region, leader, addresses[leader.store_id]) for region, leader in regions
+        ]
 
 
 async def _repeat(
-    address: str, attempt: Callable[[], Awaitable[R]], within_s: float, failed: Callable[[], None] = lambda: None
+    address: str,
+    attempt: Callable[[], Awaitable[R]],
+    within_s: float,
+    failed: Callable[[], None] = lambda: None,
 ) -> R:
-    """Await `attempt()` until it answers; transient failures are repeated with jittered back-off, after `failed()`."""
+    """Await `attempt()` until it answers; transient failures are repeated with jittered back-off,
+    after `failed()`.
+    """
     backoff = Backoff(*_BACKOFF_SECONDS)
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + within_s, cancellations()
@@ -276,14 +329,21 @@ async def _repeat(
             reason = str(err) or "no answer in time"
         except grpc.aio.AioRpcError as err:
             reason = err.details() or err.code().name
-            if err.code() not in _RETRIED and not any(words in reason for words in (*_MOVED, *_BUSY, _BROKEN)):
-                raise PdRefusedError(f"the coordinator at {address} answered {err.code().name}: {reason}") from err
+            if err.code() not in _RETRIED and not any(
+                words in reason for words in (*_MOVED, *_BUSY, _BROKEN)
+            ):
+                raise PdRefusedError(
+                    f"the coordinator at {address} answered {err.code().name}: {reason}"
+                ) from err
         failed()
         if cancellations() > before:
-            raise asyncio.CancelledError  # gRPC answers with the call's failure if both come at once
+            # gRPC answers with the call's failure if both come at once
+            raise asyncio.CancelledError
         pause_s = backoff.next_s()
         if loop.time() + pause_s >= deadline:
-            raise PdUnavailableError(f"no coordinator answers at {address}: {reason}; is it running?")
+            raise PdUnavailableError(
+                f"no coordinator answers at {address}: {reason}; is it running?"
+            )
         await asyncio.sleep(pause_s)
 
 

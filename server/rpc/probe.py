@@ -1,7 +1,9 @@
-"""What answers at an address where a gRPC server should: found out by one plain connection, for the log.
+"""What answers at an address where a gRPC server should: found out by one plain connection,
+for the log.
 
-gRPC itself only says that a channel does not get ready, whatever the reason: nobody listens, a web server answers,
-TLS on one side only, a certificate that does not fit, or a peer that accepts connections and stays silent.
+gRPC itself only says that a channel does not get ready, whatever the reason: nobody listens, a web
+server answers, TLS on one side only, a certificate that does not fit, or a peer that accepts
+connections and stays silent.
 """
 
 import asyncio
@@ -15,13 +17,19 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _FRAME_HEAD_BYTES = 9
 _SETTINGS_FRAME = 4
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+)
 _ANSWER_BYTES = 64
 _ANSWER_S = 2.0
 
 
 async def diagnose(address: str, security: SecurityConfig) -> str:
-    """One sentence, without a full stop, about who answers at `host:port`; takes at most a few seconds.
+    """One sentence, without a full stop, about who answers at `host:port`;
+    takes at most a few seconds.
 
     Raises:
         CredentialsError: our own TLS files cannot be used.
@@ -30,10 +38,15 @@ async def diagnose(address: str, security: SecurityConfig) -> str:
     try:
         answer = await _first_bytes(address, tls)
     except ssl.SSLCertVerificationError as err:
-        return f"{address} has a certificate that --ca-path does not trust for this name: {err.verify_message}"
+        return (
+            f"{address} has a certificate that --ca-path does not trust for this name: "
+            f"{err.verify_message}"
+        )
     except ssl.SSLError as err:
         if err.reason in _NOT_TLS:
-            return f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
+            return (
+                f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
+            )
         return f"{address} and this daemon find no TLS in common: {err.reason}"
     except TimeoutError:
         return f"{address} accepts no connection, or no TLS on it, within {_ANSWER_S:g} s"
@@ -47,18 +60,28 @@ async def _described(address: str, answer: bytes | None, *, with_tls: bool) -> s
         return f"{address} accepts connections and never answers; it is no gRPC server"
     if answer[3:4] == bytes([_SETTINGS_FRAME]) and len(answer) >= _FRAME_HEAD_BYTES:
         return f"{address} speaks HTTP/2, but does not answer our calls in time"
-    if answer.startswith(_TLS_RECORDS) or (not answer and not with_tls and await _speaks_tls(address)):
-        return f"{address} speaks TLS; give this daemon --ca-path, and --cert-path and --key-path if it asks for them"
+    if answer.startswith(_TLS_RECORDS) or (
+        not answer and not with_tls and await _speaks_tls(address)
+    ):
+        return (
+            f"{address} speaks TLS; give this daemon --ca-path, and --cert-path and --key-path if "
+            "it asks for them"
+        )
     if answer.startswith(b"HTTP/1"):
         status = answer.splitlines()[0].decode(errors="replace")
         return f"{address} is an HTTP/1.1 server and no gRPC server: it answers {status!r}"
     if not answer:
-        return f"{address} closes the connection without an answer; it is no gRPC server, or refuses this client"
+        return (
+            f"{address} closes the connection without an answer; it is no gRPC server, or refuses "
+            "this client"
+        )
     return f"{address} is no gRPC server: it answers with {answer[:16]!r}"
 
 
 async def _first_bytes(address: str, tls: ssl.SSLContext | None) -> bytes | None:
-    """What the peer says to the beginning of HTTP/2; None if it says nothing, empty if it closes the connection."""
+    """What the peer says to the beginning of HTTP/2; None if it says nothing,
+    empty if it closes the connection.
+    """
     host, _, port = address.rpartition("//")[2].rpartition(":")
     async with asyncio.timeout(_ANSWER_S):
         reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)

@@ -1,8 +1,9 @@
-"""Which region, and which store, holds a key: what the coordinator said last, corrected by what stores answer. Pure.
+"""Which region, and which store, holds a key: what the coordinator said last,
+corrected by what stores answer. Pure.
 
-Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same key range. Keys in
-the cache are memcomparable-encoded, as the coordinator sends them; the functions on a route's bounds give raw keys, of
-which an empty end key is no end.
+Invariants: cached regions never overlap; a region is never replaced by an older epoch of the same
+key range. Keys in the cache are memcomparable-encoded, as the coordinator sends them; the functions
+on a route's bounds give raw keys, of which an empty end key is no end.
 """
 
 import bisect
@@ -62,7 +63,9 @@ class RegionCache:
         return self._routes[index]
 
     def insert(self, route: RegionRoute) -> bool:
-        """Take `route` in place of all it overlaps; False, and nothing changed, if one of those is newer."""
+        """Take `route` in place of all it overlaps; False, and nothing changed,
+        if one of those is newer.
+        """
         first, last = self._overlapped(route.region)
         if any(_newer(old.region, route.region) for old in self._routes[first:last]):
             return False
@@ -81,7 +84,11 @@ class RegionCache:
         first = max(bisect.bisect_right(self._starts, region.start_key) - 1, 0)
         if first < len(self._routes) and _ends_before(self._routes[first].region, region.start_key):
             first += 1
-        last = bisect.bisect_left(self._starts, region.end_key) if region.end_key else len(self._starts)
+        last = (
+            bisect.bisect_left(self._starts, region.end_key)
+            if region.end_key
+            else len(self._starts)
+        )
         return first, max(first, last)
 
 

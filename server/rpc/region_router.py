@@ -1,8 +1,9 @@
-"""Requests to the store that leads a key's region, repeated until it really was that store, or a deadline passes.
+"""Requests to the store that leads a key's region, repeated until it really was that store,
+or a deadline passes.
 
-What is repeated: region errors (the cache is corrected first), broken connections and a silent coordinator. That is
-safe because every request of the transaction protocol may be applied twice. Keys here are raw; only the cache and the
-coordinator see encoded ones.
+What is repeated: region errors (the cache is corrected first), broken connections and a silent
+coordinator. That is safe because every request of the transaction protocol may be applied twice.
+Keys here are raw; only the cache and the coordinator see encoded ones.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -44,11 +45,17 @@ class UnaryCall(Protocol[_Q_contra, _R_co]):
 Method: TypeAlias = Callable[["TikvAsyncStub"], UnaryCall[Q, R]]
 
 _ATTEMPT_S = 10.0
-_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
 
 
 class RegionError(UnavailableError):
-    """The request did not reach the region's leader; the cache was corrected, locate the key again."""
+    """The request did not reach the region's leader; the cache was corrected,
+    locate the key again.
+    """
 
     code = "ErrRegion"
 
@@ -74,7 +81,9 @@ class Placement(Protocol):
 class RegionRouter:
     """A region cache and one channel a store."""
 
-    def __init__(self, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0
+    ) -> None:
         self._pd = pd
         self._security = security
         self._timeout_s = timeout_s
@@ -111,9 +120,17 @@ class RegionRouter:
         return answer
 
     async def call_region(
-        self, key: bytes, method: Method[Q, R], make: Callable[[RegionRoute], Q], *, attempt_s: float = _ATTEMPT_S
+        self,
+        key: bytes,
+        method: Method[Q, R],
+        make: Callable[[RegionRoute], Q],
+        *,
+        attempt_s: float = _ATTEMPT_S,
     ) -> tuple[RegionRoute, R]:
-        """Send `make(region of key)` to that region; returns the region that answered, too. Raises as `call`."""
+        """Send `make(region of key)` to that region; returns the region that answered, too.
+
+        Raises as `call`.
+        """
 
         async def attempt() -> tuple[RegionRoute, R]:
             route = await self.locate(key)
@@ -124,14 +141,18 @@ class RegionRouter:
     async def fan_out(
         self, keys: Iterable[bytes], method: Method[Q, R], make: Callable[[list[bytes]], Q]
     ) -> list[tuple[list[bytes], R]]:
-        """Send `make(keys of one region)` to each region of `keys`, in parallel; answers with the keys they are for.
+        """Send `make(keys of one region)` to each region of `keys`, in parallel;
+        answers with the keys they are for.
 
         Raises:
-            GaveUpError: some region's request did not get through before the deadline; others may have.
+            GaveUpError: some region's request did not get through before the deadline; others may
+                have.
         """
         return await self._fan_out(sorted(set(keys)), method, make, Backoffer(self._timeout_s))
 
-    async def ask(self, route: RegionRoute, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S) -> R:
+    async def ask(
+        self, route: RegionRoute, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S
+    ) -> R:
         """One attempt at exactly this region.
 
         Raises:
@@ -152,7 +173,9 @@ class RegionRouter:
             raise self._corrected(route, answer.region_error)
         return answer  # type: ignore[no-any-return]  # HasField wants Any; the method's type says what it is
 
-    async def ask_store(self, address: str, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S) -> R:
+    async def ask_store(
+        self, address: str, method: Method[Q, R], request: Q, *, timeout_s: float = _ATTEMPT_S
+    ) -> R:
         """One attempt at a store, whatever regions it holds.
 
         Raises:
@@ -183,7 +206,11 @@ class RegionRouter:
                 await backoff.wait(err)
 
     async def _fan_out(
-        self, keys: Sequence[bytes], method: Method[Q, R], make: Callable[[list[bytes]], Q], backoff: Backoffer
+        self,
+        keys: Sequence[bytes],
+        method: Method[Q, R],
+        make: Callable[[list[bytes]], Q],
+        backoff: Backoffer,
     ) -> list[tuple[list[bytes], R]]:
         async def send(route: RegionRoute, part: list[bytes]) -> list[tuple[list[bytes], R]]:
             try:
@@ -207,12 +234,15 @@ class RegionRouter:
         """Take from a region error what it teaches the cache."""
         if error.HasField("server_is_busy"):
             return RegionError(
-                f"the store is busy: {error.server_is_busy.reason}", error.server_is_busy.backoff_ms / 1e3
+                f"the store is busy: {error.server_is_busy.reason}",
+                error.server_is_busy.backoff_ms / 1e3,
             )
         if not error.HasField("stale_command"):
             self._cache.drop(route.region)
         for region in error.epoch_not_match.current_regions:
-            peer = next((peer for peer in region.peers if peer.store_id == route.leader.store_id), None)
+            peer = next(
+                (peer for peer in region.peers if peer.store_id == route.leader.store_id), None
+            )
             if peer is not None:
                 self._cache.insert(RegionRoute(_copy(region), peer, route.address))
         return RegionError(error.message or str(error).strip() or "the store named no reason")

@@ -1,4 +1,6 @@
-"""One listener: services, health, reflection, limits, TLS, drain; what nobody serves answers UNIMPLEMENTED."""
+"""One listener: services, health, reflection, limits, TLS, drain;
+what nobody serves answers UNIMPLEMENTED.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -30,7 +32,9 @@ from storage.model.errors import UnavailableError
 
 _DRAIN_SECONDS = 5.0
 _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
-"""grpcio-reflection has v1alpha only; grpcurl, grpcui and Postman ask for v1 first, some for nothing else."""
+"""grpcio-reflection has v1alpha only; grpcurl, grpcui and Postman ask for v1 first,
+some for nothing else.
+"""
 _ONE_LISTENER = ("grpc.so_reuseport", 0)  # a busy port must be an error, not a second listener
 
 _log = structlog.get_logger(__name__)
@@ -47,7 +51,9 @@ class _Server(Protocol):
 
     def serve_http1(self, front: Http1Front) -> None: ...
 
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None: ...
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, Any]
+    ) -> None: ...
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None: ...
 
@@ -68,9 +74,13 @@ class _GrpcioServer:
         self._front: GrpcioFront | None = None
         self._guard: ConnectionGuard | None = None
         self._guarding: asyncio.Task[None] | None = None
-        self._server = grpc.aio.server(options=[_ONE_LISTENER, *limits.options()], maximum_concurrent_rpcs=limits.calls)
+        self._server = grpc.aio.server(
+            options=[_ONE_LISTENER, *limits.options()], maximum_concurrent_rpcs=limits.calls
+        )
 
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, Any]
+    ) -> None:
         """The same handlers as the generic one's."""
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
@@ -126,11 +136,17 @@ class RpcServer:
     """A gRPC listener; add services, then `async with server.listen(addr) as bound`."""
 
     def __init__(
-        self, security: SecurityConfig | None = None, limits: Limits | None = None, suited: Engine = Engine.GRPCIO
+        self,
+        security: SecurityConfig | None = None,
+        limits: Limits | None = None,
+        suited: Engine = Engine.GRPCIO,
     ) -> None:
         """`suited`: the engine to use, if none was chosen for the process."""
         limits = limits or Limits()
-        limits = replace(limits, connections_per_address=limits.connections_per_address or connections_per_address())
+        limits = replace(
+            limits,
+            connections_per_address=limits.connections_per_address or connections_per_address(),
+        )
         self._server = _server(chosen(suited), security or SecurityConfig(), limits)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
@@ -138,9 +154,14 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
     def add_service(
-        self, service: ServiceDescriptor, servicer: object, batch: Mapping[str, BatchHandler] | None = None
+        self,
+        service: ServiceDescriptor,
+        servicer: object,
+        batch: Mapping[str, BatchHandler] | None = None,
     ) -> None:
-        """Serve `service`: methods in `batch` by batch functions, the others by `servicer`'s coroutines."""
+        """Serve `service`: methods in `batch` by batch functions,
+        the others by `servicer`'s coroutines.
+        """
         handlers, routes = method_handlers(service, servicer, batch)
         self._routes += routes
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
@@ -149,16 +170,21 @@ class RpcServer:
         self._names.append(service.full_name)
 
     def add_proxy(self, handler: "grpc.GenericRpcHandler[Any, Any]") -> None:
-        """Serve the methods `handler` knows, as bytes; it speaks for services this process has no stubs of."""
+        """Serve the methods `handler` knows, as bytes;
+        it speaks for services this process has no stubs of.
+        """
         self._server.add_generic_rpc_handlers((handler,))
 
     def serve_http1(self, serve: Serve) -> None:
-        """Answer HTTP/1.1 on the same port, to whom the port's certificates let in; call it before `listen`."""
+        """Answer HTTP/1.1 on the same port, to whom the port's certificates let in;
+        call it before `listen`.
+        """
         self._server.serve_http1(Http1Front(serve))
 
     @asynccontextmanager
     async def listen(self, addr: str) -> AsyncIterator[str]:
-        """Listen on `host:port` (port 0: any) for the block; yields the bound address, drains on the way out.
+        """Listen on `host:port` (port 0: any) for the block; yields the bound address,
+        drains on the way out.
 
         Raises:
             PortInUseError: the address is taken or not ours.
@@ -180,7 +206,9 @@ class RpcServer:
                     task.cancel()
 
     def _add_reflection(self) -> None:
-        """Serve reflection as v1alpha, and under the name of v1, whose messages are the same on the wire."""
+        """Serve reflection as v1alpha, and under the name of v1,
+        whose messages are the same on the wire.
+        """
         _describe_reflection_v1()
         servicer = ReflectionServicer([*self._names, _REFLECTION_V1])
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, self._server)
@@ -190,7 +218,9 @@ class RpcServer:
             response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
         )
         handlers = {"ServerReflectionInfo": handler}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_REFLECTION_V1, handlers),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_REFLECTION_V1, handlers),)
+        )
         self._server.add_registered_method_handlers(_REFLECTION_V1, handlers)
 
     def _bind(self, addr: str) -> int:
@@ -204,7 +234,9 @@ class RpcServer:
 
 
 def _describe_reflection_v1() -> None:
-    """Put a descriptor of v1 in the pool, v1alpha's with another package, so that v1 can be described like the rest."""
+    """Put a descriptor of v1 in the pool, v1alpha's with another package,
+    so that v1 can be described like the rest.
+    """
     pool = descriptor_pool.Default()
     try:
         pool.FindServiceByName(_REFLECTION_V1)

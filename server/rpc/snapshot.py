@@ -1,4 +1,6 @@
-"""Reads at one timestamp, past the locks of dead transactions, and of live ones that can be made to commit later."""
+"""Reads at one timestamp, past the locks of dead transactions,
+and of live ones that can be made to commit later.
+"""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
@@ -34,21 +36,34 @@ class Snapshot:
         requested = list(keys)
         return await self._unlocked(lambda passing: self._kv.batch_get(requested, self.ts, passing))
 
-    async def scan(self, start_key: bytes, end_key: bytes, limit: int, *, key_only: bool = False) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end. Raises as `get`."""
+    async def scan(
+        self, start_key: bytes, end_key: bytes, limit: int, *, key_only: bool = False
+    ) -> Pairs:
+        """At most `limit` pairs of `[start_key, end_key)` in key order; an empty end is no end.
+
+        Raises as `get`.
+        """
         return await self._unlocked(
-            lambda passing: self._kv.scan(start_key, end_key, self.ts, limit, key_only=key_only, passing=passing)
+            lambda passing: self._kv.scan(
+                start_key, end_key, self.ts, limit, key_only=key_only, passing=passing
+            )
         )
 
-    async def scan_columns(self, start_key: bytes, end_key: bytes, limit: int) -> tuple[list[bytes], list[bytes]]:
+    async def scan_columns(
+        self, start_key: bytes, end_key: bytes, limit: int
+    ) -> tuple[list[bytes], list[bytes]]:
         """See `KvClient.scan_columns`. Raises as `get`."""
         return await self._unlocked(
-            lambda passing: self._kv.scan_columns(start_key, end_key, self.ts, limit, passing=passing)
+            lambda passing: self._kv.scan_columns(
+                start_key, end_key, self.ts, limit, passing=passing
+            )
         )
 
     async def last_key(self, start_key: bytes, end_key: bytes) -> bytes | None:
         """The greatest key of `[start_key, end_key)`, if there is one. Raises as `get`."""
-        return await self._unlocked(lambda passing: self._kv.last_key(start_key, end_key, self.ts, passing=passing))
+        return await self._unlocked(
+            lambda passing: self._kv.last_key(start_key, end_key, self.ts, passing=passing)
+        )
 
     async def _unlocked(self, read: Callable[[Passing], Awaitable[T]]) -> T:
         backoff, passing = Backoffer(self._timeout_s), Passing()
@@ -62,7 +77,9 @@ class Snapshot:
                     await backoff.wait(err)
 
 
-async def clear_or_wait(resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoffer) -> None:
+async def clear_or_wait(
+    resolver: LockResolver, err: LockedError, caller_start_ts: int, backoff: Backoffer
+) -> None:
     """Resolve the locks of `err`; sleep before the next attempt if one of them lives.
 
     Raises:

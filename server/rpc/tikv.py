@@ -1,7 +1,8 @@
 """The client of transactional stores, ours or real TiKV: raw keys in, Percolator's answers out.
 
-Each call finds its regions, is repeated as `region_router` says, and turns key errors into exceptions. Locks are never
-resolved here: that is the business of the transaction client and of the GC worker.
+Each call finds its regions, is repeated as `region_router` says, and turns key errors into
+exceptions. Locks are never resolved here: that is the business of the transaction client and of the
+GC worker.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -20,9 +21,14 @@ _UNCHECKED = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
 
 
 class KvClient(KvReads, KvLocks):
-    """Every transactional call of a cluster; made by `open`. Those of a transaction's own writes are here."""
+    """Every transactional call of a cluster; made by `open`.
 
-    def __init__(self, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0) -> None:
+    Those of a transaction's own writes are here.
+    """
+
+    def __init__(
+        self, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0
+    ) -> None:
         self.router = RegionRouter(pd, security, timeout_s=timeout_s)
 
     @classmethod
@@ -30,7 +36,10 @@ class KvClient(KvReads, KvLocks):
     async def open(
         cls, pd: Placement, security: SecurityConfig | None = None, *, timeout_s: float = 20.0
     ) -> AsyncIterator["KvClient"]:
-        """A client for the block; connects when first asked. An operation is given up after `timeout_s` seconds."""
+        """A client for the block; connects when first asked.
+
+        An operation is given up after `timeout_s` seconds.
+        """
         client = cls(pd, security, timeout_s=timeout_s)
         try:
             yield client
@@ -51,7 +60,9 @@ class KvClient(KvReads, KvLocks):
         for_update_ts: int = 0,
         pessimistic_keys: frozenset[bytes] = frozenset(),
     ) -> None:
-        """Lock every key and write its value; durable when it returns. `pessimistic_keys` must be locked already.
+        """Lock every key and write its value; durable when it returns.
+
+        `pessimistic_keys` must be locked already.
 
         Raises:
             LockedError: other transactions' locks are in the way.
@@ -70,7 +81,8 @@ class KvClient(KvReads, KvLocks):
                 for_update_ts=for_update_ts,
                 min_commit_ts=max(start_version, for_update_ts) + 1,
                 pessimistic_actions=[
-                    _CHECKED if key in pessimistic_keys else _UNCHECKED for key in (keys if for_update_ts else ())
+                    _CHECKED if key in pessimistic_keys else _UNCHECKED
+                    for key in (keys if for_update_ts else ())
                 ],
             )
 
@@ -78,7 +90,9 @@ class KvClient(KvReads, KvLocks):
         raise_for(error for _, answer in answers for error in answer.errors)
 
     async def commit(self, keys: Iterable[bytes], start_version: int, commit_version: int) -> None:
-        """Make prewritten keys visible at `commit_version`; durable when it returns. Commit the primary first, alone.
+        """Make prewritten keys visible at `commit_version`; durable when it returns.
+
+        Commit the primary first, alone.
 
         Raises:
             CommitTsExpiredError: a reader moved min_commit_ts past `commit_version`.
@@ -87,12 +101,16 @@ class KvClient(KvReads, KvLocks):
         for _, answer in await self.router.fan_out(
             keys,
             lambda s: s.KvCommit,
-            lambda part: kvrpcpb.CommitRequest(keys=part, start_version=start_version, commit_version=commit_version),
+            lambda part: kvrpcpb.CommitRequest(
+                keys=part, start_version=start_version, commit_version=commit_version
+            ),
         ):
             check(answer)
 
     async def batch_rollback(self, keys: Iterable[bytes], start_version: int) -> None:
-        """Remove the transaction's locks and values, and forbid a late prewrite; durable when it returns."""
+        """Remove the transaction's locks and values, and forbid a late prewrite;
+        durable when it returns.
+        """
         for _, answer in await self.router.fan_out(
             keys,
             lambda s: s.KvBatchRollback,
@@ -139,7 +157,9 @@ class KvClient(KvReads, KvLocks):
             if not missing
         }
 
-    async def pessimistic_rollback(self, keys: Iterable[bytes], start_version: int, for_update_ts: int) -> None:
+    async def pessimistic_rollback(
+        self, keys: Iterable[bytes], start_version: int, for_update_ts: int
+    ) -> None:
         """Remove the transaction's pessimistic locks; prewritten ones stay."""
         answers = await self.router.fan_out(
             keys,
@@ -151,7 +171,8 @@ class KvClient(KvReads, KvLocks):
         raise_for(error for _, answer in answers for error in answer.errors)
 
     async def heartbeat(self, primary: bytes, start_version: int, lock_ttl_ms: int) -> int:
-        """Let the primary lock live for at least `lock_ttl_ms` from its start_ts; returns what holds, in ms.
+        """Let the primary lock live for at least `lock_ttl_ms` from its start_ts;
+        returns what holds, in ms.
 
         Raises:
             TxnNotFoundError: the lock is gone; somebody rolled the transaction back.

@@ -1,6 +1,8 @@
-"""Reads of transactional stores as of a timestamp; a lock that hides an answer is raised, never resolved here.
+"""Reads of transactional stores as of a timestamp; a lock that hides an answer is raised,
+never resolved here.
 
-`Passing` says which locks a read may look through: kvrpcpb.Context's resolved_locks and committed_locks.
+`Passing` says which locks a read may look through: kvrpcpb.Context's resolved_locks and
+committed_locks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +22,9 @@ Pairs = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Passing:
-    """Transactions whose locks a read passes: `resolved` ones commit later or never, `committed` ones already did."""
+    """Transactions whose locks a read passes: `resolved` ones commit later or never,
+    `committed` ones already did.
+    """
 
     resolved: frozenset[int] = frozenset()
     committed: frozenset[int] = frozenset()
@@ -42,7 +46,9 @@ class KvReads:
 
     router: RegionRouter
 
-    async def get(self, key: bytes, version: int, passing: Passing = NOTHING_PASSED) -> bytes | None:
+    async def get(
+        self, key: bytes, version: int, passing: Passing = NOTHING_PASSED
+    ) -> bytes | None:
         """The value of `key` at timestamp `version`.
 
         Raises:
@@ -64,7 +70,9 @@ class KvReads:
         answers = await self.router.fan_out(
             keys,
             lambda s: s.KvBatchGet,
-            lambda part: kvrpcpb.BatchGetRequest(context=passing.context(), keys=part, version=version),
+            lambda part: kvrpcpb.BatchGetRequest(
+                context=passing.context(), keys=part, version=version
+            ),
         )
         for _, answer in answers:
             check(answer)
@@ -82,7 +90,8 @@ class KvReads:
         key_only: bool = False,
         passing: Passing = NOTHING_PASSED,
     ) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` at `version`, in key order; an empty end is no end.
+        """At most `limit` pairs of `[start_key, end_key)` at `version`, in key order;
+        an empty end is no end.
 
         Raises:
             LockedError: with the locks met in the first region that has any.
@@ -104,15 +113,28 @@ class KvReads:
         return pairs_read
 
     async def scan_columns(
-        self, start_key: bytes, end_key: bytes, version: int, limit: int, *, passing: Passing = NOTHING_PASSED
+        self,
+        start_key: bytes,
+        end_key: bytes,
+        version: int,
+        limit: int,
+        *,
+        passing: Passing = NOTHING_PASSED,
     ) -> tuple[list[bytes], list[bytes]]:
-        """As `scan`, for many rows: keys and values apart, at half the price. No value is empty, as in TiKV."""
+        """As `scan`, for many rows: keys and values apart, at half the price.
+
+        No value is empty, as in TiKV.
+        """
         keys: list[bytes] = []
         values: list[bytes] = []
         key: bytes | None = start_key
         while key is not None and len(keys) < limit:
             request = kvrpcpb.ScanRequest(
-                context=passing.context(), start_key=key, version=version, limit=limit - len(keys), end_key=end_key
+                context=passing.context(),
+                start_key=key,
+                version=version,
+                limit=limit - len(keys),
+                end_key=end_key,
             )
             pairs, key = await self._scan_region(request)
             values_read = list(map(_VALUE, pairs))
@@ -125,7 +147,10 @@ class KvReads:
     async def last_key(
         self, start_key: bytes, end_key: bytes, version: int, *, passing: Passing = NOTHING_PASSED
     ) -> bytes | None:
-        """The greatest key of `[start_key, end_key)` at `version`; None: there is none. Raises as `scan`."""
+        """The greatest key of `[start_key, end_key)` at `version`; None: there is none.
+
+        Raises as `scan`.
+        """
         upper = end_key
         while True:
 
@@ -149,13 +174,17 @@ class KvReads:
             if upper <= start_key:
                 return None
 
-    async def _scan_region(self, request: kvrpcpb.ScanRequest) -> tuple[Sequence[kvrpcpb.KvPair], bytes | None]:
+    async def _scan_region(
+        self, request: kvrpcpb.ScanRequest
+    ) -> tuple[Sequence[kvrpcpb.KvPair], bytes | None]:
         end_key = request.end_key
 
         def clamped(route: RegionRoute) -> kvrpcpb.ScanRequest:
             request.end_key = nearer(end_key, region_end(route))
             return request
 
-        route, answer = await self.router.call_region(request.start_key, lambda s: s.KvScan, clamped)
+        route, answer = await self.router.call_region(
+            request.start_key, lambda s: s.KvScan, clamped
+        )
         check(answer)
         return answer.pairs, after(route, end_key)

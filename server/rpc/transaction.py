@@ -1,8 +1,10 @@
-"""Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic, as in client-go.
+"""Our own transaction client: Percolator's two phases over KvClient, optimistic and pessimistic,
+as in client-go.
 
-Tests drive the store with it, and the demo does where tikv-client has no wheel; method names are tikv-client's. Writes
-are buffered until `commit`. Committing the primary key decides; everything after that is tidying up, which readers or
-GC would do as well. A task of the client keeps the locks of long pessimistic transactions alive.
+Tests drive the store with it, and the demo does where tikv-client has no wheel; method names are
+tikv-client's. Writes are buffered until `commit`. Committing the primary key decides; everything
+after that is tidying up, which readers or GC would do as well. A task of the client keeps the locks
+of long pessimistic transactions alive.
 """
 
 import asyncio
@@ -39,7 +41,9 @@ class UndeterminedError(ConflictError):
 
 
 class LockWaitError(ConflictError):
-    """Others kept a key locked for too long, perhaps because they wait for us: roll back and begin again."""
+    """Others kept a key locked for too long, perhaps because they wait for us:
+    roll back and begin again.
+    """
 
     code = "ErrLockWaitTimeout"
 
@@ -73,8 +77,9 @@ class TransactionClient:
     ) -> AsyncIterator["TransactionClient"]:
         """Connect for the block.
 
-        Reads and commits wait at most `timeout_s` seconds for locks and stores, pessimistic locks `lock_wait_s` seconds
-        for each other: stores need not detect deadlocks, so waiting has to end.
+        Reads and commits wait at most `timeout_s` seconds for locks and stores, pessimistic locks
+        `lock_wait_s` seconds for each other: stores need not detect deadlocks, so waiting has to
+        end.
         """
         async with (
             PdClient.open(coordinator, security) as pd,
@@ -127,14 +132,17 @@ class Transaction:
         return self._writes.over(await self._snapshot.batch_get(keys - own), own)
 
     async def scan(self, start_key: bytes, end_key: bytes, limit: int) -> Pairs:
-        """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included; an empty end is no end."""
+        """At most `limit` pairs of `[start_key, end_key)` in key order, own writes included;
+        an empty end is no end.
+        """
         own = self._writes.between(start_key, end_key)
         # As many more as it may have deleted itself.
         stored = await self._snapshot.scan(start_key, end_key, limit + len(own))
         return sorted(self._writes.over(dict(stored), own).items())[:limit]
 
     async def get_for_update(self, key: bytes) -> bytes | None:
-        """Lock `key` and return its newest value, own writes first: a pessimistic read of what will be written.
+        """Lock `key` and return its newest value, own writes first:
+        a pessimistic read of what will be written.
 
         An optimistic one reads its snapshot, and fails at commit if the key has changed since.
 
@@ -149,7 +157,10 @@ class Transaction:
         return self._writes.value(key) if key in self._writes else newest.get(key)
 
     async def lock_keys(self, keys: Iterable[bytes]) -> None:
-        """Lock `keys` without writing them: now if pessimistic, at commit if optimistic. Raises as `get_for_update`."""
+        """Lock `keys` without writing them: now if pessimistic, at commit if optimistic.
+
+        Raises as `get_for_update`.
+        """
         keys = list(keys)
         if self._pessimistic:
             await self._lock(keys)
@@ -164,11 +175,15 @@ class Transaction:
         await self._write(kvrpcpb.Mutation(op=kvrpcpb.Insert, key=key, value=value))
 
     async def delete(self, key: bytes) -> None:
-        """Remove `key`; a pessimistic transaction locks it first, and raises as `get_for_update`."""
+        """Remove `key`; a pessimistic transaction locks it first,
+        and raises as `get_for_update`.
+        """
         await self._write(kvrpcpb.Mutation(op=kvrpcpb.Del, key=key))
 
     async def commit(self) -> int:
-        """Two-phase commit; returns the commit_ts (0 if nothing was written). Durable when it returns.
+        """Two-phase commit; returns the commit_ts (0 if nothing was written).
+
+        Durable when it returns.
 
         Raises:
             ConflictError: somebody else was first; everything is rolled back, begin again.
@@ -192,7 +207,9 @@ class Transaction:
         return commit_ts
 
     async def rollback(self) -> None:
-        """Forget the writes and release the locks; after `commit`, or a second time, it does nothing."""
+        """Forget the writes and release the locks; after `commit`, or a second time,
+        it does nothing.
+        """
         if not self._ended:
             self._end()
             await self._undo()
@@ -203,7 +220,12 @@ class Transaction:
         try:
             await self._kv.heartbeat(self._primary, self.start_ts, self._ttl_ms())
         except TidemarkError as err:
-            _log.warning("transaction heartbeat failed", start_ts=self.start_ts, code=err.code, error=err.message)
+            _log.warning(
+                "transaction heartbeat failed",
+                start_ts=self.start_ts,
+                code=err.code,
+                error=err.message,
+            )
 
     async def _write(self, mutation: kvrpcpb.Mutation) -> None:
         if self._ended:
@@ -270,28 +292,41 @@ class Transaction:
                 # A reader has pushed the lock's min_commit_ts above it: commit at a later one.
                 continue
             except GaveUpError as err:
-                raise UndeterminedError(f"the commit of {self.start_ts} may or may not have happened: {err}") from err
+                raise UndeterminedError(
+                    f"the commit of {self.start_ts} may or may not have happened: {err}"
+                ) from err
             return commit_ts
 
     async def _commit_secondaries(self, keys: Iterable[bytes], commit_ts: int) -> None:
         try:
             await self._kv.commit(keys, self.start_ts, commit_ts)
         except TidemarkError as err:
-            _log.warning("secondary locks left behind", start_ts=self.start_ts, code=err.code, error=err.message)
+            _log.warning(
+                "secondary locks left behind",
+                start_ts=self.start_ts,
+                code=err.code,
+                error=err.message,
+            )
 
     async def _undo(self) -> None:
         try:
             if self._locked:
-                await self._kv.pessimistic_rollback(self._locked, self.start_ts, self._for_update_ts)
+                await self._kv.pessimistic_rollback(
+                    self._locked, self.start_ts, self._for_update_ts
+                )
             if self._writes:
                 await self._kv.batch_rollback(self._writes.keys, self.start_ts)
         except TidemarkError as err:
-            _log.warning("locks left behind", start_ts=self.start_ts, code=err.code, error=err.message)
+            _log.warning(
+                "locks left behind", start_ts=self.start_ts, code=err.code, error=err.message
+            )
 
     def _ttl_ms(self) -> int:
         """Counted from start_ts, as stores do."""
         elapsed_s = asyncio.get_running_loop().time() - self._began
-        return int(elapsed_s * 1000) + (_PESSIMISTIC_TTL_MS if self._pessimistic else _OPTIMISTIC_TTL_MS)
+        return int(elapsed_s * 1000) + (
+            _PESSIMISTIC_TTL_MS if self._pessimistic else _OPTIMISTIC_TTL_MS
+        )
 
     def _end(self) -> None:
         if self._ended:

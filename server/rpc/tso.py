@@ -1,7 +1,8 @@
 """The client's half of the timestamp oracle: concurrent callers share one stream and one request.
 
-Whoever holds the lock makes the round trip for all that wait; nobody else needs a task. A round that fails, or whose
-caller is cancelled, puts its callers back in front: a timestamp that was handed out and lost does no harm.
+Whoever holds the lock makes the round trip for all that wait; nobody else needs a task. A round
+that fails, or whose caller is cancelled, puts its callers back in front: a timestamp that was
+handed out and lost does no harm.
 """
 
 import asyncio
@@ -34,9 +35,13 @@ class _Waiter:
 
 
 class TsoStream:
-    """Timestamps from the leader, to which `connect` opens a stream; `take` may be called by any number of tasks."""
+    """Timestamps from the leader, to which `connect` opens a stream;
+    `take` may be called by any number of tasks.
+    """
 
-    def __init__(self, connect: Callable[[], Awaitable[TsoCall]], header: pdpb_pb2.RequestHeader) -> None:
+    def __init__(
+        self, connect: Callable[[], Awaitable[TsoCall]], header: pdpb_pb2.RequestHeader
+    ) -> None:
         self._connect = connect
         self._header = header
         self._call: Any = None
@@ -59,7 +64,9 @@ class TsoStream:
                         await self._round()
             return waiter.last.result()
         finally:
-            if waiter.last.cancel():  # its caller left; a round that has it on board looks before it answers
+            if (
+                waiter.last.cancel()
+            ):  # its caller left; a round that has it on board looks before it answers
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
 
@@ -75,7 +82,9 @@ class TsoStream:
         try:
             if self._call is None:
                 self._call = await self._connect()
-            with suppress(asyncio.InvalidStateError):  # the stream ended meanwhile: reading tells why
+            with suppress(
+                asyncio.InvalidStateError
+            ):  # the stream ended meanwhile: reading tells why
                 await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
             last = _last_ts(await self._call.read()) - total
         except BaseException:

@@ -1,4 +1,6 @@
-"""What a transaction has written and not yet committed; its own reads see it before the store's values. Pure."""
+"""What a transaction has written and not yet committed;
+its own reads see it before the store's values. Pure.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -43,7 +45,9 @@ class WriteBuffer:
 
     def between(self, start_key: bytes, end_key: bytes) -> set[bytes]:
         """Its keys in `[start_key, end_key)`; an empty end is no end."""
-        return {key for key in self._mutations if start_key <= key and (not end_key or key < end_key)}
+        return {
+            key for key in self._mutations if start_key <= key and (not end_key or key < end_key)
+        }
 
     def over(self, stored: Mapping[bytes, bytes], keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """The store's pairs as the transaction sees them, which wrote `keys`."""

@@ -1,8 +1,9 @@
-"""The audit of one lake, beside its job: who keeps a lake knows its cuts, and how far it is behind (docs/design/0030).
+"""The audit of one lake, beside its job: who keeps a lake knows its cuts,
+and how far it is behind (docs/design/0030).
 
-Some key ranges are compared with the source at the lake's newest cut, turn by turn, as `server.verify.audit_plan` says.
-Nothing of it ever reaches the job: an error is told, counted, and tried again later; a turn gives way when the lake is
-behind, and ends with the job.
+Some key ranges are compared with the source at the lake's newest cut, turn by turn, as
+`server.verify.audit_plan` says. Nothing of it ever reaches the job: an error is told, counted, and
+tried again later; a turn gives way when the lake is behind, and ends with the job.
 """
 
 import asyncio
@@ -58,7 +59,9 @@ class LakeBehindError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSettings:
-    """`coordinator` empty: there are no audits; `turns` is shared by all audits of a process, as each takes memory."""
+    """`coordinator` empty: there are no audits; `turns` is shared by all audits of a process,
+    as each takes memory.
+    """
 
     coordinator: str
     rows_per_s: int
@@ -179,12 +182,21 @@ class Auditor:
         self._began_s = time.monotonic()
         turn = _Turn(self._changefeed, plan, AuditRecords(cluster.meta, self._changefeed))
         options = VerifyOptions(rows_per_s=self._settings.rows_per_s)
-        request = Request(self._changefeed, options=options, choose=turn.choose, on_report=turn.compared, gently=True)
+        request = Request(
+            self._changefeed,
+            options=options,
+            choose=turn.choose,
+            on_report=turn.compared,
+            gently=True,
+        )
         try:
             async with beside(self._give_way(plan)):
                 await verify(cluster, request, turn.progress)
         except Exception as err:
-            table, error = turn.progress.table, request_error(err, "audit", changefeed=self._changefeed)
+            table, error = (
+                turn.progress.table,
+                request_error(err, "audit", changefeed=self._changefeed),
+            )
             if isinstance(error, LakeBehindError):
                 _log.info("audit gives way", changefeed=self._changefeed, reason=error.message)
                 return
@@ -201,7 +213,9 @@ class Auditor:
         limit_s = max(plan.period_s, _LONGEST_S)
         while True:
             if self._lag_s() > self._settings.max_lag_s:
-                raise LakeBehindError(f"the lake is {self._lag_s():.0f} s behind: the audit goes on when it is not")
+                raise LakeBehindError(
+                    f"the lake is {self._lag_s():.0f} s behind: the audit goes on when it is not"
+                )
             if time.monotonic() - self._began_s > limit_s:
                 raise VerifyTimeoutError(f"a turn of the audit took more than {limit_s:.0f} s")
             await asyncio.sleep(_WATCH_S)
@@ -220,7 +234,11 @@ class Auditor:
         error = request_error(err, "audit", changefeed=self._changefeed)
         metrics.AUDIT_ERRORS.labels(self._changefeed, error.code).inc()
         _log.warning(
-            "audit goes on later", changefeed=self._changefeed, code=error.code, error=error.message, **context
+            "audit goes on later",
+            changefeed=self._changefeed,
+            code=error.code,
+            error=error.message,
+            **context,
         )
 
 
@@ -238,7 +256,9 @@ class _Turn:
     async def choose(self, lake: Lake, cut: LakeCut, tables: Sequence[Table]) -> list[Table]:
         """Implements `server.verify.verify.Choose`."""
         if cut.mode == APPEND:
-            raise VerifyUnsupportedError("the lake keeps changes (--mode append), which are not audited")
+            raise VerifyUnsupportedError(
+                "the lake keeps changes (--mode append), which are not audited"
+            )
         self._mode = cut.mode
         by_name = {table.name: table for table in tables}
         self._plan.keep(by_name)
@@ -282,12 +302,18 @@ class _Turn:
             ranges=max(len(spans), 1),
         )
         metrics.AUDIT_DIFFERENCES.labels(self._changefeed, report.table).inc(finding.ranges)
-        _log.warning("lake differs from its source", changefeed=self._changefeed, found=finding.told(self._changefeed))
+        _log.warning(
+            "lake differs from its source",
+            changefeed=self._changefeed,
+            found=finding.told(self._changefeed),
+        )
         await self._records.save(finding)
 
 
 def _differs(report: TableReport) -> bool:
-    """Whether rows differ otherwise than by what the table's dump has not brought, where there was none or not all."""
+    """Whether rows differ otherwise than by what the table's dump has not brought,
+    where there was none or not all.
+    """
     if report.equal or not report.note:
         return not report.equal
     return report.differing_rows > report.missing_rows

@@ -7,42 +7,62 @@ from dataclasses import dataclass
 from server.config import ConfigError, setting
 from server.rpc.credentials import SecurityConfig
 
-_SECRET_SETTING = re.compile(r"(?i)((secret|password|passwd|token|secret[._-]?key)$|account\.key\.)")
+_SECRET_SETTING = re.compile(
+    r"(?i)((secret|password|passwd|token|secret[._-]?key)$|account\.key\.)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkConfig:
     """Which changefeed is kept in which lake, and by how much of a Spark."""
 
-    endpoint: str = setting("", "Flight addresses of captures, grpc://host:port, separated by commas")
+    endpoint: str = setting(
+        "", "Flight addresses of captures, grpc://host:port, separated by commas"
+    )
     changefeed: str = setting("", "the changefeed's id")
     target: str = setting(
         "",
-        "delta:///dir, iceberg:///dir or parquet:///dir; delta+hdfs://name-node:port/dir, parquet+s3a://bucket/dir, …; "
+        "delta:///dir, iceberg:///dir or parquet:///dir; delta+hdfs://name-node:port/dir, "
+        "parquet+s3a://bucket/dir, …; "
         "postgresql://user@host:port/db or mysql://user@host:port/db",
     )
     mode: str = setting("", "upsert, append or scd2; empty: upsert, of parquet append")
     schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
     on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
-    checkpoint_dir: str = setting("", "Spark's checkpoint and scratch files; empty: under the target")
+    checkpoint_dir: str = setting(
+        "", "Spark's checkpoint and scratch files; empty: under the target"
+    )
     master: str = setting("local[2]", "Spark master")
     driver_memory: str = setting("1g", "JVM heap of the driver")
     trigger: str = setting("500 milliseconds", "shortest time between cuts")
-    max_rows_per_trigger: int = setting(250_000, "rows of one cut at most; a commit_ts is never split")
+    max_rows_per_trigger: int = setting(
+        250_000, "rows of one cut at most; a commit_ts is never split"
+    )
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
     compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
-    keep_cuts_hours: float = setting(48.0, "how far back readers may go; older files and cuts are removed")
+    keep_cuts_hours: float = setting(
+        48.0, "how far back readers may go; older files and cuts are removed"
+    )
     conf: tuple[str, ...] = setting(
         (),
-        "a Spark setting of the job's session, NAME=VALUE; may be repeated; secrets belong into Hadoop's own files, "
+        "a Spark setting of the job's session, NAME=VALUE; may be repeated; secrets belong into "
+        "Hadoop's own files, "
         "as anybody on the machine sees a process's arguments",
     )
     token_file: str = setting("", "file with the token that captures ask readers for")
-    coordinator: str = setting("", "the coordinator's addresses, host:port, by commas; audits of the lake need it")
-    audit_rows_per_s: int = setting(20_000, "so fast an audit reads the source at most, in rows a second", least=1)
-    audit_max_lag_s: float = setting(60.0, "an audit gives way while the lake is further behind, in seconds", least=1)
+    coordinator: str = setting(
+        "", "the coordinator's addresses, host:port, by commas; audits of the lake need it"
+    )
+    audit_rows_per_s: int = setting(
+        20_000, "so fast an audit reads the source at most, in rows a second", least=1
+    )
+    audit_max_lag_s: float = setting(
+        60.0, "an audit gives way while the lake is further behind, in seconds", least=1
+    )
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
-    progress_json: str = setting("", "file that the lines about each cut are appended to, besides standard output")
+    progress_json: str = setting(
+        "", "file that the lines about each cut are appended to, besides standard output"
+    )
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
 
 
@@ -50,18 +70,28 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     """The command of the job's process.
 
     Raises:
-        ConfigError: a setting without which there is nothing to run, a Spark setting without a value, or with a secret.
+        ConfigError: a setting without which there is nothing to run, a Spark setting without a
+            value, or with a secret.
     """
-    missing = [f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)]
+    missing = [
+        f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)
+    ]
     if missing:
         raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
-    unnamed = [text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text]
+    unnamed = [
+        text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text
+    ]
     if unnamed:
         raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
-    secret = [name for name in (text.partition("=")[0] for text in config.conf) if _SECRET_SETTING.search(name)]
+    secret = [
+        name
+        for name in (text.partition("=")[0] for text in config.conf)
+        if _SECRET_SETTING.search(name)
+    ]
     if secret:
         raise ConfigError(
-            f"--conf {secret[0]}: a secret among a process's arguments is seen by everybody on the machine; write it "
+            f"--conf {secret[0]}: a secret among a process's arguments is seen by everybody on "
+            "the machine; write it "
             "into Hadoop's or Spark's own files (HADOOP_CONF_DIR, SPARK_CONF_DIR)"
         )
     flags = {

@@ -13,7 +13,8 @@ def require_java(otherwise: str = "") -> None:
     """Refuse early.
 
     Raises:
-        JavaMissingError: there is no Java that Spark can use; `otherwise` says what else the user can do.
+        JavaMissingError: there is no Java that Spark can use; `otherwise` says what else the user
+            can do.
     """
     from pyspark_tidemark.errors import SourceError
     from pyspark_tidemark.java import check_java

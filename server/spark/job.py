@@ -1,10 +1,13 @@
-"""One lake job as a child process in a group of its own: started, followed, started again when it dies.
+"""One lake job as a child process in a group of its own: started, followed,
+started again when it dies.
 
-The job holds the read end of a pipe as its standard input (`--follow-parent`): when this process dies, however it
-dies, the job ends too. It prints JSON lines to standard output, and errors as `[TM:ErrName] …` to standard error.
+The job holds the read end of a pipe as its standard input (`--follow-parent`): when this process
+dies, however it dies, the job ends too. It prints JSON lines to standard output, and errors as
+`[TM:ErrName] …` to standard error.
 
-A job that ends by an error after which it may succeed later is started again after a pause, which doubles until a cut
-is applied. One that cannot heal is not. Either is reported to the captures: a job that was killed cannot do it itself.
+A job that ends by an error after which it may succeed later is started again after a pause, which
+doubles until a cut is applied. One that cannot heal is not. Either is reported to the captures: a
+job that was killed cannot do it itself.
 """
 
 import asyncio
@@ -42,12 +45,18 @@ class LakeJobError(TidemarkError):
 
     def __init__(self, said: str, status: int) -> None:
         parts = _CODE.fullmatch(said)
-        super().__init__(parts["message"] if parts else f"the Spark job ended with status {status}; its log is above")
+        super().__init__(
+            parts["message"]
+            if parts
+            else f"the Spark job ended with status {status}; its log is above"
+        )
         self.code = parts["code"] if parts else type(self).code
 
 
 ReportError = Callable[[LakeJobError, bool], None]
-"""Tell the captures why the job ended, and whether it is started again; blocks, and raises nothing."""
+"""Tell the captures why the job ended, and whether it is started again; blocks,
+and raises nothing.
+"""
 
 
 class LakeJob:
@@ -102,7 +111,10 @@ class LakeJob:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
     async def drain(self) -> None:
-        """SIGTERM: the job finishes the cut it is at. SIGKILL if that takes too long; its group goes with it."""
+        """SIGTERM: the job finishes the cut it is at.
+
+        SIGKILL if that takes too long; its group goes with it.
+        """
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
@@ -114,7 +126,12 @@ class LakeJob:
         self._said = ""
         STARTS.labels(self._changefeed).inc()
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, limit=_LINE_BYTES
+            *self._command,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            start_new_session=True,
+            limit=_LINE_BYTES,
         )
         self._process = process
         try:
@@ -139,7 +156,9 @@ class LakeJob:
         while True:
             try:
                 line = await process.stderr.readline()
-            except ValueError:  # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
+            except (
+                ValueError
+            ):  # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
                 continue
             if not line:
                 return
@@ -156,7 +175,9 @@ class LakeJob:
 
 def captures_reporter(command: Sequence[str]) -> ReportError:
     """Reports the errors of a job, whose command line says where the captures are."""
-    from pyspark_tidemark.errors import SourceError  # Spark's package: not for commands that start no job
+    from pyspark_tidemark.errors import (
+        SourceError,
+    )  # Spark's package: not for commands that start no job
     from pyspark_tidemark.flight import Changefeed
     from pyspark_tidemark.lake.arguments import Arguments
     from pyspark_tidemark.lake.reporter import Reporter
@@ -170,7 +191,9 @@ def captures_reporter(command: Sequence[str]) -> ReportError:
         except SourceError as err:
             _log.warning("the captures cannot be told", code=err.code, error=err.message)
             return
-        Reporter(Changefeed(options)).failed(SourceError(error.code, error.message, retryable=again))
+        Reporter(Changefeed(options)).failed(
+            SourceError(error.code, error.message, retryable=again)
+        )
 
     return report
 

@@ -1,8 +1,9 @@
-"""`tidemark spark keep` for the block: one lake job for each running changefeed whose sink is a lake.
+"""`tidemark spark keep` for the block: one lake job for each running changefeed whose sink is a
+lake.
 
-The captures say which changefeeds there are; a job is started when one appears, drained when it is paused or removed.
-A job that ends for good makes its changefeed show `failed`; it is started again when the changefeed is resumed, paused
-and resumed, or when this process starts anew.
+The captures say which changefeeds there are; a job is started when one appears, drained when it is
+paused or removed. A job that ends for good makes its changefeed show `failed`; it is started again
+when the changefeed is resumed, paused and resumed, or when this process starts anew.
 """
 
 import asyncio
@@ -43,13 +44,21 @@ class KeepConfig:
     """Where the changefeeds are, and how much of a Spark each lake job gets."""
 
     capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
-    checkpoint_dir: str = setting("./data/checkpoints", "Spark's checkpoints, one directory a changefeed")
+    checkpoint_dir: str = setting(
+        "./data/checkpoints", "Spark's checkpoints, one directory a changefeed"
+    )
     master: str = setting("local[2]", "Spark master")
     driver_memory: str = setting("1g", "JVM heap of each driver")
     trigger: str = setting("500 milliseconds", "shortest time between cuts")
-    coordinator: str = setting("", "the coordinator's addresses, host:port, by commas; audits of the lakes need it")
-    audit_rows_per_s: int = setting(20_000, "so fast an audit reads the source at most, in rows a second", least=1)
-    audit_max_lag_s: float = setting(60.0, "an audit gives way while its lake is further behind, in seconds", least=1)
+    coordinator: str = setting(
+        "", "the coordinator's addresses, host:port, by commas; audits of the lakes need it"
+    )
+    audit_rows_per_s: int = setting(
+        20_000, "so fast an audit reads the source at most, in rows a second", least=1
+    )
+    audit_max_lag_s: float = setting(
+        60.0, "an audit gives way while its lake is further behind, in seconds", least=1
+    )
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
 
 
@@ -70,7 +79,11 @@ class Keeper:
     """Starts and drains lake jobs as changefeeds come and go."""
 
     def __init__(
-        self, config: KeepConfig, security: SecurityConfig, channel: grpc.aio.Channel, tasks: asyncio.TaskGroup
+        self,
+        config: KeepConfig,
+        security: SecurityConfig,
+        channel: grpc.aio.Channel,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._config = config
         self._security = security
@@ -81,7 +94,9 @@ class Keeper:
         self._jobs: dict[str, LakeJob] = {}
         self._targets: dict[str, str] = {}
         self._ended: dict[str, bool] = {}
-        """Changefeeds whose job has ended for good, and whether the captures were seen to know it."""
+        """Changefeeds whose job has ended for good, and whether the captures were seen to know
+        it.
+        """
 
     async def run(self) -> None:
         """Follow the captures' list of changefeeds until cancelled."""
@@ -89,7 +104,9 @@ class Keeper:
             try:
                 await self._follow()
             except grpc.aio.AioRpcError as err:
-                _log.warning("no capture answers", capture=self._config.capture, error=err.details())
+                _log.warning(
+                    "no capture answers", capture=self._config.capture, error=err.details()
+                )
             await asyncio.sleep(_POLL_SECONDS)
 
     async def drain(self) -> None:
@@ -98,12 +115,22 @@ class Keeper:
             await job.drain()
 
     async def _follow(self) -> None:
-        known = await self._changefeeds.ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS)
+        known = await self._changefeeds.ListChangefeeds(
+            changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS
+        )
         wanted = {
-            feed.id: feed.sink_uri for feed in known.changefeeds if _is_running(feed) and lake_format(feed.sink_uri)
+            feed.id: feed.sink_uri
+            for feed in known.changefeeds
+            if _is_running(feed) and lake_format(feed.sink_uri)
         }
-        resumed = self._resumed({feed.id for feed in known.changefeeds if feed.lake_job.failed_changefeed})
-        updated = {name for name in self._jobs.keys() & wanted.keys() if self._targets[name] != wanted[name]}
+        resumed = self._resumed(
+            {feed.id for feed in known.changefeeds if feed.lake_job.failed_changefeed}
+        )
+        updated = {
+            name
+            for name in self._jobs.keys() & wanted.keys()
+            if self._targets[name] != wanted[name]
+        }
         for changefeed in (self._jobs.keys() - wanted.keys()) | resumed | updated:
             self._ended.pop(changefeed, None)
             await self._jobs.pop(changefeed).drain()
@@ -113,14 +140,22 @@ class Keeper:
             self._start(changefeed, wanted[changefeed], endpoint)
 
     def _resumed(self, failed: set[str]) -> set[str]:
-        """Changefeeds of ended jobs that the captures showed as `failed` by their job, and do not any more."""
-        resumed = {changefeed for changefeed, seen in self._ended.items() if seen and changefeed not in failed}
+        """Changefeeds of ended jobs that the captures showed as `failed` by their job,
+        and do not any more.
+        """
+        resumed = {
+            changefeed
+            for changefeed, seen in self._ended.items()
+            if seen and changefeed not in failed
+        }
         for changefeed in self._ended.keys() & failed:
             self._ended[changefeed] = True
         return resumed
 
     async def _flight_endpoint(self) -> str:
-        answer = await self._captures.ListCaptures(capture_pb2.ListCapturesRequest(), timeout=_RPC_SECONDS)
+        answer = await self._captures.ListCaptures(
+            capture_pb2.ListCapturesRequest(), timeout=_RPC_SECONDS
+        )
         scheme = "grpc+tls" if self._security.enabled else "grpc"
         return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
 
@@ -141,7 +176,9 @@ class Keeper:
             _show(changefeed, line)
             auditor.take(line)
 
-        job = LakeJob(changefeed, command, once=False, on_line=on_line, on_error=captures_reporter(command))
+        job = LakeJob(
+            changefeed, command, once=False, on_line=on_line, on_error=captures_reporter(command)
+        )
         self._jobs[changefeed], self._targets[changefeed] = job, target
         self._tasks.create_task(self._guarded(changefeed, job, auditor), name=f"lake {changefeed}")
         _log.info("lake job started", changefeed=changefeed, target=redacted(target))

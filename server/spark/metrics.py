@@ -9,10 +9,20 @@ from storage.model.ts import physical_ms
 
 BATCHES = Counter("tidemark_spark_batches_total", "Cuts applied to the lake", ["changefeed"])
 ROWS = Counter("tidemark_spark_rows_total", "Row changes applied to the lake", ["changefeed"])
-BATCH_SECONDS = Histogram("tidemark_spark_batch_seconds", "Time to apply one cut to all tables", ["changefeed"])
-CUT_TS = Gauge("tidemark_spark_cut_ts", "The newest cut that is visible in the lake, a TSO timestamp", ["changefeed"])
-CHECKPOINT_TS = Gauge("tidemark_spark_checkpoint_ts", "What the changefeed answered to the last ack", ["changefeed"])
-LAG_SECONDS = Gauge("tidemark_spark_lag_seconds", "Now minus the physical time of the newest cut", ["changefeed"])
+BATCH_SECONDS = Histogram(
+    "tidemark_spark_batch_seconds", "Time to apply one cut to all tables", ["changefeed"]
+)
+CUT_TS = Gauge(
+    "tidemark_spark_cut_ts",
+    "The newest cut that is visible in the lake, a TSO timestamp",
+    ["changefeed"],
+)
+CHECKPOINT_TS = Gauge(
+    "tidemark_spark_checkpoint_ts", "What the changefeed answered to the last ack", ["changefeed"]
+)
+LAG_SECONDS = Gauge(
+    "tidemark_spark_lag_seconds", "Now minus the physical time of the newest cut", ["changefeed"]
+)
 REPLACED = Counter(
     "tidemark_spark_replaced_inserts_total",
     "Keys that cuts inserted and that the table had already: their rows were replaced",
@@ -24,7 +34,9 @@ AUDIT_ROWS = Counter(
     ["changefeed", "table"],
 )
 AUDIT_DIFFERENCES = Counter(
-    "tidemark_spark_audit_differences_total", "Key ranges in which the audit found other rows", ["changefeed", "table"]
+    "tidemark_spark_audit_differences_total",
+    "Key ranges in which the audit found other rows",
+    ["changefeed", "table"],
 )
 AUDIT_ERRORS = Counter(
     "tidemark_spark_audit_errors_total",
@@ -32,29 +44,51 @@ AUDIT_ERRORS = Counter(
     ["changefeed", "code"],
 )
 AUDIT_LATE = Gauge(
-    "tidemark_spark_audit_late_seconds", "For how long ranges wait beyond the audit's time; 0: none", ["changefeed"]
+    "tidemark_spark_audit_late_seconds",
+    "For how long ranges wait beyond the audit's time; 0: none",
+    ["changefeed"],
 )
 STARTS = Counter("tidemark_spark_job_starts_total", "Processes started for the job", ["changefeed"])
-ERRORS = Counter("tidemark_spark_job_errors_total", "Ends of the job by an error, by its code", ["changefeed", "code"])
+ERRORS = Counter(
+    "tidemark_spark_job_errors_total",
+    "Ends of the job by an error, by its code",
+    ["changefeed", "code"],
+)
 
 STAGE_LAG_SECONDS = Gauge(
     "tidemark_spark_stage_lag_seconds",
-    "How far a stage is behind the one before it: captures (upstream to sink), spark (sink to lake)",
+    "How far a stage is behind the one before it: captures (upstream to sink), spark (sink to "
+    "lake)",
     ["changefeed", "stage"],
 )
 STEP_SECONDS = Histogram(
-    "tidemark_spark_step_seconds", "Time of the steps of a batch, as Spark tells them", ["changefeed", "step"]
+    "tidemark_spark_step_seconds",
+    "Time of the steps of a batch, as Spark tells them",
+    ["changefeed", "step"],
 )
 SMALL_FILE_RATIO = Gauge(
-    "tidemark_spark_small_file_ratio", "Files below 16 MiB, of the table maintained last", ["changefeed"]
+    "tidemark_spark_small_file_ratio",
+    "Files below 16 MiB, of the table maintained last",
+    ["changefeed"],
 )
 DELETED_ROW_RATIO = Gauge(
-    "tidemark_spark_deleted_row_ratio", "Rows that readers must leave out, of the table maintained last", ["changefeed"]
+    "tidemark_spark_deleted_row_ratio",
+    "Rows that readers must leave out, of the table maintained last",
+    ["changefeed"],
 )
 MAINTENANCE_SECONDS = Histogram(
-    "tidemark_spark_maintenance_seconds", "Time for which maintenance held up the cuts", ["changefeed"]
+    "tidemark_spark_maintenance_seconds",
+    "Time for which maintenance held up the cuts",
+    ["changefeed"],
 )
-_STEPS = ("latestOffset", "queryPlanning", "addBatch", "walCommit", "commitOffsets", "triggerExecution")
+_STEPS = (
+    "latestOffset",
+    "queryPlanning",
+    "addBatch",
+    "walCommit",
+    "commitOffsets",
+    "triggerExecution",
+)
 
 
 def observe(changefeed: str, line: dict[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""`tidemark spark run` for the block: the job, its lines passed on, the daemon ended when the job has done its work."""
+"""`tidemark spark run` for the block: the job, its lines passed on,
+the daemon ended when the job has done its work.
+"""
 
 import asyncio
 import json
@@ -34,7 +36,11 @@ async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterat
             auditor.take(line)
 
         job = LakeJob(
-            config.changefeed, command, once=config.once, on_line=on_line, on_error=captures_reporter(command)
+            config.changefeed,
+            command,
+            once=config.once,
+            on_line=on_line,
+            on_error=captures_reporter(command),
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_to_the_end(job, auditor), name="job")

@@ -1,4 +1,6 @@
-"""What operators ask of a store: debugpb.Debug (TiKV's) changes settings, tidemarkpb.v1.StoreService knows regions."""
+"""What operators ask of a store: debugpb.Debug (TiKV's) changes settings,
+tidemarkpb.v1.StoreService knows regions.
+"""
 
 import asyncio
 from concurrent.futures import Executor
@@ -49,21 +51,29 @@ class StoreService:
         """Regions with their sizes, GC's progress, and how far the store is resolved."""
         regions = list(self.parts.gate.regions)
         loop = asyncio.get_running_loop()
-        sizes = await loop.run_in_executor(self.scanners, lambda: [region_bytes(self.parts.kv, r) for r in regions])
+        sizes = await loop.run_in_executor(
+            self.scanners, lambda: [region_bytes(self.parts.kv, r) for r in regions]
+        )
         return store_pb2.GetStoreStatusResponse(
             cluster_id=self.identity.cluster_id,
             store_id=self.identity.store_id,
-            regions=[self._region(region, size) for region, size in zip(regions, sizes, strict=True)],
+            regions=[
+                self._region(region, size) for region, size in zip(regions, sizes, strict=True)
+            ],
             gc=self._progress(),
             safe_ts=self.hub.safe_ts(b"", b""),
         )
 
-    async def MergeRegions(self, request: store_pb2.MergeRegionsRequest, _: Any) -> store_pb2.MergeRegionsResponse:
+    async def MergeRegions(
+        self, request: store_pb2.MergeRegionsRequest, _: Any
+    ) -> store_pb2.MergeRegionsResponse:
         """See `Merger.merge`."""
         merged = await self.merger.merge(request.source_region_id, request.target_region_id)
         return store_pb2.MergeRegionsResponse(region=region_message(merged, self.identity.store_id))
 
-    async def AdoptRegion(self, request: store_pb2.AdoptRegionRequest, _: Any) -> store_pb2.AdoptRegionResponse:
+    async def AdoptRegion(
+        self, request: store_pb2.AdoptRegionRequest, _: Any
+    ) -> store_pb2.AdoptRegionResponse:
         """See `Handover.adopt`."""
         await self.handover.adopt(request.cluster_id, request.region, request.gc_safe_point)
         return store_pb2.AdoptRegionResponse()

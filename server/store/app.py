@@ -47,7 +47,10 @@ from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.read_fence import ReadFence
 from storage.mvcc.version_counts import RegionVersions, stored_versions
 
-_REMEDY: Final = "Restore the store's data directory from a backup; keys outside of the damage can be read until then"
+_REMEDY: Final = (
+    "Restore the store's data directory from a backup; keys outside of the damage can be read "
+    "until then"
+)
 _log = structlog.get_logger(__name__)
 
 
@@ -70,7 +73,8 @@ async def opened(config: StoreConfig, security: SecurityConfig) -> AsyncIterator
 
     Raises:
         ClusterMismatchError: the data directory belongs to another cluster.
-        PortInUseError, DirectoryLockedError, DirectoryUnusableError, CorruptDatabaseError: as named.
+        PortInUseError, DirectoryLockedError, DirectoryUnusableError, CorruptDatabaseError: as
+            named.
         PdUnavailableError: no coordinator answers.
     """
     split_keys = config.first_split_keys()
@@ -104,20 +108,28 @@ async def _serving(
         )
         parts = _Parts(config, security, kv, pd, identity, fence, threads)
         async with asyncio.TaskGroup() as tasks:
-            backend = RegionBackend(parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc)
+            backend = RegionBackend(
+                parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc
+            )
             service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
             feed = ChangeDataService(tasks, parts.feed)
             server = _server(security, parts, service, feed)
             background = [tasks.create_task(parts.group.run(), name="group-commit")]
             async with server.listen(config.addr) as bound:
                 await announce(pd, identity, config.advertise_addr or bound)
-                _log.info("store joined", cluster_id=identity.cluster_id, store_id=identity.store_id)
+                _log.info(
+                    "store joined", cluster_id=identity.cluster_id, store_id=identity.store_id
+                )
                 background += [
-                    tasks.create_task(parts.hub.run(pd, config.resolved_ts_interval), name="resolved-ts"),
+                    tasks.create_task(
+                        parts.hub.run(pd, config.resolved_ts_interval), name="resolved-ts"
+                    ),
                     tasks.create_task(parts.gc.run(), name="gc"),
                     tasks.create_task(parts.sizes.run(), name="region-sizes"),
                     tasks.create_task(parts.handover.run(), name="region-handover"),
-                    tasks.create_task(_heartbeats(pd, parts.gate, config.heartbeat_interval), name="heartbeat"),
+                    tasks.create_task(
+                        _heartbeats(pd, parts.gate, config.heartbeat_interval), name="heartbeat"
+                    ),
                 ]
                 try:
                     yield bound
@@ -128,9 +140,15 @@ async def _serving(
                 task.cancel()
 
 
-def _server(security: SecurityConfig, parts: "_Parts", service: TikvService, feed: ChangeDataService) -> RpcServer:
+def _server(
+    security: SecurityConfig, parts: "_Parts", service: TikvService, feed: ChangeDataService
+) -> RpcServer:
     server = RpcServer(security)
-    batch = {name: parts.runner.handler(method) for name, method in METHODS.items() if not hasattr(service, name)}
+    batch = {
+        name: parts.runner.handler(method)
+        for name, method in METHODS.items()
+        if not hasattr(service, name)
+    }
     server.add_service(tikvpb.DESCRIPTOR.services_by_name["Tikv"], service, batch)
     server.add_service(cdcpb.DESCRIPTOR.services_by_name["ChangeData"], feed)
     server.add_service(debugpb.DESCRIPTOR.services_by_name["Debug"], DebugService(parts.online))
@@ -170,7 +188,9 @@ class _Parts:
         self.hub = FeedHub(self.gate, locks)
         engine = Engine(kv, fence)
         self.group = GroupCommit(engine, threads.writer, self.hub.observe, metrics.observe_group)
-        self.runner = Runner(kv, self.gate, self.group, threads.readers, TimestampCheck(pd.tso, fence.max_ts))
+        self.runner = Runner(
+            kv, self.gate, self.group, threads.readers, TimestampCheck(pd.tso, fence.max_ts)
+        )
         table = RegionTable(pd, self.gate, self.group, versions, self.hub.replaced)
         self.splitter, self.merger = Splitter(pd, table), Merger(table)
         self.sizes = SizeCheck(kv, self.gate, self.splitter, self.merger, threads.scanners, config)
@@ -194,7 +214,9 @@ class _Parts:
             interval_s=config.region_check_interval,
             enabled=config.share_regions,
         )
-        self.admin = StoreService(identity, garbage, self.gc, self.hub, self.merger, self.handover, threads.scanners)
+        self.admin = StoreService(
+            identity, garbage, self.gc, self.hub, self.merger, self.handover, threads.scanners
+        )
 
     def _collector_parts(
         self, config: StoreConfig, kv: Database, versions: RegionVersions, threads: _Threads
@@ -213,7 +235,9 @@ class _Parts:
             destroy_share=config.destroy_range_share,
         )
 
-    def _feed_backend(self, config: StoreConfig, identity: Identity, engine: Engine, threads: _Threads) -> FeedBackend:
+    def _feed_backend(
+        self, config: StoreConfig, identity: Identity, engine: Engine, threads: _Threads
+    ) -> FeedBackend:
         memory = ByteBudget(config.feed_memory_bytes)
         metrics.FEED_QUEUED_BYTES.set_function(lambda: memory.used_bytes)
         return FeedBackend(
@@ -234,7 +258,9 @@ async def _heartbeats(pd: PdClient, gate: RegionGate, interval_s: float) -> None
     while True:
         await asyncio.sleep(interval_s)
         try:
-            await pd.store_heartbeat(pdpb.StoreStats(store_id=gate.store_id, region_count=len(gate.regions)))
+            await pd.store_heartbeat(
+                pdpb.StoreStats(store_id=gate.store_id, region_count=len(gate.regions))
+            )
             await report_regions(pd, gate.regions, gate.store_id)
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("the coordinator does not take the heartbeat", error=err.message)

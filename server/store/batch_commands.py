@@ -1,4 +1,6 @@
-"""The BatchCommands stream: requests of all kinds in one message, answered in any order as soon as they are known."""
+"""The BatchCommands stream: requests of all kinds in one message,
+answered in any order as soon as they are known.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -31,11 +33,12 @@ _ERROR_TEXT_OF_UNSUPPORTED = {
     38: ("BufferBatchGet", (2, 3)),
     39: ("RequestHealthFeedback", (1, 1)),
 }
-"""TiKV's commands that this store does not have: field number in BatchCommands -> name, and the path of field numbers
-to the text of an error in its response: `other_error`, `error`, `errors.abort`, or `region_error.message`.
+"""TiKV's commands that this store does not have: field number in BatchCommands -> name, and the
+path of field numbers to the text of an error in its response: `other_error`, `error`,
+`errors.abort`, or `region_error.message`.
 
-client-go ends such a request at once with this text; an empty answer it calls "Unknown command response".
-Source: kvproto tikvpb.proto, kvrpcpb.proto, coprocessor.proto.
+client-go ends such a request at once with this text; an empty answer it calls "Unknown command
+response". Source: kvproto tikvpb.proto, kvrpcpb.proto, coprocessor.proto.
 """
 
 _log = structlog.get_logger(__name__)
@@ -58,9 +61,13 @@ class BatchStream:
         self._runner = runner
         self._waits = waits
         self._others = others
-        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)  # taken by a part, given back when its answer is sent
+        self._slots = asyncio.Semaphore(
+            _MAX_IN_FLIGHT
+        )  # taken by a part, given back when its answer is sent
         self._refused_before = False
-        self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = asyncio.Queue()
+        self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = (
+            asyncio.Queue()
+        )
 
     def close(self) -> None:
         """End the stream: answers that are not queued yet are lost, as in a crash."""
@@ -89,9 +96,13 @@ class BatchStream:
             end = request_error(group, "BatchCommands")
         self._ready.put_nowait(end)
 
-    async def _start(self, answering: asyncio.TaskGroup, request: tikvpb.BatchCommandsRequest) -> None:
+    async def _start(
+        self, answering: asyncio.TaskGroup, request: tikvpb.BatchCommandsRequest
+    ) -> None:
         if len(request.request_ids) != len(request.requests):
-            raise StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a batch needs one request id for each request")
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT, "a batch needs one request id for each request"
+            )
         reads, writes = _Part([], []), _Part([], [])
         for request_id, item in zip(request.request_ids, request.requests, strict=True):
             field = item.WhichOneof("cmd") or ""
@@ -109,15 +120,24 @@ class BatchStream:
                 answering.create_task(self._answer(answering, part, run))
 
     async def _answer(
-        self, answering: asyncio.TaskGroup, part: _Part, run: Callable[[list[Call]], Awaitable[list[Any]]]
+        self,
+        answering: asyncio.TaskGroup,
+        part: _Part,
+        run: Callable[[list[Call]], Awaitable[list[Any]]],
     ) -> None:
         """All answers of a part in one message, but for lock requests that have to wait."""
         response = tikvpb.BatchCommandsResponse()
-        for request_id, call, answered in zip(part.ids, part.calls, await run(part.calls), strict=True):
+        for request_id, call, answered in zip(
+            part.ids, part.calls, await run(part.calls), strict=True
+        ):
             field, answer = call.method.stream_field, answered
-            if isinstance(answer, CorruptError | DefectError):  # a status would end the stream, and its other commands
+            if isinstance(
+                answer, CorruptError | DefectError
+            ):  # a status would end the stream, and its other commands
                 answer = call.method.response(region_error=errorpb.Error(message=str(answer)))
-            settled = self._waits.enlist(call.request, answer) if field == "PessimisticLock" else answer
+            settled = (
+                self._waits.enlist(call.request, answer) if field == "PessimisticLock" else answer
+            )
             if isinstance(settled, Wait):
                 answering.create_task(self._outlast(request_id, settled))
                 continue
@@ -129,13 +149,17 @@ class BatchStream:
             self._slots.release()
 
     async def _outlast(self, request_id: int, wait: Wait) -> None:
-        """Takes a slot only for the answer: the commit that frees the lock may come on this same stream."""
+        """Takes a slot only for the answer: the commit that frees the lock may come on this same
+        stream.
+        """
         response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
         response.responses.add().PessimisticLock.CopyFrom(await self._waits.outlast(wait))
         await self._slots.acquire()
         self._ready.put_nowait(response)
 
-    async def _answer_other(self, request_id: int, field: str, item: tikvpb.BatchCommandsRequest.Request) -> None:
+    async def _answer_other(
+        self, request_id: int, field: str, item: tikvpb.BatchCommandsRequest.Request
+    ) -> None:
         response = tikvpb.BatchCommandsResponse(request_ids=[request_id])
         answer = response.responses.add()
         if field == "Empty":
@@ -148,22 +172,30 @@ class BatchStream:
         self._ready.put_nowait(response)
 
     def _refuse(self, answer: tikvpb.BatchCommandsResponse.Response, numbers: list[int]) -> None:
-        """Name the unsupported command in its own response; the fields of one we never heard of stay empty, as TiKV's.
+        """Name the unsupported command in its own response;
+        the fields of one we never heard of stay empty, as TiKV's.
 
         Ending the stream instead would fail the requests of everybody who shares it.
         """
         number = next((number for number in numbers if number in _ERROR_TEXT_OF_UNSUPPORTED), 0)
-        name, path = _ERROR_TEXT_OF_UNSUPPORTED.get(number, (f"command of field {numbers[:1] or 'none'}", ()))
+        name, path = _ERROR_TEXT_OF_UNSUPPORTED.get(
+            number, (f"command of field {numbers[:1] or 'none'}", ())
+        )
         if not self._refused_before:
             self._refused_before = True
             _log.warning("a client sends BatchCommands that this store does not have", command=name)
         if path:
-            text = f"[TM:ErrCommandUnsupported] this store has no {name}; see docs/design/0013-transactions.md"
+            text = (
+                f"[TM:ErrCommandUnsupported] this store has no {name}; see "
+                "docs/design/0013-transactions.md"
+            )
             answer.MergeFromString(_nested((number, *path), text.encode()))
 
 
 def _nested(path: tuple[int, ...], value: bytes) -> bytes:
-    """A protobuf message with one field, in which there is one field, and so on; the innermost one is `value`."""
+    """A protobuf message with one field, in which there is one field, and so on;
+    the innermost one is `value`.
+    """
     for number in reversed(path):
         value = encode_uvarint(number << 3 | _LENGTH_DELIMITED) + encode_uvarint(len(value)) + value
     return value

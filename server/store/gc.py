@@ -1,9 +1,11 @@
-"""GC of old versions in this store, at no more than the allowed rate of writes; and destruction of whole ranges.
+"""GC of old versions in this store, at no more than the allowed rate of writes;
+and destruction of whole ranges.
 
-`Collector` does a range at a safepoint, in steps between the clients' writes. `AutoGc` makes GC distributed: the store
-follows the coordinator's safepoint by itself, and walks its regions in key order. The safepoint is looked up each
-minute, also during a walk: the regions that are left get the newer one, and at the end the walk comes back for the
-others (see `storage.mvcc.gc.GcWalk`). A crash costs at most the region that was being walked.
+`Collector` does a range at a safepoint, in steps between the clients' writes. `AutoGc` makes GC
+distributed: the store follows the coordinator's safepoint by itself, and walks its regions in key
+order. The safepoint is looked up each minute, also during a walk: the regions that are left get the
+newer one, and at the end the walk comes back for the others (see `storage.mvcc.gc.GcWalk`). A crash
+costs at most the region that was being walked.
 """
 
 import asyncio
@@ -38,13 +40,17 @@ _BUSY_S = 0.5
 _COMPACT_VERSIONS = 512
 _COMPACT_SHARE = 0.1
 _DELETE_OVERHEAD_BYTES = 8
-_SLICE_KEYS = 512  # of a range that is destroyed, at once: what a foreground write may have to wait for
+_SLICE_KEYS = (
+    512  # of a range that is destroyed, at once: what a foreground write may have to wait for
+)
 _COMPACT_SLICES = 128
 
 
 @dataclass(slots=True)
 class CollectorParts:
-    """What the collector works with; `scanners` has a thread of its own, so that a compaction holds up nobody."""
+    """What the collector works with; `scanners` has a thread of its own,
+    so that a compaction holds up nobody.
+    """
 
     kv: KV
     group: GroupCommit
@@ -59,7 +65,9 @@ class CollectorParts:
 
 
 class Collector:
-    """Deletes what nobody can read any more; `walk` is its progress, on disk before anything is deleted in its name."""
+    """Deletes what nobody can read any more; `walk` is its progress,
+    on disk before anything is deleted in its name.
+    """
 
     def __init__(self, parts: CollectorParts) -> None:
         self._parts = parts
@@ -69,13 +77,17 @@ class Collector:
         self.walk = self._saved = decode_walk(stored) if stored else GcWalk()
 
     async def save(self, walk: GcWalk) -> None:
-        """Keep the progress, made from `self.walk` without awaiting in between; durable when it returns."""
+        """Keep the progress, made from `self.walk` without awaiting in between;
+        durable when it returns.
+        """
         self.walk = walk
         await self._write(partial(_put_walk, data=walk.encode()))
         self._saved = walk
 
     async def collect(self, region: Region, safe_point: int) -> int:
-        """Remove what no snapshot at or after `safe_point` can read from a region; returns the deleted versions."""
+        """Remove what no snapshot at or after `safe_point` can read from a region;
+        returns the deleted versions.
+        """
         async with self._one_walk:
             counts = self._parts.versions.get(region.region_id)
             if counts is not None and not counts.needs_gc(safe_point, self._parts.ratio_threshold):
@@ -87,13 +99,19 @@ class Collector:
                 return await self._collect(region, safe_point)
 
     async def destroy(self, lower: bytes, upper: bytes) -> None:
-        """Delete all versions and locks of an encoded range; durable when it returns. Change feeds are not told."""
+        """Delete all versions and locks of an encoded range; durable when it returns.
+
+        Change feeds are not told.
+        """
         with metrics.gc_task("unsafe_destroy_range"):
-            # The locks are few, and forgotten at once: who asked may be gone before all is deleted, and a lock that is
-            # deleted but remembered would hold the resolved_ts back for ever.
+            # The locks are few, and forgotten at once: who asked may be gone before all is deleted,
+            # and a lock that is deleted but remembered would hold the resolved_ts back for ever.
             deleted = [await self._destroy(*column_range(LOCK, lower, upper))]
             await self._forget(lower, upper)
-            deleted += [await self._destroy(*column_range(column, lower, upper)) for column in (WRITE, VALUE)]
+            deleted += [
+                await self._destroy(*column_range(column, lower, upper))
+                for column in (WRITE, VALUE)
+            ]
             await self._forget(lower, upper)
             for bounds in deleted:
                 for first, last in pairwise(bounds):
@@ -102,7 +120,9 @@ class Collector:
     async def _forget(self, lower: bytes, upper: bytes) -> None:
         """Make the deletes durable, and forget what was known of the range."""
         parts = self._parts
-        await asyncio.get_running_loop().run_in_executor(parts.scanners, self._mark_destroyed, lower, upper)
+        await asyncio.get_running_loop().run_in_executor(
+            parts.scanners, self._mark_destroyed, lower, upper
+        )
         touched = await parts.group.quiet(lambda: self._destroyed(lower, upper))
         await self._write(partial(_delete, keys=[counts_key(region_id) for region_id in touched]))
 
@@ -152,10 +172,14 @@ class Collector:
             self._parts.kv.compact(*column_range(column, region.start_key, region.end_key))
 
     async def _destroy(self, lower: bytes, upper: bytes) -> list[bytes]:
-        """Delete all of a column's range, slice by slice; returns bounds between which it is worth compacting."""
+        """Delete all of a column's range, slice by slice;
+        returns bounds between which it is worth compacting.
+        """
         bounds, first, slices = [lower], lower, 0
         while True:
-            count, first = await self._in_turn(self._parts.kv.delete_some, first, upper, _SLICE_KEYS)
+            count, first = await self._in_turn(
+                self._parts.kv.delete_some, first, upper, _SLICE_KEYS
+            )
             size = count * _DELETE_OVERHEAD_BYTES
             metrics.GC_WRITTEN_BYTES.inc(size)
             await self._parts.rate.throttle(size)
@@ -166,7 +190,9 @@ class Collector:
                 bounds.append(first)
 
     async def _in_turn(self, function: Callable[..., T], *args: Any) -> T:
-        """Call `function` where GC works, then rest, so that all ranges together take no more than their share."""
+        """Call `function` where GC works, then rest,
+        so that all ranges together take no more than their share.
+        """
         async with self._one_slice:
             loop = asyncio.get_running_loop()
             began_s = loop.time()
@@ -175,14 +201,18 @@ class Collector:
             return result
 
     def _mark_destroyed(self, lower: bytes, upper: bytes) -> None:
-        marker = WriteBatch()  # LevelDB's log is one: what follows the deletes and is synced, syncs them
+        marker = (
+            WriteBatch()
+        )  # LevelDB's log is one: what follows the deletes and is synced, syncs them
         marker.put(_DESTROYED_KEY, lower + b"\x00" + upper)
         self._parts.kv.write(marker, sync=True)
 
     def _destroyed(self, lower: bytes, upper: bytes) -> list[int]:
         parts = self._parts
         parts.forget_locks(lower, upper)
-        touched = [region.region_id for region in parts.gate.regions if region.overlaps(lower, upper)]
+        touched = [
+            region.region_id for region in parts.gate.regions if region.overlaps(lower, upper)
+        ]
         parts.versions.forget(parts.gate.regions, touched)
         return touched
 
@@ -247,7 +277,10 @@ class AutoGc:
     async def _walk(self) -> None:
         metrics.show_gc_state("working")
         self.processed_regions, deleted = 0, 0
-        _log.info("gc_worker: started auto gc", safe_point=max(self.newest, self.collector.walk.safe_point))
+        _log.info(
+            "gc_worker: started auto gc",
+            safe_point=max(self.newest, self.collector.walk.safe_point),
+        )
         while self.newest > self.collector.walk.safe_point or not self.collector.walk.finished:
             deleted += await self._next_region()
         metrics.show_gc_state("idle")
@@ -266,7 +299,11 @@ class AutoGc:
             await self.collector.save(walk)
             metrics.GC_SAFE_POINT.set(walk.safe_point)
             if walk.rewind_key:
-                _log.info("gc_worker: auto gc rewinds", safe_point=walk.safe_point, regions=self.processed_regions)
+                _log.info(
+                    "gc_worker: auto gc rewinds",
+                    safe_point=walk.safe_point,
+                    regions=self.processed_regions,
+                )
         region = self.gate.regions.after(walk.next_key)
         deleted = await self._collect(region, walk.safe_point) if region else 0
         await self.collector.save(self.collector.walk.passed(region.end_key if region else b""))
@@ -276,9 +313,13 @@ class AutoGc:
         return deleted
 
     async def _collect(self, region: Region, safe_point: int) -> int:
-        """Collect one region; one with a damaged file keeps its old versions, and the walk goes on."""
+        """Collect one region; one with a damaged file keeps its old versions,
+        and the walk goes on.
+        """
         try:
             return await self.collector.collect(region, safe_point)
         except CorruptError as err:
-            _log.error("gc_worker: region is not collected", region_id=region.region_id, error=err.message)
+            _log.error(
+                "gc_worker: region is not collected", region_id=region.region_id, error=err.message
+            )
             return 0

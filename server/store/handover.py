@@ -1,12 +1,17 @@
-"""Empty regions go to the store that serves fewest: how several stores share the regions without moving any data.
+"""Empty regions go to the store that serves fewest:
+how several stores share the regions without moving any data.
 
 A region that holds nothing is given away in steps that may each be repeated after a crash:
-1. The source stops admitting requests for it, waits for those it admitted, and sees that it is still empty.
-2. One batch takes it out of the source's regions and notes it as leaving, with its next epoch. From here on the source
-   never serves it again, and offers it to the target until that has said yes, also after a restart.
-3. The target keeps the region and the fact that it adopted this epoch, then serves it, then answers.
-So at no time do two stores serve a region; between 2 and 3 none does. The target takes over what the emptiness hides:
-timestamps that were read (a fresh timestamp of the oracle is above them) and how far the region was collected.
+1. The source stops admitting requests for it, waits for those it admitted, and sees that it is
+   still empty.
+2. One batch takes it out of the source's regions and notes it as leaving, with its next epoch. From
+   here on the source never serves it again, and offers it to the target until that has said yes,
+   also after a restart.
+3. The target keeps the region and the fact that it adopted this epoch, then serves it, then
+   answers.
+So at no time do two stores serve a region; between 2 and 3 none does. The target takes over what
+the emptiness hides: timestamps that were read (a fresh timestamp of the oracle is above them) and
+how far the region was collected.
 """
 
 import asyncio
@@ -92,7 +97,9 @@ class Handover:
             await asyncio.sleep(self.interval_s)
 
     async def adopt(self, cluster_id: int, offered: metapb.Region, gc_safe_point: int) -> None:
-        """Serve a region from now on; durable when it returns. An offer that was taken before changes nothing.
+        """Serve a region from now on; durable when it returns.
+
+        An offer that was taken before changes nothing.
 
         Raises:
             NotForUsError: the region belongs to another cluster or store.
@@ -100,26 +107,46 @@ class Handover:
         peers = [peer for peer in offered.peers if peer.store_id == self.table.gate.store_id]
         if cluster_id != self.cluster_id or not peers:
             raise NotForUsError(
-                f"region {offered.id} of cluster {cluster_id} has no peer on store {self.table.gate.store_id} "
+                f"region {offered.id} of cluster {cluster_id} has no peer on store "
+                f"{self.table.gate.store_id} "
                 f"of cluster {self.cluster_id}"
             )
         epoch = offered.region_epoch
-        region = Region(offered.id, peers[0].id, offered.start_key, offered.end_key, epoch.conf_ver, epoch.version)
+        region = Region(
+            offered.id,
+            peers[0].id,
+            offered.start_key,
+            offered.end_key,
+            epoch.conf_ver,
+            epoch.version,
+        )
         mark = _ADOPTED + region.region_id.to_bytes(8)
         async with self.table.lock:
             if int.from_bytes(self.kv.get(mark) or b"") >= region.conf_ver:
                 return
-            if any(region.overlaps(served.start_key, served.end_key) for served in self.table.gate.regions):
-                raise NotForUsError(f"region {region.region_id} overlaps regions that store {peers[0].store_id} serves")
+            if any(
+                region.overlaps(served.start_key, served.end_key)
+                for served in self.table.gate.regions
+            ):
+                raise NotForUsError(
+                    f"region {region.region_id} overlaps regions that store {peers[0].store_id} "
+                    "serves"
+                )
             self.fence.read(await self.pd.tso())
             await self.collector.save(self.collector.walk.begun(gc_safe_point))
             await self.table.replace([], [region], {mark: region.conf_ver.to_bytes(8)})
         _log.info("region adopted", region_id=region.region_id)
 
     async def _share(self) -> None:
-        """Give empty regions away, as long as another store that answers serves at least two fewer."""
+        """Give empty regions away, as long as another store that answers serves at least two
+        fewer.
+        """
         gate = self.table.gate
-        others = {store.id: store for store in await self.pd.stores() if store.id != gate.store_id and _is_up(store)}
+        others = {
+            store.id: store
+            for store in await self.pd.stores()
+            if store.id != gate.store_id and _is_up(store)
+        }
         if not others:
             return
         routes = await self.pd.scan_regions(b"", b"", _MAX_REGIONS)
@@ -147,7 +174,10 @@ class Handover:
         """Steps 1 and 2; returns whether the region is leaving."""
         gate, group = self.table.gate, self.table.group
         leaving = _Leaving(
-            replace(region, peer_id=await self.pd.alloc_id(), conf_ver=region.conf_ver + _CONF_CHANGES), target
+            replace(
+                region, peer_id=await self.pd.alloc_id(), conf_ver=region.conf_ver + _CONF_CHANGES
+            ),
+            target,
         )
         async with self.table.lock:
             if gate.regions.get(region.region_id) != region:
@@ -168,7 +198,9 @@ class Handover:
             await self._offer(store.address, leaving)
             await self.table.group.submit([partial(_delete, key=leaving.key)])
             metrics.REGION_HANDOVERS.inc()
-            _log.info("region handed over", region_id=leaving.region.region_id, store_id=leaving.store_id)
+            _log.info(
+                "region handed over", region_id=leaving.region.region_id, store_id=leaving.store_id
+            )
 
     async def _offer(self, address: str, leaving: _Leaving) -> None:
         request = store_pb2.AdoptRegionRequest(
@@ -181,13 +213,18 @@ class Handover:
                 await StoreServiceStub(channel).AdoptRegion(request, timeout=_CALL_S)
         except grpc.aio.AioRpcError as err:
             raise UnavailableError(
-                f"store {leaving.store_id} at {address} has not taken region {leaving.region.region_id} yet: "
+                f"store {leaving.store_id} at {address} has not taken region "
+                f"{leaving.region.region_id} yet: "
                 f"{err.details()}"
             ) from err
 
     def _all_leaving(self) -> Sequence[_Leaving]:
         stored = [data for _, data in scan_prefix(self.kv, _LEAVING)]
-        return [_Leaving(region, int.from_bytes(data[:8])) for data in stored for region in decode_regions(data[8:])]
+        return [
+            _Leaving(region, int.from_bytes(data[:8]))
+            for data in stored
+            for region in decode_regions(data[8:])
+        ]
 
 
 def _delete(draft: Draft, key: bytes) -> None:

@@ -1,4 +1,6 @@
-"""Who this store is: its cluster, its id and its regions, kept in its own database from before it first speaks."""
+"""Who this store is: its cluster, its id and its regions,
+kept in its own database from before it first speaks.
+"""
 
 import json
 from dataclasses import dataclass
@@ -36,7 +38,8 @@ class Identity:
 
 
 async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identity:
-    """Read the identity; a new directory gets new ids, and the first regions when the cluster has none; durable.
+    """Read the identity; a new directory gets new ids,
+    and the first regions when the cluster has none; durable.
 
     Raises:
         ClusterMismatchError: the directory was written for another cluster.
@@ -55,7 +58,8 @@ async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identi
 
 
 async def announce(pd: PdClient, identity: Identity, address: str) -> None:
-    """Register the store and its regions with the coordinator; a new cluster is bootstrapped with them.
+    """Register the store and its regions with the coordinator;
+    a new cluster is bootstrapped with them.
 
     Raises:
         ClusterMismatchError: another store has bootstrapped the cluster that this one was about to.
@@ -105,12 +109,15 @@ def _stored(kv: KV, data: bytes, pd: PdClient) -> Identity:
         document = json.loads(data)
         cluster_id, store_id = int(document["cluster_id"]), int(document["store_id"])
     except (ValueError, KeyError, TypeError) as err:
-        raise CorruptError(f"the store's identity is damaged: {err}; restore the store from a backup") from err
+        raise CorruptError(
+            f"the store's identity is damaged: {err}; restore the store from a backup"
+        ) from err
     if regions is None:
         raise CorruptError("the store's region table is missing; restore the store from a backup")
     if cluster_id != pd.cluster_id:
         raise ClusterMismatchError(
-            f"the data directory belongs to cluster {cluster_id}, the coordinator at {pd.address} to {pd.cluster_id}; "
+            f"the data directory belongs to cluster {cluster_id}, the coordinator at {pd.address} "
+            f"to {pd.cluster_id}; "
             "correct --coordinator or --data-dir"
         )
     return Identity(cluster_id, store_id, decode_regions(regions))

@@ -11,7 +11,13 @@ from storage.mvcc.fingerprint import fingerprint64
 from storage.mvcc.prewrite import Op
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock
 
-OPS = {PUT: Op.PUT, DELETE: Op.DELETE, LOCK: Op.LOCK, ROLLBACK: Op.ROLLBACK, PESSIMISTIC: Op.PESSIMISTIC_LOCK}
+OPS = {
+    PUT: Op.PUT,
+    DELETE: Op.DELETE,
+    LOCK: Op.LOCK,
+    ROLLBACK: Op.ROLLBACK,
+    PESSIMISTIC: Op.PESSIMISTIC_LOCK,
+}
 
 
 def lock_info(key: bytes, lock: Lock) -> kvrpcpb.LockInfo:
@@ -76,7 +82,10 @@ def _deadlock(err: errors.DeadlockError) -> kvrpcpb.Deadlock:
         deadlock_key_hash=fingerprint64(waits_for_us.key),
         wait_chain=[
             kvrpcpb.WaitForEntry(
-                txn=edge.start_ts, wait_for_txn=edge.holder, key=edge.key, key_hash=fingerprint64(edge.key)
+                txn=edge.start_ts,
+                wait_for_txn=edge.holder,
+                key=edge.key,
+                key_hash=fingerprint64(edge.key),
             )
             for edge in err.edges
         ],
@@ -95,7 +104,10 @@ def _assertion(err: errors.AssertionFailedError) -> kvrpcpb.AssertionFailed:
 
 def _expired(err: errors.CommitTsExpiredError) -> kvrpcpb.CommitTsExpired:
     return kvrpcpb.CommitTsExpired(
-        start_ts=err.start_ts, attempted_commit_ts=err.commit_ts, key=err.key, min_commit_ts=err.min_commit_ts
+        start_ts=err.start_ts,
+        attempted_commit_ts=err.commit_ts,
+        key=err.key,
+        min_commit_ts=err.min_commit_ts,
     )
 
 
@@ -114,6 +126,9 @@ _FIELDS: dict[type[MvccError], tuple[str, Callable[[Any], Any]]] = {
         "primary_mismatch",
         lambda err: kvrpcpb.PrimaryMismatch(lock_info=_locked(err)),
     ),
-    errors.TxnLockNotFoundError: ("txn_lock_not_found", lambda err: kvrpcpb.TxnLockNotFound(key=err.key)),
+    errors.TxnLockNotFoundError: (
+        "txn_lock_not_found",
+        lambda err: kvrpcpb.TxnLockNotFound(key=err.key),
+    ),
 }
 """The field of kvrpcpb.KeyError for each error, and what makes its message."""

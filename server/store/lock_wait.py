@@ -1,11 +1,14 @@
-"""Waiting for pessimistic locks: who is refused waits in a queue, is woken by the unlock, and tries again.
+"""Waiting for pessimistic locks: who is refused waits in a queue, is woken by the unlock,
+and tries again.
 
-client-go asks again at once when it is refused, so an immediate answer would make it spin. `wait_timeout` says how long
-a client would wait, in ms: below 0 not at all, 0 as long as the store likes; like TiKV's `wait-for-lock-timeout`, no
-wait is longer than the store's ceiling. Trying again costs no sync: a refused command writes nothing.
+client-go asks again at once when it is refused, so an immediate answer would make it spin.
+`wait_timeout` says how long a client would wait, in ms: below 0 not at all, 0 as long as the store
+likes; like TiKV's `wait-for-lock-timeout`, no wait is longer than the store's ceiling. Trying again
+costs no sync: a refused command writes nothing.
 
-All of this runs on the event loop. No wake-up is lost: a refusal reaches `enlist` in the same step of its task that
-took the group's result, and `GroupCommit` tells of that group's unlocked keys only after such steps.
+All of this runs on the event loop. No wake-up is lost: a refusal reaches `enlist` in the same step
+of its task that took the group's result, and `GroupCommit` tells of that group's unlocked keys only
+after such steps.
 """
 
 import asyncio
@@ -37,7 +40,9 @@ class Wait(Waiter):
 
     request: Request
     deadline: float
-    woken: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    woken: "asyncio.Future[None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class LockWaits:
@@ -59,7 +64,9 @@ class LockWaits:
         return self._enlist(request, answer, self._deadline(request))
 
     async def outlast(self, wait: Wait) -> Response:
-        """Wait and try again, until the locks are taken, something else is wrong, or the time is over."""
+        """Wait and try again, until the locks are taken, something else is wrong,
+        or the time is over.
+        """
         while True:
             answer, in_time = await self._turn(wait)
             following = self._enlist(wait.request, answer, wait.deadline) if in_time else answer
@@ -68,7 +75,9 @@ class LockWaits:
             wait = following
 
     async def _turn(self, wait: Wait) -> tuple[Response, bool]:
-        """The answer to the next attempt, and whether it was woken by an unlock; in any case the next one is told."""
+        """The answer to the next attempt, and whether it was woken by an unlock;
+        in any case the next one is told.
+        """
         answer: Response | None = None
         try:
             async with asyncio.timeout_at(wait.deadline):
@@ -89,7 +98,9 @@ class LockWaits:
         return answer, True
 
     def _pass_on(self, wait: Wait, answer: Response | None) -> None:
-        """After an attempt of the one that was woken: the key has an owner, or it is the next one's turn."""
+        """After an attempt of the one that was woken: the key has an owner,
+        or it is the next one's turn.
+        """
         if answer is not None and not answer.errors and not answer.HasField("region_error"):
             self._queue.hold(wait.key, wait.start_ts)
         elif answer is not None and answer.errors and answer.errors[0].locked.key == wait.key:

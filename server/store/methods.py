@@ -1,4 +1,6 @@
-"""The table of batched methods: how each request is checked, run and answered; unary and BatchCommands both use it."""
+"""The table of batched methods: how each request is checked, run and answered;
+unary and BatchCommands both use it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,8 @@ def _no_keys(_: Any) -> Sequence[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One request type: either `read` or `command` is set; `stream_field` is its name in BatchCommands.
+    """One request type: either `read` or `command` is set;
+    `stream_field` is its name in BatchCommands.
 
     A read at a timestamp tells by `touch` what it looks at, see `storage.mvcc.read_fence`.
     """
@@ -45,7 +48,9 @@ class Method:
 
     @property
     def raw(self) -> bool:
-        """Whether it is about raw keys, which lie in regions as they are and whose errors are strings."""
+        """Whether it is about raw keys, which lie in regions as they are and whose errors are
+        strings.
+        """
         return self.name.startswith("Raw")
 
     def ahead(self, request: Any) -> int:
@@ -69,7 +74,11 @@ class Method:
         """The response that carries an error."""
         if self.raw:
             return self.response(error=str(err))
-        return self.response(errors=key_errors(err)) if self.many_errors else self.response(error=key_errors(err)[0])
+        return (
+            self.response(errors=key_errors(err))
+            if self.many_errors
+            else self.response(error=key_errors(err)[0])
+        )
 
 
 def _key(request: Any) -> Sequence[bytes]:
@@ -97,7 +106,14 @@ def _pairs(request: Any) -> Sequence[bytes]:
 
 
 _READS = (
-    Method("KvGet", kvrpcpb.GetRequest, kvrpcpb.GetResponse, _key, read=reads.get, touch=reads.touched_keys),
+    Method(
+        "KvGet",
+        kvrpcpb.GetRequest,
+        kvrpcpb.GetResponse,
+        _key,
+        read=reads.get,
+        touch=reads.touched_keys,
+    ),
     Method(
         "KvBatchGet",
         kvrpcpb.BatchGetRequest,
@@ -106,11 +122,27 @@ _READS = (
         read=reads.batch_get,
         touch=reads.touched_keys,
     ),
-    Method("KvScan", kvrpcpb.ScanRequest, kvrpcpb.ScanResponse, read=reads.scan, touch=reads.touched_span),
     Method(
-        "KvScanLock", kvrpcpb.ScanLockRequest, kvrpcpb.ScanLockResponse, read=reads.scan_lock, touch=reads.touched_span
+        "KvScan",
+        kvrpcpb.ScanRequest,
+        kvrpcpb.ScanResponse,
+        read=reads.scan,
+        touch=reads.touched_span,
     ),
-    Method("MvccGetByKey", kvrpcpb.MvccGetByKeyRequest, kvrpcpb.MvccGetByKeyResponse, _key, read=reads.mvcc_get_by_key),
+    Method(
+        "KvScanLock",
+        kvrpcpb.ScanLockRequest,
+        kvrpcpb.ScanLockResponse,
+        read=reads.scan_lock,
+        touch=reads.touched_span,
+    ),
+    Method(
+        "MvccGetByKey",
+        kvrpcpb.MvccGetByKeyRequest,
+        kvrpcpb.MvccGetByKeyResponse,
+        _key,
+        read=reads.mvcc_get_by_key,
+    ),
     Method(
         "MvccGetByStartTs",
         kvrpcpb.MvccGetByStartTsRequest,
@@ -209,15 +241,44 @@ _WRITES = (
 
 _RAW_READS = (
     Method("RawGet", kvrpcpb.RawGetRequest, kvrpcpb.RawGetResponse, _key, read=raw_calls.get),
-    Method("RawGetKeyTTL", kvrpcpb.RawGetKeyTTLRequest, kvrpcpb.RawGetKeyTTLResponse, _key, read=raw_calls.get_ttl),
-    Method("RawBatchGet", kvrpcpb.RawBatchGetRequest, kvrpcpb.RawBatchGetResponse, _keys, read=raw_calls.batch_get),
+    Method(
+        "RawGetKeyTTL",
+        kvrpcpb.RawGetKeyTTLRequest,
+        kvrpcpb.RawGetKeyTTLResponse,
+        _key,
+        read=raw_calls.get_ttl,
+    ),
+    Method(
+        "RawBatchGet",
+        kvrpcpb.RawBatchGetRequest,
+        kvrpcpb.RawBatchGetResponse,
+        _keys,
+        read=raw_calls.batch_get,
+    ),
     Method("RawScan", kvrpcpb.RawScanRequest, kvrpcpb.RawScanResponse, read=raw_calls.scan),
-    Method("RawChecksum", kvrpcpb.RawChecksumRequest, kvrpcpb.RawChecksumResponse, read=raw_calls.checksum),
-    Method("RawBatchScan", kvrpcpb.RawBatchScanRequest, kvrpcpb.RawBatchScanResponse, read=raw_calls.batch_scan),
+    Method(
+        "RawChecksum",
+        kvrpcpb.RawChecksumRequest,
+        kvrpcpb.RawChecksumResponse,
+        read=raw_calls.checksum,
+    ),
+    Method(
+        "RawBatchScan",
+        kvrpcpb.RawBatchScanRequest,
+        kvrpcpb.RawBatchScanResponse,
+        read=raw_calls.batch_scan,
+    ),
 )
 
 _RAW_WRITES = (
-    Method("RawPut", kvrpcpb.RawPutRequest, kvrpcpb.RawPutResponse, _key, command=raw_calls.put, adds_keys=True),
+    Method(
+        "RawPut",
+        kvrpcpb.RawPutRequest,
+        kvrpcpb.RawPutResponse,
+        _key,
+        command=raw_calls.put,
+        adds_keys=True,
+    ),
     Method(
         "RawBatchPut",
         kvrpcpb.RawBatchPutRequest,
@@ -227,7 +288,13 @@ _RAW_WRITES = (
         fault=raw_calls.ttl_fault,
         adds_keys=True,
     ),
-    Method("RawDelete", kvrpcpb.RawDeleteRequest, kvrpcpb.RawDeleteResponse, _key, command=raw_calls.delete),
+    Method(
+        "RawDelete",
+        kvrpcpb.RawDeleteRequest,
+        kvrpcpb.RawDeleteResponse,
+        _key,
+        command=raw_calls.delete,
+    ),
     Method(
         "RawBatchDelete",
         kvrpcpb.RawBatchDeleteRequest,

@@ -1,6 +1,8 @@
-"""Settings that change while the store runs, under TiKV's names; what was set is kept, and goes before the flags.
+"""Settings that change while the store runs, under TiKV's names; what was set is kept,
+and goes before the flags.
 
-`tikv-ctl modify-tikv-config -m server -n gc.max_write_bytes_per_sec -v 10MB` does it, as does grpcurl on debugpb.Debug.
+`tikv-ctl modify-tikv-config -m server -n gc.max_write_bytes_per_sec -v 10MB` does it, as does
+grpcurl on debugpb.Debug.
 """
 
 import re
@@ -43,14 +45,18 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise BadSizeError(f"{text!r} is no size; write bytes, or a number with KB, MB or GB, such as 10MB")
+        raise BadSizeError(
+            f"{text!r} is no size; write bytes, or a number with KB, MB or GB, such as 10MB"
+        )
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 class OnlineConfig:
     """Sizes by name, and who follows each."""
 
-    def __init__(self, reader: Reader, group: GroupCommit, followers: Mapping[str, Callable[[int], None]]) -> None:
+    def __init__(
+        self, reader: Reader, group: GroupCommit, followers: Mapping[str, Callable[[int], None]]
+    ) -> None:
         """`followers` are called at once with what was set before this start."""
         self._group = group
         self._followers = followers
@@ -68,7 +74,8 @@ class OnlineConfig:
         known = name.strip().replace("_", "-")
         if known not in self._followers:
             raise UnknownSettingError(
-                f"{name!r} cannot be changed online; these can: {', '.join(sorted(self._followers))}"
+                f"{name!r} cannot be changed online; these can: "
+                f"{', '.join(sorted(self._followers))}"
             )
         value = parse_size(text)
         self._set[known] = value

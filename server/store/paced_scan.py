@@ -1,7 +1,9 @@
-"""Long scans that leave room for others: in steps, each in an executor thread, at a bounded rate of bytes per second.
+"""Long scans that leave room for others: in steps, each in an executor thread,
+at a bounded rate of bytes per second.
 
-A `Cursor` is closed only when no step is running. `ByteRate` is a virtual clock: every taking moves it by the time its
-bytes are worth, and who takes waits until the clock as it was before. Unused time is kept for `_BURST_S` only.
+A `Cursor` is closed only when no step is running. `ByteRate` is a virtual clock: every taking moves
+it by the time its bytes are worth, and who takes waits until the clock as it was before. Unused
+time is kept for `_BURST_S` only.
 """
 
 import asyncio
@@ -20,7 +22,9 @@ _BURST_S = 0.1
 class Cursor(Generic[T]):
     """Steps through a generator over a snapshot, both of which it owns."""
 
-    def __init__(self, snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor) -> None:
+    def __init__(
+        self, snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor
+    ) -> None:
         self._snapshot = snapshot
         self._steps = steps
         self._executor = executor
@@ -44,7 +48,9 @@ class Cursor(Generic[T]):
 
 
 @asynccontextmanager
-async def cursor(snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor) -> AsyncIterator[Cursor[T]]:
+async def cursor(
+    snapshot: Snapshot, steps: Generator[T, None, None], executor: Executor
+) -> AsyncIterator[Cursor[T]]:
     """A cursor for the block; cancelling the block never waits for the disk."""
     opened = Cursor(snapshot, steps, executor)
     try:
@@ -69,7 +75,9 @@ class ByteRate:
         self._changed = asyncio.Event()
 
     def take(self, size: int, now_s: float) -> float:
-        """Take `size` bytes at the monotonic instant `now_s`; returns the seconds to wait before using them."""
+        """Take `size` bytes at the monotonic instant `now_s`;
+        returns the seconds to wait before using them.
+        """
         if not self.bytes_per_s:
             return 0.0
         begin_s = max(self._free_at_s, now_s - _BURST_S)

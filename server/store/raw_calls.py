@@ -1,4 +1,6 @@
-"""Requests of raw keys, reads and writes: one function a request; the clock of their TTLs is this machine's."""
+"""Requests of raw keys, reads and writes: one function a request;
+the clock of their TTLs is this machine's.
+"""
 
 import time
 from collections.abc import Sequence
@@ -17,10 +19,16 @@ from storage.mvcc.region import Region
 def get(reader: Reader, request: kvrpcpb.RawGetRequest, _: Region) -> kvrpcpb.RawGetResponse:
     """RawGet."""
     value = raw.get(reader, request.key, now_s())
-    return kvrpcpb.RawGetResponse(not_found=True) if value is None else kvrpcpb.RawGetResponse(value=value)
+    return (
+        kvrpcpb.RawGetResponse(not_found=True)
+        if value is None
+        else kvrpcpb.RawGetResponse(value=value)
+    )
 
 
-def get_ttl(reader: Reader, request: kvrpcpb.RawGetKeyTTLRequest, _: Region) -> kvrpcpb.RawGetKeyTTLResponse:
+def get_ttl(
+    reader: Reader, request: kvrpcpb.RawGetKeyTTLRequest, _: Region
+) -> kvrpcpb.RawGetKeyTTLResponse:
     """RawGetKeyTTL: seconds left, 0 when the key lives for ever."""
     at_s = now_s()
     if raw.get(reader, request.key, at_s) is None:
@@ -28,7 +36,9 @@ def get_ttl(reader: Reader, request: kvrpcpb.RawGetKeyTTLRequest, _: Region) -> 
     return kvrpcpb.RawGetKeyTTLResponse(ttl=max(0, raw.expires_s(reader, request.key) - at_s))
 
 
-def batch_get(reader: Reader, request: kvrpcpb.RawBatchGetRequest, _: Region) -> kvrpcpb.RawBatchGetResponse:
+def batch_get(
+    reader: Reader, request: kvrpcpb.RawBatchGetRequest, _: Region
+) -> kvrpcpb.RawBatchGetResponse:
     """RawBatchGet: absent keys are left out."""
     response, at_s = kvrpcpb.RawBatchGetResponse(), now_s()
     for key in request.keys:
@@ -38,21 +48,31 @@ def batch_get(reader: Reader, request: kvrpcpb.RawBatchGetRequest, _: Region) ->
     return response
 
 
-def scan(reader: Reader, request: kvrpcpb.RawScanRequest, region: Region) -> kvrpcpb.RawScanResponse:
-    """RawScan, within the region; a reverse scan starts below start_key and goes down to end_key."""
+def scan(
+    reader: Reader, request: kvrpcpb.RawScanRequest, region: Region
+) -> kvrpcpb.RawScanResponse:
+    """RawScan, within the region; a reverse scan starts below start_key and goes down to
+    end_key.
+    """
     pairs = _scan(reader, request, request.start_key, request.end_key, request.limit, region)
     return kvrpcpb.RawScanResponse(kvs=pairs)
 
 
-def batch_scan(reader: Reader, request: kvrpcpb.RawBatchScanRequest, region: Region) -> kvrpcpb.RawBatchScanResponse:
+def batch_scan(
+    reader: Reader, request: kvrpcpb.RawBatchScanRequest, region: Region
+) -> kvrpcpb.RawBatchScanResponse:
     """RawBatchScan: at most `each_limit` pairs of every range, one range after the other."""
     response = kvrpcpb.RawBatchScanResponse()
     for wanted in request.ranges:
-        response.kvs.extend(_scan(reader, request, wanted.start_key, wanted.end_key, request.each_limit, region))
+        response.kvs.extend(
+            _scan(reader, request, wanted.start_key, wanted.end_key, request.each_limit, region)
+        )
     return response
 
 
-def checksum(reader: Reader, request: kvrpcpb.RawChecksumRequest, region: Region) -> kvrpcpb.RawChecksumResponse:
+def checksum(
+    reader: Reader, request: kvrpcpb.RawChecksumRequest, region: Region
+) -> kvrpcpb.RawChecksumResponse:
     """RawChecksum of all ranges together, within the region."""
     bounds = [region.clamp(wanted.start_key, wanted.end_key) for wanted in request.ranges]
     pairs = (pair for lower, upper in bounds for pair in raw.living(reader, lower, upper, now_s()))
@@ -69,7 +89,10 @@ def batch_put(request: kvrpcpb.RawBatchPutRequest, _: Region) -> Command:
     """RawBatchPut: one TTL for all pairs, or one for each."""
     ttls: Sequence[int] = request.ttls or [request.ttl]
     ends = [_end_s(ttl) for ttl in ttls] * (len(request.pairs) if len(ttls) == 1 else 1)
-    pairs = [RawPair(pair.key, pair.value, end_s) for pair, end_s in zip(request.pairs, ends, strict=False)]
+    pairs = [
+        RawPair(pair.key, pair.value, end_s)
+        for pair, end_s in zip(request.pairs, ends, strict=False)
+    ]
     return partial(raw.put, pairs=pairs)
 
 
@@ -103,7 +126,9 @@ def compare_and_swap(request: kvrpcpb.RawCASRequest, _: Region) -> Command:
 def swapped(done: Swapped, _: kvrpcpb.RawCASRequest) -> kvrpcpb.RawCASResponse:
     """The answer to RawCompareAndSwap."""
     return kvrpcpb.RawCASResponse(
-        succeed=done.succeeded, previous_not_exist=done.previous is None, previous_value=done.previous or b""
+        succeed=done.succeeded,
+        previous_not_exist=done.previous is None,
+        previous_value=done.previous or b"",
     )
 
 
@@ -112,7 +137,8 @@ def ttl_fault(request: kvrpcpb.RawBatchPutRequest) -> InvalidTxnError | None:
     if len(request.ttls) in (0, 1, len(request.pairs)):
         return None
     return InvalidTxnError(
-        f"{len(request.ttls)} TTLs do not fit {len(request.pairs)} pairs; send none, one, or one for each"
+        f"{len(request.ttls)} TTLs do not fit {len(request.pairs)} pairs; send none, one, or one "
+        "for each"
     )
 
 
@@ -126,7 +152,9 @@ def _scan(
 ) -> list[kvrpcpb.KvPair]:
     lower, upper = region.clamp(*((end, start) if request.reverse else (start, end)))
     found = raw.scan(reader, lower, upper, now_s(), limit, reverse=request.reverse)
-    return [kvrpcpb.KvPair(key=key, value=b"" if request.key_only else value) for key, value in found]
+    return [
+        kvrpcpb.KvPair(key=key, value=b"" if request.key_only else value) for key, value in found
+    ]
 
 
 def now_s() -> int:

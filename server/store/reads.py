@@ -1,4 +1,6 @@
-"""Read requests against a frozen state of the store: one function a request, run in a reader thread."""
+"""Read requests against a frozen state of the store: one function a request,
+run in a reader thread.
+"""
 
 from typing import Any
 
@@ -20,7 +22,11 @@ def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetRe
     snapshot = _snapshot(reader, request)
     if not request.need_commit_ts:
         value = snapshot.get(request.key)
-        return kvrpcpb.GetResponse(not_found=True) if value is None else kvrpcpb.GetResponse(value=value)
+        return (
+            kvrpcpb.GetResponse(not_found=True)
+            if value is None
+            else kvrpcpb.GetResponse(value=value)
+        )
     found = snapshot.version(request.key)
     if found is None:
         return kvrpcpb.GetResponse(not_found=True)
@@ -29,7 +35,9 @@ def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetRe
 
 def touched_keys(request: kvrpcpb.GetRequest | kvrpcpb.BatchGetRequest) -> Touch:
     """What KvGet and KvBatchGet look at."""
-    return Touch(request.version, (request.key,) if isinstance(request, kvrpcpb.GetRequest) else request.keys)
+    return Touch(
+        request.version, (request.key,) if isinstance(request, kvrpcpb.GetRequest) else request.keys
+    )
 
 
 def touched_span(request: kvrpcpb.ScanRequest | kvrpcpb.ScanLockRequest) -> Touch:
@@ -40,7 +48,9 @@ def touched_span(request: kvrpcpb.ScanRequest | kvrpcpb.ScanLockRequest) -> Touc
     return Touch(request.version, span=(end, start) if request.reverse else (start, end))
 
 
-def batch_get(reader: Reader, request: kvrpcpb.BatchGetRequest, _: Region) -> kvrpcpb.BatchGetResponse:
+def batch_get(
+    reader: Reader, request: kvrpcpb.BatchGetRequest, _: Region
+) -> kvrpcpb.BatchGetResponse:
     """KvBatchGet: absent keys are left out, locked ones carry their error."""
     snapshot = _snapshot(reader, request)
     response = kvrpcpb.BatchGetResponse()
@@ -53,7 +63,9 @@ def batch_get(reader: Reader, request: kvrpcpb.BatchGetRequest, _: Region) -> kv
                 response.error.CopyFrom(response.pairs[-1].error)
         else:
             if found is not None:
-                response.pairs.add(key=key, value=found[0], commit_ts=found[1] if request.need_commit_ts else 0)
+                response.pairs.add(
+                    key=key, value=found[0], commit_ts=found[1] if request.need_commit_ts else 0
+                )
     return response
 
 
@@ -73,14 +85,18 @@ def scan(reader: Reader, request: kvrpcpb.ScanRequest, region: Region) -> kvrpcp
     return response
 
 
-def scan_lock(reader: Reader, request: kvrpcpb.ScanLockRequest, region: Region) -> kvrpcpb.ScanLockResponse:
+def scan_lock(
+    reader: Reader, request: kvrpcpb.ScanLockRequest, region: Region
+) -> kvrpcpb.ScanLockResponse:
     """KvScanLock: all kinds of locks up to max_version."""
     start, end = (encode_bytes(key) if key else b"" for key in (request.start_key, request.end_key))
     locks = scan_locks(reader, *region.clamp(start, end), request.max_version, request.limit)
     return kvrpcpb.ScanLockResponse(locks=[lock_info(key, lock) for key, lock in locks])
 
 
-def mvcc_get_by_key(reader: Reader, request: kvrpcpb.MvccGetByKeyRequest, _: Region) -> kvrpcpb.MvccGetByKeyResponse:
+def mvcc_get_by_key(
+    reader: Reader, request: kvrpcpb.MvccGetByKeyRequest, _: Region
+) -> kvrpcpb.MvccGetByKeyResponse:
     """MvccGetByKey: everything there is of one key."""
     return kvrpcpb.MvccGetByKeyResponse(info=_mvcc_info(reader, request.key))
 
@@ -88,7 +104,9 @@ def mvcc_get_by_key(reader: Reader, request: kvrpcpb.MvccGetByKeyRequest, _: Reg
 def mvcc_get_by_start_ts(
     reader: Reader, request: kvrpcpb.MvccGetByStartTsRequest, region: Region
 ) -> kvrpcpb.MvccGetByStartTsResponse:
-    """MvccGetByStartTs: everything of the first key in the region that the transaction touched; walks the region."""
+    """MvccGetByStartTs: everything of the first key in the region that the transaction touched;
+    walks the region.
+    """
     key = key_of_transaction(reader, region.start_key, region.end_key, request.start_ts)
     if key is None:
         return kvrpcpb.MvccGetByStartTsResponse()

@@ -1,4 +1,6 @@
-"""The calls of tikvpb.Tikv about whole regions and ranges: GC, destruction, splits, the store's resolved timestamp."""
+"""The calls of tikvpb.Tikv about whole regions and ranges: GC, destruction, splits,
+the store's resolved timestamp.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,8 @@ class SafePointAheadError(InvalidError):
 
     def __init__(self, asked: int, allowed: int) -> None:
         super().__init__(
-            f"safepoint {asked} is ahead of the coordinator's GC safepoint {allowed}; update that one first"
+            f"safepoint {asked} is ahead of the coordinator's GC safepoint {allowed}; update that "
+            "one first"
         )
 
 
@@ -32,7 +35,8 @@ class EmptyRangeError(InvalidError):
 
     def __init__(self, start: bytes, end: bytes) -> None:
         super().__init__(
-            f"the range [{start.hex()}, {end.hex()}) has no keys, nothing was destroyed; name both its ends"
+            f"the range [{start.hex()}, {end.hex()}) has no keys, nothing was destroyed; name "
+            "both its ends"
         )
 
 
@@ -54,7 +58,9 @@ class RegionCalls:
         self._regions = backend
 
     async def KvGC(self, request: kvrpcpb.GCRequest, _: Any) -> kvrpcpb.GCResponse:
-        """Collect one region up to the given safepoint (GC mode "central"); done when it returns."""
+        """Collect one region up to the given safepoint (GC mode "central");
+        done when it returns.
+        """
         region = self._regions.gate.admit(request.context, ())
         if not isinstance(region, Region):
             return kvrpcpb.GCResponse(region_error=region)
@@ -65,35 +71,55 @@ class RegionCalls:
         await self._regions.collector.collect(region, request.safe_point)
         return kvrpcpb.GCResponse()
 
-    async def KvDeleteRange(self, request: kvrpcpb.DeleteRangeRequest, _: Any) -> kvrpcpb.DeleteRangeResponse:
+    async def KvDeleteRange(
+        self, request: kvrpcpb.DeleteRangeRequest, _: Any
+    ) -> kvrpcpb.DeleteRangeResponse:
         """Destroy all versions of a range within one region."""
         region = self._regions.gate.admit(request.context, (request.start_key,))
         if not isinstance(region, Region):
             return kvrpcpb.DeleteRangeResponse(region_error=region)
         if not request.start_key < request.end_key:
-            return kvrpcpb.DeleteRangeResponse(error=str(EmptyRangeError(request.start_key, request.end_key)))
+            return kvrpcpb.DeleteRangeResponse(
+                error=str(EmptyRangeError(request.start_key, request.end_key))
+            )
         if not request.notify_only:
-            lower, upper = region.clamp(encode_bytes(request.start_key), encode_bytes(request.end_key))
+            lower, upper = region.clamp(
+                encode_bytes(request.start_key), encode_bytes(request.end_key)
+            )
             await self._regions.collector.destroy(lower, upper)
         return kvrpcpb.DeleteRangeResponse()
 
     async def UnsafeDestroyRange(
         self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any
     ) -> kvrpcpb.UnsafeDestroyRangeResponse:
-        """Destroy all versions and locks of a range of this store, whatever its regions; done when it returns."""
+        """Destroy all versions and locks of a range of this store, whatever its regions;
+        done when it returns.
+        """
         if not request.start_key < request.end_key:
-            return kvrpcpb.UnsafeDestroyRangeResponse(error=str(EmptyRangeError(request.start_key, request.end_key)))
-        await self._regions.collector.destroy(encode_bytes(request.start_key), encode_bytes(request.end_key))
+            return kvrpcpb.UnsafeDestroyRangeResponse(
+                error=str(EmptyRangeError(request.start_key, request.end_key))
+            )
+        await self._regions.collector.destroy(
+            encode_bytes(request.start_key), encode_bytes(request.end_key)
+        )
         return kvrpcpb.UnsafeDestroyRangeResponse()
 
-    async def SplitRegion(self, request: kvrpcpb.SplitRegionRequest, _: Any) -> kvrpcpb.SplitRegionResponse:
+    async def SplitRegion(
+        self, request: kvrpcpb.SplitRegionRequest, _: Any
+    ) -> kvrpcpb.SplitRegionResponse:
         """Split a region at user keys."""
         return await self._regions.splitter.split(request)
 
-    async def GetStoreSafeTS(self, request: kvrpcpb.StoreSafeTSRequest, _: Any) -> kvrpcpb.StoreSafeTSResponse:
-        """The least resolved timestamp of the regions that the range touches; 0 when there is none."""
+    async def GetStoreSafeTS(
+        self, request: kvrpcpb.StoreSafeTSRequest, _: Any
+    ) -> kvrpcpb.StoreSafeTSResponse:
+        """The least resolved timestamp of the regions that the range touches;
+        0 when there is none.
+        """
         asked = request.key_range
-        return kvrpcpb.StoreSafeTSResponse(safe_ts=self._regions.hub.safe_ts(*_encoded(asked.start_key, asked.end_key)))
+        return kvrpcpb.StoreSafeTSResponse(
+            safe_ts=self._regions.hub.safe_ts(*_encoded(asked.start_key, asked.end_key))
+        )
 
 
 def _encoded(start: bytes, end: bytes) -> tuple[bytes, bytes]:

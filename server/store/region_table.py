@@ -1,8 +1,10 @@
-"""The regions of this store: which requests they admit, with TiKV's errors, and how their table is changed.
+"""The regions of this store: which requests they admit, with TiKV's errors,
+and how their table is changed.
 
-Every request passes `RegionGate`. `RegionTable` makes one change at a time: on disk before it is in force, then
-reported. No data moves when regions change, and every request carries an epoch. A request that was admitted just before
-a change therefore still does what it asked for: the same keys lie on the same store.
+Every request passes `RegionGate`. `RegionTable` makes one change at a time: on disk before it is in
+force, then reported. No data moves when regions change, and every request carries an epoch. A
+request that was admitted just before a change therefore still does what it asked for: the same keys
+lie on the same store.
 """
 
 import asyncio
@@ -34,15 +36,23 @@ class RegionGate:
         self.store_id = store_id
         self.regions = regions
         self.leaving: frozenset[int] = frozenset()
-        """Regions that are about to be handed over: nobody is admitted, until the handover is done or given up."""
+        """Regions that are about to be handed over: nobody is admitted,
+        until the handover is done or given up.
+        """
 
-    def admit(self, context: Any, keys: Sequence[bytes], *, raw: bool = False) -> Region | errorpb.Error:
-        """The region of a request's kvrpcpb.Context, or the error it must get; `keys` are user keys.
+    def admit(
+        self, context: Any, keys: Sequence[bytes], *, raw: bool = False
+    ) -> Region | errorpb.Error:
+        """The region of a request's kvrpcpb.Context, or the error it must get;
+        `keys` are user keys.
 
-        Keys of raw requests lie in regions as they are, those of transactions memcomparable-encoded.
+        Keys of raw requests lie in regions as they are, those of transactions
+        memcomparable-encoded.
         """
         if context.peer.store_id and context.peer.store_id != self.store_id:
-            mismatch = errorpb.StoreNotMatch(request_store_id=context.peer.store_id, actual_store_id=self.store_id)
+            mismatch = errorpb.StoreNotMatch(
+                request_store_id=context.peer.store_id, actual_store_id=self.store_id
+            )
             return errorpb.Error(message="the peer is not on this store", store_not_match=mismatch)
         found = self.find(context.region_id, context.region_epoch)
         if isinstance(found, errorpb.Error) or not keys:
@@ -57,13 +67,18 @@ class RegionGate:
         region = self.regions.get(region_id)
         if region is None:
             missing = errorpb.RegionNotFound(region_id=region_id)
-            return errorpb.Error(message=f"region {region_id} is not on this store", region_not_found=missing)
+            return errorpb.Error(
+                message=f"region {region_id} is not on this store", region_not_found=missing
+            )
         if region_id in self.leaving:
             nobody = errorpb.NotLeader(region_id=region_id)
-            return errorpb.Error(message=f"region {region_id} is being handed over", not_leader=nobody)
+            return errorpb.Error(
+                message=f"region {region_id} is being handed over", not_leader=nobody
+            )
         if epoch.version != region.version or epoch.conf_ver != region.conf_ver:
             return errorpb.Error(
-                message=f"the epoch of region {region_id} has changed", epoch_not_match=self.current(region)
+                message=f"the epoch of region {region_id} has changed",
+                epoch_not_match=self.current(region),
             )
         return region
 
@@ -73,7 +88,9 @@ class RegionGate:
 
     def changed_to(self, regions: Iterable[Region]) -> errorpb.EpochNotMatch:
         """What a client should learn whose region became these."""
-        return errorpb.EpochNotMatch(current_regions=[region_message(known, self.store_id) for known in regions])
+        return errorpb.EpochNotMatch(
+            current_regions=[region_message(known, self.store_id) for known in regions]
+        )
 
 
 def outside(key: bytes, region: Region) -> errorpb.Error:
@@ -81,7 +98,9 @@ def outside(key: bytes, region: Region) -> errorpb.Error:
     lies = errorpb.KeyNotInRegion(
         key=key, region_id=region.region_id, start_key=region.start_key, end_key=region.end_key
     )
-    return errorpb.Error(message=f"key {key.hex()} is not in region {region.region_id}", key_not_in_region=lies)
+    return errorpb.Error(
+        message=f"key {key.hex()} is not in region {region.region_id}", key_not_in_region=lies
+    )
 
 
 @dataclass(slots=True)
@@ -93,13 +112,19 @@ class RegionTable:
     group: GroupCommit
     versions: RegionVersions
     on_change: Callable[[Sequence[Region], Sequence[Region]], None]
-    """Called with what was and what is, on the loop between two groups, when the change is in force."""
+    """Called with what was and what is, on the loop between two groups,
+    when the change is in force.
+    """
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def replace(
-        self, old: Sequence[Region], new: Sequence[Region], notes: Mapping[bytes, bytes] | None = None
+        self,
+        old: Sequence[Region],
+        new: Sequence[Region],
+        notes: Mapping[bytes, bytes] | None = None,
     ) -> None:
-        """Put `new` in the place of `old`; durable and in force when it returns, all of it or nothing after a crash.
+        """Put `new` in the place of `old`; durable and in force when it returns,
+        all of it or nothing after a crash.
 
         `notes` are written in the same batch.
 
@@ -108,7 +133,9 @@ class RegionTable:
         """
         regions = self.gate.regions.replaced(old, new)
         changed = sorted({region.region_id for region in (*old, *new)})
-        await self.group.submit([partial(_persist, regions=regions, changed=changed, notes=notes or {})])
+        await self.group.submit(
+            [partial(_persist, regions=regions, changed=changed, notes=notes or {})]
+        )
         await self.group.quiet(lambda: self._put_in_force(regions, changed, old, new))
         if new:
             await self._report(new)
@@ -118,7 +145,9 @@ class RegionTable:
         messages = [region_message(region, self.gate.store_id) for region in regions]
         try:
             if len(messages) > 1:
-                await self.pd.report_batch_split(messages)  # all at once: between heartbeats there would be a hole
+                await self.pd.report_batch_split(
+                    messages
+                )  # all at once: between heartbeats there would be a hole
             else:
                 await self.pd.region_heartbeat(messages)
         except (UnavailableError, PdRefusedError) as err:
@@ -132,7 +161,9 @@ class RegionTable:
         self.on_change(old, new)
 
 
-def _persist(draft: Draft, regions: RegionMap, changed: list[int], notes: Mapping[bytes, bytes]) -> None:
+def _persist(
+    draft: Draft, regions: RegionMap, changed: list[int], notes: Mapping[bytes, bytes]
+) -> None:
     draft.put(REGIONS_KEY, encode_regions(regions))
     for key, value in notes.items():
         draft.put(key, value)

@@ -1,11 +1,13 @@
-"""What is wrong with a request whatever the state of its keys: key lengths, its size, and timestamps of the future.
+"""What is wrong with a request whatever the state of its keys: key lengths, its size,
+and timestamps of the future.
 
 Limits are TiKV's: `storage.max-key-size` (of the encoded key) and `raftstore.raft-entry-max-size`.
 
-A timestamp is refused that the oracle cannot have given out yet: one read at a timestamp of next year would lift every
-later commit_ts that the store computes to next year as well (see `storage.mvcc.read_fence`). So a request may be at
-most a minute ahead of what the store knows of the oracle; before the store refuses one, it asks the oracle. Timestamps
-up to that need nobody: old snapshots stay readable without a coordinator.
+A timestamp is refused that the oracle cannot have given out yet: one read at a timestamp of next
+year would lift every later commit_ts that the store computes to next year as well (see
+`storage.mvcc.read_fence`). So a request may be at most a minute ahead of what the store knows of
+the oracle; before the store refuses one, it asks the oracle. Timestamps up to that need nobody: old
+snapshots stay readable without a coordinator.
 """
 
 import asyncio
@@ -29,7 +31,9 @@ class KeyTooLargeError(MvccError, InvalidError):
     code = "ErrKeyTooLarge"
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"a key of {size} encoded bytes is over the limit of {MAX_KEY_BYTES}; shorten it")
+        super().__init__(
+            f"a key of {size} encoded bytes is over the limit of {MAX_KEY_BYTES}; shorten it"
+        )
 
 
 class KeyEmptyError(MvccError, InvalidError):
@@ -38,7 +42,9 @@ class KeyEmptyError(MvccError, InvalidError):
     code = "ErrKeyEmpty"
 
     def __init__(self) -> None:
-        super().__init__("an empty key cannot be written; it stands for the end of the key space in ranges")
+        super().__init__(
+            "an empty key cannot be written; it stands for the end of the key space in ranges"
+        )
 
 
 def key_fault(keys: Sequence[bytes], *, raw: bool) -> MvccError | None:
@@ -58,7 +64,10 @@ def entry_fault(size: int, region_id: int) -> errorpb.Error | None:
         return None
     too_large = errorpb.RaftEntryTooLarge(region_id=region_id, entry_size=size)
     return errorpb.Error(
-        message=f"a write of {size} bytes is over the limit of {MAX_ENTRY_BYTES}; split the transaction's request",
+        message=(
+            f"a write of {size} bytes is over the limit of {MAX_ENTRY_BYTES}; split the "
+            "transaction's request"
+        ),
         raft_entry_too_large=too_large,
     )
 
@@ -69,7 +78,10 @@ class TimestampAheadError(MvccError, InvalidError):
     code = "ErrTimestampAhead"
 
     def __init__(self, ts: int, now_ts: int) -> None:
-        super().__init__(f"timestamp {ts} is more than a minute ahead of the oracle's {now_ts}; take it from the TSO")
+        super().__init__(
+            f"timestamp {ts} is more than a minute ahead of the oracle's {now_ts}; take it from "
+            "the TSO"
+        )
 
 
 class TimestampCheck:
@@ -95,4 +107,6 @@ class TimestampCheck:
 
     def fault(self, ts: int) -> TimestampAheadError | None:
         """Why `ts` is not taken, or None; MAX_TS stands for "the newest" and is no time."""
-        return TimestampAheadError(ts, self._now_ts) if self._now_ts + _AHEAD < ts < MAX_TS else None
+        return (
+            TimestampAheadError(ts, self._now_ts) if self._now_ts + _AHEAD < ts < MAX_TS else None
+        )

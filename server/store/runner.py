@@ -1,4 +1,6 @@
-"""Runs batches of requests: reads together against one snapshot in a reader thread, writes together in one group."""
+"""Runs batches of requests: reads together against one snapshot in a reader thread,
+writes together in one group.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -40,7 +42,12 @@ class Runner:
     """Answers calls of `server.store.methods`."""
 
     def __init__(
-        self, kv: KV, gate: RegionGate, group: GroupCommit, readers: Executor, timestamps: TimestampCheck | None = None
+        self,
+        kv: KV,
+        gate: RegionGate,
+        group: GroupCommit,
+        readers: Executor,
+        timestamps: TimestampCheck | None = None,
     ) -> None:
         """Without `timestamps` the requests' timestamps are not checked."""
         self._kv = kv
@@ -65,25 +72,38 @@ class Runner:
                     calls.append(Call(method, method.request.FromString(data)))
                     places.append(place)
                 except DecodeError as err:
-                    answers[place] = BadRequestError(f"this is no {method.request.DESCRIPTOR.full_name}: {err}")
+                    answers[place] = BadRequestError(
+                        f"this is no {method.request.DESCRIPTOR.full_name}: {err}"
+                    )
             responses = await (self.read(calls) if method.read else self.write(calls))
             for place, response in zip(places, responses, strict=True):
-                answers[place] = response if isinstance(response, TidemarkError) else response.SerializeToString()
+                answers[place] = (
+                    response
+                    if isinstance(response, TidemarkError)
+                    else response.SerializeToString()
+                )
             return answers
 
         return handle
 
     async def read(self, calls: Sequence[Call]) -> list[Any]:
-        """Responses to read calls, aligned; a CorruptError or DefectError for one that met damage or a defect."""
+        """Responses to read calls, aligned; a CorruptError or DefectError for one that met damage
+        or a defect.
+        """
         if not calls:
             return []
         ahead = await self._ahead(calls)
         good = [call for place, call in enumerate(calls) if place not in ahead]
-        found = await asyncio.get_running_loop().run_in_executor(self._readers, self._read_all, good)
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._readers, self._read_all, good
+        )
         return _filled(calls, ahead, found)
 
     async def write(self, calls: Sequence[Call]) -> list[Any]:
-        """Responses to write calls, aligned; what they say is durable. CorruptError and DefectError as in `read`."""
+        """Responses to write calls, aligned; what they say is durable.
+
+        CorruptError and DefectError as in `read`.
+        """
         refused = await self._ahead(calls)
         commands: list[Command] = []
         size = 0
@@ -119,17 +139,23 @@ class Runner:
             raise result
         return result
 
-    async def _submit(self, calls: Sequence[Call], commands: Sequence[Command], size: int) -> list[Any]:
+    async def _submit(
+        self, calls: Sequence[Call], commands: Sequence[Command], size: int
+    ) -> list[Any]:
         try:
             results = [
                 await self._rest(result.rest) if isinstance(result, Unfinished) else result
                 for result in await self._group.submit(commands, size)
             ]
         except StoreBusyError as err:
-            busy = errorpb.Error(message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message))
+            busy = errorpb.Error(
+                message=str(err), server_is_busy=errorpb.ServerIsBusy(reason=err.message)
+            )
             return [call.method.response(region_error=busy) for call in calls]
         return [
-            result if isinstance(result, CorruptError | DefectError) else call.method.respond(result, call.request)
+            result
+            if isinstance(result, CorruptError | DefectError)
+            else call.method.respond(result, call.request)
             for call, result in zip(calls, results, strict=True)
         ]
 
@@ -144,7 +170,9 @@ class Runner:
         if self._timestamps is None:
             return {}
         newest = [call.method.ahead(call.request) for call in calls]
-        faults = [place for place, ts in enumerate(newest) if self._timestamps.fault(ts) is not None]
+        faults = [
+            place for place, ts in enumerate(newest) if self._timestamps.fault(ts) is not None
+        ]
         for place in faults:
             await self._timestamps.reach(newest[place])
         return {
@@ -168,7 +196,9 @@ class Runner:
         return region if fault is None else method.respond(fault, request)
 
     def _read_all(self, calls: Sequence[Call]) -> list[Any]:
-        self._group.fence.enter(call.method.touch(call.request) for call in calls if call.method.touch)
+        self._group.fence.enter(
+            call.method.touch(call.request) for call in calls if call.method.touch
+        )
         snapshot = self._kv.snapshot()
         try:
             return [self._read_one(snapshot, call) for call in calls]
@@ -201,7 +231,9 @@ class Runner:
 
 
 def _filled(calls: Sequence[Call], refused: dict[int, Any], answers: Sequence[Any]) -> list[Any]:
-    """The answers to all calls, in their order, from those refused by place and those to the rest."""
+    """The answers to all calls, in their order, from those refused by place and those to the
+    rest.
+    """
     if not refused:
         return list(answers)
     rest = iter(answers)

@@ -1,4 +1,6 @@
-"""The coroutines of tikvpb.Tikv: the BatchCommands stream, and the rare calls that are not worth a batch."""
+"""The coroutines of tikvpb.Tikv: the BatchCommands stream,
+and the rare calls that are not worth a batch.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +19,9 @@ from server.store.runner import Runner
 class TikvService(RegionCalls):
     """What `RpcServer.add_service` finds beside the batch functions."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, runner: Runner, regions: RegionBackend, lock_wait_s: float) -> None:
+    def __init__(
+        self, tasks: asyncio.TaskGroup, runner: Runner, regions: RegionBackend, lock_wait_s: float
+    ) -> None:
         """`tasks` outlives every call: streams that a client leaves are cancelled there."""
         super().__init__(regions)
         self._tasks = tasks
@@ -33,7 +37,9 @@ class TikvService(RegionCalls):
         for stream in self._streams:
             stream.close()
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
+    async def BatchCommands(
+        self, requests: Any, _: Any
+    ) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         """See `batch_commands`."""
         stream = BatchStream(self._runner, self._waits, self._others)
         self._streams.add(stream)
@@ -48,5 +54,7 @@ class TikvService(RegionCalls):
     async def KvPessimisticLock(
         self, request: kvrpcpb.PessimisticLockRequest, _: Any
     ) -> kvrpcpb.PessimisticLockResponse:
-        """Take pessimistic locks, see `lock_wait`; not a batch function, because one call's wait is not another's."""
+        """Take pessimistic locks, see `lock_wait`; not a batch function,
+        because one call's wait is not another's.
+        """
         return await self._waits.lock(request)

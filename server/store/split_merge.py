@@ -1,10 +1,11 @@
 """Regions are split and merged, by call and by size: neither too big nor too small.
 
-A `Splitter` gets new ids from the coordinator, then changes the table; a `Merger` makes one region of two neighbours of
-this store, under the target's id. `SizeCheck` looks at the sizes from time to time. Rules and defaults as TiKV's and
-PD's: a region of more than 1.5 times `region_split_size` is cut into parts of about that size; two neighbours that
-together stay within `region_merge_size` become one, but none that changed, and none at all after a start, before
-`split_merge_interval` is over. TiKV asks PD who merges; here a region has one copy and its store decides alone.
+A `Splitter` gets new ids from the coordinator, then changes the table; a `Merger` makes one region
+of two neighbours of this store, under the target's id. `SizeCheck` looks at the sizes from time to
+time. Rules and defaults as TiKV's and PD's: a region of more than 1.5 times `region_split_size` is
+cut into parts of about that size; two neighbours that together stay within `region_merge_size`
+become one, but none that changed, and none at all after a start, before `split_merge_interval` is
+over. TiKV asks PD who merges; here a region has one copy and its store decides alone.
 """
 
 import asyncio
@@ -38,7 +39,9 @@ class Splitter:
         self._table = table
 
     async def split(self, request: kvrpcpb.SplitRegionRequest) -> kvrpcpb.SplitRegionResponse:
-        """Split the request's region at its keys; those that are its border already change nothing."""
+        """Split the request's region at its keys; those that are its border already change
+        nothing.
+        """
         gate = self._table.gate
         async with self._table.lock:
             region = gate.admit(request.context, ())
@@ -52,21 +55,31 @@ class Splitter:
         return kvrpcpb.SplitRegionResponse(left=messages[0], right=messages[-1], regions=messages)
 
     async def split_unchanged(self, region: Region, keys: Sequence[bytes]) -> None:
-        """Split a region at encoded keys inside it, unless it has changed since they were chosen."""
+        """Split a region at encoded keys inside it, unless it has changed since they were
+        chosen.
+        """
         async with self._table.lock:
             if keys and self._table.gate.regions.get(region.region_id) == region:
                 await self._split(region, keys)
 
     async def _split(self, region: Region, keys: Sequence[bytes]) -> list[Region]:
-        given = await self._pd.ask_batch_split(region_message(region, self._table.gate.store_id), len(keys))
-        parts = region.split(keys, [(split_id.new_region_id, split_id.new_peer_ids[0]) for split_id in given])
+        given = await self._pd.ask_batch_split(
+            region_message(region, self._table.gate.store_id), len(keys)
+        )
+        parts = region.split(
+            keys, [(split_id.new_region_id, split_id.new_peer_ids[0]) for split_id in given]
+        )
         await self._table.replace([region], parts)
         metrics.REGION_SPLITS.inc()
-        _log.info("region split", region_id=region.region_id, parts=[part.region_id for part in parts])
+        _log.info(
+            "region split", region_id=region.region_id, parts=[part.region_id for part in parts]
+        )
         return parts
 
 
-def _inner_split_keys(request: kvrpcpb.SplitRegionRequest, region: Region) -> list[bytes] | errorpb.Error:
+def _inner_split_keys(
+    request: kvrpcpb.SplitRegionRequest, region: Region
+) -> list[bytes] | errorpb.Error:
     requested = request.split_keys or [request.split_key]
     if not all(requested):
         return errorpb.Error(message="a split key must not be empty")
@@ -102,24 +115,35 @@ class Merger:
     async def merge_unchanged(self, source: Region, target: Region) -> None:
         """Like `merge`, unless one of them has changed since they were chosen."""
         async with self._table.lock:
-            if all(self._table.gate.regions.get(region.region_id) == region for region in (source, target)):
+            if all(
+                self._table.gate.regions.get(region.region_id) == region
+                for region in (source, target)
+            ):
                 await self._merge(source, target)
 
     async def _merge(self, source: Region, target: Region) -> Region:
         if not target.touches(source):
             raise NotNeighboursError(
-                f"regions {source.region_id} and {target.region_id} are no neighbours; merge regions that touch"
+                f"regions {source.region_id} and {target.region_id} are no neighbours; merge "
+                "regions that touch"
             )
         merged = target.merged(source)
         await self._table.replace([source, target], [merged])
         metrics.REGION_MERGES.inc()
-        _log.info("regions merged", source=source.region_id, target=target.region_id, version=merged.version)
+        _log.info(
+            "regions merged",
+            source=source.region_id,
+            target=target.region_id,
+            version=merged.version,
+        )
         return merged
 
     def _known(self, region_id: int) -> Region:
         region = self._table.gate.regions.get(region_id)
         if region is None:
-            raise RegionMissingError(f"region {region_id} is not on this store; ask the coordinator where it is")
+            raise RegionMissingError(
+                f"region {region_id} is not on this store; ask the coordinator where it is"
+            )
         return region
 
 
@@ -156,7 +180,11 @@ class SizeCheck:
                 keys = await loop.run_in_executor(self.scanners, split_keys, self.kv, region, part)
                 await self.splitter.split_unchanged(region, keys)
         self._seen = {region: self._seen.get(region, now_s) for region in sizes}
-        calm = [region for region in sizes if now_s - self._seen[region] >= self.config.split_merge_interval]
+        calm = [
+            region
+            for region in sizes
+            if now_s - self._seen[region] >= self.config.split_merge_interval
+        ]
         for source, target in tiny_neighbours(calm, sizes, self.config.region_merge_size):
             await self.merger.merge_unchanged(source, target)
 
@@ -164,12 +192,21 @@ class SizeCheck:
         return {region: region_bytes(self.kv, region) for region in regions}
 
 
-def tiny_neighbours(regions: list[Region], sizes: dict[Region, int], most_bytes: int) -> list[tuple[Region, Region]]:
-    """(source, target) of merges that leave regions within `most_bytes` (0: none); each region in one pair at most."""
+def tiny_neighbours(
+    regions: list[Region], sizes: dict[Region, int], most_bytes: int
+) -> list[tuple[Region, Region]]:
+    """(source, target) of merges that leave regions within `most_bytes` (0: none);
+    each region in one pair at most.
+    """
     pairs: list[tuple[Region, Region]] = []
     free: Region | None = None
     for region in regions:
-        if most_bytes and free is not None and free.touches(region) and sizes[free] + sizes[region] <= most_bytes:
+        if (
+            most_bytes
+            and free is not None
+            and free.touches(region)
+            and sizes[free] + sizes[region] <= most_bytes
+        ):
             source, target = sorted((free, region), key=lambda one: sizes[one])
             pairs.append((source, target))
             free = None

@@ -1,4 +1,6 @@
-"""Write requests as commands for the engine, and their results as responses: one pair of functions a request."""
+"""Write requests as commands for the engine, and their results as responses:
+one pair of functions a request.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +32,9 @@ def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
         actions=request.pessimistic_actions,
         check_assertions=request.assertion_level != kvrpcpb.Off,
         skip_newer_check=request.skip_constraint_check,
-        locked_at={item.index: item.expected_for_update_ts for item in request.for_update_ts_constraints},
+        locked_at={
+            item.index: item.expected_for_update_ts for item in request.for_update_ts_constraints
+        },
         async_commit=request.use_async_commit,
         one_pc=request.try_one_pc,
         secondaries=request.secondaries,
@@ -47,13 +51,18 @@ def prewrite_ts(request: kvrpcpb.PrewriteRequest) -> int:
 
 def prewritten(done: Prewritten, _: Any) -> kvrpcpb.PrewriteResponse:
     """The answer to KvPrewrite; zeros tell the client to go on with an ordinary commit."""
-    return kvrpcpb.PrewriteResponse(min_commit_ts=done.min_commit_ts, one_pc_commit_ts=done.one_pc_commit_ts)
+    return kvrpcpb.PrewriteResponse(
+        min_commit_ts=done.min_commit_ts, one_pc_commit_ts=done.one_pc_commit_ts
+    )
 
 
 def commit(request: kvrpcpb.CommitRequest, _: Region) -> Command:
     """KvCommit."""
     return partial(
-        percolator.commit, keys=request.keys, start_ts=request.start_version, commit_ts=request.commit_version
+        percolator.commit,
+        keys=request.keys,
+        start_ts=request.start_version,
+        commit_ts=request.commit_version,
     )
 
 
@@ -69,7 +78,12 @@ def batch_rollback(request: kvrpcpb.BatchRollbackRequest, _: Region) -> Command:
 
 def cleanup(request: kvrpcpb.CleanupRequest, _: Region) -> Command:
     """KvCleanup."""
-    return partial(status.cleanup, key=request.key, start_ts=request.start_version, current_ts=request.current_ts)
+    return partial(
+        status.cleanup,
+        key=request.key,
+        start_ts=request.start_version,
+        current_ts=request.current_ts,
+    )
 
 
 def cleaned(commit_ts: int, _: Any) -> kvrpcpb.CleanupResponse:
@@ -101,14 +115,23 @@ def lock_ts(request: kvrpcpb.PessimisticLockRequest) -> int:
 def pessimistically_locked(
     locked: Sequence[LockedKey], request: kvrpcpb.PessimisticLockRequest
 ) -> kvrpcpb.PessimisticLockResponse:
-    """The answer to KvPessimisticLock: values of all keys, or one result a key in force-lock mode."""
+    """The answer to KvPessimisticLock: values of all keys,
+    or one result a key in force-lock mode.
+    """
     response = kvrpcpb.PessimisticLockResponse()
     if _is_forced(request):
         for key in locked:
             value = key.value or b"" if request.return_values or key.conflict_ts else b""
-            kind = kvrpcpb.LockResultLockedWithConflict if key.conflict_ts else kvrpcpb.LockResultNormal
+            kind = (
+                kvrpcpb.LockResultLockedWithConflict
+                if key.conflict_ts
+                else kvrpcpb.LockResultNormal
+            )
             response.results.add(
-                type=kind, value=value, existence=key.value is not None, locked_with_conflict_ts=key.conflict_ts
+                type=kind,
+                value=value,
+                existence=key.value is not None,
+                locked_with_conflict_ts=key.conflict_ts,
             )
         return response
     if request.return_values:
@@ -118,7 +141,9 @@ def pessimistically_locked(
     return response
 
 
-def pessimistic_refusal(err: MvccError, request: kvrpcpb.PessimisticLockRequest) -> kvrpcpb.PessimisticLockResponse:
+def pessimistic_refusal(
+    err: MvccError, request: kvrpcpb.PessimisticLockRequest
+) -> kvrpcpb.PessimisticLockResponse:
     """The answer to KvPessimisticLock when nothing was locked."""
     failed = kvrpcpb.PessimisticLockKeyResult(type=kvrpcpb.LockResultFailed)
     results = [failed for _ in request.mutations] if _is_forced(request) else ()
@@ -177,13 +202,17 @@ def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Comma
     return partial(status.check_txn_status, check=check)
 
 
-def txn_status(status: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
+def txn_status(
+    status: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest
+) -> kvrpcpb.CheckTxnStatusResponse:
     """The answer to KvCheckTxnStatus."""
     action = kvrpcpb.Action.ValueType(status.action)
     if status.lock is None:
         return kvrpcpb.CheckTxnStatusResponse(commit_version=status.commit_ts, action=action)
     info = lock_info(request.primary_key, status.lock)
-    return kvrpcpb.CheckTxnStatusResponse(lock_ttl=status.lock.ttl_ms, action=action, lock_info=info)
+    return kvrpcpb.CheckTxnStatusResponse(
+        lock_ttl=status.lock.ttl_ms, action=action, lock_info=info
+    )
 
 
 def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) -> Command:
@@ -198,7 +227,9 @@ def secondaries(status: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLock
 
 
 def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command:
-    """KvResolveLock: known keys, or all locks of the region that belong to one or several transactions."""
+    """KvResolveLock: known keys, or all locks of the region that belong to one or several
+    transactions.
+    """
     if request.keys:
         return partial(
             status.resolve_keys,
@@ -206,8 +237,12 @@ def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command
             start_ts=request.start_version,
             commit_ts=request.commit_version,
         )
-    outcomes = {info.txn: info.status for info in request.txn_infos} or {request.start_version: request.commit_version}
-    return partial(status.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes)
+    outcomes = {info.txn: info.status for info in request.txn_infos} or {
+        request.start_version: request.commit_version
+    }
+    return partial(
+        status.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes
+    )
 
 
 def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:
@@ -215,5 +250,7 @@ def _mutations(mutations: Sequence[kvrpcpb.Mutation]) -> list[Mutation]:
 
 
 def _ttl_ms(requested_ms: int) -> int:
-    """A lock lives for a millisecond at least: a status with lock_ttl 0 means that the transaction is over."""
+    """A lock lives for a millisecond at least: a status with lock_ttl 0 means that the transaction
+    is over.
+    """
     return max(1, requested_ms)

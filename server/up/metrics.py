@@ -21,7 +21,9 @@ class Scraped(Protocol):
 
 
 class TreeCollector(Collector):
-    """Asks each daemon of the tree for its metrics; one that does not answer is `tidemark_up_alive` 0."""
+    """Asks each daemon of the tree for its metrics;
+    one that does not answer is `tidemark_up_alive` 0.
+    """
 
     def __init__(self, daemons: Sequence[Scraped]) -> None:
         self._daemons = daemons
@@ -38,9 +40,13 @@ class TreeCollector(Collector):
             text = _scrape(daemon.endpoints.get("http", ""))
             alive.add_sample(alive.name, {"daemon": daemon.name}, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
-                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 for sample in family.samples:
-                    merged.add_sample(sample.name, {**sample.labels, "daemon": daemon.name}, sample.value)
+                    merged.add_sample(
+                        sample.name, {**sample.labels, "daemon": daemon.name}, sample.value
+                    )
         yield alive
         yield from families.values()
 

@@ -1,4 +1,6 @@
-"""The process tree of `tidemark up`: who is started in which order, on which addresses, with which data directory."""
+"""The process tree of `tidemark up`: who is started in which order, on which addresses,
+with which data directory.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +38,8 @@ class UpConfig:
     gc_worker_addr: str = setting("127.0.0.1:8302", "GC worker's gRPC address")
     http_addr: str = setting("127.0.0.1:8390", "/metrics of all daemons, /healthz, /readyz")
     spark: bool = setting(
-        default=True, help_text="run a Spark job for each changefeed whose sink is a lake; --no-spark turns it off"
+        default=True,
+        help_text="run a Spark job for each changefeed whose sink is a lake; --no-spark turns it off",
     )
 
 
@@ -55,7 +58,14 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
     tls = _tls_flags(security)
     coordinator = Child(
         "coordinator",
-        ["--addr", config.coordinator_addr, "--metadata", f"leveldb:{data / 'metadata'}", *_HTTP, *tls],
+        [
+            "--addr",
+            config.coordinator_addr,
+            "--metadata",
+            f"leveldb:{data / 'metadata'}",
+            *_HTTP,
+            *tls,
+        ],
     )
     started: list[Child] = []
     try:
@@ -105,7 +115,9 @@ async def _cluster_id(coordinator: str, security: SecurityConfig) -> str:
 def _lakes(data: Path, started: list[Child], flags: list[str]) -> Child:
     capture = next(child.endpoints["capture"] for child in started if child.name == "capture")
     checkpoints = str(data / "checkpoints")
-    return Child("spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *flags])
+    return Child(
+        "spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *flags]
+    )
 
 
 def _endpoints(children: list[Child]) -> dict[str, str]:
@@ -125,11 +137,16 @@ def _usable(directory: Path) -> Path:
         probe.unlink()
     except OSError as err:
         raise DataDirError(
-            f"cannot write to {directory}: {err.strerror}; choose another --data-dir or correct its permissions"
+            f"cannot write to {directory}: {err.strerror}; choose another --data-dir or correct "
+            "its permissions"
         ) from err
     return directory
 
 
 def _tls_flags(security: SecurityConfig) -> list[str]:
-    files = {"--ca-path": security.ca_path, "--cert-path": security.cert_path, "--key-path": security.key_path}
+    files = {
+        "--ca-path": security.ca_path,
+        "--cert-path": security.cert_path,
+        "--key-path": security.key_path,
+    }
     return [part for flag, path in files.items() if path for part in (flag, path)]

@@ -1,8 +1,9 @@
 """Which ranges of which tables an audit compares next. Pure: whoever asks says what time it is.
 
-A table has one round after the other, each as long as the audit's period. In a round each of its ranges is compared
-once, in random order, evenly over the time; the last ones are due two turns before the end. What a turn has not
-compared (it failed, or gave way) is due again. A table that a DDL has altered has a sample due at once.
+A table has one round after the other, each as long as the audit's period. In a round each of its
+ranges is compared once, in random order, evenly over the time; the last ones are due two turns
+before the end. What a turn has not compared (it failed, or gave way) is due again. A table that a
+DDL has altered has a sample due at once.
 """
 
 import math
@@ -18,7 +19,9 @@ _TURN_S_MIN, _TURN_S_MAX = 10.0, 300.0
 """A turn reads one snapshot of the source, which must not become old."""
 _SPARE_TURNS: Final = 2
 _SLOTS_ALL: Final = 100_000
-"""Ranges of all tables together, at most: a plan keeps the numbers of those that are left in memory."""
+"""Ranges of all tables together, at most: a plan keeps the numbers of those that are left in
+memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,9 @@ class AuditPlan:
         self._failing: dict[str, _Failing] = {}
 
     def altered(self, tables: Collection[str]) -> None:
-        """A DDL was brought into the lake, or their rows were read again: a sample of these is due."""
+        """A DDL was brought into the lake, or their rows were read again:
+        a sample of these is due.
+        """
         self._altered |= set(tables)
 
     def is_due(self, now_s: float) -> bool:
@@ -91,14 +96,20 @@ class AuditPlan:
         self._altered &= set(tables)
 
     def lacks(self, table: str, column: str | None, now_s: float) -> bool:
-        """Whether a round of the table has to begin, with its extent: there is none, it is over, or its key is new."""
+        """Whether a round of the table has to begin, with its extent: there is none, it is over,
+        or its key is new.
+        """
         current = self._rounds.get(table)
         if self._waits(table, now_s):
             return False
         return current is None or current.column != column or self._is_over(current, now_s)
 
-    def begin(self, table: str, column: str | None, extent: Extent, tables: int, now_s: float) -> None:
-        """A round of the table begins; `column` is the one that its ranges are of, `tables` how many there are."""
+    def begin(
+        self, table: str, column: str | None, extent: Extent, tables: int, now_s: float
+    ) -> None:
+        """A round of the table begins; `column` is the one that its ranges are of,
+        `tables` how many there are.
+        """
         most = max(1, min(-(-extent.rows // SLOT_ROWS), SLOTS_MAX, _SLOTS_ALL // max(tables, 1)))
         slots = [(None, None)] if column is None else extent.slots(most)
         left = list(range(len(slots)))
@@ -107,10 +118,14 @@ class AuditPlan:
         self._rounds[table] = _Round(column, slots, rows, now_s, left, self._chance.random())
 
     def picks(self, now_s: float) -> dict[str, Pick]:
-        """What the next turn compares, the tables in random order: as many rows as may be read in it, or one range."""
+        """What the next turn compares, the tables in random order:
+        as many rows as may be read in it, or one range.
+        """
         picks: dict[str, Pick] = {}
         rows = self._turn_rows
-        names = sorted(self._rounds, key=lambda name: (name not in self._altered, self._chance.random()))
+        names = sorted(
+            self._rounds, key=lambda name: (name not in self._altered, self._chance.random())
+        )
         for name in names:
             if self._waits(name, now_s):
                 continue
@@ -119,7 +134,8 @@ class AuditPlan:
             if name in self._altered:
                 due = max(due, -(-len(current.slots) // _TURNS))
             affordable = math.floor(rows / current.slot_rows) if current.slot_rows else due
-            # The first table gets a range at any price: else one whose ranges are large would never be compared.
+            # The first table gets a range at any price: else one whose ranges are large would never
+            # be compared.
             count = min(due, max(affordable, 0 if picks else 1))
             if count > 0:
                 picks[name] = self._pick(current, count)
@@ -127,7 +143,9 @@ class AuditPlan:
         return picks
 
     def compared(self, table: str, pick: Pick, *, equal: bool) -> bool:
-        """What was picked is compared; returns whether that ends a round in which no range differed."""
+        """What was picked is compared; returns whether that ends a round in which no range
+        differed.
+        """
         current = self._rounds[table]
         self._altered.discard(table)
         self._failing.pop(table, None)
@@ -138,7 +156,9 @@ class AuditPlan:
         return left_before > 0 and not current.left and not current.differs
 
     def failed(self, table: str, now_s: float) -> None:
-        """The table could not be compared: it is left out for a turn, and twice as long each time, up to a period."""
+        """The table could not be compared: it is left out for a turn,
+        and twice as long each time, up to a period.
+        """
         count = self._failing[table].count if table in self._failing else 0
         pause_s = min(self.turn_s * float(1 << min(count, 16)), self.period_s)
         self._failing[table] = _Failing(count + 1, now_s + pause_s)
@@ -171,4 +191,6 @@ class AuditPlan:
         numbers = tuple(sorted(chosen))
         if current.column is None or len(current.slots) == 1:
             return Pick(numbers)
-        return Pick(numbers, KeySpans(current.column, tuple(current.slots[number] for number in numbers)))
+        return Pick(
+            numbers, KeySpans(current.column, tuple(current.slots[number] for number in numbers))
+        )

@@ -1,8 +1,10 @@
-"""What rows were at a cut, of those that a MySQL or MariaDB log changed after it: their before-images. Blocking.
+"""What rows were at a cut, of those that a MySQL or MariaDB log changed after it:
+their before-images. Blocking.
 
-A row that the log does not change between the cut and a later look at the table is at the cut what it is at the look;
-one that it does change was at the cut what its first change found. So the two together are the table at the cut,
-whoever writes meanwhile. `read_before_images` reads that part of the log, `BeforeImages` collects what it finds.
+A row that the log does not change between the cut and a later look at the table is at the cut what
+it is at the look; one that it does change was at the cut what its first change found. So the two
+together are the table at the cut, whoever writes meanwhile. `read_before_images` reads that part of
+the log, `BeforeImages` collects what it finds.
 
 Invariant: of a key only the first change is kept, so memory goes with the keys that changed.
 """
@@ -30,7 +32,14 @@ from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.statement import Kind
 from server.puller.mysql.stream import LogPlace, open_stream
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import Item, LogBegins, Stated, Transactions, Unjudged, Unprepared
+from server.puller.mysql.transactions import (
+    Item,
+    LogBegins,
+    Stated,
+    Transactions,
+    Unjudged,
+    Unprepared,
+)
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.verify.catalog import Table
 from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
@@ -48,8 +57,8 @@ _TAKE_S: Final = 10.0
 class ChangedKeys:
     """A set of keys that is asked about one piece of a table after the other.
 
-    Only what lies between a piece's least and greatest key is hashed: of a table that is read in the order of its key
-    that is as much as the piece has, not every key that has changed.
+    Only what lies between a piece's least and greatest key is hashed: of a table that is read in
+    the order of its key that is as much as the piece has, not every key that has changed.
     """
 
     def __init__(self, keys: pa.Array) -> None:
@@ -66,7 +75,9 @@ class ChangedKeys:
 
 
 class BeforeImages:
-    """Implements `server.puller.source.Rows`: takes the changes above each table's cut, in the order of the log."""
+    """Implements `server.puller.source.Rows`: takes the changes above each table's cut,
+    in the order of the log.
+    """
 
     def __init__(self, cuts: Mapping[int, int], bytes_max: int = BYTES_MAX) -> None:
         """`cuts` are the tables' ts by id; changes of other tables are passed over."""
@@ -118,11 +129,14 @@ class BeforeImages:
 
     def _compact(self) -> None:
         """Drop all but the first change of each key."""
-        self._parts = {table_id: [_first_changes(_joined(parts))] for table_id, parts in self._parts.items()}
+        self._parts = {
+            table_id: [_first_changes(_joined(parts))] for table_id, parts in self._parts.items()
+        }
         self._bytes = self._compacted_bytes = sum(part.nbytes for (part,) in self._parts.values())
         if self._bytes > self._bytes_max:
             raise VerifyHistoryError(
-                f"more than {self._bytes_max >> 20} MiB of rows have changed since the cut: verify the newest cut, or "
+                f"more than {self._bytes_max >> 20} MiB of rows have changed since the cut: "
+                "verify the newest cut, or "
                 "table by table (--table)"
             )
 
@@ -130,9 +144,11 @@ class BeforeImages:
 def read_before_images(
     session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table], end: Place
 ) -> BeforeImages:
-    """What rows were at their table's cut, of those that the log of the session's server changes up to `end`.
+    """What rows were at their table's cut, of those that the log of the session's server changes up
+    to `end`.
 
-    It begins at an anchor of the changefeed, which gives each transaction the commit_ts that the lake knows it by.
+    It begins at an anchor of the changefeed, which gives each transaction the commit_ts that the
+    lake knows it by.
 
     Raises:
         VerifyMovedError: a table's columns changed after the cut.
@@ -145,14 +161,17 @@ def read_before_images(
         try:
             return _LogReader(tables, begin, torn).read(session, options, begin.anchor, end)
         except TornTransactionError as err:
-            # Rows of a large transaction were taken before the log undid them: read again, without these.
+            # Rows of a large transaction were taken before the log undid them: read again, without
+            # these.
             torn[err.place] = err.rows
 
 
 class _LogReader:
     """Reads the log once."""
 
-    def __init__(self, tables: Sequence[Table], begin: Beginning, torn: Mapping[Place, RowRanges | None]) -> None:
+    def __init__(
+        self, tables: Sequence[Table], begin: Beginning, torn: Mapping[Place, RowRanges | None]
+    ) -> None:
         self._from_ts = min(table.ts for table in tables)
         self._to_ts = max(table.ts for table in tables)
         self._before = BeforeImages({table.source.span.table_id: table.ts for table in tables})
@@ -160,9 +179,13 @@ class _LogReader:
         self._rows = LogRows(self._tables, self._from_ts, self._before)
         self._transactions = Transactions(LogPosition(begin.anchor), torn=torn, clock=begin.clock)
 
-    def read(self, session: Session, options: MySqlOptions, anchor: Anchor, end: Place) -> BeforeImages:
+    def read(
+        self, session: Session, options: MySqlOptions, anchor: Anchor, end: Place
+    ) -> BeforeImages:
         """Read from the anchor up to `end`; raises as `read_before_images`."""
-        self._transactions.reconnected(fold_case=int(session.row("SELECT @@lower_case_table_names")[0]) > 0)
+        self._transactions.reconnected(
+            fold_case=int(session.row("SELECT @@lower_case_table_names")[0]) > 0
+        )
         self._rows.connected(mariadb=session.flavor.is_mariadb)
         # A connection of its own: the session's holds the snapshot.
         reader = log_in_to(session.address, options)
@@ -182,8 +205,10 @@ class _LogReader:
 
         if self._transactions.position.ts < self._to_ts:
             raise VerifyBehindError(
-                f"the log of {session.address.host}:{session.address.port} ends before the cut {self._to_ts}: it is a "
-                "replica that is behind; verify again later, or name the primary first in the source URI"
+                f"the log of {session.address.host}:{session.address.port} ends before the cut "
+                f"{self._to_ts}: it is a "
+                "replica that is behind; verify again later, or name the primary first in the "
+                "source URI"
             )
         return self._before
 
@@ -199,8 +224,11 @@ class _LogReader:
             for ignored in self._rows.add(item):
                 self._ignore(ignored)
         elif isinstance(item, Unjudged):
-            # The time lies behind all cuts, where only the order of changes counts: any judgement will do.
-            self._transactions.clock = self._transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
+            # The time lies behind all cuts, where only the order of changes counts: any judgement
+            # will do.
+            self._transactions.clock = self._transactions.clock.judge(
+                item.previous_ts, item.times_ms, 0
+            ).clock
         elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
             self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
         elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
@@ -227,14 +255,16 @@ class _LogReader:
 
 def _unknown_rows(item: Unprepared) -> VerifyHistoryError:
     return VerifyHistoryError(
-        f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows that it changed at "
+        f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows "
+        "that it changed at "
         f"{item.commit_ts} are not known: verify a cut at or above that"
     )
 
 
 def _table_moved(name: str, ts: int, change: str) -> VerifyMovedError:
     return VerifyMovedError(
-        f"{name} has changed at {ts}, after the cut ({change}): rows of before cannot be read from it any more; verify "
+        f"{name} has changed at {ts}, after the cut ({change}): rows of before cannot be read "
+        "from it any more; verify "
         "again when the lake has a cut above that"
     )
 
@@ -252,4 +282,6 @@ def _first_changes(changes: pa.Table) -> pa.RecordBatch:
     codes = changes["key"].combine_chunks().dictionary_encode().indices
     _, places = np.unique(np.asarray(codes), return_index=True)
     first = changes.take(pa.array(np.sort(places)))
-    return pa.RecordBatch.from_arrays([column.combine_chunks() for column in first.columns], schema=_SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [column.combine_chunks() for column in first.columns], schema=_SCHEMA
+    )

@@ -1,6 +1,7 @@
 """What is to be compared: a changefeed's tables as they were at a cut, looked up in the metadata.
 
-The lake says at which cut (`LakeCut`); the changefeed's schema history says which tables it had there (`Table`).
+The lake says at which cut (`LakeCut`); the changefeed's schema history says which tables it had
+there (`Table`).
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,9 @@ class LakeCut:
     ts: int
     mode: str = UPSERT
     beyond: Mapping[str, int] = field(default_factory=dict)
-    """Tables that are at a later ts, as a database shows them while its next cut is being applied."""
+    """Tables that are at a later ts, as a database shows them while its next cut is being
+    applied.
+    """
     newest_only: bool = False
     """Whether the lake shows its tables as they are now, altered by a cut that has begun, too."""
 
@@ -44,7 +47,9 @@ class Table:
     source: SourceTable
     ts: int
     since: int = 0
-    """When all its rows went at once for the last time (TRUNCATE TABLE), as far as the metadata knows."""
+    """When all its rows went at once for the last time (TRUNCATE TABLE),
+    as far as the metadata knows.
+    """
     schema_ts: int = 0
     """The commit_ts of the change that gave its schema."""
     spans: KeySpans | None = None
@@ -88,11 +93,15 @@ async def changefeed_info(meta: Meta, changefeed: str) -> ChangefeedInfo:
     """
     pair = await meta.get(keys.info(changefeed))
     if pair is None:
-        raise VerifyChangefeedError(f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`")
+        raise VerifyChangefeedError(
+            f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`"
+        )
     return ChangefeedInfo.from_json(pair.value)
 
 
-async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, name: str | None) -> list[Table]:
+async def tables_at(
+    meta: Meta, info: ChangefeedInfo, cut: LakeCut, name: str | None
+) -> list[Table]:
     """The tables whose rows the lake holds at a cut, or the one of a name (`schema.table`).
 
     Raises:
@@ -105,26 +114,40 @@ async def tables_at(meta: Meta, info: ChangefeedInfo, cut: LakeCut, name: str | 
     names = [each for each in sorted(in_force) if name in (None, each)]
     if not names:
         others = ", ".join(sorted(in_force)) or "none that the metadata still knows"
-        raise VerifyChangefeedError(f"changefeed {info.id} has no table {name or ''} at {cut.ts}; it has: {others}")
+        raise VerifyChangefeedError(
+            f"changefeed {info.id} has no table {name or ''} at {cut.ts}; it has: {others}"
+        )
     if cut.newest_only:
         _check_at_rest(history, cut, names)
     read = mysql_table if scheme_of(info) == MYSQL else tidb_table
-    truncated = {each: change.commit_ts for change in history if change.commit_ts < cut.ts for each in change.truncated}
+    truncated = {
+        each: change.commit_ts
+        for change in history
+        if change.commit_ts < cut.ts
+        for each in change.truncated
+    }
 
     tables = []
     for each in names:
         schema_ts, record = in_force[each]
-        tables.append(Table(read(record), cut.beyond.get(each, cut.ts), truncated.get(each, 0), schema_ts))
+        tables.append(
+            Table(read(record), cut.beyond.get(each, cut.ts), truncated.get(each, 0), schema_ts)
+        )
     return tables
 
 
 def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:
     for change in history.after(cut.ts - 1):
-        moved = sorted({*change.dropped, *change.truncated, *(table.name for table in change.tables)} & set(names))
+        moved = sorted(
+            {*change.dropped, *change.truncated, *(table.name for table in change.tables)}
+            & set(names)
+        )
         if moved:
             raise VerifyMovedError(
-                f"the schema change at {change.commit_ts} ({change.query[:80]!r}) is being brought into the lake, "
-                f"which shows {', '.join(moved)} only as it is now: verify again when a cut has passed it"
+                f"the schema change at {change.commit_ts} ({change.query[:80]!r}) is being "
+                "brought into the lake, "
+                f"which shows {', '.join(moved)} only as it is now: verify again when a cut has "
+                "passed it"
             )
 
 

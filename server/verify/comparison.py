@@ -1,7 +1,9 @@
-"""The comparison of one table: sums of ranges on both sides at the same time, then the rows of ranges that differ.
+"""The comparison of one table: sums of ranges on both sides at the same time,
+then the rows of ranges that differ.
 
-Memory is bounded, whatever differs: the sums of 2^14 to 2^20 ranges, and as many rows of differing ranges as a budget
-allows. Ranges beyond it are counted and not looked at, and the report says that it is not complete.
+Memory is bounded, whatever differs: the sums of 2^14 to 2^20 ranges, and as many rows of differing
+ranges as a budget allows. Ranges beyond it are counted and not looked at, and the report says that
+it is not complete.
 """
 
 import asyncio
@@ -36,7 +38,9 @@ from server.verify.upstream import Upstream
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Keys that were removed from the lake, and rows that were written anew; without a version nothing was done yet."""
+    """Keys that were removed from the lake, and rows that were written anew;
+    without a version nothing was done yet.
+    """
 
     removed: int
     written: int
@@ -68,12 +72,16 @@ class TableReport:
 
     @property
     def differing_spans(self) -> list[Span]:
-        """The ranges of keys in which rows differ, of those that were compared; all, if not all were looked at."""
+        """The ranges of keys in which rows differ, of those that were compared; all,
+        if not all were looked at.
+        """
         if self.sampled is None or self.equal:
             return []
         if not self.complete or len(self.differences) < self.differing_rows:
             return list(self.sampled.spans)
-        differing_spans = {self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences}
+        differing_spans = {
+            self.sampled.of(int(each.key[self.sampled.column])) for each in self.differences
+        }
         return [span for span in self.sampled.spans if span in differing_spans]
 
     @property
@@ -110,7 +118,12 @@ class Comparison:
     """The comparison of one table."""
 
     def __init__(
-        self, upstream: Upstream, lake: Lake, table: Table, options: VerifyOptions, progress: Progress
+        self,
+        upstream: Upstream,
+        lake: Lake,
+        table: Table,
+        options: VerifyOptions,
+        progress: Progress,
     ) -> None:
         self._upstream = upstream
         self._lake = lake
@@ -126,15 +139,20 @@ class Comparison:
         """
         ours, theirs = await self._both("key ranges are summed", Ranges())
         unequal = differing(ours, theirs)
-        report = TableReport(self._table.name, ours.rows, theirs.rows, len(unequal), ts=self._table.ts)
+        report = TableReport(
+            self._table.name, ours.rows, theirs.rows, len(unequal), ts=self._table.ts
+        )
         report.sampled = self._table.spans
         if not unequal:
             return report
 
         chosen = affordable(unequal, ours, theirs, self._options.budget)
         if len(chosen) < len(unequal):
-            # Too many rows to look at them all: finer ranges leave out more of those that are equal.
-            ours, theirs = await self._both("ranges that differ are divided and summed", divided(unequal))
+            # Too many rows to look at them all: finer ranges leave out more of those that are
+            # equal.
+            ours, theirs = await self._both(
+                "ranges that differ are divided and summed", divided(unequal)
+            )
             unequal = differing(ours, theirs)
             chosen = affordable(unequal, ours, theirs, self._options.budget)
             report.differing_ranges = len(unequal)
@@ -179,9 +197,15 @@ class Comparison:
         if self._options.repair:
             report.repaired = await self._repair(differing_keys, ours, theirs)
 
-    async def _upstream_inside(self, ranges: Ranges, chosen: Sequence[int]) -> AsyncIterator[pa.RecordBatch]:
+    async def _upstream_inside(
+        self, ranges: Ranges, chosen: Sequence[int]
+    ) -> AsyncIterator[pa.RecordBatch]:
         async for rows in self._upstream_rows():
-            places = ranges.of(digests(key_texts(rows, self._table.key))) if rows.num_rows else np.zeros(0)
+            places = (
+                ranges.of(digests(key_texts(rows, self._table.key)))
+                if rows.num_rows
+                else np.zeros(0)
+            )
             inside = rows.filter(pa.array(np.isin(places, chosen)))
             if inside.num_rows:
                 yield inside
@@ -199,14 +223,22 @@ class Comparison:
                 await asyncio.sleep(batch.num_rows / self._options.rows_per_s)
 
     async def _repair(
-        self, differing_keys: Sequence[DifferingKey], ours: Sequence[pa.RecordBatch], theirs: pa.Table
+        self,
+        differing_keys: Sequence[DifferingKey],
+        ours: Sequence[pa.RecordBatch],
+        theirs: pa.Table,
     ) -> Repaired:
         key, texts = self._table.key, pa.array([each.key for each in differing_keys], pa.string())
         live = pa.Table.from_batches(
-            [part.filter(pc.is_in(key_texts(part, key), texts)) for part in ours], self._table.schema
+            [part.filter(pc.is_in(key_texts(part, key), texts)) for part in ours],
+            self._table.schema,
         )
         # Grouped, because the lake may have a key more than once.
-        gone = key_columns(theirs.filter(pc.is_in(theirs["key"], texts)), key).group_by(list(key)).aggregate([])
+        gone = (
+            key_columns(theirs.filter(pc.is_in(theirs["key"], texts)), key)
+            .group_by(list(key))
+            .aggregate([])
+        )
         if self._options.dry_run:
             return Repaired(len(gone), len(live))
 

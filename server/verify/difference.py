@@ -1,8 +1,9 @@
 """What differs between two sides of a table: first ranges of keys, then the rows in them. Pure.
 
-A binary search over key ranges would scan both sides log n times. Here one scan of each side gives the sums of 2^14
-ranges, which answers every question of such a search at once; where these hold too many rows to be looked at, a second
-scan divides those that differ into up to 2^20. A last scan brings the rows of ranges that differ.
+A binary search over key ranges would scan both sides log n times. Here one scan of each side gives
+the sums of 2^14 ranges, which answers every question of such a search at once; where these hold too
+many rows to be looked at, a second scan divides those that differ into up to 2^20. A last scan
+brings the rows of ranges that differ.
 """
 
 import json
@@ -13,14 +14,21 @@ from typing import Any, Final
 import numpy as np
 from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges
 
-ONLY_UPSTREAM, ONLY_LAKE, DIFFERS, TWICE = "only upstream", "only in the lake", "differs", "more than once in the lake"
+ONLY_UPSTREAM, ONLY_LAKE, DIFFERS, TWICE = (
+    "only upstream",
+    "only in the lake",
+    "differs",
+    "more than once in the lake",
+)
 _FINE_BITS: Final = 20
 _NEXT_BITS_MAX: Final = 64 - COARSE_BITS - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of ranges that differ is looked at one by one, in one run: what both sides hold in memory."""
+    """How much of ranges that differ is looked at one by one, in one run:
+    what both sides hold in memory.
+    """
 
     rows: int = 200_000
     bytes: int = 64 << 20
@@ -77,13 +85,18 @@ def differing(upstream: Leaves, lake: Leaves) -> list[int]:
 
 def divided(coarse: Sequence[int]) -> Ranges:
     """The coarse ranges that differ, as finely as memory for the sums allows."""
-    # All of them together are at most 2^20: the fewer coarse ranges differ, the finer each is divided.
+    # All of them together are at most 2^20: the fewer coarse ranges differ, the finer each is
+    # divided.
     bits = min(_FINE_BITS - (len(coarse) - 1).bit_length(), _NEXT_BITS_MAX)
     return Ranges(bits, tuple(coarse))
 
 
-def affordable(differing_ranges: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget) -> list[int]:
-    """As many of the ranges as fit into the budget on either side, the smallest first; maybe none."""
+def affordable(
+    differing_ranges: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget
+) -> list[int]:
+    """As many of the ranges as fit into the budget on either side, the smallest first;
+    maybe none.
+    """
     places = np.array(differing_ranges, np.int64)
     rows = np.maximum(upstream.counts, lake.counts)[places]
     size = np.maximum(upstream.sizes, lake.sizes)[places]
@@ -92,7 +105,9 @@ def affordable(differing_ranges: Sequence[int], upstream: Leaves, lake: Leaves, 
     return sorted(int(place) for place in places[order][fits])
 
 
-def differences(upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, str]]) -> Iterator[DifferingKey]:
+def differences(
+    upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, str]]
+) -> Iterator[DifferingKey]:
     """Compare rows as JSON text by their keys' text; the lake may have a key more than once."""
     ours = dict(upstream)
     theirs: dict[str, list[str]] = {}
@@ -102,7 +117,9 @@ def differences(upstream: Iterable[tuple[str, str]], lake: Iterable[tuple[str, s
         upstream_row, lake_rows = ours.get(key), theirs.get(key, [])
         if lake_rows == [upstream_row]:
             continue
-        yield DifferingKey(key, _kind(upstream_row, lake_rows), upstream_row, lake_rows[0] if lake_rows else None)
+        yield DifferingKey(
+            key, _kind(upstream_row, lake_rows), upstream_row, lake_rows[0] if lake_rows else None
+        )
 
 
 def _kind(upstream_row: str | None, lake_rows: Sequence[str]) -> str:

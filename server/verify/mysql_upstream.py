@@ -1,12 +1,14 @@
-"""The rows of a table of a MySQL or MariaDB server as they were at a cut of the lake, while anybody writes.
+"""The rows of a table of a MySQL or MariaDB server as they were at a cut of the lake,
+while anybody writes.
 
     … cut … ─── changes, undone ───► log's end ≥ snapshot
     rows at the cut = snapshot without changed keys + before-images
 
-The server shows no past, but its log has the before-image of every change. One snapshot is opened, then the log is read
-from the cut to where it ends after that: whatever the snapshot shows of a later change is in that part. Rows whose key
-is in it are taken from their first change there (`before_images`), all others from the snapshot. So it does not matter
-which transactions the snapshot has: no lock, no watermark and no exact position is needed, and the cut can be any whose
+The server shows no past, but its log has the before-image of every change. One snapshot is opened,
+then the log is read from the cut to where it ends after that: whatever the snapshot shows of a
+later change is in that part. Rows whose key is in it are taken from their first change there
+(`before_images`), all others from the snapshot. So it does not matter which transactions the
+snapshot has: no lock, no watermark and no exact position is needed, and the cut can be any whose
 log is still there.
 
 `begin_snapshot`, `query_rows` and `chunked_rows` read a session's snapshot; they block.
@@ -47,7 +49,9 @@ _SNAPSHOT: Final = (
     "SET SESSION net_write_timeout = 3600",
     "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
 )
-_STORED_BYTES: Final = "SET SESSION character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'"
+_STORED_BYTES: Final = (
+    "SET SESSION character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'"
+)
 _SAVEPOINT: Final = "tidemark"
 
 
@@ -64,11 +68,13 @@ class MySqlUpstream:
     async def open(
         cls, meta: Meta, info: ChangefeedInfo, tables: Sequence[Table], *, in_chunks: bool = False
     ) -> AsyncIterator["MySqlUpstream"]:
-        """The server for the block, in one snapshot; whole tables are read by one query, or `in_chunks`.
+        """The server for the block, in one snapshot; whole tables are read by one query,
+        or `in_chunks`.
 
         Raises:
-            VerifyHistoryError, VerifyMovedError, VerifyBehindError: the cut cannot be reached from it.
-            MySqlLoginError, MySqlUnavailableError, …: it does not let us in, or does not answer.
+            VerifyHistoryError, VerifyMovedError, VerifyBehindError: the cut cannot be reached from
+            it. MySqlLoginError, MySqlUnavailableError, …: it does not let us in, or does not
+            answer.
         """
         options = MySqlOptions.of(SourceUri.parse(info.source_uri))
         begin = await _log_beginning(meta, info.id, min(table.ts for table in tables))
@@ -94,7 +100,11 @@ class MySqlUpstream:
         name = f"{quoted(table.source.record.schema_name)}.{quoted(columns.name)}"
         query = f"SELECT {', '.join(map(selected, columns.columns))} FROM {name}"  # noqa: S608 - quoted names
         if table.spans is None:
-            rows_of = chunked_rows(self._session, table.source) if self._in_chunks else query_rows(self._session, query)
+            rows_of = (
+                chunked_rows(self._session, table.source)
+                if self._in_chunks
+                else query_rows(self._session, query)
+            )
             yield from rows_of
             return
         # A query for each range: an ALTER of the table waits for the end of one, not of all.
@@ -111,10 +121,12 @@ def begin_snapshot(session: Session) -> None:
 def query_rows(session: Session, query: str) -> Iterator[pa.Array]:
     """The rows of a query, each behind its format byte; to be used up.
 
-    The tables' metadata locks are let go at the end: an ALTER of one waits for this read, not for the session's end.
+    The tables' metadata locks are let go at the end: an ALTER of one waits for this read, not for
+    the session's end.
 
     Raises:
-        MySqlStatementError, MySqlPrivilegeError: the server refuses, also because a table was altered meanwhile.
+        MySqlStatementError, MySqlPrivilegeError: the server refuses, also because a table was
+            altered meanwhile.
         MySqlUnavailableError: the connection broke.
     """
     session.execute(_STORED_BYTES)
@@ -126,16 +138,19 @@ def query_rows(session: Session, query: str) -> Iterator[pa.Array]:
 
 
 def chunked_rows(session: Session, table: SourceTable) -> Iterator[pa.Array]:
-    """All rows of a table, as `query_rows` gives them, by one query after the other in the order of the key.
+    """All rows of a table, as `query_rows` gives them,
+    by one query after the other in the order of the key.
 
-    An ALTER of the table waits for one of them, however slowly they are asked for. Raises as `query_rows`.
+    An ALTER of the table waits for one of them, however slowly they are asked for. Raises as
+    `query_rows`.
     """
     session.execute(_STORED_BYTES)
     query = chunk_query(lambda sql, *values: session.execute(sql, values or None), table)
     part, size, at_end = Range(), ChunkSize(), False
     while not at_end:
         limit, began_s = size.rows, time.monotonic()
-        # Rolling back to the savepoint before the rows are given out frees the table's metadata lock, not the snapshot.
+        # Rolling back to the savepoint before the rows are given out frees the table's metadata
+        # lock, not the snapshot.
         session.execute(f"SAVEPOINT {_SAVEPOINT}")
         statement = Statement(session, query.sql(after=part.after is not None, until=False))
         rows = statement.rows(query.parameters(part, limit))
@@ -154,20 +169,27 @@ async def _log_beginning(meta: Meta, changefeed: str, ts: int) -> Beginning:
     anchors = [Anchor.from_json(pair.value) for pair in await meta.get_prefix(prefix(changefeed))]
     usable = [anchor for anchor in anchors if anchor.ts <= ts]
     if not usable:
-        raise VerifyHistoryError(f"changefeed {changefeed} knows no place in the log at or before the cut {ts}")
+        raise VerifyHistoryError(
+            f"changefeed {changefeed} knows no place in the log at or before the cut {ts}"
+        )
     anchor = max(usable, key=lambda anchor: anchor.ts)
     clock = await ClockRecord(meta, changefeed).load()
     return Beginning(anchor, anchor.ts, clock or Clock.believing())
 
 
-def _open_snapshot(session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table]) -> BeforeImages:
+def _open_snapshot(
+    session: Session, options: MySqlOptions, begin: Beginning, tables: Sequence[Table]
+) -> BeforeImages:
     """Begin the snapshot and read what the log has changed since the cuts."""
     begin_snapshot(session)
-    # The end is looked up after the snapshot is there: every change that the snapshot shows lies before it.
+    # The end is looked up after the snapshot is there: every change that the snapshot shows lies
+    # before it.
     return read_before_images(session, options, begin, tables, log_end(session))
 
 
-def _unchanged(table: Table, columns: Columns, rows: pa.Array, changed: ChangedKeys) -> pa.RecordBatch:
+def _unchanged(
+    table: Table, columns: Columns, rows: pa.Array, changed: ChangedKeys
+) -> pa.RecordBatch:
     keys = keys_of(columns, rows)
     unchanged = pc.invert(changed.holds(keys))
     return _mounted(table, keys.filter(unchanged), rows.filter(unchanged))

@@ -51,14 +51,18 @@ class Progress:
 
     @contextmanager
     def awaiting(self, side: str) -> Iterator[None]:
-        """An answer of that side is waited for, for the block; an error in it leaves what was waited for to be told."""
+        """An answer of that side is waited for, for the block;
+        an error in it leaves what was waited for to be told.
+        """
         self._awaited.append(side)
         yield
         self._awaited.remove(side)
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until all tables are compared, as if the rest went like what is done; None: not known yet."""
+        """Seconds until all tables are compared, as if the rest went like what is done; None:
+        not known yet.
+        """
         if not self._tables_total:
             return None
         within = min(self._rows / self._rows_expected, 1.0) if self._rows_expected else 0.0
@@ -77,7 +81,9 @@ class Progress:
             of = f" of {self._rows_expected}" if self._rows_expected > self._rows else ""
             parts.append(f"{self._rows}{of} rows, {self._rows / max(stage_s, 1e-3):.0f} rows/s")
         if self._awaited:
-            parts.append(f"waiting for {' and '.join(sorted(set(self._awaited)))} for {stage_s:.0f} s")
+            parts.append(
+                f"waiting for {' and '.join(sorted(set(self._awaited)))} for {stage_s:.0f} s"
+            )
         if self.eta_s is not None:
             parts.append(f"about {self.eta_s:.0f} s to go")
         return f"{', '.join(parts)} ({now_s - self._started_s:.0f} s in all)"

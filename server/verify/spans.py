@@ -1,7 +1,8 @@
 """Ranges of a table's keys, and which of them a sample takes. Pure.
 
-Both sides must mean the same rows by a range, and read no others: so a range is one of the key's first column, where
-that is an integer, whose order no collation and no client changes. Tables with other keys are compared whole.
+Both sides must mean the same rows by a range, and read no others: so a range is one of the key's
+first column, where that is an integer, whose order no collation and no client changes. Tables with
+other keys are compared whole.
 """
 
 import itertools
@@ -59,20 +60,26 @@ class KeySpans:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a lake's table has: rows, and the least and the greatest value of the key's first column."""
+    """What a lake's table has: rows, and the least and the greatest value of the key's first
+    column.
+    """
 
     rows: int
     least: int | None = None
     greatest: int | None = None
 
     def slots(self, most: int = SLOTS_MAX) -> list[Span]:
-        """All keys, also those beyond the ends, in ranges that have about `SLOT_ROWS` rows where keys are dense."""
+        """All keys, also those beyond the ends, in ranges that have about `SLOT_ROWS` rows where
+        keys are dense.
+        """
         if self.least is None or self.greatest is None:
             return [(None, None)]
         count = min(max(-(-self.rows // SLOT_ROWS), SLOTS_MIN), most)
         # The first and the last have no end: the upstream may have keys beyond those of the lake.
         width = self.greatest - self.least + 1
-        inner = sorted({self.least + width * number // count for number in range(1, count)} - {self.least})
+        inner = sorted(
+            {self.least + width * number // count for number in range(1, count)} - {self.least}
+        )
         return list(itertools.pairwise([None, *inner, None]))
 
 
@@ -87,7 +94,8 @@ class Sample:
     def of(self, table: str, slots: Sequence[Span]) -> list[Span]:
         """Some of the ranges, the same ones for the same seed; at least one."""
         count = self.ranges or math.ceil(self.part * len(slots))
-        # The name is part of the seed: else tables of one size would all be compared at the same places.
+        # The name is part of the seed: else tables of one size would all be compared at the same
+        # places.
         chance = random.Random(f"{self.seed} {table}")  # noqa: S311 - no secret is made of it
         chosen = chance.sample(range(len(slots)), min(max(count, 1), len(slots)))
         return [slots[number] for number in sorted(chosen)]

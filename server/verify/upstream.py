@@ -1,7 +1,9 @@
-"""The upstream's side: all rows of a table as they were at its cut, whatever kind of upstream it is.
+"""The upstream's side: all rows of a table as they were at its cut,
+whatever kind of upstream it is.
 
-`StoreUpstream` reads the store at a ts, as any client does; changefeeds of the cluster's change feed and those of its
-pumps both replicate what is in the store. `MySqlUpstream` is in a module of its own.
+`StoreUpstream` reads the store at a ts, as any client does; changefeeds of the cluster's change
+feed and those of its pumps both replicate what is in the store. `MySqlUpstream` is in a module of
+its own.
 """
 
 import asyncio
@@ -52,7 +54,8 @@ class Upstream(Protocol):
 def open_upstream(
     cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool = False
 ) -> AbstractAsyncContextManager[Upstream]:
-    """The upstream for the block; a slow reader that goes `gently` keeps no statement of others waiting for long.
+    """The upstream for the block; a slow reader that goes `gently` keeps no statement of others
+    waiting for long.
 
     Raises:
         VerifyHistoryError, VerifyMovedError, VerifyBehindError: it cannot be read at the cut.
@@ -79,7 +82,8 @@ class StoreUpstream:
         Raises:
             VerifyHistoryError: it is gone.
         """
-        # One service a run: if several shared one, the first to end would remove the safepoint of all.
+        # One service a run: if several shared one, the first to end would remove the safepoint of
+        # all.
         service = f"tidemark-verify-{info.id}-{uuid.uuid4().hex[:8]}"
         async with service_safepoint(pd, service, min(table.ts for table in tables)):
             yield cls(pd, kv)
@@ -94,7 +98,9 @@ class StoreUpstream:
                 full = len(keys) == _PAGE_ROWS
                 if keys:
                     key = keys[-1] + b"\0"
-                    rows = snapshot_rows(pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts)
+                    rows = snapshot_rows(
+                        pa.array(keys, pa.binary()), pa.array(values, pa.binary()), table.ts
+                    )
                     yield await asyncio.to_thread(table.mounted, rows)
 
 
@@ -102,7 +108,8 @@ def key_ranges(table: Table) -> list[tuple[bytes, bytes]]:
     """Where the rows lie that are compared, and others too, unless the key is the rows' handle."""
     info = TableInfo.parse(table.source.record.table_info)
     handle, spans = info.handle_column, table.spans
-    # Record keys order handles as signed numbers; an unsigned key above 2^63 would be looked for at the wrong end.
+    # Record keys order handles as signed numbers; an unsigned key above 2^63 would be looked for at
+    # the wrong end.
     signed = spans is not None and pa.types.is_signed_integer(table.schema.field(spans.column).type)
 
     ranges = []
@@ -113,7 +120,9 @@ def key_ranges(table: Table) -> list[tuple[bytes, bytes]]:
             continue
         for low, high in spans.spans:
             start_key = whole.start_key if low is None else record_key(table_id, low)
-            ranges.append((start_key, whole.end_key if high is None else record_key(table_id, high)))
+            ranges.append(
+                (start_key, whole.end_key if high is None else record_key(table_id, high))
+            )
     return ranges
 
 
@@ -145,5 +154,6 @@ async def _update_safepoint(pd: PdClient, service: str, ts: int) -> None:
     passed = max(await pd.gc_safe_point(), least.safe_point if least.safe_point > ts - 1 else 0)
     if passed > ts:
         raise VerifyHistoryError(
-            f"GC has come to {passed}: the upstream can no longer be read at {ts}; verify a newer cut"
+            f"GC has come to {passed}: the upstream can no longer be read at {ts}; verify a newer "
+            "cut"
         )

@@ -1,10 +1,13 @@
-"""`tidemark cli verify`, but for the command line: a changefeed's lake against its upstream at one cut.
+"""`tidemark cli verify`, but for the command line:
+a changefeed's lake against its upstream at one cut.
 
-`verify` opens the lake, which says at which cut it is compared, then the upstream at that cut, and compares one table
-after the other. An audit (`server.spark.auditor`) does the same again and again, with a few ranges of keys each time.
+`verify` opens the lake, which says at which cut it is compared, then the upstream at that cut, and
+compares one table after the other. An audit (`server.spark.auditor`) does the same again and again,
+with a few ranges of keys each time.
 
-What it finds is in two places: the `Report`, with notes on what may explain a difference although nothing went wrong;
-and `AuditRecords`, where a difference that an audit has found stands until the table is found right.
+What it finds is in two places: the `Report`, with notes on what may explain a difference although
+nothing went wrong; and `AuditRecords`, where a difference that an audit has found stands until the
+table is found right.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,7 +35,8 @@ Choose = Callable[[Lake, LakeCut, Sequence[Table]], Awaitable[Sequence[Table]]]
 """Which of a lake's tables are compared at a cut, with their `spans`."""
 
 _CHANGELOG: Final = (
-    "the lake keeps changes, from which current rows were made; a change of all rows at once (TRUNCATE TABLE) is not "
+    "the lake keeps changes, from which current rows were made; a change of all rows at once "
+    "(TRUNCATE TABLE) is not "
     "among them, so rows from before one may be told as only in the lake"
 )
 
@@ -50,7 +54,9 @@ class Request:
     on_report: "Callable[[TableReport], Awaitable[None]] | None" = None
     """Called with each table's report when it has been compared."""
     gently: bool = False
-    """Whether nobody should notice: the lake is read by one core, behind all else, and the source in short reads."""
+    """Whether nobody should notice: the lake is read by one core, behind all else,
+    and the source in short reads.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,9 @@ class Report:
     cut: int
     tables: list[TableReport]
     mode: str = ""
-    """What the lake keeps: rows, changes, or versions of rows, of which the current rows were compared."""
+    """What the lake keeps: rows, changes, or versions of rows,
+    of which the current rows were compared.
+    """
     seed: int | None = None
     """Of the sample; None: all rows were compared."""
 
@@ -72,17 +80,21 @@ class Report:
 
 
 async def verify(cluster: Cluster, request: Request, progress: Progress) -> Report:
-    """Compare a changefeed's lake with its upstream at the newest cut, or at the newest up to `request.at`.
+    """Compare a changefeed's lake with its upstream at the newest cut,
+    or at the newest up to `request.at`.
 
     Raises:
-        VerifyChangefeedError, VerifyUnsupportedError, VerifyHistoryError, VerifyMovedError, VerifyBehindError,
+        VerifyChangefeedError, VerifyUnsupportedError, VerifyHistoryError, VerifyMovedError,
+        VerifyBehindError,
         VerifyLakeError: they cannot be compared.
     """
     info, options = await changefeed_info(cluster.meta, request.changefeed), request.options
     check_sink(info)
     async with AsyncExitStack() as stack:
         locked = options.repair and not options.dry_run
-        lake = await stack.enter_async_context(Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently))
+        lake = await stack.enter_async_context(
+            Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently)
+        )
         progress.enter("the lake's reader is started and finds the cut")
         with progress.awaiting(LAKE):
             cut = await lake.cut(request.at)
@@ -95,7 +107,9 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
 
         progress.enter(f"the upstream is opened at cut {cut.ts}")
         with progress.awaiting(UPSTREAM):
-            upstream = await stack.enter_async_context(open_upstream(cluster, info, tables, gently=request.gently))
+            upstream = await stack.enter_async_context(
+                open_upstream(cluster, info, tables, gently=request.gently)
+            )
         progress.begin_tables(len(tables))
         records, reports = AuditRecords(cluster.meta, info.id), []
         for table in tables:
@@ -108,10 +122,14 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
                 await request.on_report(report)
             progress.end_table()
         progress.enter("what was opened is closed")
-    return Report(info.id, cut.ts, reports, cut.mode, None if options.sample is None else options.sample.seed)
+    return Report(
+        info.id, cut.ts, reports, cut.mode, None if options.sample is None else options.sample.seed
+    )
 
 
-async def _tables(meta: Meta, info: ChangefeedInfo, lake: Lake, cut: LakeCut, request: Request) -> list[Table]:
+async def _tables(
+    meta: Meta, info: ChangefeedInfo, lake: Lake, cut: LakeCut, request: Request
+) -> list[Table]:
     tables = await tables_at(meta, info, cut, request.table)
     if request.choose is not None:
         tables = list(await request.choose(lake, cut, tables))
@@ -152,12 +170,15 @@ def check_sink(info: ChangefeedInfo) -> None:
     if not lake_format(info.sink_uri):
         kind = info.sink_uri.partition(":")[0]
         raise VerifyUnsupportedError(
-            f"the sink of changefeed {info.id} is {kind}://, whose rows are kept by a reader of its own; "
+            f"the sink of changefeed {info.id} is {kind}://, whose rows are kept by a reader of "
+            "its own; "
             f"what can be compared is a lake: {', '.join(LAKES)}"
         )
 
 
-async def table_notes(meta: Meta, info: ChangefeedInfo, cut: LakeCut, tables: Sequence[Table]) -> Mapping[str, str]:
+async def table_notes(
+    meta: Meta, info: ChangefeedInfo, cut: LakeCut, tables: Sequence[Table]
+) -> Mapping[str, str]:
     """For each table what may explain that it differs; empty: nothing."""
     records = DumpRecords(meta, info.id)
     job = await records.job()
@@ -172,7 +193,9 @@ def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
     if job is None or not job.takes(table.name):
         return "the table was not dumped: rows that are older than the changefeed are only upstream"
     if dump is None or not dump.state.is_over or dump.high_ts > table.ts:
-        return "its dump had not ended at the cut: rows that it had not brought yet are only upstream"
+        return (
+            "its dump had not ended at the cut: rows that it had not brought yet are only upstream"
+        )
     if dump.state is not TableState.DONE:
         return f"its dump ended as {dump.state.value}: rows that it did not bring are only upstream"
     if table.name in job.where:
@@ -183,8 +206,8 @@ def dump_note(table: Table, job: Job | None, dump: TableProgress | None) -> str:
 class AuditRecords:
     """What audits of one changefeed have found, in the metadata.
 
-    Every call is durable. It needs no owner's fence, as whoever compares lakes may write; where the changefeed is gone
-    it does nothing.
+    Every call is durable. It needs no owner's fence, as whoever compares lakes may write; where the
+    changefeed is gone it does nothing.
     """
 
     def __init__(self, meta: Meta, changefeed: str) -> None:

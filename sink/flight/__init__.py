@@ -1,1 +1,3 @@
-"""Arrow Flight: how Spark asks for cuts, reads their rows, and acknowledges them (docs/format/flight.md)."""
+"""Arrow Flight: how Spark asks for cuts, reads their rows,
+and acknowledges them (docs/format/flight.md).
+"""

@@ -1,6 +1,8 @@
-"""The JSON documents of actions and tickets, read strictly, and those that answer them (docs/format/flight.md). Pure.
+"""The JSON documents of actions and tickets, read strictly, and those that answer them
+(docs/format/flight.md). Pure.
 
-A number is a JSON integer in [0, 2^63); an unknown member is ignored, so that newer readers can talk to older captures.
+A number is a JSON integer in [0, 2^63); an unknown member is ignored, so that newer readers can
+talk to older captures.
 """
 
 import base64
@@ -10,7 +12,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from sink.flight.feeds import FAILED, REPORT_STATES, RETRYING, FeedDescription, Report, Slice, TableDescription
+from sink.flight.feeds import (
+    FAILED,
+    REPORT_STATES,
+    RETRYING,
+    FeedDescription,
+    Report,
+    Slice,
+    TableDescription,
+)
 from storage.model.errors import InvalidError
 
 _MAX_INT64 = (1 << 63) - 1
@@ -88,7 +98,9 @@ class Plan:
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
         tables = doc.get("tables")
-        if tables is not None and not (isinstance(tables, list) and all(isinstance(name, str) for name in tables)):
+        if tables is not None and not (
+            isinstance(tables, list) and all(isinstance(name, str) for name in tables)
+        ):
             raise FlightRequestError("`tables` must be a list of strings")
         slice_bytes = _optional_number(doc, "slice_bytes")
         if slice_bytes == 0:
@@ -138,7 +150,9 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`, with `before` also what they were."""
+    """What DoGet reads: the rows of one table with `start < _commit_ts <= end`,
+    with `before` also what they were.
+    """
 
     changefeed: str
     table: str
@@ -150,17 +164,25 @@ class Ticket:
     def parse(cls, body: bytes) -> "Ticket":
         """Read the ticket; raises FlightRequestError."""
         doc = _document(body)
-        return cls(_text(doc, "changefeed"), _text(doc, "table"), *_range(doc), _flag(doc, "before"))
+        return cls(
+            _text(doc, "changefeed"), _text(doc, "table"), *_range(doc), _flag(doc, "before")
+        )
 
     def document(self) -> dict[str, Any]:
         """The members, for a plan."""
         members = asdict(self)
-        return members if self.before else {name: value for name, value in members.items() if name != "before"}
+        return (
+            members
+            if self.before
+            else {name: value for name, value in members.items() if name != "before"}
+        )
 
 
 def _document(body: bytes) -> Mapping[str, Any]:
     if len(body) > _BODY_BYTES_MAX:
-        raise FlightRequestError(f"the body has {len(body)} bytes; at most {_BODY_BYTES_MAX} are read")
+        raise FlightRequestError(
+            f"the body has {len(body)} bytes; at most {_BODY_BYTES_MAX} are read"
+        )
     try:
         doc = json.loads(body)
     except (ValueError, RecursionError) as err:

@@ -1,6 +1,7 @@
 """What the Flight server hands out: the changefeeds, as the capture that owns them implements them.
 
-Calls come from the Flight server's threads and may wait; they must be safe to make from many threads at once.
+Calls come from the Flight server's threads and may wait; they must be safe to make from many
+threads at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,21 +28,28 @@ class TableNotExistsError(NotFoundError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDescription:
-    """One table as readers see it; `table` is `schema.table`, `key` the columns that identify a row."""
+    """One table as readers see it; `table` is `schema.table`,
+    `key` the columns that identify a row.
+    """
 
     table: str
     table_id: int
     key: tuple[str, ...]
     schema: Any
     schema_ts: int
-    """The commit_ts of the DDL that gave the schema; for the first one, where the changefeed began."""
+    """The commit_ts of the DDL that gave the schema; for the first one,
+    where the changefeed began.
+    """
     resolved_ts: int
     checkpoint_ts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedDescription:
-    """One changefeed; rows in `(checkpoint_ts, resolved_ts]` can be read. `ddls` are those from the asked ts on."""
+    """One changefeed; rows in `(checkpoint_ts, resolved_ts]` can be read.
+
+    `ddls` are those from the asked ts on.
+    """
 
     changefeed: str
     state: str
@@ -60,7 +68,9 @@ class FeedDescription:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of one table in `(start_ts, end_ts]`: a DoGet; sizes are estimates, `locations` better than the server's."""
+    """Rows of one table in `(start_ts, end_ts]`: a DoGet; sizes are estimates,
+    `locations` better than the server's.
+    """
 
     table: str
     start_ts: int
@@ -79,7 +89,9 @@ class Report:
     """What the job that keeps a changefeed's lake says about itself."""
 
     state: str
-    """One of `REPORT_STATES`: it applies cuts; it starts again soon; it has given up; it was stopped on purpose."""
+    """One of `REPORT_STATES`: it applies cuts; it starts again soon; it has given up;
+    it was stopped on purpose.
+    """
     cut_ts: int = 0
     """The end of the newest cut in the lake; 0: not known."""
     code: str = ""
@@ -90,14 +102,20 @@ class Report:
 class Feeds(Protocol):
     """The changefeeds of a capture.
 
-    Every method raises ChangefeedNotExistsError and TableNotExistsError for names that do not exist, and an
-    UnavailableError while the changefeed does not run here.
+    Every method raises ChangefeedNotExistsError and TableNotExistsError for names that do not
+    exist, and an UnavailableError while the changefeed does not run here.
     """
 
     def describe(
-        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+        self,
+        changefeed: str,
+        ts: int | None = None,
+        *,
+        before: bool = False,
+        known_ts: int | None = None,
     ) -> FeedDescription:
-        """State, positions, the tables in force above `ts` (None: the checkpoint_ts), and the DDLs from `ts` on.
+        """State, positions, the tables in force above `ts` (None: the checkpoint_ts),
+        and the DDLs from `ts` on.
 
         Whoever knows the tables above `known_ts` is not told them again if they are still the same.
 
@@ -115,7 +133,8 @@ class Feeds(Protocol):
         max_bytes: int | None,
         wait_s: float,
     ) -> int:
-        """The end of the next cut after `start_ts` within the limits; `start_ts` if nothing is new within `wait_s`.
+        """The end of the next cut after `start_ts` within the limits;
+        `start_ts` if nothing is new within `wait_s`.
 
         It never lies beyond the next DDL of the table, or of any.
         """
@@ -129,7 +148,8 @@ class Feeds(Protocol):
         end_ts: int,
         slice_bytes: int | None = None,
     ) -> list[Slice]:
-        """The slices that hold the rows in `(start_ts, end_ts]`; waits a while for `end_ts` to be resolved.
+        """The slices that hold the rows in `(start_ts, end_ts]`;
+        waits a while for `end_ts` to be resolved.
 
         Raises:
             RangeCrossesDdlError: there is a DDL inside of the range.
@@ -139,7 +159,8 @@ class Feeds(Protocol):
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The mounted rows in `(start_ts, end_ts]`, always the same ones; waits for `end_ts` to be resolved.
+        """The mounted rows in `(start_ts, end_ts]`, always the same ones;
+        waits for `end_ts` to be resolved.
 
         Raises:
             RangeCrossesDdlError: there is a DDL of the table inside of the range.
@@ -149,7 +170,9 @@ class Feeds(Protocol):
         ...
 
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
-        """The reader has everything up to `ts` of the table (None: of all); returns the changefeed's checkpoint_ts."""
+        """The reader has everything up to `ts` of the table (None: of all);
+        returns the changefeed's checkpoint_ts.
+        """
         ...
 
     def report(self, changefeed: str, report: Report) -> None:

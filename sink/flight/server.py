@@ -1,6 +1,8 @@
-"""The Flight listener: actions describe, latest, plan, ack and report, and DoGet; all it knows comes from `Feeds`.
+"""The Flight listener: actions describe, latest, plan, ack and report, and DoGet;
+all it knows comes from `Feeds`.
 
-Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps, else FlightServerError.
+Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps,
+else FlightServerError.
 """
 
 import json
@@ -33,7 +35,9 @@ from storage.model.errors import Kind, UnavailableError
 
 _ROWS_SENT = Counter("tidemark_flight_rows_total", "mounted rows handed to readers")
 _BYTES_SENT = Counter("tidemark_flight_sent_bytes_total", "Arrow buffers handed to readers")
-_CALL_SECONDS = Histogram("tidemark_flight_call_seconds", "time of one call, with its waiting", ["call"])
+_CALL_SECONDS = Histogram(
+    "tidemark_flight_call_seconds", "time of one call, with its waiting", ["call"]
+)
 
 
 _UNIX = "unix:"
@@ -66,7 +70,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
     """Serves `feeds`; `location` is what plans tell readers to connect to."""
 
     def __init__(
-        self, feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
+        self,
+        feeds: Feeds,
+        addr: str,
+        advertise_addr: str = "",
+        tls: FlightTls | None = None,
+        token: str = "",
     ) -> None:
         """With a `token`, calls must bring it."""
         self._feeds = feeds
@@ -98,7 +107,9 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         """One JSON document in, one out."""
         with _errors_cross_the_wire("action"), _CALL_SECONDS.labels(_known(action.type)).time():
             if action.type not in self._actions:
-                raise FlightRequestError(f"no action {action.type!r}; there are {', '.join(self._actions)}")
+                raise FlightRequestError(
+                    f"no action {action.type!r}; there are {', '.join(self._actions)}"
+                )
             answer = self._actions[action.type](action.body.to_pybytes())
             return [json.dumps(answer).encode()]
 
@@ -122,12 +133,21 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         request = Latest.parse(body)
         wait_s = request.wait_ms / 1e3
         feeds = self._feeds
-        ts = feeds.latest(request.changefeed, request.table, request.start, request.max_rows, request.max_bytes, wait_s)
+        ts = feeds.latest(
+            request.changefeed,
+            request.table,
+            request.start,
+            request.max_rows,
+            request.max_bytes,
+            wait_s,
+        )
         return {"ts": ts}
 
     def _plan(self, body: bytes) -> Answer:
         request = Plan.parse(body)
-        slices = self._feeds.plan(request.changefeed, request.tables, request.start, request.end, request.slice_bytes)
+        slices = self._feeds.plan(
+            request.changefeed, request.tables, request.start, request.end, request.slice_bytes
+        )
         return {"slices": [planned(request, part, self.location) for part in slices]}
 
     def _ack(self, body: bytes) -> Answer:
@@ -143,7 +163,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 def open_server(
     feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
 ) -> FlightServer:
-    """A server that listens on `addr` (port 0: any; or `unix:/path`, where TLS is not for) for those with `token`.
+    """A server that listens on `addr` (port 0: any; or `unix:/path`,
+    where TLS is not for) for those with `token`.
 
     Run `serve` in a thread; `shutdown` waits for calls under way.
 
@@ -153,7 +174,9 @@ def open_server(
     try:
         return FlightServer(feeds, addr, advertise_addr, tls, token)
     except (pa.ArrowException, OSError) as err:
-        raise FlightPortError(f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr") from err
+        raise FlightPortError(
+            f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr"
+        ) from err
 
 
 def _known(action: str) -> str:

@@ -1,4 +1,5 @@
-"""The readers' token: each call brings `authorization: Bearer <token>`, compared in constant time, beside TLS.
+"""The readers' token: each call brings `authorization: Bearer <token>`,
+compared in constant time, beside TLS.
 
 The token is in no message, log or repr of ours.
 """
@@ -36,11 +37,16 @@ class TokenGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow i
         Raises:
             FlightUnauthenticatedError: there is none, or another one.
         """
-        sent = [value for name, values in headers.items() if name.lower() == _HEADER for value in values]
+        sent = [
+            value for name, values in headers.items() if name.lower() == _HEADER for value in values
+        ]
         if not sent:
             raise _refused("this capture wants a token; give its file as option tokenFile")
         if not any(hmac.compare_digest(self._digest, _digest(_token(value))) for value in sent):
-            raise _refused("the token is not the one of this capture; compare tokenFile with its --flight-token-file")
+            raise _refused(
+                "the token is not the one of this capture; compare tokenFile with its "
+                "--flight-token-file"
+            )
 
 
 def read_token(path: str) -> str:
@@ -53,9 +59,13 @@ def read_token(path: str) -> str:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as err:
         why = err.strerror if isinstance(err, OSError) else "it is not ASCII text"
-        raise TokenFileError(f"cannot read the token file {path}: {why}; see --flight-token-file") from None
+        raise TokenFileError(
+            f"cannot read the token file {path}: {why}; see --flight-token-file"
+        ) from None
     if not token or not token.isprintable() or " " in token:
-        raise TokenFileError(f"the token file {path} must hold one line of printable characters without spaces")
+        raise TokenFileError(
+            f"the token file {path} must hold one line of printable characters without spaces"
+        )
     return token
 
 

@@ -12,17 +12,21 @@ from storage.meta.errors import MetaUnavailableError
 
 
 class OpenCalls:
-    """The open calls of a client, unary ones too, by endpoint: a server that falls silent ends all calls to it."""
+    """The open calls of a client, unary ones too, by endpoint:
+    a server that falls silent ends all calls to it.
+    """
 
     def __init__(self) -> None:
         self._open: dict[Any, str] = {}
 
     @contextmanager
     def reading(self, call: Any, address: str) -> Iterator[None]:
-        """Register `call` to `address` for the block, which reads it; the call is cancelled at its end.
+        """Register `call` to `address` for the block, which reads it;
+        the call is cancelled at its end.
 
         Raises:
-            MetaUnavailableError: `cancel_all` cancelled the call, or it had ended before it was used.
+            MetaUnavailableError: `cancel_all` cancelled the call, or it had ended before it was
+                used.
         """
         self._open[call] = address
         try:
@@ -45,7 +49,9 @@ class OpenCalls:
 
 
 def is_cancelled() -> bool:
-    """Whether this task is cancelled; gRPC raises CancelledError also for a call that another task cancelled."""
+    """Whether this task is cancelled; gRPC raises CancelledError also for a call that another task
+    cancelled.
+    """
     return cancellations() > 0
 
 
@@ -58,9 +64,9 @@ def cancellations() -> int:
 class KeepAlives:
     """Renews many leases over one LeaseKeepAlive stream, which `connect` opens.
 
-    One of the tasks that wait for an answer reads for all of them, so there is no task of its own to supervise. When
-    the stream fails, or the task that reads it is cancelled, the whole stream is closed: the others try again on a new
-    one.
+    One of the tasks that wait for an answer reads for all of them, so there is no task of its own
+    to supervise. When the stream fails, or the task that reads it is cancelled, the whole stream is
+    closed: the others try again on a new one.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Any]]) -> None:
@@ -69,7 +75,8 @@ class KeepAlives:
         self._stream: _Stream | None = None
 
     async def renew(self, lease: int) -> int:
-        """Renew; returns the lease's TTL in seconds, counted from before this was sent, 0 if it has expired.
+        """Renew; returns the lease's TTL in seconds, counted from before this was sent,
+        0 if it has expired.
 
         Raises:
             MetaUnavailableError: the stream broke.
@@ -106,14 +113,18 @@ class _Stream:
                     if not answer.done():
                         self._check()
                         self._set_answer(await self._call.read())
-        except asyncio.InvalidStateError as err:  # gRPC raises it for a call that ended while nobody read
+        except (
+            asyncio.InvalidStateError
+        ) as err:  # gRPC raises it for a call that ended while nobody read
             self.close()
             raise MetaUnavailableError("the stream of lease renewals had ended; try again") from err
         except BaseException as err:
             answer.cancel()
             self.close()
             if isinstance(err, asyncio.CancelledError) and not is_cancelled():
-                raise MetaUnavailableError("another waiter gave the stream of lease renewals up; try again") from err
+                raise MetaUnavailableError(
+                    "another waiter gave the stream of lease renewals up; try again"
+                ) from err
             raise
         return answer.result()
 

@@ -1,7 +1,8 @@
 """`Meta` over the etcd API: a real etcd, a coordinator, or the embedded server in this process.
 
-`EtcdApi` is the calls that each of them answers. `EtcdMeta` makes `Meta` of these: typed values instead of messages,
-watches that reconnect without missing a change, elections (`campaign`), and leases that renew themselves.
+`EtcdApi` is the calls that each of them answers. `EtcdMeta` makes `Meta` of these: typed values
+instead of messages, watches that reconnect without missing a change, elections (`campaign`), and
+leases that renew themselves.
 """
 
 import asyncio
@@ -48,7 +49,10 @@ _TARGET: dict[str, Any] = {
 
 
 class EtcdApi(Protocol):
-    """The calls of the etcd v3 API that `EtcdMeta` makes. Errors are those of `storage.meta.errors`."""
+    """The calls of the etcd v3 API that `EtcdMeta` makes.
+
+    Errors are those of `storage.meta.errors`.
+    """
 
     async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """Read a key or range."""
@@ -62,7 +66,9 @@ class EtcdApi(Protocol):
         """Create a lease."""
         ...
 
-    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+    async def lease_revoke(
+        self, request: rpc_pb2.LeaseRevokeRequest
+    ) -> rpc_pb2.LeaseRevokeResponse:
         """End a lease and delete its keys."""
         ...
 
@@ -73,14 +79,21 @@ class EtcdApi(Protocol):
         """
         ...
 
-    def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
-        """One watch, until the connection breaks (`MetaUnavailableError`) or the server cancels it."""
+    def watch(
+        self, request: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+        """One watch, until the connection breaks (`MetaUnavailableError`) or the server cancels
+        it.
+        """
         ...
 
 
 @asynccontextmanager
-async def open_meta(url: str, channel: Callable[[str], grpc.aio.Channel]) -> AsyncIterator["EtcdMeta"]:
-    """Connect to `etcd://host:port[,host:port…]` for the block; `channel` makes a channel to one `host:port`.
+async def open_meta(
+    url: str, channel: Callable[[str], grpc.aio.Channel]
+) -> AsyncIterator["EtcdMeta"]:
+    """Connect to `etcd://host:port[,host:port…]` for the block;
+    `channel` makes a channel to one `host:port`.
 
     Raises:
         MetaUrlError: not such a URL.
@@ -106,7 +119,9 @@ class EtcdMeta:
 
     async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
         """See `Meta.get_prefix`."""
-        answer = await self._api.read(rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=_end(prefix)))
+        answer = await self._api.read(
+            rpc_pb2.RangeRequest(key=prefix or b"\0", range_end=_end(prefix))
+        )
         return [_pair_of(pair) for pair in answer.kvs]
 
     async def put(self, key: bytes, value: bytes, lease: int = 0) -> int:
@@ -129,7 +144,9 @@ class EtcdMeta:
             revision = (await self._api.txn(rpc_pb2.TxnRequest(success=part))).header.revision
         return revision
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
         """See `Meta.txn`."""
         request = _request(compares, success, failure)
         if max(len(compares), len(success), len(failure)) > MAX_TXN_OPS:
@@ -149,7 +166,9 @@ class EtcdMeta:
         granted = await self._api.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=ttl_s))
         return KeepAliveLease(self._api, granted.ID, granted.TTL, sent_at)
 
-    async def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncGenerator[list[WatchEvent], None]:
+    async def watch(
+        self, prefix: bytes, start_revision: int = 0
+    ) -> AsyncGenerator[list[WatchEvent], None]:
         """See `Meta.watch`."""
         request = rpc_pb2.WatchCreateRequest(
             key=prefix or b"\0",
@@ -169,8 +188,12 @@ class EtcdMeta:
                 pass  # watch again, from the next revision
             await asyncio.sleep(backoff.next_s())
 
-    async def _watch_once(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[list[WatchEvent], None]:
-        """One watch until it breaks; moves `request.start_revision` behind all events and progress that it received."""
+    async def _watch_once(
+        self, request: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[list[WatchEvent], None]:
+        """One watch until it breaks; moves `request.start_revision` behind all events and progress
+        that it received.
+        """
         received: list[WatchEvent] = []
         async with aclosing(self._api.watch(request)) as responses:
             async for response in responses:
@@ -208,10 +231,11 @@ class EtcdMeta:
 
 
 class KeepAliveLease:
-    """A lease that renews itself every third of its TTL, and sets `lost` when that fails for a whole TTL.
+    """A lease that renews itself every third of its TTL,
+    and sets `lost` when that fails for a whole TTL.
 
-    Implements `storage.meta.meta.Lease`. A server that is silent for a third of the TTL is given up for another one:
-    there is time for two more attempts.
+    Implements `storage.meta.meta.Lease`. A server that is silent for a third of the TTL is given up
+    for another one: there is time for two more attempts.
     """
 
     def __init__(self, api: EtcdApi, lease: int, ttl_s: int, granted_at: float) -> None:
@@ -231,7 +255,10 @@ class KeepAliveLease:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Stop renewing, and revoke so that nobody waits for the TTL."""
         assert self._renewing is not None
@@ -243,7 +270,9 @@ class KeepAliveLease:
         except (TimeoutError, MetaUnavailableError, LeaseNotFoundError):
             pass  # it expires by itself
         finally:
-            await self._tasks.__aexit__(None, None, None)  # its one task is cancelled: nothing to report
+            await self._tasks.__aexit__(
+                None, None, None
+            )  # its one task is cancelled: nothing to report
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -266,7 +295,9 @@ class KeepAliveLease:
 
 def _pair_of(pair: kv_pb2.KeyValue) -> KeyValue:
     """Our value for etcd's pair."""
-    return KeyValue(pair.key, pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease)
+    return KeyValue(
+        pair.key, pair.value, pair.create_revision, pair.mod_revision, pair.version, pair.lease
+    )
 
 
 def _event_of(event: kv_pb2.Event) -> WatchEvent:
@@ -277,20 +308,28 @@ def _event_of(event: kv_pb2.Event) -> WatchEvent:
 def _compare_message(compare: Compare) -> rpc_pb2.Compare:
     """The message for our condition."""
     operand: dict[str, Any] = {compare.target: compare.operand}
-    return rpc_pb2.Compare(key=compare.key, result=_RESULT[compare.result], target=_TARGET[compare.target], **operand)
+    return rpc_pb2.Compare(
+        key=compare.key, result=_RESULT[compare.result], target=_TARGET[compare.target], **operand
+    )
 
 
 def _op_message(op: Op) -> rpc_pb2.RequestOp:
     """The message for our operation."""
     if isinstance(op, Put):
-        return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=op.key, value=op.value, lease=op.lease))
+        return rpc_pb2.RequestOp(
+            request_put=rpc_pb2.PutRequest(key=op.key, value=op.value, lease=op.lease)
+        )
     if isinstance(op, Delete):
-        return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=op.key, range_end=op.range_end))
+        return rpc_pb2.RequestOp(
+            request_delete_range=rpc_pb2.DeleteRangeRequest(key=op.key, range_end=op.range_end)
+        )
     return rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=op.key, range_end=op.range_end))
 
 
 def _split(ops: Iterable[rpc_pb2.RequestOp]) -> Iterator[list[rpc_pb2.RequestOp]]:
-    """The operations in order, in parts that fit one transaction each, by number and, where possible, by bytes."""
+    """The operations in order, in parts that fit one transaction each, by number and,
+    where possible, by bytes.
+    """
     part: list[rpc_pb2.RequestOp] = []
     size = 0
     for op in ops:
@@ -309,7 +348,9 @@ def _cancelled(response: rpc_pb2.WatchResponse) -> EtcdError:
     return error_of("UNAVAILABLE", response.cancel_reason)
 
 
-def _request(compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> rpc_pb2.TxnRequest:
+def _request(
+    compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]
+) -> rpc_pb2.TxnRequest:
     return rpc_pb2.TxnRequest(
         compare=[_compare_message(compare) for compare in compares],
         success=[_op_message(op) for op in success],

@@ -1,7 +1,9 @@
-"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue, with LevelDB below it.
+"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue,
+with LevelDB below it.
 
-Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could undo. History is
-compacted automatically (`storage.meta.store.history`), and its space on disk is freed in the background.
+Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could
+undo. History is compacted automatically (`storage.meta.store.history`), and its space on disk is
+freed in the background.
 """
 
 import asyncio
@@ -47,9 +49,17 @@ class Statistics:
 
 
 class EmbeddedEtcd:
-    """The metadata server of one directory; made by `open`. Implements `storage.meta.client.EtcdApi` and more."""
+    """The metadata server of one directory; made by `open`.
 
-    def __init__(self, kv: KV, clock: Callable[[], float] = time.monotonic, retention: Retention | None = None) -> None:
+    Implements `storage.meta.client.EtcdApi` and more.
+    """
+
+    def __init__(
+        self,
+        kv: KV,
+        clock: Callable[[], float] = time.monotonic,
+        retention: Retention | None = None,
+    ) -> None:
         self._kv = kv
         self._clock = clock
         self._retention = retention or Retention()
@@ -72,11 +82,14 @@ class EmbeddedEtcd:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, directory: Path, retention: Retention | None = None) -> AsyncIterator["EmbeddedEtcd"]:
+    async def open(
+        cls, directory: Path, retention: Retention | None = None
+    ) -> AsyncIterator["EmbeddedEtcd"]:
         """Open or create the directory and serve for the block.
 
         Raises:
-            DirectoryLockedError, DirectoryUnusableError, CorruptError: as `storage.leveldb.LevelDB`.
+            DirectoryLockedError, DirectoryUnusableError, CorruptError: as
+                `storage.leveldb.LevelDB`.
         """
         kv = LevelDB(directory)
         try:
@@ -108,7 +121,9 @@ class EmbeddedEtcd:
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
             stalled_s = self._clock() - checked_at - _EXPIRY_SECONDS
-            if stalled_s > _STALL_SECONDS:  # the process was stopped or starved: renewals may wait to be read
+            if (
+                stalled_s > _STALL_SECONDS
+            ):  # the process was stopped or starved: renewals may wait to be read
                 self._leases.postpone(stalled_s)
             if expired := self._leases.expired(self._clock()):
                 with suppress(TooManyRequestsError):  # they are returned again the next time
@@ -121,7 +136,9 @@ class EmbeddedEtcd:
         while True:
             await self._sweep.wait()
             self._sweep.clear()
-            await loop.run_in_executor(self._sweeper, self._kv.delete_range, *record.events_before(self._swept))
+            await loop.run_in_executor(
+                self._sweeper, self._kv.delete_range, *record.events_before(self._swept)
+            )
 
     async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         """See `State.read`."""
@@ -131,7 +148,9 @@ class EmbeddedEtcd:
         """See `State.put`; raises NoSpaceError beyond the quota."""
         return await self._write(request, partial(self._state.put, request))
 
-    async def delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
+    async def delete_range(
+        self, request: rpc_pb2.DeleteRangeRequest
+    ) -> rpc_pb2.DeleteRangeResponse:
         """See `State.delete_range`."""
         return await self._commit.submit(lambda _: self._state.delete_range(request))
 
@@ -150,12 +169,16 @@ class EmbeddedEtcd:
         """Create a lease; id 0 asks for a free one. Raises as `Leases.check_grant`."""
         return await self._commit.submit(partial(self._grant, request.ID, request.TTL))
 
-    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+    async def lease_revoke(
+        self, request: rpc_pb2.LeaseRevokeRequest
+    ) -> rpc_pb2.LeaseRevokeResponse:
         """End a lease and delete its keys; raises LeaseNotFoundError."""
         await self._commit.submit(partial(self._revoke, request.ID))
         return rpc_pb2.LeaseRevokeResponse(header=self._header())
 
-    async def lease_time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> rpc_pb2.LeaseTimeToLiveResponse:
+    async def lease_time_to_live(
+        self, request: rpc_pb2.LeaseTimeToLiveRequest
+    ) -> rpc_pb2.LeaseTimeToLiveResponse:
         """The time left of a lease; TTL -1 if there is none."""
         left, granted = self._leases.time_left(request.ID, self._clock())
         keys = sorted(self._state.leases.get(request.ID, ())) if request.keys else ()
@@ -163,7 +186,9 @@ class EmbeddedEtcd:
             header=self._header(), ID=request.ID, TTL=left, grantedTTL=granted, keys=keys
         )
 
-    async def lease_leases(self, _request: rpc_pb2.LeaseLeasesRequest) -> rpc_pb2.LeaseLeasesResponse:
+    async def lease_leases(
+        self, _request: rpc_pb2.LeaseLeasesRequest
+    ) -> rpc_pb2.LeaseLeasesResponse:
         """All leases."""
         leases = [rpc_pb2.LeaseStatus(ID=lease) for lease in self._leases.all()]
         return rpc_pb2.LeaseLeasesResponse(header=self._header(), leases=leases)
@@ -172,7 +197,9 @@ class EmbeddedEtcd:
         """Renew a lease in memory; returns its TTL in seconds, 0 if it has expired."""
         return self._leases.renew(lease, self._clock())
 
-    async def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(
+        self, request: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """One watch inside this process."""
         with self.watching() as (watchers, woken):
             watchers.handle(rpc_pb2.WatchRequest(create_request=request), self.revision)
@@ -184,7 +211,9 @@ class EmbeddedEtcd:
 
     @contextmanager
     def watching(self) -> Iterator[tuple[Watchers, asyncio.Event]]:
-        """The watches of a new client stream, and an event that is set when there may be something to send."""
+        """The watches of a new client stream, and an event that is set when there may be something
+        to send.
+        """
         woken = asyncio.Event()
         watchers = Watchers(self._state, self._subscriptions, woken.set)
         self._watching += 1
@@ -204,7 +233,9 @@ class EmbeddedEtcd:
         await self._commit.submit(change)
 
     async def hash_kv(self, revision: int) -> rpc_pb2.HashKVResponse:
-        """A checksum of the pairs at `revision` (0: now); equal states give equal sums, other programs other ones."""
+        """A checksum of the pairs at `revision` (0: now); equal states give equal sums,
+        other programs other ones.
+        """
         return await self._commit.submit(lambda _: self._state.hash_kv(revision))
 
     async def defragment(self) -> None:
@@ -246,7 +277,9 @@ class EmbeddedEtcd:
         if self._state.revision > self._saved:
             revisions = range(self._saved + 1, self._state.revision + 1)
             record.save_revisions(batch, self._state, revisions)
-            self._unpublished += [(revision, self._state.events(revision)) for revision in revisions]
+            self._unpublished += [
+                (revision, self._state.events(revision)) for revision in revisions
+            ]
             self._saved = self._state.revision
             if floor := self._history.due(self._state, self._clock()):
                 self._compact(floor, batch)

@@ -1,4 +1,5 @@
-"""The errors of metadata calls: one table of etcd's statuses and texts, used by the client and by the server.
+"""The errors of metadata calls: one table of etcd's statuses and texts,
+used by the client and by the server.
 
 `text` is exactly etcd's: its clients compare it. `message` adds what to do about it.
 """
@@ -37,7 +38,10 @@ class TooManyOpsError(MetaRequestError):
 
     code = "ErrMetaTooManyOps"
     text = "etcdserver: too many operations in txn request"
-    advice = "at most 128 comparisons, and 128 operations in each branch; split it, or use write_all if order is free"
+    advice = (
+        "at most 128 comparisons, and 128 operations in each branch; split it, or use write_all "
+        "if order is free"
+    )
 
 
 class RequestTooLargeError(MetaRequestError):
@@ -110,13 +114,16 @@ class TooManyRequestsError(MetaUnavailableError):
 
 
 class NoSpaceError(MetaUnavailableError):
-    """The database reached its quota: only reads and deletes are taken until an operator makes room."""
+    """The database reached its quota: only reads and deletes are taken until an operator makes
+    room.
+    """
 
     code = "ErrMetaNoSpace"
     status = "RESOURCE_EXHAUSTED"
     text = "etcdserver: mvcc: database space exceeded"
     advice = (
-        "delete keys, `etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`; or raise the quota "
+        "delete keys, `etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`; or raise "
+        "the quota "
         "(--quota-backend-bytes of etcd, --metadata-quota-bytes of the coordinator)"
     )
 
@@ -213,7 +220,11 @@ def error_of(status: str, details: str) -> EtcdError:
 
 
 def _named(root: type[EtcdError]) -> list[type[EtcdError]]:
-    return [kind for child in root.__subclasses__() for kind in ([child] if child.text else []) + _named(child)]
+    return [
+        kind
+        for child in root.__subclasses__()
+        for kind in ([child] if child.text else []) + _named(child)
+    ]
 
 
 _BY_STATUS: dict[str, type[EtcdError]] = {

@@ -1,8 +1,9 @@
 """The `etcd3` library for one-shot administration, over our stubs.
 
-Its own generated code does not load under today's protobuf, so its stub module is replaced before it is imported. Only
-one-shot calls go through it (status, put, get, transactions, leases): its watcher spins without back-off while the
-server is away, drops the callback, and never resumes, so everything that lives longer uses `storage.meta.client`.
+Its own generated code does not load under today's protobuf, so its stub module is replaced before
+it is imported. Only one-shot calls go through it (status, put, get, transactions, leases): its
+watcher spins without back-off while the server is away, drops the callback, and never resumes, so
+everything that lives longer uses `storage.meta.client`.
 """
 
 import importlib
@@ -26,7 +27,9 @@ def client(
     key_path: str = "",
     max_message_bytes: int = 4 << 20,
 ) -> Any:
-    """An `etcd3.Etcd3Client` to one endpoint, with TLS if PEM files are given; close it after use."""
+    """An `etcd3.Etcd3Client` to one endpoint, with TLS if PEM files are given;
+    close it after use.
+    """
     return _library().client(
         host=host,
         port=port,
@@ -47,7 +50,9 @@ def _library() -> ModuleType:
     if _STUB_MODULE not in sys.modules:
         stubs = ModuleType(_STUB_MODULE)
         for source in (kv_pb2, rpc_pb2, rpc_pb2_grpc):
-            vars(stubs).update({name: part for name, part in vars(source).items() if not name.startswith("_")})
+            vars(stubs).update(
+                {name: part for name, part in vars(source).items() if not name.startswith("_")}
+            )
         sys.modules[_STUB_MODULE] = stubs
     library = importlib.import_module("etcd3")
     vars(library)["etcdrpc"] = sys.modules[_STUB_MODULE]

@@ -1,4 +1,6 @@
-"""The metadata store as its users see it: the `Meta` Protocol and its values; revisions grow with each write."""
+"""The metadata store as its users see it: the `Meta` Protocol and its values;
+revisions grow with each write.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -82,7 +84,9 @@ Op = Put | Delete | Get
 
 @dataclass(frozen=True, slots=True)
 class TxnResult:
-    """What a transaction did; `pairs` has one list for each `Get` of the branch that ran, in order."""
+    """What a transaction did; `pairs` has one list for each `Get` of the branch that ran,
+    in order.
+    """
 
     succeeded: bool
     revision: int
@@ -95,26 +99,35 @@ class Lease(Protocol):
     id: int
     ttl_s: int
     deadline: float
-    """Loop time until which the lease is surely alive, counted from before the last renewal was sent.
+    """Loop time until which the lease is surely alive,
+    counted from before the last renewal was sent.
 
-    Compare the clock with it where it matters: in a process that was stopped and continues, `lost` is set late.
+    Compare the clock with it where it matters: in a process that was stopped and continues, `lost`
+    is set late.
     """
     lost: asyncio.Event
-    """Set when the server no longer holds the lease, or when that cannot be known; never cleared."""
+    """Set when the server no longer holds the lease, or when that cannot be known;
+    never cleared.
+    """
 
     async def __aenter__(self) -> Self:
         """Start renewing."""
         ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        err: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Stop renewing and revoke."""
         ...
 
 
 class Meta(Protocol):
-    """The metadata store; every call raises `MetaUnavailableError` when no server answers in time."""
+    """The metadata store; every call raises `MetaUnavailableError` when no server answers in
+    time.
+    """
 
     async def get(self, key: bytes) -> KeyValue | None:
         """The pair of `key`, or None."""
@@ -136,14 +149,20 @@ class Meta(Protocol):
         """Delete all keys that start with `prefix`; returns how many."""
         ...
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
-        """Run `success` if all `compares` hold, else `failure`; atomic, durable when it returns, <= 128 of each."""
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
+        """Run `success` if all `compares` hold, else `failure`; atomic, durable when it returns,
+        <= 128 of each.
+        """
         ...
 
     async def write_all(self, ops: Sequence[Op]) -> int:
-        """Apply any number of writes that need neither order nor atomicity; returns the last revision.
+        """Apply any number of writes that need neither order nor atomicity;
+        returns the last revision.
 
-        They go in as many transactions as needed: after an error some are applied, and the call may be repeated.
+        They go in as many transactions as needed: after an error some are applied, and the call may
+        be repeated.
         """
         ...
 
@@ -152,7 +171,8 @@ class Meta(Protocol):
         ...
 
     def watch(self, prefix: bytes, start_revision: int = 0) -> AsyncIterator[list[WatchEvent]]:
-        """Changes of keys under `prefix` from `start_revision` (0: from now), in order, none missed over reconnects.
+        """Changes of keys under `prefix` from `start_revision` (0: from now), in order,
+        none missed over reconnects.
 
         Raises:
             CompactedError: `start_revision` is no longer kept; read again and watch from there.
@@ -160,5 +180,7 @@ class Meta(Protocol):
         ...
 
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
-        """Wait until `key` is created under `lease`; returns its create revision, for `Compare.created_at`."""
+        """Wait until `key` is created under `lease`; returns its create revision,
+        for `Compare.created_at`.
+        """
         ...

@@ -1,8 +1,10 @@
-"""The etcd API over the network: several endpoints, users, timeouts, and etcd's statuses as our errors.
+"""The etcd API over the network: several endpoints, users, timeouts,
+and etcd's statuses as our errors.
 
-A call that fails for lack of a server moves on to the next endpoint. Calls are repeated with back-off when they were
-not sent, when they read, and when they write the same state however often they run. A transaction with conditions that
-was sent is not repeated: its caller must read and decide.
+A call that fails for lack of a server moves on to the next endpoint. Calls are repeated with
+back-off when they were not sent, when they read, and when they write the same state however often
+they run. A transaction with conditions that was sent is not repeated: its caller must read and
+decide.
 """
 
 import asyncio
@@ -30,7 +32,9 @@ from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
-"""Sent with streams: a member that is cut off from the others then ends them, and does not stay silent."""
+"""Sent with streams: a member that is cut off from the others then ends them,
+and does not stay silent.
+"""
 _CONNECT_SECONDS = 2.0
 _CALL_SECONDS = 10.0
 _ATTEMPT_SECONDS = 5.0
@@ -38,7 +42,10 @@ _BACKOFF_SECONDS = (0.05, 1.0)
 
 
 class Endpoints:
-    """Channels to the members of a metadata cluster; one of them is used until it fails. Made by `open`."""
+    """Channels to the members of a metadata cluster; one of them is used until it fails.
+
+    Made by `open`.
+    """
 
     def __init__(self, addresses: Sequence[str], channels: Sequence[grpc.aio.Channel]) -> None:
         self._addresses = addresses
@@ -52,7 +59,10 @@ class Endpoints:
     ) -> AsyncIterator["Endpoints"]:
         """Channels to all addresses for the block; they connect when used."""
         async with AsyncExitStack() as stack:
-            yield cls(addresses, [await stack.enter_async_context(channel(address)) for address in addresses])
+            yield cls(
+                addresses,
+                [await stack.enter_async_context(channel(address)) for address in addresses],
+            )
 
     @property
     def current(self) -> str:
@@ -94,9 +104,14 @@ class RemoteEtcd:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, endpoints: Sequence[str], channel: Callable[[str], grpc.aio.Channel], user: User | None = None
+        cls,
+        endpoints: Sequence[str],
+        channel: Callable[[str], grpc.aio.Channel],
+        user: User | None = None,
     ) -> AsyncIterator["RemoteEtcd"]:
-        """Channels to all endpoints for the block; without a `user`, that of the environment (`meta.user`), if any."""
+        """Channels to all endpoints for the block; without a `user`,
+        that of the environment (`meta.user`), if any.
+        """
         async with Endpoints.open(endpoints, channel) as members:
             remote = cls(members, user or User.from_environment(os.environ))
             try:
@@ -120,17 +135,23 @@ class RemoteEtcd:
         return channel, await self._token.metadata(channel)
 
     def failed(self, err: TimeoutError | grpc.aio.AioRpcError, address: str) -> EtcdError:
-        """Our error for `err`; an endpoint that failed, or a token that is no longer valid, is not used again."""
+        """Our error for `err`; an endpoint that failed, or a token that is no longer valid,
+        is not used again.
+        """
         if isinstance(err, TimeoutError):
             self._endpoints.leave(address)
             self.calls.cancel_all(address)
-            return MetaUnavailableError(f"the metadata server at {address} did not answer in time; is it running?")
+            return MetaUnavailableError(
+                f"the metadata server at {address} did not answer in time; is it running?"
+            )
         failure = error_of(err.code().name, err.details() or "")
         if isinstance(failure, InvalidTokenError | UserNeededError) and self._token.invalidate():
             return InvalidTokenError()
         if type(failure) is MetaUnavailableError:
             self._endpoints.leave(address)
-            return MetaUnavailableError(f"the metadata server at {address} is away: {failure.text}; is it running?")
+            return MetaUnavailableError(
+                f"the metadata server at {address} is away: {failure.text}; is it running?"
+            )
         return failure
 
     async def read(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
@@ -149,13 +170,19 @@ class RemoteEtcd:
     async def lease_grant(self, request: rpc_pb2.LeaseGrantRequest) -> rpc_pb2.LeaseGrantResponse:
         """See `EtcdApi.lease_grant`."""
         return await self._call(
-            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(request, metadata=metadata)
+            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(
+                request, metadata=metadata
+            )
         )
 
-    async def lease_revoke(self, request: rpc_pb2.LeaseRevokeRequest) -> rpc_pb2.LeaseRevokeResponse:
+    async def lease_revoke(
+        self, request: rpc_pb2.LeaseRevokeRequest
+    ) -> rpc_pb2.LeaseRevokeResponse:
         """See `EtcdApi.lease_revoke`."""
         return await self._call(
-            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(request, metadata=metadata),
+            lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
+                request, metadata=metadata
+            ),
             repeat=False,
         )
 
@@ -168,7 +195,9 @@ class RemoteEtcd:
         except (TimeoutError, grpc.aio.AioRpcError) as err:
             raise self.failed(err, address) from err
 
-    async def watch(self, request: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(
+        self, request: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         """See `EtcdApi.watch`."""
         address = self._endpoints.current
         try:
@@ -190,9 +219,13 @@ class RemoteEtcd:
 
     async def _open_keep_alive(self) -> Any:
         channel, metadata = await self.connected()
-        return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(None, metadata=metadata + NEEDS_LEADER)
+        return rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(
+            None, metadata=metadata + NEEDS_LEADER
+        )
 
-    async def _call(self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]], *, repeat: bool = True) -> R:
+    async def _call(
+        self, attempt: Callable[[grpc.aio.Channel, Metadata], Awaitable[R]], *, repeat: bool = True
+    ) -> R:
         backoff = Backoff(*_BACKOFF_SECONDS)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CALL_SECONDS
@@ -242,7 +275,10 @@ async def _connects(channel: grpc.aio.Channel) -> bool:
     state = channel.get_state(try_to_connect=True)
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
-            while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+            while state not in (
+                grpc.ChannelConnectivity.READY,
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+            ):
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:

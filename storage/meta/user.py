@@ -1,4 +1,6 @@
-"""The user for an etcd that demands one: name and password from the environment or a file, and the token for them."""
+"""The user for an etcd that demands one: name and password from the environment or a file,
+and the token for them.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -37,7 +39,9 @@ class User:
             try:
                 return cls(name, Path(path).read_text().rstrip("\n"))
             except (OSError, UnicodeDecodeError) as err:
-                raise MetaAuthError(f"cannot read {path} ({PASSWORD_FILE}): {type(err).__name__}") from err
+                raise MetaAuthError(
+                    f"cannot read {path} ({PASSWORD_FILE}): {type(err).__name__}"
+                ) from err
         if PASSWORD in environ:
             return cls(name, environ[PASSWORD])
         raise MetaAuthError(f"{NAME} is set, but neither {PASSWORD_FILE} nor {PASSWORD}")
@@ -52,7 +56,8 @@ class Token:
         self._authenticating = asyncio.Lock()
 
     async def metadata(self, channel: grpc.aio.Channel) -> Metadata:
-        """The metadata for a call on `channel`; empty, too, while the server has authentication switched off.
+        """The metadata for a call on `channel`; empty, too,
+        while the server has authentication switched off.
 
         Raises:
             grpc.aio.AioRpcError: as the call would.

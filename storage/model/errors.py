@@ -77,14 +77,18 @@ class CorruptError(TidemarkError):
 
 
 class KeyValueError(InvalidError):
-    """A row's key has a value that no reader can tell from another one, so that two rows would become one."""
+    """A row's key has a value that no reader can tell from another one,
+    so that two rows would become one.
+    """
 
     code = "ErrKeyValueUnsupported"
 
 
 def leaves(group: BaseExceptionGroup[Any]) -> list[TidemarkError]:
     """Our errors in a group of groups, in order."""
-    nested = [leaves(err) if isinstance(err, BaseExceptionGroup) else [err] for err in group.exceptions]
+    nested = [
+        leaves(err) if isinstance(err, BaseExceptionGroup) else [err] for err in group.exceptions
+    ]
     return [err for errors in nested for err in errors if isinstance(err, TidemarkError)]
 
 

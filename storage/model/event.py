@@ -1,7 +1,9 @@
-"""The event batch: the Arrow RecordBatch in which row changes move from puller to sink, never a row object.
+"""The event batch: the Arrow RecordBatch in which row changes move from puller to sink,
+never a row object.
 
-`op` values are the order of changes within one transaction (TiCDC's dmlOrder): delete, update, insert.
-An update carries `old_value`, an insert does not; a delete has no `value`, and `old_value` where upstream gives it.
+`op` values are the order of changes within one transaction (TiCDC's dmlOrder): delete, update,
+insert. An update carries `old_value`, an insert does not; a delete has no `value`, and `old_value`
+where upstream gives it.
 """
 
 from collections.abc import Sequence
@@ -74,7 +76,8 @@ def raw_batch(
 def snapshot_rows(keys: pa.Array, values: pa.Array, commit_ts: int) -> pa.RecordBatch:
     """Rows as they are at one commit_ts, which nothing else has.
 
-    Updates of which is not told what was before: whoever gets an insert may rely on it that its key was not there.
+    Updates of which is not told what was before: whoever gets an insert may rely on it that its key
+    was not there.
     """
     count = len(keys)
     columns = [

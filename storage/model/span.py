@@ -1,4 +1,6 @@
-"""Half-open key ranges `[start_key, end_key)`: `KeyRange`, and the `Span` of a table for pullers, sorter and sink."""
+"""Half-open key ranges `[start_key, end_key)`: `KeyRange`,
+and the `Span` of a table for pullers, sorter and sink.
+"""
 
 from dataclasses import dataclass
 
@@ -18,7 +20,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """`[start_key, end_key)`, raw or memcomparable-encoded as its user says; `end_key == b""` means no end."""
+    """`[start_key, end_key)`, raw or memcomparable-encoded as its user says;
+    `end_key == b""` means no end.
+    """
 
     start_key: bytes
     end_key: bytes
@@ -26,5 +30,7 @@ class KeyRange:
     def clip(self, other: "KeyRange") -> "KeyRange | None":
         """The part of `other` inside this range, or None."""
         start_key = max(self.start_key, other.start_key)
-        end_key = min((end_key for end_key in (self.end_key, other.end_key) if end_key), default=b"")
+        end_key = min(
+            (end_key for end_key in (self.end_key, other.end_key) if end_key), default=b""
+        )
         return KeyRange(start_key, end_key) if not end_key or start_key < end_key else None

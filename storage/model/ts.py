@@ -1,4 +1,5 @@
-"""Timestamps of the timestamp oracle (TSO): 46 bits of physical milliseconds, 18 bits of logical counter.
+"""Timestamps of the timestamp oracle (TSO): 46 bits of physical milliseconds,
+18 bits of logical counter.
 
 Source: PD's tsoutil; `ts = physical_ms << 18 | logical`.
 """

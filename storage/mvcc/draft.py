@@ -1,7 +1,9 @@
-"""The state that the commands of one group see: the store plus what the group wrote so far; and the group's outcome.
+"""The state that the commands of one group see: the store plus what the group wrote so far;
+and the group's outcome.
 
-A command writes into a stage of its own, so that one that fails leaves nothing behind. Observers learn of the outcome
-as `Change`s: prewrites, commits and rollbacks of Put and Delete, in the order applied.
+A command writes into a stage of its own, so that one that fails leaves nothing behind. Observers
+learn of the outcome as `Change`s: prewrites, commits and rollbacks of Put and Delete, in the order
+applied.
 """
 
 from collections.abc import Iterator
@@ -22,10 +24,12 @@ COMMITTED: Final = 4
 
 
 class Change(NamedTuple):
-    """One event on one key; numbers of `event` as in cdcpb.Event.LogType. `op` is `record.PUT` or `record.DELETE`.
+    """One event on one key; numbers of `event` as in cdcpb.Event.LogType.
 
-    Only a PREWRITE and a COMMITTED carry values; `old_value` is what the transaction replaced, b"" when nothing.
-    `txn_source` is 0 for what users wrote.
+    `op` is `record.PUT` or `record.DELETE`.
+
+    Only a PREWRITE and a COMMITTED carry values; `old_value` is what the transaction replaced, b""
+    when nothing. `txn_source` is 0 for what users wrote.
     """
 
     event: int
@@ -52,7 +56,9 @@ class Versions:
 
     def writes(self, encoded: bytes, newest_ts: int = MAX_TS) -> Iterator[tuple[int, Write]]:
         """(commit_ts, write) with commit_ts <= `newest_ts`, newest first."""
-        for key, data in self._reader.scan(write_key(encoded, newest_ts), WRITE + encoded + AFTER_VERSIONS):
+        for key, data in self._reader.scan(
+            write_key(encoded, newest_ts), WRITE + encoded + AFTER_VERSIONS
+        ):
             yield split_version(key)[1], decode_write(data)
 
     def data_write(self, encoded: bytes, newest_ts: int = MAX_TS) -> tuple[int, Write] | None:
@@ -65,7 +71,9 @@ class Versions:
     def value(self, encoded: bytes, newest_ts: int = MAX_TS) -> bytes | None:
         """What a key is at `newest_ts`, whatever its lock."""
         write = self.data_write(encoded, newest_ts)
-        return None if write is None or write[1].kind != PUT else self.written_value(encoded, write[1])
+        return (
+            None if write is None or write[1].kind != PUT else self.written_value(encoded, write[1])
+        )
 
     def written_value(self, encoded: bytes, record: Write | Lock) -> bytes:
         """The value of a PUT record.
@@ -78,7 +86,8 @@ class Versions:
         value = self._reader.get(value_key(encoded, record.start_ts))
         if value is None:
             raise CorruptError(
-                f"the value of key {encoded.hex()} written by transaction {record.start_ts} is missing; "
+                f"the value of key {encoded.hex()} written by transaction {record.start_ts} is "
+                "missing; "
                 "restore the store from a backup"
             )
         return value
@@ -87,7 +96,9 @@ class Versions:
 class Draft(Versions):
     """A group in the making; not thread-safe."""
 
-    def __init__(self, base: Reader, *, old_values: bool = False, fence: ReadFence | None = None) -> None:
+    def __init__(
+        self, base: Reader, *, old_values: bool = False, fence: ReadFence | None = None
+    ) -> None:
         super().__init__(self)
         self.old_values = old_values
         self.fence = fence or ReadFence()
@@ -108,7 +119,9 @@ class Draft(Versions):
             return self.ops[key]
         return self._base.get(key)
 
-    def scan(self, lower: bytes, upper: bytes = b"", *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, lower: bytes, upper: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         """See `Reader.scan`; sees what the group wrote."""
         own = self._own_keys(lower, upper)
         if not own:
@@ -168,7 +181,9 @@ class Draft(Versions):
         if lower[:1] == WRITE and upper.endswith(AFTER_VERSIONS):
             versions: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
             return [key for key in versions if lower <= key < upper]
-        return [key for key in {*self.ops, *self._stage} if lower <= key and (not upper or key < upper)]
+        return [
+            key for key in {*self.ops, *self._stage} if lower <= key and (not upper or key < upper)
+        ]
 
     def _merged(
         self, own: list[bytes], base: Iterator[tuple[bytes, bytes]], *, reverse: bool

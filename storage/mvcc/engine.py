@@ -1,6 +1,9 @@
-"""Applies groups of commands: one after the other against a draft, then one synced batch. One thread at a time.
+"""Applies groups of commands: one after the other against a draft, then one synced batch.
 
-An outcome is handed out only after its group is durable; a command that fails leaves nothing of itself in the batch.
+One thread at a time.
+
+An outcome is handed out only after its group is durable; a command that fails leaves nothing of
+itself in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,14 +27,17 @@ STEP_KEYS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The result of a command over a range that did a part of its work, and that for good; `rest` goes on."""
+    """The result of a command over a range that did a part of its work, and that for good;
+    `rest` goes on.
+    """
 
     rest: Command
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """Results aligned with the commands, MvccError, CorruptError and DefectError as values; changes as they were made.
+    """Results aligned with the commands, MvccError, CorruptError and DefectError as values;
+    changes as they were made.
 
     `unlocked` are the encoded keys that lost a lock, for those who wait for one.
     """
@@ -42,7 +48,9 @@ class GroupResult:
 
 
 class Engine:
-    """The write side of the store; what a group reserves in `fence` is released by whoever told its observers."""
+    """The write side of the store; what a group reserves in `fence` is released by whoever told its
+    observers.
+    """
 
     def __init__(self, kv: KV, fence: ReadFence | None = None) -> None:
         self.kv = kv

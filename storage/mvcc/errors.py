@@ -1,9 +1,17 @@
-"""What a transaction can run into on a key; the store's edge turns each into its `kvrpcpb.KeyError`."""
+"""What a transaction can run into on a key; the store's edge turns each into its
+`kvrpcpb.KeyError`.
+"""
 
 import enum
 from collections.abc import Sequence
 
-from storage.model.errors import ClosedError, ConflictError, InvalidError, NotFoundError, TidemarkError
+from storage.model.errors import (
+    ClosedError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TidemarkError,
+)
 from storage.mvcc.lock_queue import Edge
 from storage.mvcc.record import Lock
 
@@ -33,7 +41,10 @@ class KeyIsLockedError(MvccError, ConflictError):
     code = "ErrKeyIsLocked"
 
     def __init__(self, key: bytes, lock: Lock) -> None:
-        super().__init__(f"key {key.hex()} is locked by the transaction {lock.start_ts}; resolve its lock, then retry")
+        super().__init__(
+            f"key {key.hex()} is locked by the transaction {lock.start_ts}; resolve its lock, "
+            "then retry"
+        )
         self.key = key
         self.lock = lock
 
@@ -53,7 +64,8 @@ class WriteConflictError(MvccError, ConflictError):
         reason: ConflictReason,
     ) -> None:
         super().__init__(
-            f"transaction {start_ts} conflicts on key {key.hex()} with {conflict_start_ts}, committed at "
+            f"transaction {start_ts} conflicts on key {key.hex()} with {conflict_start_ts}, "
+            "committed at "
             f"{conflict_commit_ts} ({reason.name}); start it again"
         )
         self.key = key
@@ -79,8 +91,12 @@ class AssertionFailedError(MvccError, ConflictError):
 
     code = "ErrAssertionFailed"
 
-    def __init__(self, key: bytes, start_ts: int, assertion: int, existing: tuple[int, int]) -> None:
-        super().__init__(f"assertion {assertion} of transaction {start_ts} on key {key.hex()} does not hold")
+    def __init__(
+        self, key: bytes, start_ts: int, assertion: int, existing: tuple[int, int]
+    ) -> None:
+        super().__init__(
+            f"assertion {assertion} of transaction {start_ts} on key {key.hex()} does not hold"
+        )
         self.key = key
         self.start_ts = start_ts
         self.assertion = assertion
@@ -105,7 +121,8 @@ class TxnLockNotFoundError(MvccError, ConflictError):
 
     def __init__(self, key: bytes, start_ts: int, commit_ts: int) -> None:
         super().__init__(
-            f"transaction {start_ts} has no lock on key {key.hex()} to commit at {commit_ts}; it was rolled back"
+            f"transaction {start_ts} has no lock on key {key.hex()} to commit at {commit_ts}; it "
+            "was rolled back"
         )
         self.key = key
 
@@ -116,7 +133,9 @@ class CommitTsExpiredError(MvccError, ConflictError):
     code = "ErrCommitTsExpired"
 
     def __init__(self, key: bytes, start_ts: int, commit_ts: int, min_commit_ts: int) -> None:
-        super().__init__(f"transaction {start_ts} must commit at or after {min_commit_ts}, not at {commit_ts}")
+        super().__init__(
+            f"transaction {start_ts} must commit at or after {min_commit_ts}, not at {commit_ts}"
+        )
         self.key = key
         self.start_ts = start_ts
         self.commit_ts = commit_ts
@@ -129,7 +148,9 @@ class PrimaryMismatchError(MvccError, ConflictError):
     code = "ErrPrimaryMismatch"
 
     def __init__(self, key: bytes, lock: Lock) -> None:
-        super().__init__(f"the primary of transaction {lock.start_ts} is {lock.primary.hex()}, not {key.hex()}")
+        super().__init__(
+            f"the primary of transaction {lock.start_ts} is {lock.primary.hex()}, not {key.hex()}"
+        )
         self.key = key
         self.lock = lock
 
@@ -140,7 +161,10 @@ class CommittedError(MvccError, ConflictError):
     code = "ErrTxnCommitted"
 
     def __init__(self, key: bytes, start_ts: int, commit_ts: int) -> None:
-        super().__init__(f"transaction {start_ts} is committed at {commit_ts} on key {key.hex()}; it cannot go back")
+        super().__init__(
+            f"transaction {start_ts} is committed at {commit_ts} on key {key.hex()}; it cannot go "
+            "back"
+        )
         self.commit_ts = commit_ts
 
 
@@ -151,7 +175,8 @@ class PessimisticLockLostError(MvccError, ConflictError):
 
     def __init__(self, key: bytes, start_ts: int) -> None:
         super().__init__(
-            f"transaction {start_ts} does not hold the pessimistic lock on key {key.hex()}; start it again"
+            f"transaction {start_ts} does not hold the pessimistic lock on key {key.hex()}; start "
+            "it again"
         )
         self.key = key
 
@@ -162,19 +187,24 @@ class PessimisticLockRolledBackError(MvccError, ConflictError):
     code = "ErrPessimisticLockRolledBack"
 
     def __init__(self, key: bytes, start_ts: int) -> None:
-        super().__init__(f"transaction {start_ts} was rolled back on key {key.hex()}; start it again")
+        super().__init__(
+            f"transaction {start_ts} was rolled back on key {key.hex()}; start it again"
+        )
         self.key = key
 
 
 class DeadlockError(MvccError, ConflictError):
-    """Waiting for the lock would mean to wait for oneself; `edges` lead from its holder back to the waiter."""
+    """Waiting for the lock would mean to wait for oneself;
+    `edges` lead from its holder back to the waiter.
+    """
 
     code = "ErrDeadlock"
 
     def __init__(self, edges: Sequence[Edge]) -> None:
         closing = edges[-1]
         super().__init__(
-            f"transaction {closing.start_ts} must not wait for {closing.holder} on key {closing.key.hex()}: "
+            f"transaction {closing.start_ts} must not wait for {closing.holder} on key "
+            f"{closing.key.hex()}: "
             f"that one waits for it over {len(edges) - 1} locks; roll back and start it again"
         )
         self.edges = tuple(edges)

@@ -1,6 +1,7 @@
 """FarmHash's Fingerprint64, which clients know keys by in a deadlock's wait chain. Pure.
 
-Source: the public FarmHash (farmhashna::Hash64), whose result is fixed for all time; kvrpcpb.Deadlock.
+Source: the public FarmHash (farmhashna::Hash64), whose result is fixed for all time;
+kvrpcpb.Deadlock.
 """
 
 import struct
@@ -51,9 +52,13 @@ def _up_to_16(data: bytes, size: int) -> int:
     mul = _K2 + size * 2
     if size >= 8:
         first, last = _word(data, 0) + _K2, _word(data, size - 8)
-        return _mix(_rotate(last, 37) * mul + first & _MASK, (_rotate(first, 25) + last) * mul & _MASK, mul)
+        return _mix(
+            _rotate(last, 37) * mul + first & _MASK, (_rotate(first, 25) + last) * mul & _MASK, mul
+        )
     if size >= 4:
-        return _mix(size + (_HALF.unpack_from(data)[0] << 3), _HALF.unpack_from(data, size - 4)[0], mul)
+        return _mix(
+            size + (_HALF.unpack_from(data)[0] << 3), _HALF.unpack_from(data, size - 4)[0], mul
+        )
     if size:
         low, high = data[0] + (data[size >> 1] << 8), size + (data[-1] << 2)
         return _fold(low * _K2 & _MASK ^ high * _K0 & _MASK) * _K2 & _MASK
@@ -79,7 +84,9 @@ def _up_to_64(data: bytes, size: int) -> int:
     z = _mix(y, right, mul)
     e, f = _word(data, 16) * mul & _MASK, _word(data, 24)
     g, h = (y + _word(data, size - 32)) * mul & _MASK, (z + _word(data, size - 24)) * mul & _MASK
-    return _mix(_rotate(e + f, 43) + _rotate(g, 30) + h & _MASK, e + _rotate(f + a, 18) + g & _MASK, mul)
+    return _mix(
+        _rotate(e + f, 43) + _rotate(g, 30) + h & _MASK, e + _rotate(f + a, 18) + g & _MASK, mul
+    )
 
 
 def _weak(data: bytes, at: int, a: int, b: int) -> _Pair:
@@ -107,7 +114,13 @@ def _step(
 def _long(data: bytes, size: int) -> int:
     y = _SEED * _K1 + 113 & _MASK
     z = _fold(y * _K2 + 113) * _K2 & _MASK
-    state: tuple[int, int, int, _Pair, _Pair] = (_SEED * _K2 + _word(data, 0) & _MASK, y, z, (0, 0), (0, 0))
+    state: tuple[int, int, int, _Pair, _Pair] = (
+        _SEED * _K2 + _word(data, 0) & _MASK,
+        y,
+        z,
+        (0, 0),
+        (0, 0),
+    )
     blocks, rest = divmod(size - 1, _BLOCK)
     for block in range(blocks):
         state = _step(data, block * _BLOCK, state, _K1, 1)

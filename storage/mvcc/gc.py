@@ -1,14 +1,18 @@
-"""Garbage collection of old versions. Pure over a frozen `Reader`: it says what to delete, batch by batch.
+"""Garbage collection of old versions.
 
-After GC at `safe_point`, every read at a timestamp >= safe_point gives what it gave before. Of each key that means: the
-newest version with commit_ts <= safe_point stays if it is a Put, and goes if it is a Delete; all older ones go, and so
-do the Lock and Rollback records up to the safepoint. Locks are not touched. That Delete goes last of its key: whatever
-part of the batches is applied, in their order, what it hid never comes back.
+Pure over a frozen `Reader`: it says what to delete, batch by batch.
 
-`RangeGC` does a range. `GcWalk` says how far a store has come: one walk over all its regions in key order. A newer
-safepoint takes over in the middle of a walk; at the end of the key space the walk then comes back for what it had done
-with the older one (TiDB's GC document: "100 % of the regions"). Every step is a value that is kept on disk, so that a
-store goes on after a crash where it was.
+After GC at `safe_point`, every read at a timestamp >= safe_point gives what it gave before. Of each
+key that means: the newest version with commit_ts <= safe_point stays if it is a Put, and goes if it
+is a Delete; all older ones go, and so do the Lock and Rollback records up to the safepoint. Locks
+are not touched. That Delete goes last of its key: whatever part of the batches is applied, in their
+order, what it hid never comes back.
+
+`RangeGC` does a range. `GcWalk` says how far a store has come: one walk over all its regions in key
+order. A newer safepoint takes over in the middle of a walk; at the end of the key space the walk
+then comes back for what it had done with the older one (TiDB's GC document: "100 % of the
+regions"). Every step is a value that is kept on disk, so that a store goes on after a crash where
+it was.
 """
 
 from collections.abc import Generator
@@ -16,7 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from storage.kv import Reader
-from storage.mvcc.layout import META, WRITE, column_range, encode_document, reading_document, split_version, value_key
+from storage.mvcc.layout import (
+    META,
+    WRITE,
+    column_range,
+    encode_document,
+    reading_document,
+    split_version,
+    value_key,
+)
 from storage.mvcc.record import DELETE, PUT, Write, decode_write
 from storage.mvcc.version_counts import VersionCounts
 
@@ -50,7 +62,9 @@ class RangeGC:
                 self._end_row(hides, left_at_start)
                 current, kept_newest, hides, left_at_start = encoded, False, b"", self.left.versions
             write = decode_write(data)
-            newest = commit_ts <= self._safe_point and not kept_newest and write.kind in (PUT, DELETE)
+            newest = (
+                commit_ts <= self._safe_point and not kept_newest and write.kind in (PUT, DELETE)
+            )
             if commit_ts > self._safe_point or (newest and write.kind == PUT):
                 self.left.add(write.kind, commit_ts)
             elif newest:
@@ -87,10 +101,11 @@ class RangeGC:
 
 @dataclass(frozen=True, slots=True)
 class GcWalk:
-    """Everything before `next_key` is collected at `safe_point`; after a wrap, everything from `rewind_key` on as well.
+    """Everything before `next_key` is collected at `safe_point`; after a wrap,
+    everything from `rewind_key` on as well.
 
-    `begun_safe_point` is the newest safepoint anything was collected at, in a walk or by request: history at or after
-    it is whole, older history may have holes.
+    `begun_safe_point` is the newest safepoint anything was collected at, in a walk or by request:
+    history at or after it is whole, older history may have holes.
     """
 
     safe_point: int = 0
@@ -106,10 +121,14 @@ class GcWalk:
         begun = max(safe_point, self.begun_safe_point)
         if self.finished:
             return GcWalk(safe_point, finished=False, begun_safe_point=begun)
-        return GcWalk(safe_point, self.next_key, self.next_key, finished=False, begun_safe_point=begun)
+        return GcWalk(
+            safe_point, self.next_key, self.next_key, finished=False, begun_safe_point=begun
+        )
 
     def passed(self, end_key: bytes) -> "GcWalk":
-        """The walk after everything up to `end_key` was collected; b"" is the end of the key space."""
+        """The walk after everything up to `end_key` was collected;
+        b"" is the end of the key space.
+        """
         assert not self.finished, "a finished walk stands still"
         if self.wrapped and (not end_key or end_key >= self.rewind_key):
             return replace(self, finished=True, next_key=b"")

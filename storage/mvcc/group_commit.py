@@ -1,9 +1,10 @@
 """Group commit: commands from all connections, in arrival order, become durable a group at a time.
 
-While one group is written in an executor thread, the next one gathers; there is no timer. When a group is durable its
-changes go to the observer first, then its callers get their answers: whoever has an answer knows that every observer
-has seen the change. Between two groups nothing is in flight: `quiet` runs there, so that an observer can be attached
-together with a snapshot that holds exactly what the observer will not be told.
+While one group is written in an executor thread, the next one gathers; there is no timer. When a
+group is durable its changes go to the observer first, then its callers get their answers: whoever
+has an answer knows that every observer has seen the change. Between two groups nothing is in
+flight: `quiet` runs there, so that an observer can be attached together with a snapshot that holds
+exactly what the observer will not be told.
 """
 
 import asyncio
@@ -66,15 +67,17 @@ class GroupCommit:
         return self._engine.fence
 
     def watch_unlocked(self, on_unlocked: Callable[[Sequence[bytes]], None]) -> None:
-        """Have `on_unlocked` called on the loop with the encoded keys that a durable group unlocked.
+        """Have `on_unlocked` called on the loop with the encoded keys that a durable group
+        unlocked.
 
-        That is after every caller of the group has taken one step with its result: who was refused because of such a
-        lock could do something about it.
+        That is after every caller of the group has taken one step with its result: who was refused
+        because of such a lock could do something about it.
         """
         self._on_unlocked = on_unlocked
 
     async def submit(self, commands: Sequence[Command], size: int = 0) -> Sequence[Any]:
-        """Run commands; returns their results, MvccError and CorruptError as values, once they are durable.
+        """Run commands; returns their results, MvccError and CorruptError as values,
+        once they are durable.
 
         `size` is about how many bytes they hold in memory.
 
@@ -84,8 +87,13 @@ class GroupCommit:
         """
         self._check_open()
         queue = self._queue
-        if queue.waiting_items + len(commands) > MAX_WAITING_COMMANDS or queue.waiting_bytes > MAX_WAITING_BYTES:
-            raise StoreBusyError(f"{queue.waiting_items} writes are waiting; slow down and try again")
+        if (
+            queue.waiting_items + len(commands) > MAX_WAITING_COMMANDS
+            or queue.waiting_bytes > MAX_WAITING_BYTES
+        ):
+            raise StoreBusyError(
+                f"{queue.waiting_items} writes are waiting; slow down and try again"
+            )
         future: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
         queue.put(_Waiter(commands, future), size, len(commands))
         return await future
@@ -149,11 +157,16 @@ class GroupCommit:
     def _stop(self) -> None:
         self._stopped = True
         self._engine.fence.close()
-        for future in (*(waiter.future for waiter in self._queue.take_all()), *(future for _, future in self._quiet)):
+        for future in (
+            *(waiter.future for waiter in self._queue.take_all()),
+            *(future for _, future in self._quiet),
+        ):
             self._refuse(future)
         self._quiet.clear()
 
     @staticmethod
     def _refuse(future: "asyncio.Future[Any]") -> None:
         if not future.done():
-            future.set_exception(StoreStoppedError("the store is shutting down; the outcome of the write is unknown"))
+            future.set_exception(
+                StoreStoppedError("the store is shutting down; the outcome of the write is unknown")
+            )

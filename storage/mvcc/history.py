@@ -1,4 +1,7 @@
-"""The incremental scan of a change feed, and all that is known of one key. Pure over a frozen `Reader`."""
+"""The incremental scan of a change feed, and all that is known of one key.
+
+Pure over a frozen `Reader`.
+"""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -6,14 +9,23 @@ from dataclasses import dataclass
 from storage.codec import encode_bytes
 from storage.kv import Reader
 from storage.mvcc.draft import COMMITTED, PREWRITE, Change, Versions
-from storage.mvcc.layout import AFTER_VERSIONS, LOCK, VALUE, WRITE, column_range, split_version, user_key
+from storage.mvcc.layout import (
+    AFTER_VERSIONS,
+    LOCK,
+    VALUE,
+    WRITE,
+    column_range,
+    split_version,
+    user_key,
+)
 from storage.mvcc.record import DELETE, PUT, Lock, Write, decode_lock, decode_write
 
 
 def changes_since(
     reader: Reader, lower: bytes, upper: bytes, checkpoint_ts: int, *, old_values: bool
 ) -> Generator[Change, None, None]:
-    """Open data locks as PREWRITE, then every version after `checkpoint_ts` as COMMITTED, newest first per key.
+    """Open data locks as PREWRITE, then every version after `checkpoint_ts` as COMMITTED,
+    newest first per key.
 
     The range is encoded. With `old_values`, each change carries the value it replaced.
     """
@@ -40,7 +52,14 @@ def changes_since(
         if commit_ts > checkpoint_ts:
             key = user_key(encoded)
             pending = Change(
-                COMMITTED, key, encoded, write.kind, write.start_ts, commit_ts, value, txn_source=write.txn_source
+                COMMITTED,
+                key,
+                encoded,
+                write.kind,
+                write.start_ts,
+                commit_ts,
+                value,
+                txn_source=write.txn_source,
             )
     if pending is not None:
         yield pending
@@ -50,7 +69,9 @@ def _prewritten(versions: Versions, encoded: bytes, lock: Lock, *, old_values: b
     value = versions.written_value(encoded, lock) if lock.kind == PUT else b""
     old_value = (versions.value(encoded) or b"") if old_values else b""
     key = user_key(encoded)
-    return Change(PREWRITE, key, encoded, lock.kind, lock.start_ts, 0, value, old_value, lock.txn_source)
+    return Change(
+        PREWRITE, key, encoded, lock.kind, lock.start_ts, 0, value, old_value, lock.txn_source
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +96,9 @@ def key_history(reader: Reader, key: bytes) -> KeyHistory:
 
 
 def key_of_transaction(reader: Reader, lower: bytes, upper: bytes, start_ts: int) -> bytes | None:
-    """The first raw key of the encoded range that the transaction locked, wrote or is rolled back on; walks it all."""
+    """The first raw key of the encoded range that the transaction locked,
+    wrote or is rolled back on; walks it all.
+    """
     for column_key, data in reader.scan(*column_range(LOCK, lower, upper)):
         if decode_lock(data).start_ts == start_ts:
             return user_key(column_key[1:])

@@ -1,8 +1,8 @@
 """Where everything lies in the key-value store (docs/format/mvcc.md). Pure.
 
-A column is the first byte of a key. User keys are memcomparable-encoded ("encoded key" below), so that a version suffix
-cannot mix two user keys; timestamps descend, so that the newest version comes first. The META column holds small JSON
-documents, each with the number of its format.
+A column is the first byte of a key. User keys are memcomparable-encoded ("encoded key" below), so
+that a version suffix cannot mix two user keys; timestamps descend, so that the newest version comes
+first. The META column holds small JSON documents, each with the number of its format.
 """
 
 import json
@@ -47,7 +47,9 @@ def split_version(key: bytes) -> tuple[bytes, int]:
 
 
 def user_key(encoded: bytes) -> bytes:
-    """What `storage.codec.encode_bytes` encoded; for keys we wrote ourselves, hence unchecked and fast."""
+    """What `storage.codec.encode_bytes` encoded; for keys we wrote ourselves,
+    hence unchecked and fast.
+    """
     data = bytearray(encoded)
     padding = 0xFF - data[-1]
     del data[_GROUP - 1 :: _GROUP]
@@ -55,7 +57,9 @@ def user_key(encoded: bytes) -> bytes:
 
 
 def column_range(column: bytes, lower: bytes, upper: bytes) -> tuple[bytes, bytes]:
-    """Bounds in `column` of the encoded keys `[lower, upper)`; `upper == b""` means the end of the column."""
+    """Bounds in `column` of the encoded keys `[lower, upper)`;
+    `upper == b""` means the end of the column.
+    """
     return column + lower, column + upper if upper else bytes([column[0] + 1])
 
 
@@ -74,7 +78,9 @@ def reading_document(data: bytes, version: int, what: str) -> Iterator[Any]:
     try:
         document = json.loads(data)
         if document["format"] != version:
-            raise CorruptError(f"{what} has format {document['format']}; this program knows {version}")
+            raise CorruptError(
+                f"{what} has format {document['format']}; this program knows {version}"
+            )
         yield document
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise CorruptError(f"{what} is damaged: {err}; restore the store from a backup") from err

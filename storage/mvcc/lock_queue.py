@@ -1,8 +1,9 @@
 """Who waits for which pessimistic lock, who is woken next, and who would wait for himself. Pure.
 
-Waiters of a key are woken one by one, oldest transaction first: the woken one tries again, and if it does not take the
-lock, the next one is woken. The wait-for graph has an edge from every waiter to the transaction that holds its key; it
-is the graph of one store, so a deadlock across stores ends by the time-outs of its waits.
+Waiters of a key are woken one by one, oldest transaction first: the woken one tries again, and if
+it does not take the lock, the next one is woken. The wait-for graph has an edge from every waiter
+to the transaction that holds its key; it is the graph of one store, so a deadlock across stores
+ends by the time-outs of its waits.
 """
 
 from bisect import insort
@@ -22,7 +23,9 @@ class Edge(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One wait of one transaction; told apart by identity, as a transaction may wait for several keys."""
+    """One wait of one transaction; told apart by identity,
+    as a transaction may wait for several keys.
+    """
 
     start_ts: int
     key: bytes
@@ -46,7 +49,9 @@ class LockQueue:
         return self._size
 
     def cycle(self, start_ts: int, holder: int, key: bytes) -> list[Edge]:
-        """The edges that lead from `holder` back to `start_ts`, then the one that would close them; [] if none do."""
+        """The edges that lead from `holder` back to `start_ts`,
+        then the one that would close them; [] if none do.
+        """
         path = self._path(holder, start_ts)
         return [*path, Edge(start_ts, holder, key)] if path or holder == start_ts else []
 

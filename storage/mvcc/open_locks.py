@@ -1,9 +1,12 @@
-"""What holds a change feed's resolved_ts back: open Put and Delete locks per region, and commits in flight. Pure.
+"""What holds a change feed's resolved_ts back: open Put and Delete locks per region,
+and commits in flight. Pure.
 
-A lock holds it below its start_ts, whatever its transaction's kind. A commit_ts that the store computes itself may be
-smaller than a timestamp of the oracle that was taken before the prewrite came; `settle` keeps such commits above it.
+A lock holds it below its start_ts, whatever its transaction's kind. A commit_ts that the store
+computes itself may be smaller than a timestamp of the oracle that was taken before the prewrite
+came; `settle` keeps such commits above it.
 
-Kept in memory by the thread that hands out changes, rebuilt from the lock column when the store opens.
+Kept in memory by the thread that hands out changes, rebuilt from the lock column when the store
+opens.
 """
 
 from bisect import bisect_right
@@ -21,9 +24,14 @@ class OpenLocks:
     """Which transactions hold data locks, by region."""
 
     def __init__(
-        self, starts: Sequence[bytes], locks: Iterable[tuple[bytes, int]] = (), fence: ReadFence | None = None
+        self,
+        starts: Sequence[bytes],
+        locks: Iterable[tuple[bytes, int]] = (),
+        fence: ReadFence | None = None,
     ) -> None:
-        """`starts` are the sorted region start keys, encoded; `locks` are (encoded key, start_ts)."""
+        """`starts` are the sorted region start keys, encoded;
+        `locks` are (encoded key, start_ts).
+        """
         self._locks = dict(locks)
         self._fence = fence or ReadFence()
         self.rebuild(starts)
@@ -54,7 +62,8 @@ class OpenLocks:
     def settle(self, now_ts: int) -> int:
         """What of `now_ts`, fresh from the oracle, may be promised where no lock is open.
 
-        Async commits and 1PCs that are decided later get a commit_ts above it; those in flight are kept above it.
+        Async commits and 1PCs that are decided later get a commit_ts above it; those in flight are
+        kept above it.
         """
         return self._fence.settle(now_ts)
 

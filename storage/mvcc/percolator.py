@@ -1,12 +1,17 @@
-"""Percolator's decisions on what is locked: commit, rollback. Pure: they read and write a `Draft`, nothing else.
+"""Percolator's decisions on what is locked: commit, rollback.
+
+Pure: they read and write a `Draft`, nothing else.
 
 Invariants, for every key:
-1. at most one lock; a lock of transaction S excludes every write of others until it is committed or rolled back;
-2. a transaction is committed, rolled back, or open; the first of the two outcomes that is recorded stays;
+1. at most one lock; a lock of transaction S excludes every write of others until it is committed or
+   rolled back;
+2. a transaction is committed, rolled back, or open; the first of the two outcomes that is recorded
+   stays;
 3. commit_ts > start_ts, and commit_ts >= the lock's min_commit_ts.
 
-Every rollback record is kept until GC ("protected" in TiKV's words), so a late prewrite never revives a transaction.
-Sources: the Percolator paper (Peng and Dabek, OSDI 2010); TiKV's semantics as its clients rely on them (kvrpcpb.proto).
+Every rollback record is kept until GC ("protected" in TiKV's words), so a late prewrite never
+revives a transaction. Sources: the Percolator paper (Peng and Dabek, OSDI 2010); TiKV's semantics
+as its clients rely on them (kvrpcpb.proto).
 """
 
 from collections.abc import Sequence
@@ -14,13 +19,20 @@ from collections.abc import Sequence
 from storage.codec import encode_bytes
 from storage.mvcc.draft import COMMIT, Change, Draft, Versions
 from storage.mvcc.draft import ROLLBACK as ROLLED_BACK
-from storage.mvcc.errors import CommittedError, CommitTsExpiredError, InvalidTxnError, TxnLockNotFoundError
+from storage.mvcc.errors import (
+    CommittedError,
+    CommitTsExpiredError,
+    InvalidTxnError,
+    TxnLockNotFoundError,
+)
 from storage.mvcc.layout import write_key
 from storage.mvcc.record import PESSIMISTIC, PUT, ROLLBACK, Lock, Write
 
 
 def outcome(versions: Versions, encoded: bytes, start_ts: int) -> tuple[int, int] | None:
-    """(kind, commit_ts) recorded for a transaction on a key; a ROLLBACK has commit_ts 0; None: nothing is."""
+    """(kind, commit_ts) recorded for a transaction on a key; a ROLLBACK has commit_ts 0;
+    None: nothing is.
+    """
     for commit_ts, write in versions.writes(encoded):
         if commit_ts < start_ts:
             return None
@@ -32,7 +44,8 @@ def outcome(versions: Versions, encoded: bytes, start_ts: int) -> tuple[int, int
 
 
 def commit(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -> None:
-    """Make the transaction's locks on `keys` versions at `commit_ts`; keys that are already committed are left alone.
+    """Make the transaction's locks on `keys` versions at `commit_ts`;
+    keys that are already committed are left alone.
 
     Raises:
         InvalidTxnError: commit_ts <= start_ts.
@@ -40,7 +53,9 @@ def commit(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -
         TxnLockNotFoundError: the transaction was rolled back on a key, or never prewrote it.
     """
     if commit_ts <= start_ts:
-        raise InvalidTxnError(f"commit_ts {commit_ts} is not after start_ts {start_ts}; take it from the TSO")
+        raise InvalidTxnError(
+            f"commit_ts {commit_ts} is not after start_ts {start_ts}; take it from the TSO"
+        )
     for key in keys:
         encoded = encode_bytes(key)
         lock = draft.lock(encoded)
@@ -53,7 +68,8 @@ def commit(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -
 
 
 def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts: int) -> None:
-    """Turn one lock into a version; a pessimistic lock that was left behind only goes, as nothing was written under it.
+    """Turn one lock into a version; a pessimistic lock that was left behind only goes,
+    as nothing was written under it.
 
     Raises:
         CommitTsExpiredError: see `commit`.
@@ -66,13 +82,29 @@ def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts:
     write = Write(lock.kind, lock.start_ts, lock.short_value, txn_source=lock.txn_source)
     put_version(draft, encoded, commit_ts, write, computed=lock.async_commit)
     if lock.changes_data:
-        draft.note(Change(COMMIT, key, encoded, lock.kind, lock.start_ts, commit_ts, txn_source=lock.txn_source))
+        draft.note(
+            Change(
+                COMMIT,
+                key,
+                encoded,
+                lock.kind,
+                lock.start_ts,
+                commit_ts,
+                txn_source=lock.txn_source,
+            )
+        )
 
 
-def put_version(draft: Draft, encoded: bytes, commit_ts: int, write: Write, *, computed: bool) -> None:
-    """Record a commit; a `computed` commit_ts may be the start_ts of somebody who is on record here as rolled back."""
+def put_version(
+    draft: Draft, encoded: bytes, commit_ts: int, write: Write, *, computed: bool
+) -> None:
+    """Record a commit; a `computed` commit_ts may be the start_ts of somebody who is on record here
+    as rolled back.
+    """
     rolled_back = computed and draft.get(write_key(encoded, commit_ts)) is not None
-    draft.put_write(encoded, commit_ts, write._replace(overlapped_rollback=True) if rolled_back else write)
+    draft.put_write(
+        encoded, commit_ts, write._replace(overlapped_rollback=True) if rolled_back else write
+    )
 
 
 def rollback(draft: Draft, keys: Sequence[bytes], start_ts: int) -> None:
@@ -101,11 +133,15 @@ def rollback_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock) -> None:
     draft.delete_lock(encoded)
     record_rollback(draft, encoded, lock.start_ts)
     if lock.changes_data:
-        draft.note(Change(ROLLED_BACK, key, encoded, lock.kind, lock.start_ts, txn_source=lock.txn_source))
+        draft.note(
+            Change(ROLLED_BACK, key, encoded, lock.kind, lock.start_ts, txn_source=lock.txn_source)
+        )
 
 
 def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:
-    """Record that the transaction is rolled back on a key, beside a commit of another one at the same timestamp."""
+    """Record that the transaction is rolled back on a key,
+    beside a commit of another one at the same timestamp.
+    """
     for commit_ts, write in draft.writes(encoded, start_ts):
         if commit_ts == start_ts and write.kind != ROLLBACK:
             draft.put_write(encoded, start_ts, write._replace(overlapped_rollback=True))

@@ -1,4 +1,7 @@
-"""Decisions on pessimistic locks: take them, give them back. Pure: they read and write a `Draft`."""
+"""Decisions on pessimistic locks: take them, give them back.
+
+Pure: they read and write a `Draft`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +31,8 @@ from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock, decode_lock
 class PessimisticLock:
     """One request for pessimistic locks; `for_update_ts` is the snapshot the statement read.
 
-    With `force`, a key that changed after it is locked nevertheless, and the client is told at what commit_ts.
+    With `force`, a key that changed after it is locked nevertheless, and the client is told at what
+    commit_ts.
     """
 
     mutations: Sequence[Mutation]
@@ -43,7 +47,9 @@ class PessimisticLock:
 
 
 class LockedKey(NamedTuple):
-    """What a locked key holds now, None if it is absent or nobody asked; `conflict_ts`: when it changed, or 0."""
+    """What a locked key holds now, None if it is absent or nobody asked; `conflict_ts`:
+    when it changed, or 0.
+    """
 
     value: bytes | None
     conflict_ts: int = 0
@@ -62,7 +68,8 @@ def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[LockedKey]:
     """
     if not 0 < request.start_ts <= request.for_update_ts:
         raise InvalidTxnError(
-            f"for_update_ts {request.for_update_ts} is not at or after start_ts {request.start_ts}; "
+            f"for_update_ts {request.for_update_ts} is not at or after start_ts "
+            f"{request.start_ts}; "
             "take both from the TSO"
         )
     return [_lock_key(draft, request, mutation) for mutation in request.mutations]
@@ -102,20 +109,40 @@ def _check_newest(draft: Draft, request: PessimisticLock, key: bytes, encoded: b
             conflict_ts = conflict_ts or commit_ts
             if not request.force:
                 reason = ConflictReason.PESSIMISTIC_RETRY
-                raise WriteConflictError(key, request.primary, request.start_ts, write.start_ts, commit_ts, reason)
+                raise WriteConflictError(
+                    key, request.primary, request.start_ts, write.start_ts, commit_ts, reason
+                )
     return conflict_ts
 
 
 def _new_lock(request: PessimisticLock, current: Lock | None, conflict_ts: int) -> Lock:
-    for_update_ts, ttl_ms, min_commit_ts = request.for_update_ts, request.ttl_ms, request.min_commit_ts
+    for_update_ts, ttl_ms, min_commit_ts = (
+        request.for_update_ts,
+        request.ttl_ms,
+        request.min_commit_ts,
+    )
     if current is not None:
         for_update_ts = max(for_update_ts, current.for_update_ts)
-        ttl_ms, min_commit_ts = max(ttl_ms, current.ttl_ms), max(min_commit_ts, current.min_commit_ts)
-    return Lock(PESSIMISTIC, request.primary, request.start_ts, ttl_ms, max(for_update_ts, conflict_ts), min_commit_ts)
+        ttl_ms, min_commit_ts = (
+            max(ttl_ms, current.ttl_ms),
+            max(min_commit_ts, current.min_commit_ts),
+        )
+    return Lock(
+        PESSIMISTIC,
+        request.primary,
+        request.start_ts,
+        ttl_ms,
+        max(for_update_ts, conflict_ts),
+        min_commit_ts,
+    )
 
 
-def pessimistic_rollback(draft: Draft, keys: Sequence[bytes], start_ts: int, for_update_ts: int) -> None:
-    """Give back pessimistic locks taken up to `for_update_ts`; other locks and missing ones are left alone."""
+def pessimistic_rollback(
+    draft: Draft, keys: Sequence[bytes], start_ts: int, for_update_ts: int
+) -> None:
+    """Give back pessimistic locks taken up to `for_update_ts`;
+    other locks and missing ones are left alone.
+    """
     for key in keys:
         encoded = encode_bytes(key)
         _give_back(draft, encoded, draft.lock(encoded), start_ts, for_update_ts)
@@ -134,7 +161,9 @@ def pessimistic_rollback_range(
     return Unfinished(partial(more, lower=locks[-1][0][1:] + b"\0", upper=upper))
 
 
-def _give_back(draft: Draft, encoded: bytes, lock: Lock | None, start_ts: int, for_update_ts: int) -> None:
+def _give_back(
+    draft: Draft, encoded: bytes, lock: Lock | None, start_ts: int, for_update_ts: int
+) -> None:
     if lock is None or lock.kind != PESSIMISTIC or lock.start_ts != start_ts:
         return
     if lock.for_update_ts <= for_update_ts:

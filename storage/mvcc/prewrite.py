@@ -1,17 +1,20 @@
-"""Percolator's first phase: lock every key with its new value; with async commit and 1PC also the commit. Pure.
+"""Percolator's first phase: lock every key with its new value;
+with async commit and 1PC also the commit. Pure.
 
-First `check_all` looks whether all keys may be locked, and nothing is written: a key may not be locked by another
-transaction, nor have changed since the transaction read it, nor exist or be missing against what the client believes.
-One that the transaction itself has locked before is as it should be. Then it is decided how the transaction goes on;
-then all is written.
+First `check_all` looks whether all keys may be locked, and nothing is written: a key may not be
+locked by another transaction, nor have changed since the transaction read it, nor exist or be
+missing against what the client believes. One that the transaction itself has locked before is as it
+should be. Then it is decided how the transaction goes on; then all is written.
 
 - Ordinary (2PC): locks. The client takes a commit_ts from the oracle when all are there.
-- Async commit: locks that carry a min_commit_ts above every read so far (`read_fence`). The transaction is committed
-  when the last one is on disk, at the largest min_commit_ts of all; the primary names the others.
-- 1PC: all keys of the transaction are in this request: versions at such a min_commit_ts at once, and no lock.
+- Async commit: locks that carry a min_commit_ts above every read so far (`read_fence`). The
+  transaction is committed when the last one is on disk, at the largest min_commit_ts of all; the
+  primary names the others.
+- 1PC: all keys of the transaction are in this request: versions at such a min_commit_ts at once,
+  and no lock.
 
-Either of the last two falls back to 2PC when its timestamp would pass `max_commit_ts`, or when an earlier attempt left
-other locks; a 0 in the answer says so.
+Either of the last two falls back to 2PC when its timestamp would pass `max_commit_ts`, or when an
+earlier attempt left other locks; a 0 in the answer says so.
 """
 
 import enum
@@ -33,7 +36,16 @@ from storage.mvcc.errors import (
     WriteConflictError,
 )
 from storage.mvcc.percolator import put_version
-from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, SHORT_VALUE_MAX_BYTES, Lock, Write
+from storage.mvcc.record import (
+    DELETE,
+    LOCK,
+    PESSIMISTIC,
+    PUT,
+    ROLLBACK,
+    SHORT_VALUE_MAX_BYTES,
+    Lock,
+    Write,
+)
 
 _SKIP_CHECK, _MUST_BE_LOCKED = 0, 1
 
@@ -71,10 +83,11 @@ class Mutation(NamedTuple):
 class Prewrite:
     """One prewrite; `for_update_ts` > 0 means a pessimistic transaction.
 
-    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client vouches that nobody
-    changed the key; 1, it holds the pessimistic lock; 2, check against for_update_ts. Clients send more of them than
-    mutations: the rest is ignored. `locked_at` names by index the for_update_ts that a pessimistic lock must have.
-    `secondaries` are the keys of the whole transaction but the primary; `max_commit_ts` 0 sets no limit.
+    `actions` (kvrpcpb PessimisticAction) belong to the mutations of the same index: 0, the client
+    vouches that nobody changed the key; 1, it holds the pessimistic lock; 2, check against
+    for_update_ts. Clients send more of them than mutations: the rest is ignored. `locked_at` names
+    by index the for_update_ts that a pessimistic lock must have. `secondaries` are the keys of the
+    whole transaction but the primary; `max_commit_ts` 0 sets no limit.
     """
 
     mutations: Sequence[Mutation]
@@ -96,7 +109,9 @@ class Prewrite:
 
 
 class Checked(NamedTuple):
-    """A mutation that may be written; `held` is the transaction's own lock, `newest_ts` the newest commit_ts seen."""
+    """A mutation that may be written; `held` is the transaction's own lock,
+    `newest_ts` the newest commit_ts seen.
+    """
 
     mutation: Mutation
     encoded: bytes
@@ -147,7 +162,9 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
         raise KeyIsLockedError(mutation.key, lock)
     newest_ts = 0
     if lock is None:
-        newest_ts = _check_newest(draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own)
+        newest_ts = _check_newest(
+            draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own
+        )
     elif lock.kind != PESSIMISTIC:
         return Checked(mutation, encoded, lock)
     elif txn.locked_at and txn.locked_at.get(index, lock.for_update_ts) != lock.for_update_ts:
@@ -165,11 +182,12 @@ def _newest_allowed(txn: Prewrite, action: int) -> int:
 def _check_newest(
     draft: Draft, txn: Prewrite, key: bytes, encoded: bytes, newest_allowed: int, *, must_own: bool
 ) -> int:
-    """Refuse when the key changed after `newest_allowed`, or when the transaction itself is already over on it.
+    """Refuse when the key changed after `newest_allowed`,
+    or when the transaction itself is already over on it.
 
-    A pessimistic lock that had to be held but is gone (`must_own`) may only be put back if nothing happened to the key
-    since the start. Rollback records of others are passed over otherwise: they change nothing. Returns the newest
-    commit_ts found.
+    A pessimistic lock that had to be held but is gone (`must_own`) may only be put back if nothing
+    happened to the key since the start. Rollback records of others are passed over otherwise: they
+    change nothing. Returns the newest commit_ts found.
     """
     newest_ts = 0
     for commit_ts, write in draft.writes(encoded):
@@ -211,14 +229,17 @@ _LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, O
 
 @dataclass(frozen=True, slots=True)
 class Prewritten:
-    """How the transaction goes on: 1PC committed it; async commit needs `min_commit_ts`; 2PC has neither."""
+    """How the transaction goes on: 1PC committed it; async commit needs `min_commit_ts`;
+    2PC has neither.
+    """
 
     min_commit_ts: int = 0
     one_pc_commit_ts: int = 0
 
 
 def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
-    """Lock all keys of `txn` with their new values, or none of them; a repeated request gets its first answer again.
+    """Lock all keys of `txn` with their new values, or none of them;
+    a repeated request gets its first answer again.
 
     Raises:
         KeyErrorsError: some keys are locked by others.
@@ -240,30 +261,43 @@ def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
 
 def _check_sense(txn: Prewrite) -> None:
     if not txn.start_ts:
-        raise InvalidTxnError("a prewrite with start_ts 0 belongs to no transaction; take start_ts from the TSO")
+        raise InvalidTxnError(
+            "a prewrite with start_ts 0 belongs to no transaction; take start_ts from the TSO"
+        )
     keys: set[bytes] = set()
     for mutation in txn.mutations:
         if mutation.op not in _LOCK_KINDS and mutation.op != Op.CHECK_NOT_EXISTS:
             raise InvalidTxnError(f"a prewrite cannot have a mutation with op {mutation.op}")
         if mutation.key in keys:
-            raise InvalidTxnError(f"a prewrite names key {mutation.key.hex()} twice; send its last mutation only")
+            raise InvalidTxnError(
+                f"a prewrite names key {mutation.key.hex()} twice; send its last mutation only"
+            )
         keys.add(mutation.key)
 
 
 def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) -> Prewritten:
     """Async commit or 1PC, if nothing stands against it.
 
-    Whoever resolves an async commit computes its commit_ts from the locks alone. So the answer is the largest
-    min_commit_ts of exactly these locks, those of an earlier attempt included, and nothing larger.
+    Whoever resolves an async commit computes its commit_ts from the locks alone. So the answer is
+    the largest min_commit_ts of exactly these locks, those of an earlier attempt included, and
+    nothing larger.
     """
     earlier = [item.held for item in checked if item.held is not None and item.is_prewritten]
-    new = [item for item in checked if not item.is_prewritten and item.mutation.op != Op.CHECK_NOT_EXISTS]
-    possible = _is_whole(txn) and not earlier if txn.one_pc else all(lock.async_commit for lock in earlier)
+    new = [
+        item
+        for item in checked
+        if not item.is_prewritten and item.mutation.op != Op.CHECK_NOT_EXISTS
+    ]
+    possible = (
+        _is_whole(txn) and not earlier if txn.one_pc else all(lock.async_commit for lock in earlier)
+    )
     at_least = max(txn.start_ts + 1, txn.for_update_ts + 1, txn.min_commit_ts)
     answer = max((lock.min_commit_ts for lock in earlier), default=at_least)
     if new or txn.one_pc:
         floors = [item.held.min_commit_ts if item.held else item.newest_ts + 1 for item in new]
-        min_commit_ts = draft.fence.reserve([item.mutation.key for item in new], max([at_least, *floors]))
+        min_commit_ts = draft.fence.reserve(
+            [item.mutation.key for item in new], max([at_least, *floors])
+        )
         answer = max(answer, min_commit_ts)
         possible = possible and not 0 < txn.max_commit_ts < min_commit_ts
     if not possible:
@@ -283,7 +317,9 @@ def _is_whole(txn: Prewrite) -> bool:
 
 
 def _stored_value(draft: Draft, item: Checked, start_ts: int) -> tuple[int, bytes, bytes | None]:
-    """The record kind, the value, and what of it belongs into the record; a longer value is put aside."""
+    """The record kind, the value, and what of it belongs into the record;
+    a longer value is put aside.
+    """
     kind = _LOCK_KINDS[item.mutation.op]
     if kind != PUT:
         return kind, b"", None
@@ -299,7 +335,12 @@ def _old_value(draft: Draft, encoded: bytes) -> bytes:
 
 
 def _lock_all(
-    draft: Draft, txn: Prewrite, checked: Sequence[Checked], min_commit_ts: int, *, async_commit: bool
+    draft: Draft,
+    txn: Prewrite,
+    checked: Sequence[Checked],
+    min_commit_ts: int,
+    *,
+    async_commit: bool,
 ) -> None:
     for item in checked:
         if item.mutation.op == Op.CHECK_NOT_EXISTS or item.is_prewritten:
@@ -322,7 +363,19 @@ def _lock_all(
         draft.put_lock(item.encoded, lock)
         if kind != LOCK:
             old_value = _old_value(draft, item.encoded)
-            draft.note(Change(PREWRITE, key, item.encoded, kind, txn.start_ts, 0, value, old_value, txn.txn_source))
+            draft.note(
+                Change(
+                    PREWRITE,
+                    key,
+                    item.encoded,
+                    kind,
+                    txn.start_ts,
+                    0,
+                    value,
+                    old_value,
+                    txn.txn_source,
+                )
+            )
 
 
 def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[Checked], commit_ts: int) -> None:
@@ -337,5 +390,7 @@ def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[Checked], commit_
             draft.delete_lock(item.encoded)
         if kind != LOCK:
             key = item.mutation.key
-            change = Change(COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value)
+            change = Change(
+                COMMITTED, key, item.encoded, kind, txn.start_ts, commit_ts, value, old_value
+            )
             draft.note(change._replace(txn_source=txn.txn_source))

@@ -1,8 +1,9 @@
 """Raw keys: no versions, no locks, at most an end of life in seconds of the store's clock. Pure.
 
-A value lies in column RAW, its end of life, if it has one, in column EXPIRY (docs/format/mvcc.md). What is past its end
-reads as absent; `sweep` removes it for good. Clients compare ranges by `range_sum`, TiKV's Crc64_Xor: the XOR of every
-pair's CRC-64/XZ (ECMA-182, reflected) over the key and then the value.
+A value lies in column RAW, its end of life, if it has one, in column EXPIRY (docs/format/mvcc.md).
+What is past its end reads as absent; `sweep` removes it for good. Clients compare ranges by
+`range_sum`, TiKV's Crc64_Xor: the XOR of every pair's CRC-64/XZ (ECMA-182, reflected) over the key
+and then the value.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,7 +98,9 @@ def delete_range(draft: Draft, lower: bytes, upper: bytes) -> Unfinished | None:
     return Unfinished(partial(delete_range, lower=keys[-1] + b"\0", upper=upper))
 
 
-def compare_and_swap(draft: Draft, new: RawPair, previous: bytes | None, now_s: int, *, remove: bool) -> Swapped:
+def compare_and_swap(
+    draft: Draft, new: RawPair, previous: bytes | None, now_s: int, *, remove: bool
+) -> Swapped:
     """Write `new`, or remove its key, if the key holds `previous` (None: is absent)."""
     current = get(draft, new.key, now_s)
     if current != previous:
@@ -111,7 +114,11 @@ def compare_and_swap(draft: Draft, new: RawPair, previous: bytes | None, now_s: 
 
 def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
     """At most `limit` keys that are past their end."""
-    over = (key[1:] for key, data in reader.scan(*column_range(EXPIRY, b"", b"")) if _is_over(_seconds(data), now_s))
+    over = (
+        key[1:]
+        for key, data in reader.scan(*column_range(EXPIRY, b"", b""))
+        if _is_over(_seconds(data), now_s)
+    )
     return list(islice(over, limit))
 
 

@@ -1,19 +1,23 @@
-"""Why no read misses a transaction whose commit_ts the store computes itself (async commit, 1PC). Pure but for a lock.
+"""Why no read misses a transaction whose commit_ts the store computes itself (async commit, 1PC).
 
-Ordinary two-phase commit takes its commit_ts from the oracle after every lock is on disk, so a read that found no lock
-has a smaller timestamp. A computed commit_ts must be kept above every read by the store. One mutex orders the two steps
-that matter:
+Pure but for a lock.
+
+Ordinary two-phase commit takes its commit_ts from the oracle after every lock is on disk, so a read
+that found no lock has a smaller timestamp. A computed commit_ts must be kept above every read by
+the store. One mutex orders the two steps that matter:
 
 - a reader at `ts` first raises `max_ts` to ts, and then takes its snapshot;
-- a writer reserves its keys at a min_commit_ts above `max_ts`, and then writes; the group is on disk when `release`
-  frees its reservations.
+- a writer reserves its keys at a min_commit_ts above `max_ts`, and then writes; the group is on
+  disk when `release` frees its reservations.
 
 Take a reader at ts and a writer that would commit at or below ts. Had the reader come first, then
-min_commit_ts > max_ts >= ts. So the writer reserved first. If its reservation is gone, the snapshot shows the lock or
-the version. If it is not, `enter` finds it, and the reader waits for `release`: at most one group, for keys it wants.
+min_commit_ts > max_ts >= ts. So the writer reserved first. If its reservation is gone, the snapshot
+shows the lock or the version. If it is not, `enter` finds it, and the reader waits for `release`:
+at most one group, for keys it wants.
 
-The same holds for a change feed that wants to promise "nothing will commit at or below ts": see `settle`. Timestamps
-of reads are forgotten with the process, so a store starts with a fresh timestamp of the oracle.
+The same holds for a change feed that wants to promise "nothing will commit at or below ts": see
+`settle`. Timestamps of reads are forgotten with the process, so a store starts with a fresh
+timestamp of the oracle.
 """
 
 import threading
@@ -25,7 +29,9 @@ from storage.mvcc.errors import StoreStoppedError
 
 
 class Touch(NamedTuple):
-    """What a read at `ts` looks at: single raw keys, and the raw range `[lower, upper)` (b"" is no end)."""
+    """What a read at `ts` looks at: single raw keys, and the raw range `[lower,
+    upper)` (b"" is no end).
+    """
 
     ts: int
     keys: Sequence[bytes] = ()
@@ -33,7 +39,9 @@ class Touch(NamedTuple):
 
 
 class ReadFence:
-    """The largest timestamp read so far, and what the group in flight has reserved; safe to use from all threads."""
+    """The largest timestamp read so far, and what the group in flight has reserved;
+    safe to use from all threads.
+    """
 
     def __init__(self, max_ts: int = 0) -> None:
         self._changed = threading.Condition()
@@ -47,10 +55,13 @@ class ReadFence:
         return self._max_ts
 
     def enter(self, touches: Iterable[Touch]) -> None:
-        """Let reads begin: take their snapshot after this returns. Waits for a group that may hide something.
+        """Let reads begin: take their snapshot after this returns.
+
+        Waits for a group that may hide something.
 
         Raises:
-            StoreStoppedError: that group's outcome will not be known before the store is started again.
+            StoreStoppedError: that group's outcome will not be known before the store is started
+                again.
         """
         with self._changed:
             touched = list(touches)
@@ -61,21 +72,27 @@ class ReadFence:
                 raise StoreStoppedError("the store is shutting down; try again when it is back")
 
     def read(self, ts: int) -> None:
-        """Note that a write command looked at the newest state on behalf of a transaction that reads at `ts`."""
+        """Note that a write command looked at the newest state on behalf of a transaction that
+        reads at `ts`.
+        """
         with self._changed:
             self._raise_to(ts)
 
     def reserve(self, keys: Iterable[bytes], at_least: int) -> int:
-        """A min_commit_ts for `keys` above every read so far, and not below `at_least`; in force until `release`."""
+        """A min_commit_ts for `keys` above every read so far, and not below `at_least`;
+        in force until `release`.
+        """
         with self._changed:
             min_commit_ts = max(at_least, self._max_ts + 1)
             self._reserved.update(dict.fromkeys(keys, min_commit_ts))
             return min_commit_ts
 
     def settle(self, ts: int) -> int:
-        """The largest timestamp up to `ts` at or below which nothing unseen will commit on a computed commit_ts.
+        """The largest timestamp up to `ts` at or below which nothing unseen will commit on a
+        computed commit_ts.
 
-        "Unseen" is what `release` has not freed yet; call this where the released changes are known.
+        "Unseen" is what `release` has not freed yet; call this where the released changes are
+        known.
         """
         with self._changed:
             self._raise_to(ts)
@@ -95,7 +112,9 @@ class ReadFence:
             self._changed.notify_all()
 
     def _raise_to(self, ts: int) -> None:
-        if self._max_ts < ts < MAX_TS:  # MAX_TS asks for the newest that is committed by now: no promise about later
+        if (
+            self._max_ts < ts < MAX_TS
+        ):  # MAX_TS asks for the newest that is committed by now: no promise about later
             self._max_ts = ts
 
     def _hides_any(self, touches: Sequence[Touch]) -> bool:

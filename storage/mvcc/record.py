@@ -28,10 +28,11 @@ _SOURCE = struct.Struct(">Q")
 
 
 class Lock(NamedTuple):
-    """A prewritten (PUT, DELETE, LOCK) or pessimistic lock; `ttl_ms` counts from the physical time of `start_ts`.
+    """A prewritten (PUT, DELETE, LOCK) or pessimistic lock;
+    `ttl_ms` counts from the physical time of `start_ts`.
 
-    A transaction with `async_commit` locks is committed once all of them are there; its primary names the others.
-    `txn_source` says who wrote it, 0 for users (kvrpcpb.Context.txn_source).
+    A transaction with `async_commit` locks is committed once all of them are there; its primary
+    names the others. `txn_source` says who wrote it, 0 for users (kvrpcpb.Context.txn_source).
     """
 
     kind: int
@@ -66,11 +67,15 @@ class Lock(NamedTuple):
             len(self.primary),
         )
         named = _encode_keys(self.secondaries) if self.async_commit else b""
-        return b"".join((head, self.primary, _encode_source(self.txn_source), named, self.short_value or b""))
+        return b"".join(
+            (head, self.primary, _encode_source(self.txn_source), named, self.short_value or b"")
+        )
 
 
 class Write(NamedTuple):
-    """What a transaction did to a key; `overlapped_rollback` also records the rollback of the one that started here."""
+    """What a transaction did to a key; `overlapped_rollback` also records the rollback of the one
+    that started here.
+    """
 
     kind: int
     start_ts: int
@@ -80,7 +85,9 @@ class Write(NamedTuple):
 
     def encode(self) -> bytes:
         """The bytes of the write column."""
-        flags = _flags(self.short_value, self.txn_source) | (_OVERLAPPED_ROLLBACK if self.overlapped_rollback else 0)
+        flags = _flags(self.short_value, self.txn_source) | (
+            _OVERLAPPED_ROLLBACK if self.overlapped_rollback else 0
+        )
         head = _WRITE_HEAD.pack(_VERSION, self.kind, flags, self.start_ts)
         return b"".join((head, _encode_source(self.txn_source), self.short_value or b""))
 
@@ -92,9 +99,12 @@ def decode_lock(data: bytes) -> Lock:
         CorruptError: too short, or of an unknown version.
     """
     if len(data) < _LOCK_HEAD.size or data[0] not in (_VERSION, _ASYNC_VERSION):
-        raise CorruptError(f"a lock record of {len(data)} bytes has no known version; was it written by a newer store?")
-    version, kind, flags, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, length = _LOCK_HEAD.unpack_from(
-        data
+        raise CorruptError(
+            f"a lock record of {len(data)} bytes has no known version; was it written by a newer "
+            "store?"
+        )
+    version, kind, flags, start_ts, ttl_ms, for_update_ts, min_commit_ts, txn_size, length = (
+        _LOCK_HEAD.unpack_from(data)
     )
     end = _LOCK_HEAD.size + length
     primary = data[_LOCK_HEAD.size : end]
@@ -147,7 +157,9 @@ def _decode_keys(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
             at += _LENGTH.size + length
             keys.append(data[at - length : at])
     except struct.error as err:
-        raise CorruptError(f"a lock record of {len(data)} bytes ends within its secondaries") from err
+        raise CorruptError(
+            f"a lock record of {len(data)} bytes ends within its secondaries"
+        ) from err
     if at > len(data):
         raise CorruptError(f"a lock record of {len(data)} bytes ends within its secondaries")
     return tuple(keys), at
@@ -161,7 +173,8 @@ def decode_write(data: bytes) -> Write:
     """
     if len(data) < _WRITE_HEAD.size or data[0] != _VERSION:
         raise CorruptError(
-            f"a write record of {len(data)} bytes has no known version; was it written by a newer store?"
+            f"a write record of {len(data)} bytes has no known version; was it written by a newer "
+            "store?"
         )
     _, kind, flags, start_ts = _WRITE_HEAD.unpack_from(data)
     txn_source, end = _decode_source(data, flags, _WRITE_HEAD.size)

@@ -1,13 +1,14 @@
-"""Regions: the key ranges a store serves, with epochs that tell a client its map is old; and where to split them. Pure.
+"""Regions: the key ranges a store serves, with epochs that tell a client its map is old;
+and where to split them. Pure.
 
-Bounds are memcomparable-encoded, as the coordinator's; `b""` is the end of the key space. Epochs as TiKV's: a split
-keeps the old id for the right-most part (`right-derive-when-split`) and raises the version of all parts by the number
-of new ones; a merge keeps the target's id, and its version is above both. So of two regions that hold a key, the one
-with the greater version is the newer.
+Bounds are memcomparable-encoded, as the coordinator's; `b""` is the end of the key space. Epochs as
+TiKV's: a split keeps the old id for the right-most part (`right-derive-when-split`) and raises the
+version of all parts by the number of new ones; a merge keeps the target's id, and its version is
+above both. So of two regions that hold a key, the one with the greater version is the newer.
 
-LevelDB knows the size of any key range from its table indexes. The place where half of a region lies is therefore found
-by bisection over the key space, and the split key is the next user key that exists there: all versions of a row stay in
-one region. No data is read but the keys to split at.
+LevelDB knows the size of any key range from its table indexes. The place where half of a region
+lies is therefore found by bisection over the key space, and the split key is the next user key that
+exists there: all versions of a row stay in one region. No data is read but the keys to split at.
 """
 
 from bisect import bisect_right
@@ -16,7 +17,16 @@ from dataclasses import dataclass, replace
 
 from storage.kv import KV
 from storage.model.errors import NotFoundError
-from storage.mvcc.layout import LOCK, RAW, VALUE, WRITE, column_range, encode_document, reading_document, split_version
+from storage.mvcc.layout import (
+    LOCK,
+    RAW,
+    VALUE,
+    WRITE,
+    column_range,
+    encode_document,
+    reading_document,
+    split_version,
+)
 
 _FORMAT = 1
 _COLUMNS = (LOCK, WRITE, VALUE, RAW)
@@ -40,17 +50,28 @@ class Region:
         return self.start_key <= encoded and (not self.end_key or encoded < self.end_key)
 
     def clamp(self, lower: bytes, upper: bytes) -> tuple[bytes, bytes]:
-        """The part of the encoded range `[lower, upper)` that lies inside; empty when lower >= upper comes back."""
+        """The part of the encoded range `[lower, upper)` that lies inside;
+        empty when lower >= upper comes back.
+        """
         low = max(lower, self.start_key)
         return low, min(upper, self.end_key) if upper and self.end_key else upper or self.end_key
 
     def split(self, keys: Sequence[bytes], ids: Sequence[tuple[int, int]]) -> list["Region"]:
-        """The parts in key order; `keys` are sorted and inside, `ids` (region, peer) one for each new part."""
+        """The parts in key order; `keys` are sorted and inside, `ids` (region,
+        peer) one for each new part.
+        """
         bounds = [self.start_key, *keys, self.end_key]
         named = [*ids, (self.region_id, self.peer_id)]
         version = self.version + len(keys)
         return [
-            replace(self, region_id=region, peer_id=peer, start_key=bounds[at], end_key=bounds[at + 1], version=version)
+            replace(
+                self,
+                region_id=region,
+                peer_id=peer,
+                start_key=bounds[at],
+                end_key=bounds[at + 1],
+                version=version,
+            )
             for at, (region, peer) in enumerate(named)
         ]
 
@@ -113,12 +134,18 @@ class RegionMap:
     def around(self, region: Region) -> list[Region]:
         """The region and its neighbours: what a client with an old map should learn."""
         index = self._regions.index(region)
-        return [region, *self._regions[max(0, index - 1) : index], *self._regions[index + 1 : index + 2]]
+        return [
+            region,
+            *self._regions[max(0, index - 1) : index],
+            *self._regions[index + 1 : index + 2],
+        ]
 
     def after(self, encoded: bytes) -> Region | None:
         """The first region that holds an encoded key or lies behind it."""
         index = max(0, bisect_right(self.starts, encoded) - 1)
-        following = (region for region in self._regions[index : index + 2] if not _ends(region, encoded))
+        following = (
+            region for region in self._regions[index : index + 2] if not _ends(region, encoded)
+        )
         return next(following, None)
 
     def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> "RegionMap":
@@ -132,7 +159,10 @@ def _ends(region: Region, encoded: bytes) -> bool:
 
 def encode_regions(regions: Iterable[Region]) -> bytes:
     """The bytes kept in the store's META column (docs/format/mvcc.md)."""
-    rows = [[r.region_id, r.peer_id, r.start_key.hex(), r.end_key.hex(), r.conf_ver, r.version] for r in regions]
+    rows = [
+        [r.region_id, r.peer_id, r.start_key.hex(), r.end_key.hex(), r.conf_ver, r.version]
+        for r in regions
+    ]
     return encode_document(_FORMAT, regions=rows)
 
 
@@ -165,7 +195,10 @@ def is_empty(kv: KV, region: Region) -> bool:
 
 
 def split_keys(kv: KV, region: Region, part_bytes: int) -> list[bytes]:
-    """Encoded keys that cut a region into parts of about `part_bytes`; sorted, inside, each once. May be empty."""
+    """Encoded keys that cut a region into parts of about `part_bytes`; sorted, inside, each once.
+
+    May be empty.
+    """
     whole = region_bytes(kv, region)
     parts = round(whole / part_bytes) if part_bytes > 0 else 1
     keys = (_key_near(kv, region, whole * at // parts) for at in range(1, parts))

@@ -1,7 +1,8 @@
 """Reads at a timestamp: what a transaction started at `ts` may see. Pure over a frozen `Reader`.
 
-A lock that may still commit at or before `ts` stops the reader (KeyIsLocked), unless the caller knows its transaction:
-`resolved` ones commit later than `ts` or never, `committed` ones are committed at or before it.
+A lock that may still commit at or before `ts` stops the reader (KeyIsLocked), unless the caller
+knows its transaction: `resolved` ones commit later than `ts` or never, `committed` ones are
+committed at or before it.
 """
 
 from collections.abc import Iterator
@@ -56,7 +57,10 @@ class Snapshot:
         return None if version is None else version[0]
 
     def version(self, key: bytes) -> tuple[bytes, int] | None:
-        """The value of a raw key and its commit_ts (0: it is still a lock, committed elsewhere). Raises as `get`."""
+        """The value of a raw key and its commit_ts (0: it is still a lock, committed elsewhere).
+
+        Raises as `get`.
+        """
         encoded = encode_bytes(key)
         lock = None if self._ignore_locks else self._versions.lock(encoded)
         if lock is not None and self._meets(key, lock):
@@ -69,9 +73,17 @@ class Snapshot:
         return self._versions.written_value(encoded, write[1]), write[0]
 
     def scan(
-        self, lower: bytes, upper: bytes, limit: int, *, key_only: bool = False, reverse: bool = False
+        self,
+        lower: bytes,
+        upper: bytes,
+        limit: int,
+        *,
+        key_only: bool = False,
+        reverse: bool = False,
     ) -> list[Row]:
-        """At most `limit` rows of the encoded range `[lower, upper)` in key order; locked keys come as errors."""
+        """At most `limit` rows of the encoded range `[lower, upper)` in key order;
+        locked keys come as errors.
+        """
         values = self._values(lower, upper, key_only=key_only, reverse=reverse)
         rows = self._with_locks(values, lower, upper, reverse=reverse)
         return list(islice(rows, limit))
@@ -84,10 +96,14 @@ class Snapshot:
             return False  # an autocommit point read: the newest committed version will do
         return lock.start_ts not in self._resolved
 
-    def _locks(self, lower: bytes, upper: bytes, *, reverse: bool) -> Iterator[tuple[bytes, bytes, Lock]]:
+    def _locks(
+        self, lower: bytes, upper: bytes, *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes, Lock]]:
         if self._ignore_locks:
             return
-        for column_key, data in self._reader.scan(*column_range(LOCK, lower, upper), reverse=reverse):
+        for column_key, data in self._reader.scan(
+            *column_range(LOCK, lower, upper), reverse=reverse
+        ):
             lock = decode_lock(data)
             key = user_key(column_key[1:])
             if self._meets(key, lock):
@@ -116,14 +132,20 @@ class Snapshot:
         elif lock.kind == PUT:
             yield Row(key, self._versions.written_value(encoded, lock))
 
-    def _values(self, lower: bytes, upper: bytes, *, key_only: bool, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        visible = self._visible_backward(lower, upper) if reverse else self._visible_forward(lower, upper)
+    def _values(
+        self, lower: bytes, upper: bytes, *, key_only: bool, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        visible = (
+            self._visible_backward(lower, upper) if reverse else self._visible_forward(lower, upper)
+        )
         for encoded, write in visible:
             if write.kind == PUT:
                 yield encoded, b"" if key_only else self._versions.written_value(encoded, write)
 
     def _visible_forward(self, lower: bytes, upper: bytes) -> Iterator[tuple[bytes, Write]]:
-        """The newest data write at or before ts of each key; a key with many versions is left by a seek."""
+        """The newest data write at or before ts of each key;
+        a key with many versions is left by a seek.
+        """
         start, stop = column_range(WRITE, lower, upper)
         while True:
             done, skipped = b"", 0
@@ -145,7 +167,9 @@ class Snapshot:
             start = WRITE + done + AFTER_VERSIONS
 
     def _visible_backward(self, lower: bytes, upper: bytes) -> Iterator[tuple[bytes, Write]]:
-        """Like `_visible_forward`, keys descending: versions then come oldest first, and the last that fits wins."""
+        """Like `_visible_forward`, keys descending: versions then come oldest first,
+        and the last that fits wins.
+        """
         current, chosen = b"", None
         for column_key, data in self._reader.scan(*column_range(WRITE, lower, upper), reverse=True):
             encoded, commit_ts = split_version(column_key)
@@ -161,7 +185,9 @@ class Snapshot:
             yield current, chosen
 
 
-def scan_locks(reader: Reader, lower: bytes, upper: bytes, max_ts: int, limit: int) -> list[tuple[bytes, Lock]]:
+def scan_locks(
+    reader: Reader, lower: bytes, upper: bytes, max_ts: int, limit: int
+) -> list[tuple[bytes, Lock]]:
     """(raw key, lock) of the encoded range with start_ts <= `max_ts`, at most `limit` (0: all)."""
     pairs = reader.scan(*column_range(LOCK, lower, upper))
     locks = ((user_key(key[1:]), decode_lock(data)) for key, data in pairs)

@@ -1,7 +1,9 @@
-"""Decisions about other people's transactions: is it alive, committed, gone; and how its locks end. Pure.
+"""Decisions about other people's transactions: is it alive, committed, gone; and how its locks end.
 
-A lock lives while the physical time of `current_ts` is at most that of its start_ts plus its TTL: time is the TSO's,
-never this machine's.
+Pure.
+
+A lock lives while the physical time of `current_ts` is at most that of its start_ts plus its TTL:
+time is the TSO's, never this machine's.
 """
 
 import enum
@@ -17,7 +19,14 @@ from storage.mvcc.engine import STEP_KEYS, Unfinished
 from storage.mvcc.errors import KeyIsLockedError, PrimaryMismatchError, TxnNotFoundError
 from storage.mvcc.layout import LOCK as LOCK_COLUMN
 from storage.mvcc.layout import column_range, user_key
-from storage.mvcc.percolator import commit, commit_lock, outcome, record_rollback, rollback, rollback_lock
+from storage.mvcc.percolator import (
+    commit,
+    commit_lock,
+    outcome,
+    record_rollback,
+    rollback,
+    rollback_lock,
+)
 from storage.mvcc.record import PESSIMISTIC, ROLLBACK, Lock, decode_lock
 
 
@@ -34,7 +43,9 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TxnStatus:
-    """A live transaction has its `lock`, a committed one its `commit_ts`, a rolled back one neither."""
+    """A live transaction has its `lock`, a committed one its `commit_ts`,
+    a rolled back one neither.
+    """
 
     action: Action = Action.NO_ACTION
     commit_ts: int = 0
@@ -63,8 +74,8 @@ def is_expired(lock: Lock, current_ts: int) -> bool:
 def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
     """Tell what became of a transaction, and end it when its TTL is over.
 
-    The primary of an async commit does not decide alone, so its lock is shown whatever its age, unless
-    `force_sync_commit` says that one of the secondaries is an ordinary lock.
+    The primary of an async commit does not decide alone, so its lock is shown whatever its age,
+    unless `force_sync_commit` says that one of the secondaries is an ordinary lock.
 
     Raises:
         PrimaryMismatchError: the key is not the transaction's primary.
@@ -77,7 +88,9 @@ def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
     if check.verify_is_primary and lock.primary != check.primary:
         if check.resolving_pessimistic_lock or lock.kind != PESSIMISTIC:
             raise PrimaryMismatchError(check.primary, lock)
-        draft.delete_lock(encoded)  # a prewritten lock names its primary for good, so this one was left behind
+        draft.delete_lock(
+            encoded
+        )  # a prewritten lock names its primary for good, so this one was left behind
         return _status_without_lock(draft, check, encoded)
     if lock.async_commit and not check.force_sync_commit:
         return TxnStatus(lock=lock)
@@ -103,7 +116,9 @@ def _status_without_lock(draft: Draft, check: StatusCheck, encoded: bytes) -> Tx
 
 
 def _live_status(draft: Draft, check: StatusCheck, encoded: bytes, lock: Lock) -> TxnStatus:
-    """A reader may pass a lock whose min_commit_ts lies beyond its snapshot; push it there if it has one."""
+    """A reader may pass a lock whose min_commit_ts lies beyond its snapshot;
+    push it there if it has one.
+    """
     caller = check.caller_start_ts
     if lock.min_commit_ts and caller != MAX_TS and caller >= lock.min_commit_ts:
         lock = lock._replace(min_commit_ts=max(caller + 1, check.current_ts))
@@ -113,7 +128,8 @@ def _live_status(draft: Draft, check: StatusCheck, encoded: bytes, lock: Lock) -
 
 
 def cleanup(draft: Draft, key: bytes, start_ts: int, current_ts: int) -> int:
-    """Roll back an expired transaction (any, when `current_ts` is 0) on `key`; returns its commit_ts if it committed.
+    """Roll back an expired transaction (any, when `current_ts` is 0) on `key`;
+    returns its commit_ts if it committed.
 
     Raises:
         KeyIsLockedError: it is still alive.
@@ -160,8 +176,11 @@ def resolve_keys(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: 
         rollback(draft, keys, start_ts)
 
 
-def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]) -> Unfinished | None:
-    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts or 0).
+def resolve_range(
+    draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]
+) -> Unfinished | None:
+    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts
+    or 0).
 
     Raises:
         CommitTsExpiredError: a lock must commit later than it is told.
@@ -176,19 +195,25 @@ def resolve_range(draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[in
             rollback_lock(draft, user_key(encoded), encoded, lock)
     if len(locks) < STEP_KEYS:
         return None
-    return Unfinished(partial(resolve_range, lower=locks[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes))
+    return Unfinished(
+        partial(resolve_range, lower=locks[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes)
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SecondariesStatus:
-    """All `locks` are there, or the transaction ended: at `commit_ts`, or rolled back when that is 0."""
+    """All `locks` are there, or the transaction ended: at `commit_ts`,
+    or rolled back when that is 0.
+    """
 
     locks: Sequence[tuple[bytes, Lock]]
     commit_ts: int = 0
 
 
 def check_secondaries(draft: Draft, keys: Sequence[bytes], start_ts: int) -> SecondariesStatus:
-    """Tell the locks of an async-commit transaction; one missing lock decides it: committed, or rolled back now."""
+    """Tell the locks of an async-commit transaction; one missing lock decides it: committed,
+    or rolled back now.
+    """
     locks: list[tuple[bytes, Lock]] = []
     for key in keys:
         encoded = encode_bytes(key)

@@ -1,8 +1,9 @@
 """How many versions a region holds: enough to see whether GC would find anything. Pure.
 
-TiKV keeps the same numbers in the properties of its table files. Here a walk of GC counts a region exactly, and every
-record written since is added. Rows are only known from walks: what was written since counts as old versions until the
-next walk, so that a region is looked at too often rather than never.
+TiKV keeps the same numbers in the properties of its table files. Here a walk of GC counts a region
+exactly, and every record written since is added. Rows are only known from walks: what was written
+since counts as old versions until the next walk, so that a region is looked at too often rather
+than never.
 """
 
 import struct
@@ -23,7 +24,9 @@ _PREFIX: Final = META + b"versions/"
 
 @dataclass(slots=True)
 class VersionCounts:
-    """Records of the write column: `versions` all of them, `puts` those that write a value, `rows` distinct keys."""
+    """Records of the write column: `versions` all of them, `puts` those that write a value,
+    `rows` distinct keys.
+    """
 
     rows: int = 0
     puts: int = 0
@@ -46,7 +49,9 @@ class VersionCounts:
         )
 
     def needs_gc(self, safe_point: int, ratio_threshold: float) -> bool:
-        """TiKV's `check_need_gc`: more versions than rows, or than values, by more than the ratio; below 1: always."""
+        """TiKV's `check_need_gc`: more versions than rows, or than values,
+        by more than the ratio; below 1: always.
+        """
         if ratio_threshold < 1.0:
             return True
         if self.min_ts > safe_point:
@@ -60,7 +65,8 @@ def counts_key(region_id: int) -> bytes:
 
 
 def stored_versions(reader: Reader, regions: RegionMap) -> "RegionVersions":
-    """The counts as the last batch left them; those of another version of their region are not believed.
+    """The counts as the last batch left them; those of another version of their region are not
+    believed.
 
     Raises:
         CorruptError: a record is not one.
@@ -68,7 +74,9 @@ def stored_versions(reader: Reader, regions: RegionMap) -> "RegionVersions":
     counts_by_region: dict[int, VersionCounts] = {}
     for key, data in scan_prefix(reader, _PREFIX):
         if len(data) != _RECORD.size:
-            raise CorruptError(f"a region's version counts have {len(data)} bytes, not {_RECORD.size}")
+            raise CorruptError(
+                f"a region's version counts have {len(data)} bytes, not {_RECORD.size}"
+            )
         version, *counts = _RECORD.unpack(data)
         region = regions.get(int.from_bytes(key[len(_PREFIX) :]))
         if region is not None and region.version == version:
@@ -77,7 +85,9 @@ def stored_versions(reader: Reader, regions: RegionMap) -> "RegionVersions":
 
 
 class RegionVersions:
-    """The counts of all regions; changed only between two groups, but for `count`, which the writer of groups calls."""
+    """The counts of all regions; changed only between two groups, but for `count`,
+    which the writer of groups calls.
+    """
 
     def __init__(self, regions: RegionMap, known: Mapping[int, VersionCounts]) -> None:
         self._regions = regions
@@ -89,7 +99,9 @@ class RegionVersions:
         return self._known.get(region_id)
 
     def count(self, ops: Mapping[bytes, bytes | None]) -> dict[bytes, bytes]:
-        """Count what a group writes; returns what must be written with it, so that a crash forgets nothing."""
+        """Count what a group writes; returns what must be written with it,
+        so that a crash forgets nothing.
+        """
         touched: dict[int, Region] = {}
         for key, value in ops.items():
             if key[:1] != WRITE or value is None:
@@ -105,7 +117,10 @@ class RegionVersions:
         self._walked[region.region_id] = VersionCounts()
 
     def end_walk(self, region: Region, left: VersionCounts) -> dict[bytes, bytes]:
-        """The walk has left this of its snapshot; returns what to write. Nothing if the region changed meanwhile."""
+        """The walk has left this of its snapshot; returns what to write.
+
+        Nothing if the region changed meanwhile.
+        """
         since = self._walked.pop(region.region_id, None)
         if since is None or self._regions.get(region.region_id) != region:
             return {}
@@ -113,7 +128,9 @@ class RegionVersions:
         return {counts_key(region.region_id): self._record(region)}
 
     def forget(self, regions: RegionMap, changed: Iterable[int]) -> None:
-        """Take over a new map; nothing is known of the regions that changed until they are walked."""
+        """Take over a new map; nothing is known of the regions that changed until they are
+        walked.
+        """
         self._regions = regions
         for region_id in changed:
             self._known.pop(region_id, None)
@@ -129,4 +146,6 @@ class RegionVersions:
 
     def _record(self, region: Region) -> bytes:
         counts = self._known[region.region_id]
-        return _RECORD.pack(region.version, counts.rows, counts.puts, counts.versions, counts.min_ts)
+        return _RECORD.pack(
+            region.version, counts.rows, counts.puts, counts.versions, counts.min_ts
+        )

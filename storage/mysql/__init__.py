@@ -1,1 +1,4 @@
-"""MySQL's and MariaDB's binlog: events, schemas, and rows decoded column by column into Arrow. Pure."""
+"""MySQL's and MariaDB's binlog: events, schemas, and rows decoded column by column into Arrow.
+
+Pure.
+"""

@@ -1,6 +1,8 @@
-"""Columns of rows as Arrow arrays, in the types that docs/format/tidb-rows.md gives TiDB's: what Spark reads.
+"""Columns of rows as Arrow arrays, in the types that docs/format/tidb-rows.md gives TiDB's:
+what Spark reads.
 
-Rows come behind a format byte, images of the log and rows of a SELECT mixed: docs/format/mysql-rows.md.
+Rows come behind a format byte, images of the log and rows of a SELECT mixed:
+docs/format/mysql-rows.md.
 """
 
 import dataclasses
@@ -34,7 +36,9 @@ from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
 
 _EMPTY_MEMBER: Final = "\0"
 _NULL_CELL_BYTES: Final = 32
-"""A null last cell begins at the end of all rows, and as much as its type's longest value (DECIMAL) is read there."""
+"""A null last cell begins at the end of all rows,
+and as much as its type's longest value (DECIMAL) is read there.
+"""
 _OTHERS: Final = {
     **MOMENT_TYPES,
     Type.YEAR: pa.int16(),
@@ -72,10 +76,15 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
         at = np.flatnonzero(valid)
         formats = data.u8(begin[at])
         if bool((formats > BINARY_ROW).any()):
-            raise CorruptError(f"a row of {table.name} has the format {int(formats.max())}; a newer version wrote it")
+            raise CorruptError(
+                f"a row of {table.name} has the format {int(formats.max())}; a newer version "
+                "wrote it"
+            )
         parts = [(kind, at[formats == kind]) for kind in (IMAGE, BINARY_ROW)]
         parts = [(kind, mine) for kind, mine in parts if len(mine)]
-        part_columns = [_columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts]
+        part_columns = [
+            _columns(table, kind, data, begin[mine] + 1, end[mine]) for kind, mine in parts
+        ]
     if not part_columns:
         return [pa.nulls(len(rows), arrow_type(column)) for column in table.columns]
     if len(part_columns) == 1 and len(at) == len(rows):
@@ -84,16 +93,22 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
 
 
 def has_odd_values(column: Column) -> bool:
-    """Whether two values of the column may be shown alike, so that one of them is refused in a key."""
+    """Whether two values of the column may be shown alike,
+    so that one of them is refused in a key.
+    """
     if column.type in {Type.ENUM, Type.SET}:
         return "" in column.elems
     return column.is_text and not is_one_to_one(column.charset)
 
 
 def inexact_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
-    """A key column, a row, and what of its value is shown as another value is; None: there is none in these rows."""
+    """A key column, a row, and what of its value is shown as another value is; None:
+    there is none in these rows.
+    """
     odd = [place for place in table.key_places if has_odd_values(table.columns[place])]
-    columns = [_as_stored(column) if place in odd else column for place, column in enumerate(table.columns)]
+    columns = [
+        _as_stored(column) if place in odd else column for place, column in enumerate(table.columns)
+    ]
     stored = arrow_columns(dataclasses.replace(table, columns=tuple(columns)), rows)
     for place in odd:
         column = table.columns[place]
@@ -106,14 +121,20 @@ def inexact_key(table: Table, rows: pa.Array) -> tuple[str, int, str] | None:
 def _as_stored(column: Column) -> Column:
     """The same cells, shown so that all values differ."""
     if column.type in {Type.ENUM, Type.SET}:
-        return dataclasses.replace(column, elems=tuple(each or _EMPTY_MEMBER for each in column.elems))
+        return dataclasses.replace(
+            column, elems=tuple(each or _EMPTY_MEMBER for each in column.elems)
+        )
     return dataclasses.replace(column, type=Type.VARCHAR, collation=BINARY_COLLATION)
 
 
 def _shown_as_another(column: Column, stored: str | bytes) -> str:
     if isinstance(stored, bytes):
         exact = is_exact(column.charset, stored)
-        return "" if exact else f"the bytes x'{stored.hex()}', for whose characters {column.charset} has others, too,"
+        return (
+            ""
+            if exact
+            else f"the bytes x'{stored.hex()}', for whose characters {column.charset} has others, too,"
+        )
     if column.type is Type.ENUM:
         return "" if stored else "the invalid value 0, which reads as the member '',"
     return "the member '' alone, which reads as the empty set," if stored == _EMPTY_MEMBER else ""
@@ -124,25 +145,40 @@ def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
     _, offsets_buffer, data_buffer = rows.buffers()
     if not len(rows):
         return Bytes.padded(b""), np.zeros(1, np.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int32)[rows.offset : rows.offset + len(rows) + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, np.int32)[
+        rows.offset : rows.offset + len(rows) + 1
+    ].astype(np.int64)
+    data = (
+        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    )
     if len(data) - offsets[-1] >= _NULL_CELL_BYTES + PAD_BYTES:
         return Bytes(data), offsets
     used = data[offsets[0] : offsets[-1]]
-    return Bytes(np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])), offsets - offsets[0]
+    return Bytes(
+        np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])
+    ), offsets - offsets[0]
 
 
 def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
-    shape: Shape | BinaryShape = Shape.of(table.columns) if kind == IMAGE else BinaryShape.of(table.columns)
+    shape: Shape | BinaryShape = (
+        Shape.of(table.columns) if kind == IMAGE else BinaryShape.of(table.columns)
+    )
     everything = range(len(table.columns))
     cells = shape.find(data, begin, everything)
     if not np.array_equal(cells[len(table.columns) - 1].end, end):
-        raise CorruptError(f"a row of {table.name} does not end with its last column: its schema is another one")
+        raise CorruptError(
+            f"a row of {table.name} does not end with its last column: its schema is another one"
+        )
     convert = _IMAGE_CELLS if kind == IMAGE else _BINARY_CELLS
-    return [convert[column.type](column, data, cells[place]) for place, column in enumerate(table.columns)]
+    return [
+        convert[column.type](column, data, cells[place])
+        for place, column in enumerate(table.columns)
+    ]
 
 
-def _together(places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int) -> list[pa.Array]:
+def _together(
+    places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int
+) -> list[pa.Array]:
     """The columns of several parts, whose rows belong at `places`; null elsewhere."""
     source = np.zeros(count, np.int64)
     missing = np.ones(count, np.bool_)
@@ -165,7 +201,8 @@ _SAME_CELLS: Final[dict[Type, _Convert]] = {
 }
 _IMAGE_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
     **{
-        kind: lambda column, data, cells: integers(column, data, cells, INTEGER_BYTES[column.type]) for kind in INTEGERS
+        kind: lambda column, data, cells: integers(column, data, cells, INTEGER_BYTES[column.type])
+        for kind in INTEGERS
     },
     **dict.fromkeys(MOMENT_TYPES, moments),
     Type.YEAR: lambda _, data, cells: years(data, cells),
@@ -177,7 +214,10 @@ _IMAGE_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
     Type.JSON: json_texts,
 }
 _BINARY_CELLS: Final[dict[Type, _Convert]] = _SAME_CELLS | {
-    **{kind: lambda column, data, cells: integers(column, data, cells, NUMBER_BYTES[column.type]) for kind in INTEGERS},
+    **{
+        kind: lambda column, data, cells: integers(column, data, cells, NUMBER_BYTES[column.type])
+        for kind in INTEGERS
+    },
     **dict.fromkeys(MOMENT_TYPES, binary_moments),
     Type.YEAR: lambda _, data, cells: full_years(data, cells),
     Type.NEWDECIMAL: decimal_texts,

@@ -1,10 +1,12 @@
-"""Rows of the binary protocol (COM_STMT_EXECUTE), as a dump's SELECT gives them: where their cells lie, and their keys.
+"""Rows of the binary protocol (COM_STMT_EXECUTE), as a dump's SELECT gives them:
+where their cells lie, and their keys.
 
     row    = 0 u8, bitmap, cell of each column that is not null
     bitmap = (columns + 9) / 8 bytes; from its third bit on the columns that are null
     cell   = value of fixed size | size n, value; n: length-encoded number
 
-docs/format/mysql-rows.md says how the columns are selected. Source: MySQL's protocol documentation, binary resultsets.
+docs/format/mysql-rows.md says how the columns are selected. Source: MySQL's protocol documentation,
+binary resultsets.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -66,7 +68,9 @@ class BinaryShape:
         """Where the rows that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
-    def _walk(self, data: Bytes, at: Offsets, places: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
+    def _walk(
+        self, data: Bytes, at: Offsets, places: Collection[int], count: int
+    ) -> tuple[Offsets, dict[int, Cells]]:
         nulls = Nulls(data, at + _HEAD_BYTES)
         cells: dict[int, Cells] = {}
         at = at + (_HEAD_BYTES + (len(self.columns) + _NULLS_FROM_BIT + 7) // 8)
@@ -81,8 +85,11 @@ class BinaryShape:
         return at, cells
 
 
-def binary_keys(data: Bytes, at: Offsets, columns: Sequence[Column], key: tuple[KeyColumn, ...]) -> pa.Array:
-    """The keys of the binary rows that begin at `at`, which ascend: equal to those of the rows' images.
+def binary_keys(
+    data: Bytes, at: Offsets, columns: Sequence[Column], key: tuple[KeyColumn, ...]
+) -> pa.Array:
+    """The keys of the binary rows that begin at `at`, which ascend:
+    equal to those of the rows' images.
 
     Raises:
         CorruptError: a row is not one of this table.
@@ -91,8 +98,13 @@ def binary_keys(data: Bytes, at: Offsets, columns: Sequence[Column], key: tuple[
         cells = BinaryShape.of(columns).find(data, at, {column.place for column in key})
         if any(cells[column.place].present is not None for column in key):
             raise CorruptError("a key column is NULL: the table's key is not that of its record")
-        pieces = [_piece(columns[column.place], column, data, cells[column.place]) for column in key]
-    inner = [piece if column.size else sized(piece) for column, piece in zip(key[:-1], pieces[:-1], strict=True)]
+        pieces = [
+            _piece(columns[column.place], column, data, cells[column.place]) for column in key
+        ]
+    inner = [
+        piece if column.size else sized(piece)
+        for column, piece in zip(key[:-1], pieces[:-1], strict=True)
+    ]
     return join_pieces([*inner, pieces[-1]])
 
 
@@ -141,7 +153,11 @@ def _moments(column: Column, size: int, data: Bytes, cells: Cells) -> Lines:
     if column.type in {Type.TIMESTAMP, Type.TIMESTAMP2}:
         since_1970, valid = unpack_micros(packed)
         seconds = np.where(valid, since_1970 // _MICRO, 0)
-        return _little(seconds, 4) if column.type is Type.TIMESTAMP else _with_fraction(column, seconds, 4, micros)
+        return (
+            _little(seconds, 4)
+            if column.type is Type.TIMESTAMP
+            else _with_fraction(column, seconds, 4, micros)
+        )
     date, clock = whole >> 17, whole & 0x1FFFF
     year, month, day = (date >> 5) // 13, (date >> 5) % 13, date & 31
     if column.type is Type.DATE:
@@ -161,7 +177,9 @@ def _times(column: Column, size: int, data: Bytes, cells: Cells) -> Lines:
     return _big(np.sign(micros) * packed + (0x800000 << 8 * width), size)
 
 
-def _with_fraction(column: Column, whole: npt.NDArray[np.int64], size: int, micros: npt.NDArray[np.int64]) -> Lines:
+def _with_fraction(
+    column: Column, whole: npt.NDArray[np.int64], size: int, micros: npt.NDArray[np.int64]
+) -> Lines:
     width = fraction_bytes(column.meta)
     lines = _big(whole, size)
     return np.hstack([lines, _big(micros // 100 ** (3 - width), width)]) if width else lines

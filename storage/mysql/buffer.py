@@ -1,7 +1,8 @@
-"""Bytes as NumPy sees them: little-endian numbers gathered from any offsets, many at once, no object per value.
+"""Bytes as NumPy sees them: little-endian numbers gathered from any offsets, many at once,
+no object per value.
 
-Offsets are int64 and never negative; a gather beyond the end raises IndexError, which the callers that read foreign
-bytes turn into CorruptError (`reading`).
+Offsets are int64 and never negative; a gather beyond the end raises IndexError, which the callers
+that read foreign bytes turn into CorruptError (`reading`).
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ class Bytes:
         self.u8s = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         if len(self.u8s) < PAD_BYTES:
             self.u8s = np.concatenate([self.u8s, np.zeros(PAD_BYTES, np.uint8)])
-        self._u16, self._u32, self._u64 = (_unaligned(self.u8s, dtype) for dtype in ("<u2", "<u4", "<u8"))
+        self._u16, self._u32, self._u64 = (
+            _unaligned(self.u8s, dtype) for dtype in ("<u2", "<u4", "<u8")
+        )
 
     @classmethod
     def padded(cls, data: Buffer) -> "Bytes":
@@ -49,7 +52,9 @@ class Bytes:
         return values
 
     def number(self, at: Offsets, width: int) -> npt.NDArray[Any]:
-        """The unsigned little-endian number of `width` bytes (1 to 8) at each offset, in some unsigned dtype."""
+        """The unsigned little-endian number of `width` bytes (1 to 8) at each offset,
+        in some unsigned dtype.
+        """
         if width == 1:
             return self.u8s[at]
         if width == 2:
@@ -72,22 +77,29 @@ class Bytes:
     def slices(self, begin: Offsets, end: Offsets, present: Mask | None = None) -> pa.Array:
         """The bytes `[begin, end)` as a new binary array, null where not `present`.
 
-        Arrow reads slices and the gaps between them as one array, and takes every second value of it, which is one
-        memcpy per value; for that slices that do not ascend are put in order first. They must not overlap.
+        Arrow reads slices and the gaps between them as one array, and takes every second value of
+        it, which is one memcpy per value; for that slices that do not ascend are put in order
+        first. They must not overlap.
         """
         if present is not None:
             reach = np.maximum.accumulate(np.where(present, end, 0))
             begin, end = np.where(present, begin, reach), np.where(present, end, reach)
         if bool((begin[1:] < end[:-1]).any()):
             order = np.argsort(begin, kind="stable")
-            rows = self.slices(begin[order], end[order], None if present is None else present[order])
+            rows = self.slices(
+                begin[order], end[order], None if present is None else present[order]
+            )
             return rows.take(pa.array(np.argsort(order)))
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin
         bounds[1::2] = end
         bounds[-1] = bounds[-2] if len(begin) else 0
-        both = pa.Array.from_buffers(pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.u8s)])
-        return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=None if present is None else ~present))
+        both = pa.Array.from_buffers(
+            pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.u8s)]
+        )
+        return both.take(
+            pa.array(np.arange(0, 2 * len(begin), 2), mask=None if present is None else ~present)
+        )
 
 
 @contextmanager

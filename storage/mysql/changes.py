@@ -1,13 +1,16 @@
-"""Row changes of one table: a batch of RAW_SCHEMA out of its row events, in log order, one change per key and commit.
+"""Row changes of one table: a batch of RAW_SCHEMA out of its row events, in log order,
+one change per key and commit.
 
     value, old_value = format u8, row             0: a row image, 1: a row of the binary protocol
 
 Invariants:
 1. An update that changes the key is a delete and an insert: consumers know rows by their keys.
-2. Within one commit_ts and batch a key changes once: what follows one another in a transaction is folded into what it
-   does as a whole, which is nothing at all for a row that comes and goes. The sorter orders by operation within a
-   transaction, so it could not keep the order of two changes of one row.
-A transaction that crosses batches must give each of them its own `start_ts`, ascending: see docs/format/mysql-rows.md.
+2. Within one commit_ts and batch a key changes once: what follows one another in a transaction is
+   folded into what it does as a whole, which is nothing at all for a row that comes and goes. The
+   sorter orders by operation within a transaction, so it could not keep the order of two changes of
+   one row.
+A transaction that crosses batches must give each of them its own `start_ts`, ascending: see
+docs/format/mysql-rows.md.
 """
 
 from collections.abc import Sequence
@@ -58,7 +61,12 @@ class Plan:
         table.check()
         assert table.primary_key, "a table without a key has no plan"
         shape = Shape.of([*table.columns, *hidden])
-        return cls(table, shape, key_columns(table), tuple(size for size, _, _ in shape.columns[len(table.columns) :]))
+        return cls(
+            table,
+            shape,
+            key_columns(table),
+            tuple(size for size, _, _ in shape.columns[len(table.columns) :]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +76,20 @@ class Changes:
     batch: pa.RecordBatch
     """Of RAW_SCHEMA, commit by commit in log order."""
     keys: pa.Array
-    """The keys of all images, in log order: what was there before, or is there after, any of the changes."""
+    """The keys of all images, in log order: what was there before, or is there after,
+    any of the changes.
+    """
 
 
 def read_changes(
-    events: Events, rows: TableRows, plan: Plan, commit_ts: Timestamps, start_ts: Timestamps | None = None
+    events: Events,
+    rows: TableRows,
+    plan: Plan,
+    commit_ts: Timestamps,
+    start_ts: Timestamps | None = None,
 ) -> Changes:
-    """Read the changes that `rows` tells of; `commit_ts` and `start_ts` are those of each of `events`.
+    """Read the changes that `rows` tells of; `commit_ts` and `start_ts` are those of each of
+    `events`.
 
     Without `start_ts` it is commit_ts - 1, a fence: nothing else has this commit_ts.
 
@@ -117,7 +132,9 @@ class _Steps:
 def _steps(events: Events, images: Images) -> _Steps:
     op = _OP_OF_TYPE[events.types[images.event]]
     updates = np.flatnonzero(op == UPDATE)
-    if len(updates) % 2 or not np.array_equal(images.event[updates[0::2]], images.event[updates[1::2]]):
+    if len(updates) % 2 or not np.array_equal(
+        images.event[updates[0::2]], images.event[updates[1::2]]
+    ):
         raise CorruptError("an update event has an image before without one after")
     first = np.ones(len(op), np.bool_)
     first[updates[1::2]] = False
@@ -131,7 +148,9 @@ def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
     updates = np.flatnonzero(steps.op == UPDATE)
     if not len(updates):
         return steps
-    differs = pc.not_equal(keys.take(pa.array(steps.before[updates])), keys.take(pa.array(steps.after[updates])))
+    differs = pc.not_equal(
+        keys.take(pa.array(steps.before[updates])), keys.take(pa.array(steps.after[updates]))
+    )
     if not pc.any(differs).as_py():
         return steps
     changed = np.zeros(len(steps.op), np.bool_)
@@ -141,7 +160,9 @@ def _without_key_changes(steps: _Steps, keys: pa.Array) -> _Steps:
     second[1:] = rows[1:] == rows[:-1]
     first = changed[rows] & ~second
     op = np.where(second, INSERT, np.where(first, DELETE, steps.op[rows])).astype(np.uint8)
-    return _Steps(op, np.where(second, _NONE, steps.before[rows]), np.where(first, _NONE, steps.after[rows]))
+    return _Steps(
+        op, np.where(second, _NONE, steps.before[rows]), np.where(first, _NONE, steps.after[rows])
+    )
 
 
 def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps, Offsets | slice]:
@@ -152,7 +173,9 @@ def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps,
     rows = np.flatnonzero(many)
     codes = np.asarray(keys.take(pa.array(steps.image[rows])).dictionary_encode().indices)
     order = np.lexsort((codes, commits[rows]))  # stable: log order within a key of a commit
-    same = (codes[order][1:] == codes[order][:-1]) & (commits[rows][order][1:] == commits[rows][order][:-1])
+    same = (codes[order][1:] == codes[order][:-1]) & (
+        commits[rows][order][1:] == commits[rows][order][:-1]
+    )
     if not bool(same.any()):
         return steps, slice(None)
     begins = np.flatnonzero(np.append(np.ones(1, np.bool_), ~same))
@@ -169,7 +192,9 @@ def _merged(steps: _Steps, first: Offsets, last: Offsets, alone: Mask) -> tuple[
     kept |= alone
     rows = np.flatnonzero(kept)
     before, after = before[rows], after[rows]
-    op = np.where(before == _NONE, INSERT, np.where(after == _NONE, DELETE, UPDATE)).astype(np.uint8)
+    op = np.where(before == _NONE, INSERT, np.where(after == _NONE, DELETE, UPDATE)).astype(
+        np.uint8
+    )
     return _Steps(op, before, after), rows
 
 
@@ -188,12 +213,20 @@ def _values(data: Bytes, images: Images, number: Offsets, plan: Plan) -> pa.Arra
     if present is not None and bool(present.all()):
         present = None
     begin, end = images.begin[number], images.end[number]
-    rows = _visible(data, begin, end, present, plan) if plan.hidden else data.slices(begin, end, present)
+    rows = (
+        _visible(data, begin, end, present, plan)
+        if plan.hidden
+        else data.slices(begin, end, present)
+    )
     return pc.binary_replace_slice(rows, start=0, stop=0, replacement=bytes((IMAGE,)))
 
 
-def _visible(data: Bytes, begin: Offsets, end: Offsets, present: Mask | None, plan: Plan) -> pa.Array:
-    """The images without their last, hidden columns: their cells, and the bytes of the bitmap that are theirs alone."""
+def _visible(
+    data: Bytes, begin: Offsets, end: Offsets, present: Mask | None, plan: Plan
+) -> pa.Array:
+    """The images without their last, hidden columns: their cells,
+    and the bytes of the bitmap that are theirs alone.
+    """
     columns = len(plan.table.columns)
     nulls = Nulls(data, begin)
     for place, size in enumerate(plan.hidden, columns):

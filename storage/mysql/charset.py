@@ -1,6 +1,7 @@
 """Character sets: which one a collation number means, and how Python decodes it.
 
-Source: the servers' own lists (information_schema.COLLATIONS of MariaDB 10.11; MySQL 8's mysql-8.0 charset sources).
+Source: the servers' own lists (information_schema.COLLATIONS of MariaDB 10.11; MySQL 8's mysql-8.0
+charset sources).
 """
 
 from functools import cache
@@ -88,7 +89,20 @@ _OTHERWISE: Final = {
 }
 """Characters that the servers map otherwise than Python: its character, theirs."""
 _PYTHON_TOO: Final = frozenset(
-    {"big5", "cp850", "cp852", "cp866", "cp932", "cp1250", "cp1251", "cp1256", "cp1257", "gb2312", "gbk", "gb18030"}
+    {
+        "big5",
+        "cp850",
+        "cp852",
+        "cp866",
+        "cp932",
+        "cp1250",
+        "cp1251",
+        "cp1256",
+        "cp1257",
+        "gb2312",
+        "gbk",
+        "gb18030",
+    }
 )
 
 
@@ -106,14 +120,18 @@ def charset_of(collation: int) -> str | None:
 
 
 def codec_of(charset: str) -> str | None:
-    """What Python calls the character set; None if it has no such codec (dec8, hp8, swe7, armscii8, eucjpms, …)."""
+    """What Python calls the character set; None if it has no such codec (dec8, hp8, swe7,
+    armscii8, eucjpms, …).
+    """
     if charset in UTF8:
         return "utf_8"
     return charset if charset in _PYTHON_TOO else _CODECS.get(charset)
 
 
 def decode_text(charset: str, data: bytes) -> str:
-    """The characters of `data`, U+FFFD for bad bytes; MySQL's latin1 is cp1252 with its five holes filled."""
+    """The characters of `data`, U+FFFD for bad bytes;
+    MySQL's latin1 is cp1252 with its five holes filled.
+    """
     if charset == "latin1":
         return _latin1(data)
     text = data.decode(codec_of(charset) or "latin_1", errors="replace")
@@ -122,7 +140,9 @@ def decode_text(charset: str, data: bytes) -> str:
 
 @cache
 def is_one_to_one(charset: str) -> bool:
-    """Whether different bytes always decode to different texts; of multi-byte sets other than UTF-8 some do not."""
+    """Whether different bytes always decode to different texts;
+    of multi-byte sets other than UTF-8 some do not.
+    """
     if charset in UTF8 or charset == BINARY:
         return True
     singles = {decode_text(charset, bytes((byte,))) for byte in range(256)}
@@ -130,7 +150,9 @@ def is_one_to_one(charset: str) -> bool:
 
 
 def is_exact(charset: str, data: bytes) -> bool:
-    """Whether `data` is what the server has of the text it decodes to, and so no other bytes' text."""
+    """Whether `data` is what the server has of the text it decodes to,
+    and so no other bytes' text.
+    """
     text = decode_text(charset, data)
     for each in (text, text.translate(_inverse(charset))):
         try:
@@ -156,4 +178,10 @@ def _latin1(data: bytes) -> str:
 
 def pad_of(charset: str) -> bytes:
     """What fills a CHAR or BINARY up to its length, and has no meaning at its end."""
-    return {BINARY: b"\0", "ucs2": b"\0 ", "utf16": b"\0 ", "utf16le": b" \0", "utf32": b"\0\0\0 "}.get(charset, b" ")
+    return {
+        BINARY: b"\0",
+        "ucs2": b"\0 ",
+        "utf16": b"\0 ",
+        "utf16le": b" \0",
+        "utf32": b"\0\0\0 ",
+    }.get(charset, b" ")

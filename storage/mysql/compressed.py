@@ -1,9 +1,10 @@
 """Events that hold others in compressed form, made into plain ones before anybody looks at them.
 
 MariaDB (log_bin_compress=ON) compresses a statement, or the rows of an event, with zlib behind
-`0x80 | size_bytes u8, size u8 * size_bytes big-endian`. MySQL (binlog_transaction_compression=ON) packs a transaction
-into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its events have no checksums, and no place
-in the log but that of the payload, which they get. It is unpacked as a stream: a transaction may be larger than memory.
+`0x80 | size_bytes u8, size u8 * size_bytes big-endian`. MySQL (binlog_transaction_compression=ON)
+packs a transaction into one TRANSACTION_PAYLOAD event, whose fields stand before the payload; its
+events have no checksums, and no place in the log but that of the payload, which they get. It is
+unpacked as a stream: a transaction may be larger than memory.
 
     field    = kind n, size n, value
     kind     = 0: the fields end, the payload follows; 1: its size;
@@ -48,9 +49,11 @@ _PAYLOAD_BYTES, _COMPRESSION, _PLAIN_BYTES = 1, 2, 3
 
 
 def expanded(events: Events, piece_bytes: int = PIECE_BYTES) -> Iterator[Events]:
-    """The same events in the same order, compressed ones replaced by what they hold; without any, the very same.
+    """The same events in the same order, compressed ones replaced by what they hold;
+    without any, the very same.
 
-    They come in pieces that end with the event which reaches `piece_bytes`, so that little is unpacked at a time.
+    They come in pieces that end with the event which reaches `piece_bytes`, so that little is
+    unpacked at a time.
 
     Raises:
         CorruptError: what is compressed cannot be read; the pieces before it were right.
@@ -108,7 +111,8 @@ def _inflate(data: bytes) -> bytes:
     size_bytes = head & 7
     if head & 0xF8 != 0x80 or not 1 <= size_bytes <= 4:
         raise EventUnsupportedError(
-            f"an event is compressed in a way ({head:#x}) that is not known; turn log_bin_compress off"
+            f"an event is compressed in a way ({head:#x}) that is not known; turn "
+            "log_bin_compress off"
         )
     size = int.from_bytes(data[1 : 1 + size_bytes], "big")
     unpacker = zlib.decompressobj()
@@ -127,7 +131,9 @@ def _inner_events(body: bytes) -> Iterator[bytes]:
     fields: dict[int, bytes] = {}
     while kind := reader.packed():
         fields[kind] = reader.string()
-    size, compression, plain_size = (_field(fields, kind) for kind in (_PAYLOAD_BYTES, _COMPRESSION, _PLAIN_BYTES))
+    size, compression, plain_size = (
+        _field(fields, kind) for kind in (_PAYLOAD_BYTES, _COMPRESSION, _PLAIN_BYTES)
+    )
     stream = _unpacking(reader.take(size), compression)
     rest, left = b"", plain_size
     while data := _read(stream, min(max(_READ_BYTES, _lacking(rest)), left + 1)):
@@ -139,7 +145,9 @@ def _inner_events(body: bytes) -> Iterator[bytes]:
         yield from (events.header(number) + events.body(number) for number in range(len(events)))
         rest = plain[end:]
     if left:
-        raise CorruptError(f"a transaction's payload does not hold the {plain_size} bytes that it claims to hold")
+        raise CorruptError(
+            f"a transaction's payload does not hold the {plain_size} bytes that it claims to hold"
+        )
     if rest:
         raise CorruptError("a transaction's payload ends within an event")
 

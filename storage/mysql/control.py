@@ -1,6 +1,7 @@
 """The events that are not rows: what each one's body says.
 
-Source: MySQL's libbinlogevents (control_events.h, statement_events.h), MariaDB's log_event.h; MariaDB 10.11's logs.
+Source: MySQL's libbinlogevents (control_events.h, statement_events.h), MariaDB's log_event.h;
+MariaDB 10.11's logs.
 """
 
 import enum
@@ -41,7 +42,9 @@ class FormatDescription:
 
     @classmethod
     def parse(cls, body: bytes, *, split_with_checksums: bool) -> "FormatDescription":
-        """Read the body; the event itself always ends with a CRC32, which `split_events` may have cut off already."""
+        """Read the body; the event itself always ends with a CRC32,
+        which `split_events` may have cut off already.
+        """
         reader = Reader(body)
         reader.take(2)
         version = reader.take(50).rstrip(b"\0").decode(errors="replace")
@@ -79,7 +82,9 @@ class MariaGtid:
     xid: tuple[bytes, bytes] | None = None
     """An XA transaction's global and branch ids, at its PREPARE and at its end."""
     changes_nothing: bool = False
-    """It is the first phase of an ALTER that another transaction ends, or one that failed (binlog_alter_two_phase)."""
+    """It is the first phase of an ALTER that another transaction ends,
+    or one that failed (binlog_alter_two_phase).
+    """
 
     @classmethod
     def parse(cls, header: bytes, body: bytes) -> "MariaGtid":
@@ -93,7 +98,9 @@ class MariaGtid:
             reader.take(4)
             global_size, branch_size = reader.number(1), reader.number(1)
             xid = reader.take(global_size), reader.take(branch_size)
-        phase = reader.number(1) if reader.rest else 0  # behind it engines and the ALTER's number, of no concern
+        phase = (
+            reader.number(1) if reader.rest else 0
+        )  # behind it engines and the ALTER's number, of no concern
         nothing = bool(phase & (_MARIADB_START_ALTER | _MARIADB_ROLLBACK_ALTER))
         return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid, nothing)
 
@@ -113,13 +120,17 @@ class MariaGtid:
 
 @dataclass(frozen=True, slots=True)
 class MysqlGtid:
-    """Begins a transaction of MySQL (type 33; 34 where the server gives none out, then `gno` is 0; 42 with a tag)."""
+    """Begins a transaction of MySQL (type 33; 34 where the server gives none out,
+    then `gno` is 0; 42 with a tag).
+    """
 
     server: uuid.UUID
     gno: int
     tag: str = ""
     committed_us: int = 0
-    """When the server that ran it committed it, in µs since the Unix epoch: the same on all replicas; 0: not told."""
+    """When the server that ran it committed it, in µs since the Unix epoch:
+    the same on all replicas; 0: not told.
+    """
 
     @classmethod
     def parse(cls, body: bytes) -> "MysqlGtid":
@@ -136,7 +147,8 @@ class MysqlGtid:
 
     @classmethod
     def parse_tagged(cls, body: bytes) -> "MysqlGtid":
-        """Read the body of type 42: numbered fields of numbers that tell their own width; the last ones may be missing.
+        """Read the body of type 42: numbered fields of numbers that tell their own width;
+        the last ones may be missing.
 
         Source: MySQL's mysql::serialization and the events of a MySQL 9.7.
         """
@@ -196,8 +208,14 @@ class Query:
         reader.take(1)
         sql_mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
         client = charset_of(int.from_bytes(variables.get(_CHARSET, b"")[:2], "little")) or "utf8mb4"
-        sql = reader.rest.decode(errors="replace") if client in UTF8 | {BINARY} else decode_text(client, reader.rest)
-        connection = charset_of(int.from_bytes(variables.get(_CHARSET, b"")[2:4], "little")) or "utf8mb4"
+        sql = (
+            reader.rest.decode(errors="replace")
+            if client in UTF8 | {BINARY}
+            else decode_text(client, reader.rest)
+        )
+        connection = (
+            charset_of(int.from_bytes(variables.get(_CHARSET, b"")[2:4], "little")) or "utf8mb4"
+        )
         return cls(thread_id, schema, sql, error_code, sql_mode, connection)
 
 
@@ -236,7 +254,9 @@ class XaPrepare:
 
 @dataclass(frozen=True, slots=True)
 class MariaGtidList:
-    """Begins each file of MariaDB's log (type 163): the last GTIDs (domain, server, seq) of the files before it."""
+    """Begins each file of MariaDB's log (type 163): the last GTIDs (domain, server,
+    seq) of the files before it.
+    """
 
     gtids: tuple[tuple[int, int, int], ...]
 
@@ -245,4 +265,6 @@ class MariaGtidList:
         """Read the body."""
         reader = Reader(body)
         count = reader.number(4) & 0x0FFFFFFF
-        return cls(tuple((reader.number(4), reader.number(4), reader.number(8)) for _ in range(count)))
+        return cls(
+            tuple((reader.number(4), reader.number(4), reader.number(8)) for _ in range(count))
+        )

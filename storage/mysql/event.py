@@ -1,9 +1,11 @@
-"""Binlog events in a byte buffer: where each one lies, and what its header says, as arrays over all of them.
+"""Binlog events in a byte buffer: where each one lies, and what its header says,
+as arrays over all of them.
 
     event = timestamp u32, type u8, server_id u32, size u32, next_position u32, flags u16,
             body, crc32 u32?
 
-All numbers are little-endian; `size` counts the whole event. Source: MySQL's libbinlogevents, MariaDB's log_event.h.
+All numbers are little-endian; `size` counts the whole event. Source: MySQL's libbinlogevents,
+MariaDB's log_event.h.
 """
 
 import enum
@@ -101,7 +103,9 @@ _IGNORABLE = 0x80
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Events in log order; `begin` is where each header begins in `data`, `end` where its body ends."""
+    """Events in log order; `begin` is where each header begins in `data`,
+    `end` where its body ends.
+    """
 
     data: Bytes
     begin: Offsets
@@ -120,7 +124,9 @@ class Events:
 
     @property
     def timestamps(self) -> npt.NDArray[np.uint32]:
-        """Seconds since the Unix epoch at which each statement began; 0 for events made for one reader only."""
+        """Seconds since the Unix epoch at which each statement began;
+        0 for events made for one reader only.
+        """
         seconds: npt.NDArray[np.uint32] = self.data.number(self.begin, 4)
         return seconds
 
@@ -140,14 +146,16 @@ class Events:
         """See that what each event does is known, or that its writer says it may be left out.
 
         Raises:
-            EventUnsupportedError: one is not known; the old events of LOAD DATA, before MySQL 5.0.3, are among them.
+            EventUnsupportedError: one is not known; the old events of LOAD DATA, before MySQL
+                5.0.3, are among them.
         """
         types = self.types
         unknown = np.flatnonzero(~_IS_KNOWN[types])
         for number in unknown.tolist():
             if not int.from_bytes(self.header(number)[17:19], "little") & _IGNORABLE:
                 raise EventUnsupportedError(
-                    f"the log has an event of type {types[number]}, which is not known, so what it does to rows is not "
+                    f"the log has an event of type {types[number]}, which is not known, so what "
+                    "it does to rows is not "
                     "known either: create the changefeed anew behind it, with a dump"
                 )
 
@@ -169,10 +177,13 @@ class Events:
         return self.data.u8s[self.begin[number] : self.begin[number] + HEADER_BYTES].tobytes()
 
 
-def split_events(data: Buffer, *, checksums: bool, begin: int = 0, end: int | None = None) -> tuple[Events, int]:
+def split_events(
+    data: Buffer, *, checksums: bool, begin: int = 0, end: int | None = None
+) -> tuple[Events, int]:
     """Find the whole events that follow one another in `data[begin:end]`, as in a log file.
 
-    Returns them and where the rest begins; `data` needs `PAD_BYTES` more readable bytes behind `end`.
+    Returns them and where the rest begins; `data` needs `PAD_BYTES` more readable bytes behind
+    `end`.
 
     Raises:
         CorruptError: an event is shorter than its header.
@@ -192,12 +203,16 @@ def split_events(data: Buffer, *, checksums: bool, begin: int = 0, end: int | No
     return _events(data, offsets, checksums=checksums), at
 
 
-def split_packets(data: Buffer, *, checksums: bool, begin: int = 0, end: int | None = None) -> tuple[Events, int]:
-    """Find the whole events in a stream of packets (`size u24, number u8, 0 u8, event`), as a server sends them.
+def split_packets(
+    data: Buffer, *, checksums: bool, begin: int = 0, end: int | None = None
+) -> tuple[Events, int]:
+    """Find the whole events in a stream of packets (`size u24, number u8, 0 u8, event`),
+    as a server sends them.
 
-    Stops before a packet that has not arrived wholly, one that is not an event (its status byte is not 0: an error or
-    the end), and one of `PACKET_BYTES_MAX`, which goes on in the next packet: joined without their headers, such
-    packets are for `split_events`. Returns the events and where it stopped; padding as in `split_events`.
+    Stops before a packet that has not arrived wholly, one that is not an event (its status byte is
+    not 0: an error or the end), and one of `PACKET_BYTES_MAX`, which goes on in the next packet:
+    joined without their headers, such packets are for `split_events`. Returns the events and where
+    it stopped; padding as in `split_events`.
 
     Raises:
         CorruptError: a packet's size is not that of its event.
@@ -221,19 +236,26 @@ def split_packets(data: Buffer, *, checksums: bool, begin: int = 0, end: int | N
 
 
 def check_events(events: Events) -> None:
-    """Compare the CRC32 that follows each event with its bytes; only for events split with `checksums`.
+    """Compare the CRC32 that follows each event with its bytes;
+    only for events split with `checksums`.
 
     Raises:
         EventChecksumError: one differs.
     """
     view, crc32, unpack = events.data.u8s.data, zlib.crc32, _U32.unpack_from
     for begin, end in zip(events.begin.tolist(), events.end.tolist(), strict=True):
-        if crc32(view[begin:end]) != unpack(view, end)[0] and not _in_use(view[begin : end + CHECKSUM_BYTES]):
-            raise EventChecksumError(f"the event of type {view[begin + 4]} at offset {begin} is damaged: read it again")
+        if crc32(view[begin:end]) != unpack(view, end)[0] and not _in_use(
+            view[begin : end + CHECKSUM_BYTES]
+        ):
+            raise EventChecksumError(
+                f"the event of type {view[begin + 4]} at offset {begin} is damaged: read it again"
+            )
 
 
 def _in_use(event: memoryview) -> bool:
-    """Whether only the mark of a file in use was set in its FORMAT_DESCRIPTION after the CRC32 was computed."""
+    """Whether only the mark of a file in use was set in its FORMAT_DESCRIPTION after the CRC32 was
+    computed.
+    """
     plain = bytearray(event)
     plain[_FLAGS_AT] &= ~_IN_USE
     right = zlib.crc32(plain[:-CHECKSUM_BYTES]) == _U32.unpack(plain[-CHECKSUM_BYTES:])[0]

@@ -1,4 +1,5 @@
-"""Sets of global transaction ids: what was read of a log, as the servers write it and as they are asked for more.
+"""Sets of global transaction ids: what was read of a log,
+as the servers write it and as they are asked for more.
 
 MariaDB  `domain-server-seq,…`        the last one of each domain, which stands for all before it
 MySQL    `uuid[:tag]:first-last:…,…`  intervals of each server and tag (8.3)
@@ -63,7 +64,9 @@ class MariaGtidSet:
         return domain in self.positions and self.positions[domain][1] >= seq
 
     def __str__(self) -> str:
-        return ",".join(f"{domain}-{server}-{seq}" for domain, (server, seq) in sorted(self.positions.items()))
+        return ",".join(
+            f"{domain}-{server}-{seq}" for domain, (server, seq) in sorted(self.positions.items())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ class MysqlGtidSet:
                     first, _, last = each.partition("-")
                     pair, source = (int(first), int(last or first)), (uuid.UUID(server), tag)
                 except ValueError as err:
-                    raise InvalidError(f"{part!r} is not a set of MySQL's GTIDs, like uuid:1-5:tag:1-2") from err
+                    raise InvalidError(
+                        f"{part!r} is not a set of MySQL's GTIDs, like uuid:1-5:tag:1-2"
+                    ) from err
                 if not 1 <= pair[0] <= pair[1]:
                     raise InvalidError(f"{part!r} holds an empty interval")
                 intervals.setdefault(source, []).append(pair)
@@ -135,7 +140,8 @@ class MysqlGtidSet:
         return any(first <= gno <= last for first, last in self.intervals.get((server, tag), ()))
 
     def encode(self) -> bytes:
-        """As COM_BINLOG_DUMP_GTID sends it; with tags in the form of MySQL 8.3, which older servers do not read.
+        """As COM_BINLOG_DUMP_GTID sends it; with tags in the form of MySQL 8.3,
+        which older servers do not read.
 
         untagged   sources u64, (uuid, intervals)*
         tagged     1 u8, sources u48, 1 u8, (uuid, size of tag varied, tag, intervals)*
@@ -153,7 +159,9 @@ class MysqlGtidSet:
     def __str__(self) -> str:
         parts: dict[uuid.UUID, list[str]] = {}
         for (server, tag), intervals in sorted(self.intervals.items()):
-            parts.setdefault(server, [str(server)]).extend([*filter(None, (tag,)), *map(_interval, intervals)])
+            parts.setdefault(server, [str(server)]).extend(
+                [*filter(None, (tag,)), *map(_interval, intervals)]
+            )
         return ",".join(":".join(each) for each in parts.values())
 
 

@@ -1,10 +1,11 @@
-"""Row images: where the cells of each row lie, for many rows at once (NumPy) and for one (plain Python).
+"""Row images: where the cells of each row lie, for many rows at once (NumPy) and for one (plain
+Python).
 
     image    = null bitmap, cell of each column that is not null; both in the table's order
     cell     = value of fixed size | length u8 … u32, value
 
-All columns are present (binlog_row_image=FULL). Both ways give the same; the plain one is for few rows, where NumPy's
-price per call, not per row, is what counts.
+All columns are present (binlog_row_image=FULL). Both ways give the same; the plain one is for few
+rows, where NumPy's price per call, not per row, is what counts.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +20,9 @@ from storage.mysql.types import fixed_bytes, length_bytes
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One column's values in many rows: `[begin, end)` without a length in front; present None: none is null."""
+    """One column's values in many rows: `[begin, end)` without a length in front;
+    present None: none is null.
+    """
 
     begin: Offsets
     end: Offsets
@@ -28,7 +31,9 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How the images of a table lie: for each column (fixed size or 0, bytes of the length or 0, nullable)."""
+    """How the images of a table lie: for each column (fixed size or 0,
+    bytes of the length or 0, nullable).
+    """
 
     columns: tuple[tuple[int, int, bool], ...]
 
@@ -55,8 +60,12 @@ class Shape:
         """Where the images that begin at `at` end."""
         return self._walk(data, at, (), len(self.columns))[0]
 
-    def _walk(self, data: Bytes, at: Offsets, places: Collection[int], count: int) -> tuple[Offsets, dict[int, Cells]]:
-        """Go over the first `count` columns; gives the offset behind them, and the cells `wanted`."""
+    def _walk(
+        self, data: Bytes, at: Offsets, places: Collection[int], count: int
+    ) -> tuple[Offsets, dict[int, Cells]]:
+        """Go over the first `count` columns; gives the offset behind them,
+        and the cells `wanted`.
+        """
         nulls = Nulls(data, at)
         cells: dict[int, Cells] = {}
         at, ahead = at + self.bitmap_bytes, 0  # the next cell is at `at + ahead`
@@ -95,7 +104,9 @@ class Shape:
         return at
 
     def cells(self, data: memoryview, at: int) -> list[bytes | None]:
-        """The cells of the one image that begins at `at`, without their lengths; None where null."""
+        """The cells of the one image that begins at `at`, without their lengths;
+        None where null.
+        """
         nulls = int.from_bytes(data[at : at + self.bitmap_bytes], "little")
         at += self.bitmap_bytes
         cells: list[bytes | None] = []
@@ -110,7 +121,9 @@ class Shape:
 
 
 class Nulls:
-    """The null bitmaps of many rows; a byte of them is read when a column that it tells of is asked for."""
+    """The null bitmaps of many rows; a byte of them is read when a column that it tells of is asked
+    for.
+    """
 
     def __init__(self, data: Bytes, at: Offsets) -> None:
         self._data = data

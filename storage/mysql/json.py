@@ -39,7 +39,9 @@ _I64 = struct.Struct("<q")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _DEPTH_MAX = 100
-_PLAIN_DIGITS_MAX = 15  # MySQL writes doubles with an exponent beyond these many digits before or behind the point
+_PLAIN_DIGITS_MAX = (
+    15  # MySQL writes doubles with an exponent beyond these many digits before or behind the point
+)
 _MICROS = 24
 
 
@@ -62,7 +64,11 @@ def _text(kind: int, data: bytes, at: int, depth: int) -> str:
         return "{" + ", ".join(_members(_Container(kind, data, at), depth)) + "}"
     if kind in {_SMALL_ARRAY, _LARGE_ARRAY}:
         container = _Container(kind, data, at)
-        return "[" + ", ".join(container.entry(number, depth) for number in range(container.count)) + "]"
+        return (
+            "["
+            + ", ".join(container.entry(number, depth) for number in range(container.count))
+            + "]"
+        )
     if kind in _NUMBERS:
         return str(_NUMBERS[kind].unpack_from(data, at)[0])
     if kind not in _SCALARS:
@@ -80,11 +86,16 @@ class _Container:
         (self.count,) = self._size.unpack_from(data, at)
         self.keys_at = at + 2 * self._size.size
         is_object = kind in {_SMALL_OBJECT, _LARGE_OBJECT}
-        self._entries_at = self.keys_at + (self.count * (self._size.size + _U16.size) if is_object else 0)
+        self._entries_at = self.keys_at + (
+            self.count * (self._size.size + _U16.size) if is_object else 0
+        )
 
     def key(self, number: int) -> str:
         at = self.keys_at + number * (self._size.size + _U16.size)
-        (offset,), (size,) = self._size.unpack_from(self._data, at), _U16.unpack_from(self._data, at + self._size.size)
+        (offset,), (size,) = (
+            self._size.unpack_from(self._data, at),
+            _U16.unpack_from(self._data, at + self._size.size),
+        )
         return content(self._data, self._at + offset, size).decode()
 
     def entry(self, number: int, depth: int) -> str:
@@ -93,7 +104,12 @@ class _Container:
         inline = {_LITERAL, _INT16, _UINT16} | ({_INT32, _UINT32} if self._large else set())
         if kind in inline:
             return _text(kind, self._data, at + 1, depth - 1)
-        return _text(kind, self._data, self._at + int(self._size.unpack_from(self._data, at + 1)[0]), depth - 1)
+        return _text(
+            kind,
+            self._data,
+            self._at + int(self._size.unpack_from(self._data, at + 1)[0]),
+            depth - 1,
+        )
 
 
 def _members(container: _Container, depth: int) -> Iterator[str]:

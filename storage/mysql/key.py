@@ -1,11 +1,12 @@
-"""Canonical keys: the bytes that identify a row, the same for its images in the log and for what SELECT gives of it.
+"""Canonical keys: the bytes that identify a row,
+the same for its images in the log and for what SELECT gives of it.
 
     key      = cell of each key column, in the key's order
     cell     = the bytes of a row image, of fixed size | size u32, bytes | bytes, at the end only
 
-The bytes are the stored ones, whatever the collation: 'a' and 'A' are two keys, and an update of one to the other in a
-case-insensitive key is a delete and an insert. CHAR and BINARY come without what pads them, as a log has them.
-Source: the traps of DBLog on MySQL, seen on MariaDB 10.11.
+The bytes are the stored ones, whatever the collation: 'a' and 'A' are two keys, and an update of
+one to the other in a case-insensitive key is a delete and an insert. CHAR and BINARY come without
+what pads them, as a log has them. Source: the traps of DBLog on MySQL, seen on MariaDB 10.11.
 """
 
 from dataclasses import dataclass
@@ -47,17 +48,27 @@ def image_keys(data: Bytes, at: Offsets, shape: Shape, columns: tuple[KeyColumn,
     """The keys of the images that begin at `at`, which ascend."""
     cells = shape.find(data, at, {column.place for column in columns})
     if all(column.size for column in columns):
-        return fixed_keys([data.matrix(cells[column.place].begin, column.size) for column in columns], len(at))
+        return fixed_keys(
+            [data.matrix(cells[column.place].begin, column.size) for column in columns], len(at)
+        )
     *firsts, last = columns
     pieces = [_inner(data, column, cells[column.place]) for column in firsts]
     return join_pieces([*pieces, _piece(data, last, cells[last.place])])
 
 
 def fixed_keys(cells: list[npt.NDArray[np.uint8]], count: int) -> pa.Array:
-    """Keys of cells that all have a fixed size: one matrix each, a line for each of the `count` rows."""
-    lines = np.ascontiguousarray(np.hstack(cells) if len(cells) > 1 else cells[0]) if cells else np.zeros((count, 0))
+    """Keys of cells that all have a fixed size: one matrix each,
+    a line for each of the `count` rows.
+    """
+    lines = (
+        np.ascontiguousarray(np.hstack(cells) if len(cells) > 1 else cells[0])
+        if cells
+        else np.zeros((count, 0))
+    )
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(lines.shape[1])
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(lines)])
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(lines)]
+    )
 
 
 def join_pieces(pieces: list[pa.Array]) -> pa.Array:

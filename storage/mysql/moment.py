@@ -1,8 +1,9 @@
-"""Dates and times of many rows at once, from row images, the old forms in them, and binary-protocol rows.
+"""Dates and times of many rows at once, from row images, the old forms in them,
+and binary-protocol rows.
 
-What lies between a cell and Arrow is TiDB's packed integer (storage/tidb/time.py), whose upper part is that of
-MySQL's DATETIME2, and for TIME a signed number of microseconds. Dates that no calendar has become null, unless the
-column is shown as text.
+What lies between a cell and Arrow is TiDB's packed integer (storage/tidb/time.py), whose upper part
+is that of MySQL's DATETIME2, and for TIME a signed number of microseconds. Dates that no calendar
+has become null, unless the column is shown as text.
 """
 
 from typing import Final
@@ -16,7 +17,14 @@ from storage.mysql.image import Cells
 from storage.mysql.number import masked
 from storage.mysql.schema import Column
 from storage.mysql.types import Type, fraction_bytes
-from storage.tidb.time import NANOS_PER_MICRO, duration_text, moment_texts, pack_micros, unpack_days, unpack_micros
+from storage.tidb.time import (
+    NANOS_PER_MICRO,
+    duration_text,
+    moment_texts,
+    pack_micros,
+    unpack_days,
+    unpack_micros,
+)
 
 Packed = npt.NDArray[np.uint64]
 Micros = npt.NDArray[np.int64]
@@ -51,7 +59,11 @@ def binary_moments(column: Column, data: Bytes, cells: Cells) -> pa.Array:
 
 def times(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """TIME in a row image, in either form, as text."""
-    micros = _old_times(data, cells.begin) if column.type is Type.TIME else _times2(column, data, cells.begin)
+    micros = (
+        _old_times(data, cells.begin)
+        if column.type is Type.TIME
+        else _times2(column, data, cells.begin)
+    )
     return _texts(column, micros, cells)
 
 
@@ -61,18 +73,26 @@ def binary_times(column: Column, data: Bytes, cells: Cells) -> pa.Array:
 
 
 def binary_packed(data: Bytes, cells: Cells) -> Packed:
-    """`year u16, month u8, day u8, hour u8, minute u8, second u8, micros u32`, cut off behind what is not zero."""
+    """`year u16, month u8, day u8, hour u8, minute u8, second u8, micros u32`,
+    cut off behind what is not zero.
+    """
     date, clock = data.u64(cells.begin), data.u8(cells.begin + 6).astype(np.uint64)
     length = cells.end - cells.begin
-    date = np.where(length >= 7, date, np.where(length >= 4, date & np.uint64(0xFFFFFFFF), np.uint64(0)))
+    date = np.where(
+        length >= 7, date, np.where(length >= 4, date & np.uint64(0xFFFFFFFF), np.uint64(0))
+    )
     year, month, day = date & np.uint64(0xFFFF), _byte(date, 2), _byte(date, 3)
     second = np.where(length >= 7, clock, np.uint64(0))
-    micros = np.where(length >= 11, data.number(np.where(length >= 11, cells.begin + 7, 0), 4), 0).astype(np.uint64)
+    micros = np.where(
+        length >= 11, data.number(np.where(length >= 11, cells.begin + 7, 0), 4), 0
+    ).astype(np.uint64)
     return _pack(year, month, day, _byte(date, 4), _byte(date, 5), second) | micros
 
 
 def binary_micros(data: Bytes, cells: Cells) -> Micros:
-    """`negative u8, days u32, hour u8, minute u8, second u8, micros u32`, cut off behind what is not zero."""
+    """`negative u8, days u32, hour u8, minute u8, second u8, micros u32`,
+    cut off behind what is not zero.
+    """
     head = data.u64(cells.begin)
     length = cells.end - cells.begin
     days = (head >> np.uint64(8)) & np.uint64(0xFFFFFFFF)
@@ -82,7 +102,9 @@ def binary_micros(data: Bytes, cells: Cells) -> Micros:
     return np.where((head & np.uint64(1)) != 0, -total, total)
 
 
-def _pack(year: Packed, month: Packed, day: Packed, hour: Packed, minute: Packed, second: Packed) -> Packed:
+def _pack(
+    year: Packed, month: Packed, day: Packed, hour: Packed, minute: Packed, second: Packed
+) -> Packed:
     date = (year * np.uint64(13) + month) << np.uint64(5) | day
     clock = hour << np.uint64(12) | minute << np.uint64(6) | second
     packed: Packed = date << _DATE_AT | clock << _CLOCK_AT
@@ -104,7 +126,11 @@ def _fraction(column: Column, data: Bytes, at: Offsets) -> npt.NDArray[np.uint64
 
 def _dates(_: Column, data: Bytes, at: Offsets) -> Packed:
     number = data.number(at, 3).astype(np.uint64)
-    year, month, day = number >> np.uint64(9), number >> np.uint64(5) & np.uint64(15), number & np.uint64(31)
+    year, month, day = (
+        number >> np.uint64(9),
+        number >> np.uint64(5) & np.uint64(15),
+        number & np.uint64(31),
+    )
     packed: Packed = ((year * np.uint64(13) + month) << np.uint64(5) | day) << _DATE_AT
     return packed
 
@@ -132,7 +158,9 @@ def _timestamps(column: Column, data: Bytes, at: Offsets) -> Micros:
     """Microseconds since 1970; 0 is what 0000-00-00 is stored as."""
     if column.type is Type.TIMESTAMP:
         return data.number(at, 4).astype(np.int64) * _MICRO
-    return (data.number_be(at, 4) * np.uint64(_MICRO) + _fraction(column, data, at + 4)).astype(np.int64)
+    return (data.number_be(at, 4) * np.uint64(_MICRO) + _fraction(column, data, at + 4)).astype(
+        np.int64
+    )
 
 
 def _times2(column: Column, data: Bytes, at: Offsets) -> Micros:
@@ -162,7 +190,9 @@ def _unpacked(column: Column, packed: Packed, cells: Cells) -> pa.Array:
     return _array(column, *unpack_micros(packed), cells)
 
 
-def _array(column: Column, values: npt.NDArray[np.int64 | np.int32], valid: Mask, cells: Cells) -> pa.Array:
+def _array(
+    column: Column, values: npt.NDArray[np.int64 | np.int32], valid: Mask, cells: Cells
+) -> pa.Array:
     present = valid if cells.present is None else valid & cells.present
     return pa.array(values, mask=~present).cast(MOMENT_TYPES[column.type])
 

@@ -1,4 +1,6 @@
-"""Numbers of many rows at once: integers, YEAR, floating point, DECIMAL; from row images and binary-protocol rows."""
+"""Numbers of many rows at once: integers, YEAR, floating point, DECIMAL;
+from row images and binary-protocol rows.
+"""
 
 from typing import Any, Final
 
@@ -42,13 +44,17 @@ def integers(column: Column, data: Bytes, cells: Cells, width: int) -> pa.Array:
     numbers = data.number(cells.begin, width)
     target = integer_type(column)
     if target == _BIGINT_UNSIGNED:
-        return decimal128(numbers.view(np.int64), np.zeros(len(numbers), np.int64), _all(cells), target)
+        return decimal128(
+            numbers.view(np.int64), np.zeros(len(numbers), np.int64), _all(cells), target
+        )
     if not column.unsigned:
         numbers = numbers.view(np.int32) << 8 >> 8 if width == 3 else numbers.view(f"<i{width}")
     try:
         return masked(numbers, cells).cast(target)
     except pa.ArrowInvalid as err:
-        raise CorruptError(f"column {column.name}: {err}; its schema is not that of the row") from err
+        raise CorruptError(
+            f"column {column.name}: {err}; its schema is not that of the row"
+        ) from err
 
 
 def floats(column: Column, data: Bytes, cells: Cells) -> pa.Array:
@@ -102,7 +108,9 @@ _Groups = list[tuple[int, npt.NDArray[np.uint64]]]
 
 
 def _groups(precision: int, scale: int, data: Bytes, at: Offsets) -> tuple[Mask, _Groups]:
-    """Which values are negative, and each group's digits: as the first bit is flipped, it is set in positive ones."""
+    """Which values are negative, and each group's digits: as the first bit is flipped,
+    it is set in positive ones.
+    """
     negative = (data.u8(at) & np.uint8(0x80)) == 0
     groups: _Groups = []
     flipped = 0x80
@@ -115,7 +123,9 @@ def _groups(precision: int, scale: int, data: Bytes, at: Offsets) -> tuple[Mask,
 
 
 def _wide(negative: Mask, groups: _Groups) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The low and high halves of 128-bit numbers, reckoned in words of 32 bits so that nothing overflows."""
+    """The low and high halves of 128-bit numbers,
+    reckoned in words of 32 bits so that nothing overflows.
+    """
     limbs = [np.zeros(len(negative), np.uint64) for _ in range(_WORDS_OF_128_BITS)]
     for digits, group in groups:
         carry = group
@@ -131,5 +141,7 @@ def _wide(negative: Mask, groups: _Groups) -> tuple[npt.NDArray[np.int64], npt.N
 def _long_decimals(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     head, scale = bytes((column.meta >> 8, column.meta & 0xFF)), column.meta & 0xFF
     contents = data.slices(cells.begin, cells.end, cells.present).to_pylist()
-    texts = [None if cell is None else f"{decode_decimal(head + cell)[0]:.{scale}f}" for cell in contents]
+    texts = [
+        None if cell is None else f"{decode_decimal(head + cell)[0]:.{scale}f}" for cell in contents
+    ]
     return pa.array(texts, pa.string())

@@ -30,7 +30,9 @@ class Reader:
         """The next `size` bytes."""
         part = self.data[self.at : self.at + size]
         if len(part) != size:
-            raise CorruptError(f"{size} bytes at offset {self.at} reach beyond the end of {len(self.data)}")
+            raise CorruptError(
+                f"{size} bytes at offset {self.at} reach beyond the end of {len(self.data)}"
+            )
         self.at += size
         return part
 
@@ -52,7 +54,9 @@ class Reader:
         return self.number(_WIDTHS[first])
 
     def varied(self) -> int:
-        """A number whose first byte ends with as many ones as bytes follow it (MySQL's tagged GTIDs)."""
+        """A number whose first byte ends with as many ones as bytes follow it (MySQL's tagged
+        GTIDs).
+        """
         first = self.number(1)
         more = (first ^ (first + 1)).bit_length() - 1
         if more == _VARIED_BYTES_MAX:

@@ -4,8 +4,9 @@
                present bitmap (twice in updates), rows
     row      = image of an insert or delete | image before, image after of an update
 
-The extra part is there in v2 only. Images are found by a wavefront: the k-th image of all events of a batch at once,
-until each event's end; where few events go on, one by one. Source: MySQL's Rows_event.
+The extra part is there in v2 only. Images are found by a wavefront: the k-th image of all events of
+a batch at once, until each event's end; where few events go on, one by one. Source: MySQL's
+Rows_event.
 """
 
 import itertools
@@ -25,12 +26,17 @@ from storage.mysql.table_map import ID_BYTES, TableMap
 
 WAVE_ROWS_MIN: Final = 24
 """Below this many events that go on, images are cheaper found one by one."""
-_TOO_LONG = "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is damaged"
+_TOO_LONG = (
+    "a row image reaches beyond the end of its event: the event, or the TABLE_MAP before it, is "
+    "damaged"
+)
 _V1_HEAD_BYTES = ID_BYTES + 2
 _IS_V2, _IS_UPDATE = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
 _IS_V2[[EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS]] = True
 _IS_UPDATE[list(UPDATE_ROWS)] = True
-_DUMMY_TABLE_IDS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFF})  # an event without rows, which only ends a statement
+_DUMMY_TABLE_IDS = frozenset(
+    {0xFFFFFFFF, 0xFFFFFFFFFFFF}
+)  # an event without rows, which only ends a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,9 @@ class TableRows:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Row images in log order: `[begin, end)` in the events' data, and the number of the event each is of."""
+    """Row images in log order: `[begin, end)` in the events' data,
+    and the number of the event each is of.
+    """
 
     begin: Offsets
     end: Offsets
@@ -51,7 +59,9 @@ class Images:
 
 
 class TableMaps:
-    """The tables that a log has told of, by the server's numbers; forgotten when the server or its log begins anew."""
+    """The tables that a log has told of, by the server's numbers;
+    forgotten when the server or its log begins anew.
+    """
 
     def __init__(self, *, mariadb: bool) -> None:
         self._mariadb = mariadb
@@ -64,7 +74,9 @@ class TableMaps:
         self._parsed.clear()
 
     def group(self, events: Events) -> list[TableRows]:
-        """The row events of `events` by table. A number that changes its meaning among them is followed.
+        """The row events of `events` by table.
+
+        A number that changes its meaning among them is followed.
 
         Raises:
             CorruptError: a row event is of a table that was not told of.
@@ -73,7 +85,8 @@ class TableMaps:
         types = events.types
         if bool((types == EventType.PARTIAL_UPDATE_ROWS).any()):
             raise EventUnsupportedError(
-                "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on the server, and begin "
+                "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on "
+                "the server, and begin "
                 "the changefeed after that"
             )
         maps = events.of(EventType.TABLE_MAP)
@@ -89,7 +102,9 @@ class TableMaps:
         return itertools.pairwise(borders)
 
     def _new_meanings(self, events: Events, maps: Offsets) -> list[int]:
-        """The numbers of the TABLE_MAP events that say of a table_id something else than what was said before."""
+        """The numbers of the TABLE_MAP events that say of a table_id something else than what was
+        said before.
+        """
         ids = _table_ids(events, maps)
         offsets: list[int] = []
         for table_id in np.unique(ids).tolist():
@@ -115,12 +130,16 @@ class TableMaps:
             if table_id in _DUMMY_TABLE_IDS:
                 continue
             if table_id not in self._tables:
-                raise CorruptError(f"rows of a table ({table_id}) that no TABLE_MAP told of: begin at a GTID")
+                raise CorruptError(
+                    f"rows of a table ({table_id}) that no TABLE_MAP told of: begin at a GTID"
+                )
             groups.append(TableRows(self._parsed[self._tables[table_id]], rows[ids == table_id]))
         return groups
 
 
-def find_images(events: Events, rows: TableRows, shape: Shape, *, wave_rows_min: int = WAVE_ROWS_MIN) -> Images:
+def find_images(
+    events: Events, rows: TableRows, shape: Shape, *, wave_rows_min: int = WAVE_ROWS_MIN
+) -> Images:
     """Where the images of these row events lie.
 
     Raises:
@@ -139,7 +158,9 @@ def find_images(events: Events, rows: TableRows, shape: Shape, *, wave_rows_min:
 _Wave = tuple[Offsets, Offsets, Offsets]
 
 
-def _waves(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, wave_rows_min: int) -> Iterator[_Wave]:
+def _waves(
+    data: Bytes, at: Offsets, stop: Offsets, shape: Shape, wave_rows_min: int
+) -> Iterator[_Wave]:
     yield at[:0], at[:0], at[:0]
     going = np.flatnonzero(at < stop)
     at = at.copy()
@@ -158,7 +179,8 @@ def _waves(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, wave_rows_min:
 def _one_by_one(data: Bytes, at: Offsets, stop: Offsets, shape: Shape, going: Offsets) -> _Wave:
     view, step = data.u8s.data, shape.step
     images_by_event = [
-        list(_of_event(view, step, *each)) for each in zip(at[going].tolist(), stop[going].tolist(), strict=True)
+        list(_of_event(view, step, *each))
+        for each in zip(at[going].tolist(), stop[going].tolist(), strict=True)
     ]
     bounds = np.array(list(itertools.chain.from_iterable(images_by_event)), np.int64).reshape(-1, 2)
     return bounds[:, 0], bounds[:, 1], np.repeat(going, [len(images) for images in images_by_event])
@@ -183,8 +205,12 @@ def _first_images(events: Events, rows: TableRows) -> Offsets:
     v2 = _IS_V2[types]
     if bool(v2.any()):
         at = at + np.where(v2, data.number(at, 2), 0)
-    if not bool((data.matrix(at, len(_packed(columns))) == np.frombuffer(_packed(columns), np.uint8)).all()):
-        raise CorruptError(f"a row event of {rows.table.name} has another number of columns than its TABLE_MAP")
+    if not bool(
+        (data.matrix(at, len(_packed(columns))) == np.frombuffer(_packed(columns), np.uint8)).all()
+    ):
+        raise CorruptError(
+            f"a row event of {rows.table.name} has another number of columns than its TABLE_MAP"
+        )
     at = _after_bitmap(data, at + len(_packed(columns)), rows)
     updates = _IS_UPDATE[types]
     if bool(updates.any()):
@@ -195,12 +221,15 @@ def _first_images(events: Events, rows: TableRows) -> Offsets:
 
 
 def _after_bitmap(data: Bytes, at: Offsets, rows: TableRows) -> Offsets:
-    """Behind the bitmaps of the columns present, which must be all; bits beyond them have no meaning."""
+    """Behind the bitmaps of the columns present, which must be all;
+    bits beyond them have no meaning.
+    """
     columns = len(rows.table.columns)
     bitmap = np.frombuffer(((1 << columns) - 1).to_bytes((columns + 7) // 8, "little"), np.uint8)
     if not bool((data.matrix(at, len(bitmap)) & bitmap == bitmap).all()):
         raise RowImageError(
-            f"the log holds row images of {rows.table.name} without all columns: SET GLOBAL binlog_row_image='FULL' on "
+            f"the log holds row images of {rows.table.name} without all columns: SET GLOBAL "
+            "binlog_row_image='FULL' on "
             "the server, in its sessions too, and begin the changefeed after that"
         )
     return at + len(bitmap)
@@ -211,7 +240,9 @@ def _packed(number: int) -> bytes:
 
 
 def _table_ids(events: Events, numbers: Offsets) -> npt.NDArray[np.int64]:
-    ids: npt.NDArray[np.int64] = events.data.number(events.begin[numbers] + HEADER_BYTES, ID_BYTES).astype(np.int64)
+    ids: npt.NDArray[np.int64] = events.data.number(
+        events.begin[numbers] + HEADER_BYTES, ID_BYTES
+    ).astype(np.int64)
     return ids
 
 
@@ -225,6 +256,8 @@ def _differs(events: Events, numbers: Offsets) -> Mask:
         return np.array([one != other for one, other in itertools.pairwise(bodies)])
     for word in range(0, int(size[0]), 8):
         left = min(8, int(size[0]) - word)
-        words = events.data.u64(begin + word) & np.uint64((1 << 8 * left) - 1 if left < 8 else 0xFFFFFFFFFFFFFFFF)
+        words = events.data.u64(begin + word) & np.uint64(
+            (1 << 8 * left) - 1 if left < 8 else 0xFFFFFFFFFFFFFFFF
+        )
         differs |= words[1:] != words[:-1]
     return differs

@@ -1,4 +1,5 @@
-"""A table as its row images need it, and the JSON document in which the metadata keeps it: docs/format/mysql-rows.md.
+"""A table as its row images need it, and the JSON document in which the metadata keeps it:
+docs/format/mysql-rows.md.
 
 Each TABLE_MAP that differs is a version of its own: rows name their columns by place only.
 """
@@ -33,14 +34,20 @@ class Column:
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
     held: str | int | float | None = field(default=None, compare=False)
-    """What rows hold that are older than the column, as JSON (`sink.columns`); None: null, or not known."""
+    """What rows hold that are older than the column, as JSON (`sink.columns`); None: null,
+    or not known.
+    """
     id: int = field(default=0, compare=False)
-    """Its identity within the table: it stays through renames and changes of type, and is never given out again."""
+    """Its identity within the table: it stays through renames and changes of type,
+    and is never given out again.
+    """
     generated: str = field(default="", compare=False)
     """The expression of a generated column."""
     auto_increment: bool = field(default=False, compare=False)
     as_text: bool = field(default=False, compare=False)
-    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates which no calendar has stay values."""
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text,
+    so that dates which no calendar has stay values.
+    """
 
     @property
     def charset(self) -> str:
@@ -55,7 +62,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A key of a table: `kind` is primary, unique or plain; a part that is an expression has no name."""
+    """A key of a table: `kind` is primary, unique or plain;
+    a part that is an expression has no name.
+    """
 
     name: str
     kind: str
@@ -70,7 +79,9 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
-    """What identifies a row: the columns of the primary key, or of another unique key over NOT NULL columns."""
+    """What identifies a row: the columns of the primary key,
+    or of another unique key over NOT NULL columns.
+    """
     next_column_id: int = 0
     """The id of the next column that is added; 0: one more than the greatest there is."""
     collation: int = 0
@@ -98,13 +109,16 @@ class Table:
         for column in self.columns:
             if column.type not in _READ:
                 raise ColumnUnsupportedError(
-                    f"column {column.name} of {self.name} is of type {column.type.name}, which cannot be read from "
+                    f"column {column.name} of {self.name} is of type {column.type.name}, which "
+                    "cannot be read from "
                     f"the log; store it without COMPRESSED, or leave the table out"
                 )
             if column.is_text and codec_of(column.charset) is None:
                 raise ColumnUnsupportedError(
-                    f"column {column.name} of {self.name} has the character set {column.charset} (collation "
-                    f"{column.collation}), which cannot be read; convert it to utf8mb4, or leave the table out"
+                    f"column {column.name} of {self.name} has the character set {column.charset} "
+                    "(collation "
+                    f"{column.collation}), which cannot be read; convert it to utf8mb4, or leave "
+                    "the table out"
                 )
 
     @classmethod
@@ -130,10 +144,14 @@ class Table:
             )
             _ = table.key_places
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
-            raise InvalidError(f"not the record of a MySQL table: {err!r}; create the changefeed anew") from err
+            raise InvalidError(
+                f"not the record of a MySQL table: {err!r}; create the changefeed anew"
+            ) from err
         names = [column.name for column in columns]
         if not 0 < table.id <= _INT64_MAX or len({*names}) < len(names):
-            raise InvalidError(f"not the record of a MySQL table: the id {table.id}, or a column's name twice")
+            raise InvalidError(
+                f"not the record of a MySQL table: the id {table.id}, or a column's name twice"
+            )
         return table
 
     def to_doc(self) -> dict[str, Any]:
@@ -150,7 +168,8 @@ class Table:
             doc["collation"] = self.collation
         if self.indexes is not None:
             doc["indexes"] = [
-                {"name": each.name, "kind": each.kind, "columns": list(each.columns)} for each in self.indexes
+                {"name": each.name, "kind": each.kind, "columns": list(each.columns)}
+                for each in self.indexes
             ]
         return doc
 

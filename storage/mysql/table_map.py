@@ -1,4 +1,5 @@
-"""The TABLE_MAP event, which goes before a table's row events; with binlog_row_metadata=FULL it tells all of it.
+"""The TABLE_MAP event, which goes before a table's row events;
+with binlog_row_metadata=FULL it tells all of it.
 
     body = table_id u48, flags u16, size u8, schema, 0, size u8, table, 0,
            columns n, type u8 * columns, meta size n, meta, nullable bitmap,
@@ -20,11 +21,15 @@ from storage.mysql.schema import Column, Table
 from storage.mysql.types import NUMERIC, STRINGS, Type
 
 ID_BYTES = 6
-_META_BYTES = dict.fromkeys((Type.VARCHAR, Type.VARCHAR_COMPRESSED, Type.STRING, Type.VAR_STRING), 2) | dict.fromkeys(
-    (Type.NEWDECIMAL, Type.BIT, Type.ENUM, Type.SET), 2
+_META_BYTES = dict.fromkeys(
+    (Type.VARCHAR, Type.VARCHAR_COMPRESSED, Type.STRING, Type.VAR_STRING), 2
+) | dict.fromkeys((Type.NEWDECIMAL, Type.BIT, Type.ENUM, Type.SET), 2)
+_META_BYTES |= dict.fromkeys(
+    (Type.FLOAT, Type.DOUBLE, Type.TIME2, Type.DATETIME2, Type.TIMESTAMP2), 1
 )
-_META_BYTES |= dict.fromkeys((Type.FLOAT, Type.DOUBLE, Type.TIME2, Type.DATETIME2, Type.TIMESTAMP2), 1)
-_META_BYTES |= dict.fromkeys((Type.BLOB, Type.BLOB_COMPRESSED, Type.JSON, Type.GEOMETRY, Type.VECTOR), 1)
+_META_BYTES |= dict.fromkeys(
+    (Type.BLOB, Type.BLOB_COMPRESSED, Type.JSON, Type.GEOMETRY, Type.VECTOR), 1
+)
 _BLOB_BYTES = {Type.TINY_BLOB: 1, Type.MEDIUM_BLOB: 3, Type.LONG_BLOB: 4}
 _STRING_FLAGS = 0x30
 
@@ -44,10 +49,15 @@ class _Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class TableMap:
-    """One table as a log describes it. Columns without metadata have empty names and count as signed bytes."""
+    """One table as a log describes it.
+
+    Columns without metadata have empty names and count as signed bytes.
+    """
 
     table_id: int
-    """The server's number for this version of the table, good until the server or its log file begins anew."""
+    """The server's number for this version of the table,
+    good until the server or its log file begins anew.
+    """
     schema: str
     table: str
     columns: tuple[Column, ...]
@@ -70,7 +80,9 @@ class TableMap:
         metas = Reader(reader.string())
         columns = [_column(code, metas, f"{schema}.{table}") for code in types]
         nullable = reader.bits(len(columns))
-        columns = [replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)]
+        columns = [
+            replace(column, nullable=null) for column, null in zip(columns, nullable, strict=True)
+        ]
         columns, key = _with_metadata(columns, dict(_fields(reader)), mariadb=mariadb)
         return cls(table_id, schema, table, tuple(columns), key)
 
@@ -136,7 +148,9 @@ def _column(code: int, metas: Reader, table: str) -> Column:
 
 
 def _string(code: int, size: int) -> tuple[Type, int]:
-    """What hides behind STRING: ENUM, SET, or a CHAR whose size has two more bits among those of its type."""
+    """What hides behind STRING: ENUM, SET, or a CHAR whose size has two more bits among those of
+    its type.
+    """
     if code & _STRING_FLAGS != _STRING_FLAGS:
         return Type.STRING, size | ((code & _STRING_FLAGS) ^ _STRING_FLAGS) << 4
     return (Type(code) if code in {Type.ENUM, Type.SET} else Type.STRING), size
@@ -156,9 +170,17 @@ def _with_metadata(
     if _Kind.SIGNEDNESS in fields:
         signs = Reader(fields[_Kind.SIGNEDNESS]).bits_be(len(numeric))
         for place, unsigned in zip(numeric, signs, strict=True):
-            columns[place] = replace(columns[place], unsigned=unsigned and columns[place].type is not Type.YEAR)
+            columns[place] = replace(
+                columns[place], unsigned=unsigned and columns[place].type is not Type.YEAR
+            )
     _set_collations(columns, strings, fields, _Kind.DEFAULT_CHARSET, _Kind.COLUMN_CHARSET)
-    _set_collations(columns, names, fields, _Kind.ENUM_AND_SET_DEFAULT_CHARSET, _Kind.ENUM_AND_SET_COLUMN_CHARSET)
+    _set_collations(
+        columns,
+        names,
+        fields,
+        _Kind.ENUM_AND_SET_DEFAULT_CHARSET,
+        _Kind.ENUM_AND_SET_COLUMN_CHARSET,
+    )
     _set_elems(columns, fields)
     if _Kind.COLUMN_NAME in fields:
         reader = Reader(fields[_Kind.COLUMN_NAME])
@@ -183,7 +205,9 @@ def _set_collations(
     else:
         return
     if len(collations) != len(places):
-        raise CorruptError(f"a TABLE_MAP event has {len(collations)} collations for {len(places)} columns")
+        raise CorruptError(
+            f"a TABLE_MAP event has {len(collations)} collations for {len(places)} columns"
+        )
     for place, collation in zip(places, collations, strict=True):
         columns[place] = replace(columns[place], collation=collation)
 

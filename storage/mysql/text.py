@@ -1,4 +1,6 @@
-"""Strings, bytes and what is made text, of many rows at once: CHAR to BLOB, ENUM, SET, BIT, JSON, GEOMETRY."""
+"""Strings, bytes and what is made text, of many rows at once: CHAR to BLOB, ENUM, SET, BIT,
+JSON, GEOMETRY.
+"""
 
 from typing import Final
 
@@ -16,7 +18,9 @@ from storage.mysql.schema import Column
 from storage.mysql.types import Type
 
 SRID_BYTES: Final = 4
-_ASCII_TOO: Final = frozenset({"latin1", "latin2", "cp1250", "cp1251", "cp1256", "cp1257", "koi8r", "koi8u", "gbk"})
+_ASCII_TOO: Final = frozenset(
+    {"latin1", "latin2", "cp1250", "cp1251", "cp1256", "cp1257", "koi8r", "koi8u", "gbk"}
+)
 """Character sets whose bytes below 0x80, if there are no others, are ASCII."""
 
 
@@ -47,7 +51,9 @@ def json_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """MySQL's binary JSON as text."""
     contents = raw(data, cells).to_pylist()
     try:
-        return pa.array([None if cell is None else decode_json(cell) for cell in contents], pa.string())
+        return pa.array(
+            [None if cell is None else decode_json(cell) for cell in contents], pa.string()
+        )
     except CorruptError as err:
         raise CorruptError(f"column {column.name}: {err.message}") from err
 
@@ -99,7 +105,11 @@ def _padded(column: Column, data: Bytes, cells: Cells) -> pa.Array:
     """BINARY(n) has n bytes; trailing zeros are not in the log."""
     size = column.meta
     at = cells.begin[:, None] + np.arange(size)
-    lines = np.where(at < cells.end[:, None], data.u8(np.minimum(at, len(data.u8s) - 1)), np.uint8(0)).astype(np.uint8)
+    lines = np.where(
+        at < cells.end[:, None], data.u8(np.minimum(at, len(data.u8s) - 1)), np.uint8(0)
+    ).astype(np.uint8)
     ends = pa.py_buffer(np.arange(len(lines) + 1, dtype=np.int32) * np.int32(size))
-    full = pa.Array.from_buffers(pa.binary(), len(lines), [None, ends, pa.py_buffer(np.ascontiguousarray(lines))])
+    full = pa.Array.from_buffers(
+        pa.binary(), len(lines), [None, ends, pa.py_buffer(np.ascontiguousarray(lines))]
+    )
     return full if cells.present is None else pc.if_else(pa.array(cells.present), full, None)

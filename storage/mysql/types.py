@@ -6,8 +6,9 @@ BIT                   bits                     ENUM, SET         bytes
 TIME2, DATETIME2, TIMESTAMP2                   digits of the second's fraction
 BLOB, JSON, GEOMETRY, VECTOR                   bytes of the length before a value
 
-CHAR and BINARY are STRING, TEXT is BLOB; ENUM and SET, which the event hides behind STRING, have their own type here.
-Source: MySQL's binary_log_types.h and Table_map_log_event, MariaDB's rpl_utility.
+CHAR and BINARY are STRING, TEXT is BLOB; ENUM and SET, which the event hides behind STRING, have
+their own type here. Source: MySQL's binary_log_types.h and Table_map_log_event, MariaDB's
+rpl_utility.
 """
 
 import enum
@@ -55,7 +56,9 @@ INTEGERS: Final = frozenset({Type.TINY, Type.SHORT, Type.INT24, Type.LONG, Type.
 NUMERIC: Final = INTEGERS | {Type.NEWDECIMAL, Type.FLOAT, Type.DOUBLE}
 STRINGS: Final = frozenset({Type.VARCHAR, Type.STRING, Type.BLOB})
 """The types whose values are characters, or bytes where the character set is `binary`."""
-DATES: Final = frozenset({Type.DATE, Type.DATETIME, Type.DATETIME2, Type.TIMESTAMP, Type.TIMESTAMP2})
+DATES: Final = frozenset(
+    {Type.DATE, Type.DATETIME, Type.DATETIME2, Type.TIMESTAMP, Type.TIMESTAMP2}
+)
 LENGTH_FIRST: Final = frozenset({Type.BLOB, Type.JSON, Type.GEOMETRY, Type.VECTOR})
 
 INTEGER_BYTES: Final = {Type.TINY: 1, Type.SHORT: 2, Type.INT24: 3, Type.LONG: 4, Type.LONGLONG: 8}
@@ -86,7 +89,9 @@ def decimal_bytes(precision: int, scale: int) -> int:
 
 
 def fixed_bytes(kind: Type, meta: int) -> int | None:
-    """How many bytes each value of the type takes in a row image; None where each value has its own length."""
+    """How many bytes each value of the type takes in a row image;
+    None where each value has its own length.
+    """
     if kind in FIXED_BYTES:
         return FIXED_BYTES[kind]
     if kind in _WHOLE_BYTES:

@@ -1,1 +1,3 @@
-"""Pump storage: TiDB binlogs in a value log, their order in LevelDB, prewrites matched with their commits."""
+"""Pump storage: TiDB binlogs in a value log, their order in LevelDB,
+prewrites matched with their commits.
+"""

@@ -1,8 +1,8 @@
 """The few fields of a `binlog.Binlog` that the Pump needs, read without protobuf stubs. Pure.
 
-Source: tipb binlog.proto (proto2, no packed fields): tp 1, start_ts 2, commit_ts 3, prewrite_key 4, prewrite_value 5,
-ddl_query 6, ddl_job_id 7, ddl_schema_state 8. As in any protobuf reader the last value of a field wins and unknown
-fields are passed over.
+Source: tipb binlog.proto (proto2, no packed fields): tp 1, start_ts 2, commit_ts 3, prewrite_key 4,
+prewrite_value 5, ddl_query 6, ddl_job_id 7, ddl_schema_state 8. As in any protobuf reader the last
+value of a field wins and unknown fields are passed over.
 """
 
 import enum
@@ -13,7 +13,9 @@ from storage.model.errors import InvalidError
 
 _TP, _START_TS, _COMMIT_TS, _PREWRITE_VALUE, _DDL_SCHEMA_STATE = 1, 2, 3, 5, 8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_TAGS = {number << 3 | _VARINT for number in (1, 2, 3, 7, 8)} | {number << 3 | _BYTES for number in (4, 5, 6)}
+_TAGS = {number << 3 | _VARINT for number in (1, 2, 3, 7, 8)} | {
+    number << 3 | _BYTES for number in (4, 5, 6)
+}
 _WIDTHS = {_VARINT: 0, _FIXED64: 8, _BYTES: 0, _FIXED32: 4}
 _VARINT_BYTES = 10
 _U64 = (1 << 64) - 1
@@ -35,7 +37,9 @@ class Kind(enum.IntEnum):
 
 
 class Binlog(NamedTuple):
-    """A binlog and what orders it; timestamps are TSOs, commit_ts is 0 for a prewrite and a rollback."""
+    """A binlog and what orders it; timestamps are TSOs,
+    commit_ts is 0 for a prewrite and a rollback.
+    """
 
     kind: int
     start_ts: int
@@ -49,7 +53,9 @@ class Binlog(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it carries no transaction: a client's liveness probe; such a binlog is not stored."""
+        """Whether it carries no transaction: a client's liveness probe;
+        such a binlog is not stored.
+        """
         return self.start_ts == self.commit_ts == 0
 
     @property
@@ -62,7 +68,8 @@ def parse(payload: bytes) -> Binlog:
     """Read the kind and the timestamps.
 
     Raises:
-        BinlogInvalidError: the bytes are no binlog, or its kind or timestamps make no sense; says which.
+        BinlogInvalidError: the bytes are no binlog, or its kind or timestamps make no sense; says
+            which.
     """
     kind = start_ts = commit_ts = 0
     for number, value, _, _ in _fields(payload):
@@ -84,15 +91,30 @@ def fake(ts: int) -> bytes:
 
 
 def outcome(start_ts: int, commit_ts: int) -> bytes:
-    """The payload of a commit binlog, or of a rollback (`commit_ts` 0), for a prewrite that never got its own."""
+    """The payload of a commit binlog, or of a rollback (`commit_ts` 0),
+    for a prewrite that never got its own.
+    """
     kind = Kind.COMMIT if commit_ts else Kind.ROLLBACK
-    return b"\x08" + bytes([kind]) + b"\x10" + _encode_varint(start_ts) + b"\x18" + _encode_varint(commit_ts)
+    return (
+        b"\x08"
+        + bytes([kind])
+        + b"\x10"
+        + _encode_varint(start_ts)
+        + b"\x18"
+        + _encode_varint(commit_ts)
+    )
 
 
 def join(commit: bytes, prewrite: bytes) -> bytes:
-    """A commit binlog with the prewrite_value and ddl fields of its prewrite, byte for byte as those stand there."""
-    from_commit = [commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)]
-    from_prewrite = [prewrite[start:end] for number, _, start, end in _fields(prewrite) if _from_prewrite(number)]
+    """A commit binlog with the prewrite_value and ddl fields of its prewrite,
+    byte for byte as those stand there.
+    """
+    from_commit = [
+        commit[start:end] for number, _, start, end in _fields(commit) if not _from_prewrite(number)
+    ]
+    from_prewrite = [
+        prewrite[start:end] for number, _, start, end in _fields(prewrite) if _from_prewrite(number)
+    ]
     return b"".join(from_commit + from_prewrite)
 
 
@@ -107,7 +129,9 @@ def _check(binlog: Binlog) -> None:
     if (start_ts | commit_ts) > _MAX_TS:
         raise BinlogInvalidError(f"negative timestamp: start_ts {start_ts}, commit_ts {commit_ts}")
     if kind == Kind.COMMIT and commit_ts <= start_ts and not binlog.is_empty:
-        raise BinlogInvalidError(f"commit binlog with commit_ts {commit_ts} not after start_ts {start_ts}")
+        raise BinlogInvalidError(
+            f"commit binlog with commit_ts {commit_ts} not after start_ts {start_ts}"
+        )
 
 
 def _fields(payload: bytes) -> Iterator[tuple[int, int, int, int]]:
@@ -118,7 +142,9 @@ def _fields(payload: bytes) -> Iterator[tuple[int, int, int, int]]:
         tag, at = (payload[at], at + 1) if payload[at] < 0x80 else _decode_varint(payload, at)
         wire_type, value = tag & 7, 0
         if tag not in _TAGS and (tag >> 3 <= _DDL_SCHEMA_STATE or wire_type not in _WIDTHS):
-            raise BinlogInvalidError(f"not a binlog: field {tag >> 3} with wire type {wire_type} at byte {start}")
+            raise BinlogInvalidError(
+                f"not a binlog: field {tag >> 3} with wire type {wire_type} at byte {start}"
+            )
         if wire_type in (_VARINT, _BYTES) and at < size and payload[at] < 0x80:
             value, at = payload[at], at + 1
         elif wire_type in (_VARINT, _BYTES):
@@ -127,7 +153,9 @@ def _fields(payload: bytes) -> Iterator[tuple[int, int, int, int]]:
             at += value + _WIDTHS[wire_type]
             value = 0
         if at > size:
-            raise BinlogInvalidError(f"unexpected EOF: field {tag >> 3} ends at byte {at}, the payload at {size}")
+            raise BinlogInvalidError(
+                f"unexpected EOF: field {tag >> 3} ends at byte {at}, the payload at {size}"
+            )
         yield tag >> 3, value, start, at
 
 

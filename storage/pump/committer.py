@@ -1,7 +1,8 @@
-"""Group commit: all binlogs that wait go into the value log together, with one write and one fdatasync.
+"""Group commit: all binlogs that wait go into the value log together,
+with one write and one fdatasync.
 
-`Committer` writes a group, acknowledges it, and passes it to the `IndexQueue`, in this order. There is no timer: while
-one group is on its way to the disk, the next one gathers.
+`Committer` writes a group, acknowledges it, and passes it to the `IndexQueue`, in this order. There
+is no timer: while one group is on its way to the disk, the next one gathers.
 """
 
 import asyncio
@@ -51,10 +52,12 @@ class Group(NamedTuple):
 class IndexQueue:
     """Groups on their way from the log to the index; one producer, one consumer, on one event loop.
 
-    The log never waits longer than `slow_seconds` for the index. After that the queue is *behind*: it is empty and only
-    knows where the log ends, and the consumer reads the log itself until it calls `resume`. Invariants:
+    The log never waits longer than `slow_seconds` for the index. After that the queue is *behind*:
+    it is empty and only knows where the log ends, and the consumer reads the log itself until it
+    calls `resume`. Invariants:
 
-    1. The groups in the queue follow each other in the log; the last one ends at `end` unless the queue is behind.
+    1. The groups in the queue follow each other in the log; the last one ends at `end` unless the
+       queue is behind.
     2. After `resume` the queue begins exactly at the pointer that it returned.
     """
 
@@ -95,7 +98,9 @@ class IndexQueue:
         self._notify()
 
     def resume(self) -> Pointer:
-        """Take groups again; returns where they will begin: the consumer reads the log up to there."""
+        """Take groups again; returns where they will begin:
+        the consumer reads the log up to there.
+        """
         self.behind = False
         return self.end
 
@@ -142,7 +147,9 @@ class Committer:
             raise self._refusal
         size = sum(len(binlog.payload) for binlog in binlogs)
         if self._queue and self._queue.waiting_bytes + size > WAITING_BYTES_MAX:
-            raise PumpBusyError(f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again")
+            raise PumpBusyError(
+                f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again"
+            )
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put(_Write(binlogs, done), size)
         await done

@@ -1,8 +1,12 @@
-"""GC of a Pump: how far it goes (`Collector`), what it deletes (`Sweep`), and at which pace (`Throttle`).
+"""GC of a Pump: how far it goes (`Collector`), what it deletes (`Sweep`),
+and at which pace (`Throttle`).
 
-1. gc_ts is durable before anything is deleted, so that no reader begins in a range that is half deleted.
-2. It stays behind the slowest reader, except up to `force_ts`: disk space is worth more than a reader that old.
-3. Writers come first: GC takes a share of the time only, and pauses as long as LevelDB has many level-0 files.
+1. gc_ts is durable before anything is deleted, so that no reader begins in a range that is half
+   deleted.
+2. It stays behind the slowest reader, except up to `force_ts`: disk space is worth more than a
+   reader that old.
+3. Writers come first: GC takes a share of the time only, and pauses as long as LevelDB has many
+   level-0 files.
 """
 
 import asyncio
@@ -20,7 +24,8 @@ BATCHES_PER_ROUND = 100
 
 
 class Throttle(NamedTuple):
-    """Pause for `seconds` while there are `files` level-0 files or more, and take only a `share` of the time.
+    """Pause for `seconds` while there are `files` level-0 files or more,
+    and take only a `share` of the time.
 
     Source: tidb-binlog's doGCTS, but for the share: there GC has a processor of its own.
     """
@@ -31,7 +36,9 @@ class Throttle(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """What a GC did: index keys and segments removed, pauses made, and readers that had not received all of it."""
+    """What a GC did: index keys and segments removed, pauses made,
+    and readers that had not received all of it.
+    """
 
     gc_ts: int
     keys: int = 0
@@ -43,7 +50,9 @@ class Collected(NamedTuple):
 class Collector:
     """Runs one GC at a time."""
 
-    def __init__(self, log: ValueLog, index: Index, readers: Readers, threads: Threads, throttle: Throttle) -> None:
+    def __init__(
+        self, log: ValueLog, index: Index, readers: Readers, threads: Threads, throttle: Throttle
+    ) -> None:
         self._log = log
         self._index = index
         self._readers = readers
@@ -52,7 +61,9 @@ class Collector:
         self._running = asyncio.Lock()
 
     async def collect(self, ts: int, force_ts: int) -> Collected:
-        """Remove commits up to `ts` that all readers have received, and up to `force_ts` in any case."""
+        """Remove commits up to `ts` that all readers have received,
+        and up to `force_ts` in any case.
+        """
         async with self._running:
             target_ts = max(min(ts, self._readers.lowest_ts), force_ts)
             overtaken = self._readers.behind(target_ts)
@@ -92,11 +103,13 @@ class Collector:
 
 
 class Sweep:
-    """One pass that deletes index keys of commits up to `gc_ts`, batch by batch; a prewrite goes with its commit.
+    """One pass that deletes index keys of commits up to `gc_ts`, batch by batch;
+    a prewrite goes with its commit.
 
-    tidb-binlog's loop, `for iter.Next() && batches < 100`, steps onto one more key before it sees that the round is
-    full; the iterator is kept for the next round and never comes back to that key, which leaks. Here a batch ends with
-    the last key it deletes, and the next one begins just after it.
+    tidb-binlog's loop, `for iter.Next() && batches < 100`, steps onto one more key before it sees
+    that the round is full; the iterator is kept for the next round and never comes back to that
+    key, which leaks. Here a batch ends with the last key it deletes, and the next one begins just
+    after it.
     """
 
     def __init__(self, kv: KV, gc_ts: int, *, batch_keys: int = BATCH_KEYS) -> None:

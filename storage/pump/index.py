@@ -1,15 +1,18 @@
-"""The order of the binlogs in LevelDB: where each commit is in the value log, and up to which commit_ts all are known.
+"""The order of the binlogs in LevelDB: where each commit is in the value log,
+and up to which commit_ts all are known.
 
-Keys (docs/format/pump.md): `c` commit_ts start_ts -> pointer, `p` start_ts -> pointer, `m` fid -> largest commit_ts
-whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
+Keys (docs/format/pump.md): `c` commit_ts start_ts -> pointer, `p` start_ts -> pointer, `m` fid ->
+largest commit_ts whose prewrite stands in that segment, `s` -> state, `g` -> gc_ts. Invariants:
 
-1. Index keys and state of a group are one WriteBatch, so the state never speaks of keys that are not there.
-2. Everything before `handle` is in the index and matched; a start replays the log from there. Nothing is synced: a
-   crash only moves the handle back.
-3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the log.
+1. Index keys and state of a group are one WriteBatch, so the state never speaks of keys that are
+   not there.
+2. Everything before `handle` is in the index and matched; a start replays the log from there.
+   Nothing is synced: a crash only moves the handle back.
+3. The index is derived: if the log ends before what the index knows, the index is rebuilt from the
+   log.
 
-`apply`, `oldest_waiting`, `advance_gc_ts`, `reload` and `reset` belong to one thread at a time; the rest may be called
-from any.
+`apply`, `oldest_waiting`, `advance_gc_ts`, `reload` and `reset` belong to one thread at a time; the
+rest may be called from any.
 """
 
 import struct
@@ -46,7 +49,9 @@ class IndexVersionError(CorruptError):
 
 
 class Commit(NamedTuple):
-    """A commit of the index; `prewrite` is None for a heartbeat and for a commit whose prewrite is not known."""
+    """A commit of the index; `prewrite` is None for a heartbeat and for a commit whose prewrite is
+    not known.
+    """
 
     commit_ts: int
     start_ts: int
@@ -73,7 +78,9 @@ class Index:
         self.replay_from = self.handle
         self.gc_ts = int(_U64.unpack(self.kv.get(_GC_KEY) or bytes(8))[0])
         self._matcher: Matcher[Pointer] = Matcher(self.max_commit_ts)
-        self._segment_ts = {_U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in self.kv.scan(b"m", b"n")}
+        self._segment_ts = {
+            _U32.unpack(key[1:])[0]: _U64.unpack(ts)[0] for key, ts in self.kv.scan(b"m", b"n")
+        }
 
     @property
     def waiting(self) -> int:
@@ -92,11 +99,15 @@ class Index:
         return 0 if oldest is None else oldest[0]
 
     def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
-        """start_ts and pointer of the prewrites that have waited longest; of the thread that calls `apply`."""
+        """start_ts and pointer of the prewrites that have waited longest;
+        of the thread that calls `apply`.
+        """
         return self._matcher.oldest_waiting(limit)
 
     def apply(self, entries: Iterable[Entry], pointers: Iterable[Pointer]) -> None:
-        """Index a group in the order of the log, and move max_commit_ts as far as it is complete."""
+        """Index a group in the order of the log, and move max_commit_ts as far as it is
+        complete.
+        """
         batch = WriteBatch()
         pointer = START
         for (kind, start_ts, commit_ts), pointer in zip(entries, pointers, strict=True):
@@ -118,7 +129,9 @@ class Index:
         self.handle, self.head, self.max_commit_ts = handle, head, max_commit_ts
         self.replay_from = head
 
-    def commits(self, after: tuple[int, int], upto_ts: int, limit: int, limit_bytes: int) -> list[Commit]:
+    def commits(
+        self, after: tuple[int, int], upto_ts: int, limit: int, limit_bytes: int
+    ) -> list[Commit]:
         """Commits after the pair (commit_ts, start_ts), up to `upto_ts` inclusive, in order.
 
         Ends after `limit` commits, or with the one that takes their records beyond `limit_bytes`.
@@ -136,7 +149,9 @@ class Index:
         return commits
 
     def find(self, ts: int) -> Pointer | None:
-        """Where the commit with commit_ts `ts` is, else the prewrite with start_ts `ts`; None: neither is known."""
+        """Where the commit with commit_ts `ts` is, else the prewrite with start_ts `ts`;
+        None: neither is known.
+        """
         for _, value in self.kv.scan(commit_key(ts, 0), commit_key(ts + 1, 0)):
             return Pointer(*_POINTER.unpack(value))
         return self._pointer(prewrite_key(ts))
@@ -152,11 +167,12 @@ class Index:
         return True
 
     def droppable(self, segments: dict[int, int]) -> list[int]:
-        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a restart can need.
+        """Of the log's segments -> max_ts, the oldest ones that neither a reader after gc_ts nor a
+        restart can need.
 
-        They are removed from the oldest on, so a hole in the numbers always means a lost file. Also a handle that a
-        crash moves back still finds its segment: max_commit_ts > gc_ts was durable together with that handle, so a
-        record later than gc_ts stands before it.
+        They are removed from the oldest on, so a hole in the numbers always means a lost file. Also
+        a handle that a crash moves back still finds its segment: max_commit_ts > gc_ts was durable
+        together with that handle, so a record later than gc_ts stands before it.
         """
         return list(takewhile(lambda fid: self._is_done(fid, segments[fid]), sorted(segments)))
 
@@ -194,7 +210,12 @@ class Index:
         key = commit_key(commit_ts, start_ts)
         if prewrite is not None and prewrite.position.fid != pointer.fid:
             self._keep_segment(batch, prewrite.position.fid, commit_ts)
-        if prewrite is None and commit_ts <= before and key not in batch.ops and self.kv.get(key) is None:
+        if (
+            prewrite is None
+            and commit_ts <= before
+            and key not in batch.ops
+            and self.kv.get(key) is None
+        ):
             self.late_commits += 1
         batch.put(key, _POINTER.pack(*pointer))
 

@@ -1,10 +1,12 @@
-"""Feeding the index of a Pump: from the queue while the index keeps up, and from the log when it did not.
+"""Feeding the index of a Pump: from the queue while the index keeps up,
+and from the log when it did not.
 
-A stalled or failing index delays readers, never writers: what is acknowledged is in the log, and the index is derived
-from it. `recover` replays the log at a start, from the index's handle. `Indexer` runs after that. When it falls behind,
-it catches up by reading the log (tidb-binlog's SlowChaser). After a failed write the state of the index in memory is
-unknown, so it is loaded again and fed from its handle, as after a restart. When the daemon stops, it does not finish
-catching up: the next start replays the rest.
+A stalled or failing index delays readers, never writers: what is acknowledged is in the log, and
+the index is derived from it. `recover` replays the log at a start, from the index's handle.
+`Indexer` runs after that. When it falls behind, it catches up by reading the log (tidb-binlog's
+SlowChaser). After a failed write the state of the index in memory is unknown, so it is loaded again
+and fed from its handle, as after a restart. When the daemon stops, it does not finish catching up:
+the next start replays the rest.
 """
 
 import asyncio
@@ -33,7 +35,9 @@ IndexedRecord: TypeAlias = tuple[Pointer, Entry]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a start did: binlogs replayed, damaged bytes skipped, and whether the index was rebuilt."""
+    """What a start did: binlogs replayed, damaged bytes skipped,
+    and whether the index was rebuilt.
+    """
 
     replayed: int
     skipped: tuple[Skipped, ...]
@@ -43,7 +47,8 @@ class Recovery:
 def recover(
     open_log: Callable[[], ValueLog], open_kv: Callable[[], KV], stack: ExitStack
 ) -> tuple[ValueLog, Index, Recovery]:
-    """Open log and index, rebuild the index if it does not fit the log, and replay; `stack` closes them.
+    """Open log and index, rebuild the index if it does not fit the log, and replay;
+    `stack` closes them.
 
     Raises:
         SegmentMissingError: a segment that is still needed is gone.
@@ -68,7 +73,12 @@ class Indexer:
     """The loop between the index queue and the index."""
 
     def __init__(
-        self, log: ValueLog, index: Index, queue: IndexQueue, threads: Threads, on_change: Callable[[], None]
+        self,
+        log: ValueLog,
+        index: Index,
+        queue: IndexQueue,
+        threads: Threads,
+        on_change: Callable[[], None],
     ) -> None:
         """`on_change` is called whenever max_commit_ts may have moved."""
         self.failures = 0
@@ -82,7 +92,9 @@ class Indexer:
         self._must_reload = False
 
     async def run(self) -> None:
-        """Index until the queue is closed and empty; a disk that refuses is tried again every `RETRY_SECONDS`."""
+        """Index until the queue is closed and empty;
+        a disk that refuses is tried again every `RETRY_SECONDS`.
+        """
         while True:
             try:
                 group = await self._queue.get()
@@ -101,7 +113,9 @@ class Indexer:
             self._on_change()
 
     async def _catch_up(self) -> None:
-        """Read the log until a pass takes less than `CATCH_UP_SECONDS`, then up to where the queue resumes."""
+        """Read the log until a pass takes less than `CATCH_UP_SECONDS`,
+        then up to where the queue resumes.
+        """
         if self._must_reload:
             await self._threads.index(self._index.reload)
             self._must_reload = False
@@ -115,7 +129,8 @@ class Indexer:
 
     async def _replay(self, upto: Pointer) -> None:
         records = takewhile(
-            lambda item: item[0] < upto, _records(self._log.scan(self._index.replay_from), self.skipped)
+            lambda item: item[0] < upto,
+            _records(self._log.scan(self._index.replay_from), self.skipped),
         )
         while batch := await self._threads.read(_take_batch, records):
             await self._threads.index(_apply, self._index, batch)
@@ -126,7 +141,9 @@ def _take_batch(records: Iterator[IndexedRecord]) -> list[IndexedRecord]:
     return list(islice(records, REPLAY_BATCH))
 
 
-def _records(scan: Iterator[tuple[Pointer, bytes] | Skipped], skipped: list[Skipped]) -> Iterator[IndexedRecord]:
+def _records(
+    scan: Iterator[tuple[Pointer, bytes] | Skipped], skipped: list[Skipped]
+) -> Iterator[IndexedRecord]:
     """The records of a scan as the index needs them; damaged bytes are added to `skipped`."""
     for item in scan:
         if isinstance(item, Skipped):
@@ -142,10 +159,14 @@ def _apply(index: Index, batch: Sequence[IndexedRecord]) -> int:
 
 
 def _rebuild_if_unfit(log: ValueLog, index: Index) -> bool:
-    """Empty the index when it is new, or has records that the disk has lost; returns whether it was emptied."""
+    """Empty the index when it is new, or has records that the disk has lost;
+    returns whether it was emptied.
+    """
     segments = log.segments()
     if index.head.fid not in segments and index.head != START:
-        raise SegmentMissingError(f"segment {index.head.fid} of the value log is missing; restore its file")
+        raise SegmentMissingError(
+            f"segment {index.head.fid} of the value log is missing; restore its file"
+        )
     first = next(iter(segments), 0)
     unfit = log.end < index.head or (index.head == START and first > 0)
     if unfit:

@@ -1,12 +1,16 @@
-"""Which commits are complete: prewrites wait for their commit or rollback. Pure; fed in the order of the log.
+"""Which commits are complete: prewrites wait for their commit or rollback.
 
-A transaction's commit_ts is taken from PD after its prewrite binlog was acknowledged, hence after every commit that
-stands before that prewrite in the log. So while a prewrite waits, everything up to the largest commit_ts *before it* is
-complete, and nothing later is. Invariants:
+Pure; fed in the order of the log.
 
-1. max_commit_ts never goes back, and is the largest commit_ts before the oldest waiting prewrite (of all, if none).
+A transaction's commit_ts is taken from PD after its prewrite binlog was acknowledged, hence after
+every commit that stands before that prewrite in the log. So while a prewrite waits, everything up
+to the largest commit_ts *before it* is complete, and nothing later is. Invariants:
+
+1. max_commit_ts never goes back, and is the largest commit_ts before the oldest waiting prewrite
+   (of all, if none).
 2. A commit or rollback may also come before its prewrite: the last `settled` outcomes are kept.
-3. A waiting prewrite that never gets its outcome holds max_commit_ts back (head-of-line wait) until it is resolved.
+3. A waiting prewrite that never gets its outcome holds max_commit_ts back (head-of-line wait) until
+   it is resolved.
 """
 
 from collections import OrderedDict
@@ -18,7 +22,9 @@ _SETTLED = 65_536
 
 
 class Waiting(NamedTuple, Generic[P]):
-    """A prewrite without an outcome: where it stands in the log, and the largest commit_ts before it."""
+    """A prewrite without an outcome: where it stands in the log,
+    and the largest commit_ts before it.
+    """
 
     position: P
     max_commit_ts: int
@@ -50,22 +56,30 @@ class Matcher(Generic[P]):
         return len(self._waiting)
 
     def oldest_waiting(self, limit: int) -> list[tuple[int, P]]:
-        """start_ts and position of the prewrites that have waited longest, at most `limit`, in the order of the log."""
-        return [(start_ts, wait.position) for start_ts, wait in islice(self._waiting.items(), limit)]
+        """start_ts and position of the prewrites that have waited longest, at most `limit`,
+        in the order of the log.
+        """
+        return [
+            (start_ts, wait.position) for start_ts, wait in islice(self._waiting.items(), limit)
+        ]
 
     def waits(self, start_ts: int) -> bool:
         """Whether the prewrite of `start_ts` is known and has no outcome."""
         return start_ts in self._waiting
 
     def prewrite(self, start_ts: int, position: P) -> int | None:
-        """Add a prewrite; None if it waits (a repeated one keeps its place), else its commit_ts, 0 if rolled back."""
+        """Add a prewrite; None if it waits (a repeated one keeps its place), else its commit_ts,
+        0 if rolled back.
+        """
         outcome = self._settled.get(start_ts)
         if outcome is None:
             self._waiting.setdefault(start_ts, Waiting(position, self._seen_commit_ts))
         return outcome
 
     def settle(self, start_ts: int, commit_ts: int) -> Waiting[P] | None:
-        """Add a commit, or a rollback (commit_ts 0); returns the prewrite that waited for it, if one did."""
+        """Add a commit, or a rollback (commit_ts 0); returns the prewrite that waited for it,
+        if one did.
+        """
         self._seen_commit_ts = max(self._seen_commit_ts, commit_ts)
         self._settled[start_ts] = commit_ts
         if len(self._settled) > self._settled_limit:

@@ -1,7 +1,9 @@
-"""Reading committed binlogs in commit order: chunks of commits from the index, joined with their prewrites.
+"""Reading committed binlogs in commit order: chunks of commits from the index,
+joined with their prewrites.
 
-A commit whose prewrite is not known goes out as it is, without rows (an orphan): readers that look for orphans stop
-there, and TiDB's Drainer passes over it as over a transaction that changed nothing.
+A commit whose prewrite is not known goes out as it is, without rows (an orphan): readers that look
+for orphans stop there, and TiDB's Drainer passes over it as over a transaction that changed
+nothing.
 
 `Readers` holds how far each open pull is.
 """
@@ -34,7 +36,9 @@ class Cursor(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A run of joined binlogs, the cursor after it, and start_ts of the commits whose prewrite is not known."""
+    """A run of joined binlogs, the cursor after it,
+    and start_ts of the commits whose prewrite is not known.
+    """
 
     payloads: list[bytes]
     cursor: Cursor
@@ -42,14 +46,17 @@ class Chunk(NamedTuple):
 
 
 def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chunk:
-    """The next binlogs after a cursor, up to `upto_ts`; the chunk's cursor is `upto_ts` when there are no more.
+    """The next binlogs after a cursor, up to `upto_ts`;
+    the chunk's cursor is `upto_ts` when there are no more.
 
     Raises:
         BinlogPurgedError: GC has passed the cursor.
         CorruptError: the log does not hold what the index says.
     """
     commits = index.commits(after, upto_ts, CHUNK_COMMITS, CHUNK_BYTES)
-    orphans = [commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)]
+    orphans = [
+        commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)
+    ]
     try:
         payloads = _payloads(log, commits)
     except CorruptError:
@@ -68,7 +75,8 @@ def check_not_purged(index: Index, last_ts: int) -> None:
     """
     if last_ts < index.gc_ts:
         raise BinlogPurgedError(
-            f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose rows; "
+            f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose "
+            "rows; "
             "start it again from a new dump taken after that"
         )
 
@@ -113,7 +121,9 @@ def _is_fake(commit: Commit) -> bool:
 
 
 def _payloads(log: ValueLog, commits: Sequence[Commit]) -> list[bytes]:
-    """All records of the commits and of their prewrites in as few reads as the log allows, then joined."""
+    """All records of the commits and of their prewrites in as few reads as the log allows,
+    then joined.
+    """
     prewrites = [commit.prewrite for commit in commits if commit.prewrite is not None]
     records = iter(log.read_many([*(commit.pointer for commit in commits), *prewrites]))
     own = [next(records) for _ in commits]

@@ -1,10 +1,11 @@
 """The storage of a Pump as a whole: the way of a binlog from a writer to the readers.
 
-    write -> Committer -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB, Matcher) -> pull
+    write -> Committer -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
+    Matcher) -> pull
 
-What blocks runs in three kinds of threads (`threads`); GC runs in the index's, between two groups. At the start,
-`indexer.recover` replays the log from the index's handle before anything is served. Source: tidb-binlog's
-pump/storage, whose `Append` this is.
+What blocks runs in three kinds of threads (`threads`); GC runs in the index's, between two groups.
+At the start, `indexer.recover` replays the log from the index's handle before anything is served.
+Source: tidb-binlog's pump/storage, whose `Append` this is.
 """
 
 import asyncio
@@ -55,7 +56,9 @@ class Statistics:
 class PumpStorage:
     """The storage of one Pump; `open_pump_storage` makes it."""
 
-    def __init__(self, log: ValueLog, index: Index, recovery: Recovery, threads: Threads, throttle: Throttle) -> None:
+    def __init__(
+        self, log: ValueLog, index: Index, recovery: Recovery, threads: Threads, throttle: Throttle
+    ) -> None:
         self.recovery = recovery
         self.readers = Readers()
         self.written = 0
@@ -105,7 +108,10 @@ class PumpStorage:
         )
 
     async def write(self, binlogs: Sequence[Binlog]) -> None:
-        """Store binlogs in order; durable when it returns. Empty ones are not stored. See `Committer.write`."""
+        """Store binlogs in order; durable when it returns.
+
+        Empty ones are not stored. See `Committer.write`.
+        """
         stored = [binlog for binlog in binlogs if not binlog.is_empty]
         if stored:
             await self._committer.write(stored)
@@ -119,7 +125,9 @@ class PumpStorage:
         """
         pointer = await self._threads.read(self._index.find, ts)
         if pointer is None:
-            raise BinlogNotFoundError(f"no binlog is filed under {ts}; it was never written, or removed by GC")
+            raise BinlogNotFoundError(
+                f"no binlog is filed under {ts}; it was never written, or removed by GC"
+            )
         try:
             return await self.read(pointer)
         except CorruptError:
@@ -129,7 +137,9 @@ class PumpStorage:
             raise BinlogNotFoundError(f"the binlog filed under {ts} was removed by GC") from None
 
     async def oldest_waiting(self, limit: int) -> list[tuple[int, Pointer]]:
-        """start_ts and pointer of the prewrites that have waited longest for their outcome, in the order of the log."""
+        """start_ts and pointer of the prewrites that have waited longest for their outcome,
+        in the order of the log.
+        """
         return await self._threads.index(self._index.oldest_waiting, limit)
 
     async def read(self, pointer: Pointer) -> bytes:
@@ -137,12 +147,15 @@ class PumpStorage:
         return await self._threads.read(self._log.read, pointer)
 
     async def pull(self, last_ts: int) -> AsyncIterator[Chunk]:
-        """Committed binlogs with commit_ts > last_ts, each joined with its prewrite, in commit order, without end.
+        """Committed binlogs with commit_ts > last_ts, each joined with its prewrite,
+        in commit order, without end.
 
-        `last_ts` 0 means from the oldest there is. Sleeps until max_commit_ts moves when there is nothing new.
+        `last_ts` 0 means from the oldest there is. Sleeps until max_commit_ts moves when there is
+        nothing new.
 
         Raises:
-            BinlogPurgedError: commits after last_ts, or after a reader that is too slow, were removed by GC.
+            BinlogPurgedError: commits after last_ts, or after a reader that is too slow, were
+                removed by GC.
             CorruptError: the log does not hold what the index says.
             PumpClosedError: `end_pulls` was called.
         """
@@ -152,7 +165,9 @@ class PumpStorage:
             while True:
                 upto_ts = await self._wait_beyond(cursor.commit_ts)
                 while self._pulling and cursor != Cursor(upto_ts):
-                    chunk = await self._threads.read(read_chunk, self._index, self._log, cursor, upto_ts)
+                    chunk = await self._threads.read(
+                        read_chunk, self._index, self._log, cursor, upto_ts
+                    )
                     cursor = chunk.cursor
                     if chunk.payloads or chunk.orphans:
                         yield chunk
@@ -164,7 +179,8 @@ class PumpStorage:
         self._notify()
 
     async def gc(self, ts: int, *, force_ts: int = 0) -> Collected:
-        """Remove commits up to `ts` that every reader has received, up to `force_ts` in any case, and their segments.
+        """Remove commits up to `ts` that every reader has received,
+        up to `force_ts` in any case, and their segments.
 
         Nothing happens when that is not ahead of gc_ts or not behind max_commit_ts.
         """
@@ -207,15 +223,19 @@ async def open_pump_storage(
     sync: bool = True,
     throttle: Throttle = THROTTLE,
 ) -> AsyncIterator[PumpStorage]:
-    """Open or create a Pump's storage for the block: `value/` and `kv/` in `directory`; at its end all writes are done.
+    """Open or create a Pump's storage for the block: `value/` and `kv/` in `directory`;
+    at its end all writes are done.
 
     Raises:
         ValueLogOpenError: the directory or disk cannot be used.
         SegmentMissingError: a segment that is still needed is gone.
         DirectoryLockedError: another process has it open.
-        CorruptDatabaseError: LevelDB is damaged; without its directory the index is built anew from the log.
+        CorruptDatabaseError: LevelDB is damaged; without its directory the index is built anew from
+            the log.
     """
-    open_log = partial(ValueLog, fs, directory / "value", ts_of=_ts_of, segment_bytes=segment_bytes, sync=sync)
+    open_log = partial(
+        ValueLog, fs, directory / "value", ts_of=_ts_of, segment_bytes=segment_bytes, sync=sync
+    )
     open_kv = partial(LevelDB, directory / "kv", remedy=_REMEDY) if kv is None else lambda: kv
     with ExitStack() as stack:
         log, index, recovery = await asyncio.to_thread(recover, open_log, open_kv, stack)

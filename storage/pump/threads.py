@@ -1,4 +1,7 @@
-"""The threads of a Pump's storage: one writes the log, one owns the index, a few read. The event loop never blocks."""
+"""The threads of a Pump's storage: one writes the log, one owns the index, a few read.
+
+The event loop never blocks.
+"""
 
 import asyncio
 from collections.abc import Callable

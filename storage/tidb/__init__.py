@@ -1,1 +1,4 @@
-"""TiDB's encodings: keys, table schemas, rows and the values in them. Pure: bytes in, values out."""
+"""TiDB's encodings: keys, table schemas, rows and the values in them.
+
+Pure: bytes in, values out.
+"""

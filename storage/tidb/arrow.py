@@ -1,6 +1,8 @@
-"""TiDB's column types as Arrow's, and cells as Arrow arrays: the types Spark reads, with no value changed on the way.
+"""TiDB's column types as Arrow's, and cells as Arrow arrays: the types Spark reads,
+with no value changed on the way.
 
-DECIMAL cells that all have their column's shape, and whose digits 64 bits hold, are decoded all at once.
+DECIMAL cells that all have their column's shape, and whose digits 64 bits hold, are decoded all at
+once.
 """
 
 from collections.abc import Sequence
@@ -90,7 +92,9 @@ def arrow_array(column: Column, cells: Cells) -> pa.Array:
     if kind in {Type.NEWDECIMAL, Type.JSON}:
         return _scalars(column, cells)
     if kind in INTEGERS or kind is Type.YEAR:
-        return arrow_integers(column, cells.uint64() if column.unsigned else cells.int64(), cells.present)
+        return arrow_integers(
+            column, cells.uint64() if column.unsigned else cells.int64(), cells.present
+        )
     if kind in DATES:
         return _moments(column, cells)
     numbers = cells.int64() if kind is Type.TIME else cells.uint64()
@@ -109,13 +113,17 @@ def arrow_integers(column: Column, numbers: npt.NDArray[Any], present: Mask) -> 
     try:
         return pa.array(numbers, mask=~present).cast(target)
     except pa.ArrowInvalid as err:
-        raise CorruptError(f"column {column.name}: {err}; its schema may be older than the row") from err
+        raise CorruptError(
+            f"column {column.name}: {err}; its schema may be older than the row"
+        ) from err
 
 
 def _moments(column: Column, cells: Cells) -> pa.Array:
     packed = cells.uint64()
     if column.as_text:
-        distinct, places = np.unique(np.where(cells.present, packed, np.uint64(0)), return_inverse=True)
+        distinct, places = np.unique(
+            np.where(cells.present, packed, np.uint64(0)), return_inverse=True
+        )
         texts = moment_texts(distinct.tolist(), column.decimal, is_date=column.type is Type.DATE)
         return pa.array(texts, pa.string()).take(pa.array(places, mask=~cells.present))
     if column.type is Type.DATE:
@@ -139,13 +147,18 @@ def _texts(column: Column, cells: Cells) -> pa.Array:
     try:
         return cells_as_bytes.cast(pa.string())
     except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value
-        texts = [None if data is None else decode_text(column, data) for data in cells_as_bytes.to_pylist()]
+        texts = [
+            None if data is None else decode_text(column, data)
+            for data in cells_as_bytes.to_pylist()
+        ]
         return pa.array(texts, pa.string())
 
 
 def _scalars(column: Column, cells: Cells) -> pa.Array:
     raw_cells = cells.binary().to_pylist()
-    return _array(column, [None if cell is None else decode_cell(column, cell) for cell in raw_cells])
+    return _array(
+        column, [None if cell is None else decode_cell(column, cell) for cell in raw_cells]
+    )
 
 
 def _distinct(column: Column, numbers: npt.NDArray[Any], present: Mask) -> pa.Array:
@@ -153,7 +166,8 @@ def _distinct(column: Column, numbers: npt.NDArray[Any], present: Mask) -> pa.Ar
     distinct, places = np.unique(np.where(present, numbers, 0), return_inverse=True)
     used = np.isin(distinct, numbers[present])
     values = [
-        of_integer(column, int(number)) if is_used else None for number, is_used in zip(distinct, used, strict=True)
+        of_integer(column, int(number)) if is_used else None
+        for number, is_used in zip(distinct, used, strict=True)
     ]
     return _array(column, values).take(pa.array(places, mask=~present))
 
@@ -180,13 +194,19 @@ def decode_decimals(column: Column, cells: Cells) -> pa.Array | None:
         return None
     unscaled = np.zeros(len(cells.present), np.int64)
     unscaled[cells.present] = _unscaled(column, cells.rows, begin + _SHAPE_BYTES)
-    return decimal128(unscaled, unscaled >> 63, cells.present, pa.decimal128(column.flen, column.decimal))
+    return decimal128(
+        unscaled, unscaled >> 63, cells.present, pa.decimal128(column.flen, column.decimal)
+    )
 
 
-def decimal128(low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], present: Mask, target: pa.DataType) -> pa.Array:
+def decimal128(
+    low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], present: Mask, target: pa.DataType
+) -> pa.Array:
     """Arrow's decimals: unscaled two's complement numbers of 16 little-endian bytes."""
     words = np.stack((low, high), axis=1)
-    return pa.Array.from_buffers(target, len(words), [pa.array(present).buffers()[1], pa.py_buffer(words)])
+    return pa.Array.from_buffers(
+        target, len(words), [pa.array(present).buffers()[1], pa.py_buffer(words)]
+    )
 
 
 def _unscaled(column: Column, rows: BinaryColumn, at: Offsets) -> npt.NDArray[np.int64]:
@@ -195,7 +215,9 @@ def _unscaled(column: Column, rows: BinaryColumn, at: Offsets) -> npt.NDArray[np
     flipped = _POSITIVE  # the first bit of the first group
     for digits, width in digit_groups(column.flen, column.decimal):
         ones = np.uint64((1 << 8 * width) - 1)
-        group = (rows.u64_be(at) >> np.uint64(64 - 8 * width)) ^ np.where(negative, ones, np.uint64(0))
+        group = (rows.u64_be(at) >> np.uint64(64 - 8 * width)) ^ np.where(
+            negative, ones, np.uint64(0)
+        )
         group ^= np.uint64(int(flipped) << 8 * (width - 1))
         value = value * np.uint64(10**digits) + group
         flipped, at = np.uint8(0), at + width

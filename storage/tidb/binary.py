@@ -1,6 +1,7 @@
 """An Arrow binary array as NumPy sees it: one byte buffer, and where each value begins and ends.
 
-Fixed-width numbers are gathered from any byte offset through unaligned views: no Python object per value.
+Fixed-width numbers are gathered from any byte offset through unaligned views: no Python object per
+value.
 """
 
 from typing import Any
@@ -15,7 +16,9 @@ _PAD = 8  # the widest number a view reads at the last byte of the last value
 
 
 class BinaryColumn:
-    """The values of a `pa.binary()` array; `begin` and `end` are offsets into `data`, nulls may hold anything."""
+    """The values of a `pa.binary()` array; `begin` and `end` are offsets into `data`,
+    nulls may hold anything.
+    """
 
     __slots__ = ("begin", "data", "end", "valid")
 
@@ -41,7 +44,9 @@ class BinaryColumn:
         return self._view("<u4")[at]
 
     def u64(self, at: Offsets) -> npt.NDArray[np.uint64]:
-        """The eight bytes at each offset as a little-endian number; up to `_PAD` bytes past the end read as padding."""
+        """The eight bytes at each offset as a little-endian number;
+        up to `_PAD` bytes past the end read as padding.
+        """
         return self._view("<u8")[at]
 
     def u64_be(self, at: Offsets) -> npt.NDArray[np.uint64]:
@@ -51,14 +56,16 @@ class BinaryColumn:
     def slices(self, begin: Offsets, end: Offsets, present: Mask) -> pa.Array:
         """Copy `data[begin:end]` of each value into a new binary array, null where not `present`.
 
-        The slices must be ascending and must not overlap: Arrow then reads slices and gaps as one array and takes every
-        second value of it, which is one memcpy per value.
+        The slices must be ascending and must not overlap: Arrow then reads slices and gaps as one
+        array and takes every second value of it, which is one memcpy per value.
         """
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin
         bounds[1::2] = end
         bounds[-1] = bounds[-2] if len(begin) else 0
-        both = pa.Array.from_buffers(pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.data)])
+        both = pa.Array.from_buffers(
+            pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
+        )
         return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=~present))
 
     def _view(self, dtype: str) -> npt.NDArray[Any]:
@@ -67,12 +74,18 @@ class BinaryColumn:
 
 
 def _buffers(array: pa.Array) -> tuple[Offsets, npt.NDArray[np.uint8]]:
-    """The offsets of `array`, and its bytes followed by at least `_PAD` readable ones; copies only if they are not."""
+    """The offsets of `array`, and its bytes followed by at least `_PAD` readable ones;
+    copies only if they are not.
+    """
     _, offsets_buffer, data_buffer = array.buffers()
     if not len(array):
         return np.zeros(1, np.int64), np.zeros(_PAD, np.uint8)
-    offsets = np.frombuffer(offsets_buffer, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, np.int32)[
+        array.offset : array.offset + len(array) + 1
+    ].astype(np.int64)
+    data = (
+        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    )
     if len(data) - offsets[-1] >= _PAD:
         return offsets, data
     used = data[offsets[0] : offsets[-1]]

@@ -66,15 +66,21 @@ def encode_cell(column: Column, value: Value) -> bytes:
 
 
 def decode_text(column: Column, data: bytes) -> str:
-    """Characters: UTF-8, whatever the column's charset; where a client stored something else, the nearest text."""
+    """Characters: UTF-8, whatever the column's charset; where a client stored something else,
+    the nearest text.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return data.decode("latin1") if column.charset == "latin1" else data.decode(errors="replace")
+        return (
+            data.decode("latin1") if column.charset == "latin1" else data.decode(errors="replace")
+        )
 
 
 def encode_float(value: float) -> bytes:
-    """Eight bytes in the order of the numbers: negative ones inverted, the others with the sign bit set."""
+    """Eight bytes in the order of the numbers: negative ones inverted,
+    the others with the sign bit set.
+    """
     bits = int.from_bytes(_F64.pack(value), "big")
     return ((~bits & _MASK) if bits & _SIGN else bits | _SIGN).to_bytes(8, "big")
 
@@ -88,7 +94,9 @@ def decode_float(data: bytes) -> float:
     if len(data) != _F64.size:
         raise CorruptError(f"a floating point cell of {len(data)} bytes")
     bits = int.from_bytes(data, "big")
-    return float(_F64.unpack(((bits & ~_SIGN) if bits & _SIGN else ~bits & _MASK).to_bytes(8, "big"))[0])
+    return float(
+        _F64.unpack(((bits & ~_SIGN) if bits & _SIGN else ~bits & _MASK).to_bytes(8, "big"))[0]
+    )
 
 
 def of_integer(column: Column, number: int) -> Value:

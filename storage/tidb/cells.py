@@ -1,7 +1,8 @@
 """Where the cells of one column lie in a batch of rows: many rows of format v2 taken apart at once.
 
-Rows with equally many NULL and other columns form a layout: their offsets stand at the same places. Mostly they list
-the same column ids, too, which are then read once. A column costs a few gathers per layout, no Python object per row.
+Rows with equally many NULL and other columns form a layout: their offsets stand at the same places.
+Mostly they list the same column ids, too, which are then read once. A column costs a few gathers
+per layout, no Python object per row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,9 @@ _WORD = 8
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """One column of all rows: `data[begin:end]` where `present`; `missing` where the row does not know the column."""
+    """One column of all rows: `data[begin:end]` where `present`;
+    `missing` where the row does not know the column.
+    """
 
     rows: BinaryColumn
     begin: Offsets
@@ -63,12 +66,15 @@ class Cells:
         return self._last_word().byteswap()
 
     def _last_word(self) -> npt.NDArray[np.uint64]:
-        # The eight bytes that end with the cell: a row's header alone is longer, so they never begin before the row.
+        # The eight bytes that end with the cell: a row's header alone is longer, so they never
+        # begin before the row.
         return self.rows.u64(np.where(self.present, self.end - _WORD, 0))
 
     def _spare_bits(self) -> npt.NDArray[np.uint64]:
         width = self.end - self.begin
-        if not bool(np.all(((width == 1) | (width == 2) | (width == 4) | (width == _WORD)) | ~self.present)):
+        if not bool(
+            np.all(((width == 1) | (width == 2) | (width == 4) | (width == _WORD)) | ~self.present)
+        ):
             raise CorruptError("an integer cell is not 1, 2, 4 or 8 bytes wide")
         return (64 - 8 * width).astype(np.uint64)
 
@@ -92,11 +98,17 @@ class _Layout:
         return self.ends_at + self.not_null * (4 if self.large else 2)
 
     def having(self, column_id: int) -> tuple[Offsets, Offsets]:
-        """The rows in which the column is not null, and its place among the offsets there (in one item if alike)."""
+        """The rows in which the column is not null, and its place among the offsets there (in one
+        item if alike).
+        """
         hits = self.ids[:, : self.not_null] == column_id
         has_value = hits.any(axis=1)
-        at = self.at if bool(has_value.all()) else self.at[np.broadcast_to(has_value, self.at.shape)]
-        return at, hits[has_value].argmax(axis=1) if self.not_null else has_value[has_value].astype(np.int64)
+        at = (
+            self.at if bool(has_value.all()) else self.at[np.broadcast_to(has_value, self.at.shape)]
+        )
+        return at, hits[has_value].argmax(axis=1) if self.not_null else has_value[has_value].astype(
+            np.int64
+        )
 
     def missing(self, column_id: int) -> Offsets:
         """The rows that do not list the column."""
@@ -106,7 +118,9 @@ class _Layout:
 
 
 class RowBlock:
-    """A batch of rows; null entries are rows whose columns are all NULL. Rows of format v1 are translated first."""
+    """A batch of rows; null entries are rows whose columns are all NULL. Rows of format v1 are
+    translated first.
+    """
 
     def __init__(self, rows: pa.Array) -> None:
         """Read the layouts.
@@ -141,7 +155,9 @@ class RowBlock:
         end = data + _end(self._rows, layout, at, number)
         if not bool(number.any()):
             return data, end
-        return data + np.where(number > 0, _end(self._rows, layout, at, np.maximum(number - 1, 0)), 0), end
+        return data + np.where(
+            number > 0, _end(self._rows, layout, at, np.maximum(number - 1, 0)), 0
+        ), end
 
 
 def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
@@ -168,11 +184,15 @@ def _put(offsets: Offsets, at: Offsets, new: Offsets) -> Offsets:
 def _end(rows: BinaryColumn, layout: _Layout, at: Offsets, number: Offsets | int) -> Offsets:
     """Where the cell with that place ends, counted from the row's first cell."""
     ends = rows.begin[at] + layout.ends_at
-    return (rows.u32(ends + 4 * number) if layout.large else rows.u16(ends + 2 * number)).astype(np.int64)
+    return (rows.u32(ends + 4 * number) if layout.large else rows.u16(ends + 2 * number)).astype(
+        np.int64
+    )
 
 
 def _check(rows: BinaryColumn, layout: _Layout) -> None:
-    """Refuse rows whose cells would reach outside of them, so that gathers need no checks of their own."""
+    """Refuse rows whose cells would reach outside of them,
+    so that gathers need no checks of their own.
+    """
     size = (rows.end - rows.begin)[layout.at]
     if bool(np.any(size < layout.data_at)):
         raise CorruptError("a row ends within its header")
@@ -194,11 +214,18 @@ def _layouts(rows: BinaryColumn) -> Iterator[_Layout]:
         version, flags = head & 0xFF, head >> 8 & 0xFF
         not_null, null = head >> 16 & 0xFFFF, head >> 32
         if version != VERSION:
-            raise CorruptError(f"a row begins with {version}, not {VERSION}: it is not of format v2")
+            raise CorruptError(
+                f"a row begins with {version}, not {VERSION}: it is not of format v2"
+            )
         width = 4 if flags & LARGE else 1
         if bool(np.any((rows.end - rows.begin)[members] < HEAD_BYTES + width * (not_null + null))):
             raise CorruptError("a row ends within its column ids")
-        yield _Layout(members, _ids(rows, members, not_null + null, width), not_null, large=bool(flags & LARGE))
+        yield _Layout(
+            members,
+            _ids(rows, members, not_null + null, width),
+            not_null,
+            large=bool(flags & LARGE),
+        )
 
 
 def _ids(rows: BinaryColumn, members: Offsets, count: int, width: int) -> npt.NDArray[np.uint32]:
@@ -220,7 +247,9 @@ def _alike(rows: BinaryColumn, begin: Offsets, size: int) -> bool:
 
 
 def _groups(at: Offsets, keys: npt.NDArray[np.uint64]) -> list[tuple[int, Offsets]]:
-    """Row numbers by key, ascending within each; the common case of one key is found without sorting."""
+    """Row numbers by key, ascending within each; the common case of one key is found without
+    sorting.
+    """
     if not len(keys):
         return []
     if bool(np.all(keys == keys[0])):

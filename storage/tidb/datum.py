@@ -1,7 +1,8 @@
-"""Datums: a flag byte, then a value; what common handles, index keys, rows of format v1 and binlogs are made of.
+"""Datums: a flag byte, then a value; what common handles, index keys,
+rows of format v1 and binlogs are made of.
 
-`decode_datum` reads one. `decode_datums` reads many at once, column by column, and gives the same cells; the rare ones
-that it leaves out are read one by one.
+`decode_datum` reads one. `decode_datums` reads many at once, column by column, and gives the same
+cells; the rare ones that it leaves out are read one by one.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,9 @@ _DECIMAL_BYTES: Final = np.zeros((256, 256), np.int64)
 _JSON_BYTES: Final = np.zeros(256, np.int64)
 for _precision in range(1, PRECISION_MAX + 1):
     for _scale in range(_precision + 1):
-        _DECIMAL_BYTES[_precision, _scale] = 2 + sum(width for _, width in digit_groups(_precision, _scale))
+        _DECIMAL_BYTES[_precision, _scale] = 2 + sum(
+            width for _, width in digit_groups(_precision, _scale)
+        )
 for _code, _size in FIXED_BYTES.items():
     _JSON_BYTES[_code] = 1 + _size
 
@@ -119,7 +122,9 @@ def _word(data: bytes, begin: int) -> tuple[bytes, int]:
 
 def _slice(data: bytes, begin: int, size: int) -> tuple[bytes, int]:
     if size < 0 or begin + size > len(data):
-        raise CorruptError(f"a datum's value of {size} bytes at offset {begin} of {len(data)} ends early")
+        raise CorruptError(
+            f"a datum's value of {size} bytes at offset {begin} of {len(data)} ends early"
+        )
     return data[begin : begin + size], begin + size
 
 
@@ -129,7 +134,9 @@ class UncommonDatumError(CorruptError):
 
 @dataclass(frozen=True, slots=True)
 class Datums:
-    """One datum of each row: where its verbatim cell is, or which number it is; `end` is the offset after it."""
+    """One datum of each row: where its verbatim cell is, or which number it is;
+    `end` is the offset after it.
+    """
 
     begin: Offsets
     size: Offsets
@@ -142,7 +149,11 @@ class Datums:
     @classmethod
     def of_number(cls, number: int, count: int) -> "Datums":
         """The same number `count` times, standing nowhere."""
-        none, nowhere, every = np.zeros(count, np.bool_), np.zeros(count, np.int64), np.ones(count, np.bool_)
+        none, nowhere, every = (
+            np.zeros(count, np.bool_),
+            np.zeros(count, np.int64),
+            np.ones(count, np.bool_),
+        )
         return cls(nowhere, nowhere, np.full(count, number, np.int64), every, every, none, nowhere)
 
 
@@ -196,8 +207,12 @@ def _verbatim(column: BinaryColumn, flag: int, begin: Offsets) -> tuple[Offsets,
     elif flag == JSON:
         sizes = _json_sizes(column, begin)
     else:
-        raise UncommonDatumError(f"a datum begins with {flag}: {'only keys have it' if flag == BYTES else 'no datum'}")
-    if bool(np.any((sizes < 0) | (sizes > len(column.data)) | ((sizes == 0) & (flag != COMPACT_BYTES)))):
+        raise UncommonDatumError(
+            f"a datum begins with {flag}: {'only keys have it' if flag == BYTES else 'no datum'}"
+        )
+    if bool(
+        np.any((sizes < 0) | (sizes > len(column.data)) | ((sizes == 0) & (flag != COMPACT_BYTES)))
+    ):
         raise UncommonDatumError(f"a datum of kind {flag} has no size")
     return begin, begin + sizes
 

@@ -1,9 +1,10 @@
 """DDL jobs: what TiDB did to its schemas, statement by statement, as JSON (model.Job).
 
-A job counts once it is `done`: the transaction that writes that state brings the job's schema in force. States before
-it (an index being filled, a column that is write-only) are no schemas for readers. But an ALTER with several changes
-brings all of them in force in one transaction, and is `done` in a later one. So does DROP PARTITION, and TRUNCATE
-PARTITION where the table has global indexes: what they delete from these comes after users have the new partitions.
+A job counts once it is `done`: the transaction that writes that state brings the job's schema in
+force. States before it (an index being filled, a column that is write-only) are no schemas for
+readers. But an ALTER with several changes brings all of them in force in one transaction, and is
+`done` in a later one. So does DROP PARTITION, and TRUNCATE PARTITION where the table has global
+indexes: what they delete from these comes after users have the new partitions.
 """
 
 import enum
@@ -78,10 +79,17 @@ class Job:
                 case {"rename_table_infos": [*infos]}:
                     return {int(info["table_id"]): int(info["new_schema_id"]) for info in infos}
                 case [_, [*schema_ids], _, [*table_ids], *_]:
-                    return {int(table): int(schema) for table, schema in zip(table_ids, schema_ids, strict=True)}
+                    return {
+                        int(table): int(schema)
+                        for table, schema in zip(table_ids, schema_ids, strict=True)
+                    }
         except (KeyError, TypeError, ValueError, OverflowError) as err:
-            raise CorruptError(f"DDL job {self.id} renames tables to {self.arguments!r:.200}: {self.query}") from err
-        raise CorruptError(f"DDL job {self.id} renames tables, but does not say where to: {self.query}")
+            raise CorruptError(
+                f"DDL job {self.id} renames tables to {self.arguments!r:.200}: {self.query}"
+            ) from err
+        raise CorruptError(
+            f"DDL job {self.id} renames tables, but does not say where to: {self.query}"
+        )
 
     @property
     def exchanged(self) -> tuple[int, int]:
@@ -91,7 +99,9 @@ class Job:
                 return partition_id, table_id
             case [int(partition_id), _, int(table_id), *_]:
                 return partition_id, table_id
-        raise CorruptError(f"DDL job {self.id} exchanges a partition, but does not say which: {self.query}")
+        raise CorruptError(
+            f"DDL job {self.id} exchanges a partition, but does not say which: {self.query}"
+        )
 
     @classmethod
     def parse(cls, text: str | bytes) -> "Job":
@@ -102,7 +112,14 @@ class Job:
         """
         try:
             return _job(read_document(text))
-        except (TableInfoError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as err:
+        except (
+            TableInfoError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+        ) as err:
             raise CorruptError(f"not a DDL job of TiDB: {err!r}: {text[:200]!r}") from err
 
     @classmethod
@@ -135,6 +152,10 @@ def _job(doc: dict[str, Any]) -> Job:
         table=info.get("TableInfo"),
         tables=tuple(info.get("MultipleTableInfos") or ()),
         arguments=doc.get("raw_args"),
-        is_public=state in _DONE or several.get("revertible") is False or (removes and step in _DELETING),
-        added_columns=[each["type"] for each in several.get("sub_jobs") or ()].count(Action.ADD_COLUMN),
+        is_public=state in _DONE
+        or several.get("revertible") is False
+        or (removes and step in _DELETING),
+        added_columns=[each["type"] for each in several.get("sub_jobs") or ()].count(
+            Action.ADD_COLUMN
+        ),
     )

@@ -1,7 +1,9 @@
-"""DECIMAL in TiDB's binary form: `precision scale digits`, big-endian groups of nine digits in four bytes.
+"""DECIMAL in TiDB's binary form: `precision scale digits`,
+big-endian groups of nine digits in four bytes.
 
-The integer part's leading group and the fraction's last one take only the bytes their digits need. The first bit is
-flipped and negative numbers are inverted, so that equally shaped values sort as their bytes. Source: MyDecimal.ToBin.
+The integer part's leading group and the fraction's last one take only the bytes their digits need.
+The first bit is flipped and negative numbers are inverted, so that equally shaped values sort as
+their bytes. Source: MyDecimal.ToBin.
 """
 
 from collections.abc import Iterator
@@ -72,7 +74,9 @@ def _flipped(digits: bytes, *, negative: bool) -> bytes:
 
 
 def digit_groups(precision: int, scale: int) -> Iterator[tuple[int, int]]:
-    """(digits, bytes) of each group of a DECIMAL(precision, scale), in the order in which they stand."""
+    """(digits, bytes) of each group of a DECIMAL(precision, scale),
+    in the order in which they stand.
+    """
     lead, groups = (precision - scale) % _GROUP_DIGITS, (precision - scale) // _GROUP_DIGITS
     if lead:
         yield lead, _BYTES_OF_DIGITS[lead]

@@ -1,8 +1,10 @@
-"""TiDB's model.TableInfo as a JSON document: read with a bound on its nesting, and checked whole before any use.
+"""TiDB's model.TableInfo as a JSON document: read with a bound on its nesting,
+and checked whole before any use.
 
-`TableDocument` names every member that readers rely on, with its type and range; `check` compares members with each
-other. Members beside these are ignored, so documents of newer and older TiDBs are read alike. All faults are
-TableInfoError and name the path of the bad member, such as `$.cols[3].type.Flen`.
+`TableDocument` names every member that readers rely on, with its type and range; `check` compares
+members with each other. Members beside these are ignored, so documents of newer and older TiDBs are
+read alike. All faults are TableInfoError and name the path of the bad member, such as
+`$.cols[3].type.Flen`.
 """
 
 from collections import Counter
@@ -39,13 +41,17 @@ Default = str | int | float | None
 
 
 class TableInfoError(InvalidError):
-    """A document is not a TableInfo that can be used; the message names the path of the bad member."""
+    """A document is not a TableInfo that can be used;
+    the message names the path of the bad member.
+    """
 
     code = "ErrTableInfoInvalid"
 
 
 class Name(msgspec.Struct, frozen=True, rename={"text": "O"}):
-    """model.CIStr; a hidden column's name is longer than the 64 characters that TiDB's users have."""
+    """model.CIStr; a hidden column's name is longer than the 64 characters that TiDB's users
+    have.
+    """
 
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"\A[^\x00]*\Z")]
 
@@ -141,7 +147,9 @@ class RereadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableHead(msgspec.Struct, frozen=True):
-    """The members of a TableInfo by which tables are told apart; all that a table nobody replicates needs."""
+    """The members of a TableInfo by which tables are told apart;
+    all that a table nobody replicates needs.
+    """
 
     id: Id
     name: Name
@@ -191,28 +199,40 @@ class TableDocument(TableHead, frozen=True, kw_only=True):
             return
         _distinct("$.partition.definitions", "id", self.partition_ids)
         _distinct("$.cols", "id", (column.id for column in columns))
-        _distinct("$.cols", "name", (column.name.text.lower() for column in columns if column.state == PUBLIC))
+        _distinct(
+            "$.cols",
+            "name",
+            (column.name.text.lower() for column in columns if column.state == PUBLIC),
+        )
         for place, column in enumerate(columns):
             _check_column(f"$.cols[{place}]", column)
         if sorted(column.offset for column in columns) != list(range(len(columns))):
-            raise TableInfoError(f"$.cols: their offsets are not the numbers from 0 to {len(columns) - 1}, each once")
+            raise TableInfoError(
+                f"$.cols: their offsets are not the numbers from 0 to {len(columns) - 1}, each once"
+            )
         for place, index in enumerate(indices):
             _check_index(f"$.index_info[{place}]", index, len(columns))
         _distinct("$.index_info", "id", (index.id for index in indices))
         self._check_handle(columns, indices)
 
-    def _check_handle(self, columns: Sequence[ColumnDocument], indices: Sequence[IndexDocument]) -> None:
+    def _check_handle(
+        self, columns: Sequence[ColumnDocument], indices: Sequence[IndexDocument]
+    ) -> None:
         primary = [index for index in indices if index.is_primary]
         if len(primary) > 1:
             raise TableInfoError("$.index_info: more than one index is primary")
         if self.pk_is_handle and self.is_common_handle:
-            raise TableInfoError("$.is_common_handle: true beside pk_is_handle; a table has one kind of handle")
+            raise TableInfoError(
+                "$.is_common_handle: true beside pk_is_handle; a table has one kind of handle"
+            )
         if self.is_common_handle and not primary:
             raise TableInfoError("$.is_common_handle: true, but no index is primary")
         if self.pk_is_handle:
             keys = [column for column in columns if column.type.flag & Flag.PRIMARY_KEY]
             if len(keys) != 1 or keys[0].type.tp not in INTEGERS or not keys[0].is_shown:
-                raise TableInfoError("$.pk_is_handle: true, but the primary key is not one integer column to be seen")
+                raise TableInfoError(
+                    "$.pk_is_handle: true, but the primary key is not one integer column to be seen"
+                )
 
 
 def read_document(text: str | bytes) -> dict[str, Any]:
@@ -289,19 +309,30 @@ def _distinct(path: str, member: str, values: Iterable[Hashable]) -> None:
 def _check_column(path: str, column: ColumnDocument) -> None:
     field = column.type
     if field.tp not in Type.__members__.values():
-        raise TableInfoError(f"{path}.type.Tp: {field.tp} is no column type that this version knows")
+        raise TableInfoError(
+            f"{path}.type.Tp: {field.tp} is no column type that this version knows"
+        )
     kind = Type(field.tp)
     if kind is Type.NEWDECIMAL and not (
-        1 <= field.flen <= _DECIMAL_DIGITS_MAX and field.decimal <= min(field.flen, _DECIMAL_DIGITS_MAX)
+        1 <= field.flen <= _DECIMAL_DIGITS_MAX
+        and field.decimal <= min(field.flen, _DECIMAL_DIGITS_MAX)
     ):
-        raise TableInfoError(f"{path}.type: a DECIMAL of {field.flen} digits with {field.decimal} behind the point")
+        raise TableInfoError(
+            f"{path}.type: a DECIMAL of {field.flen} digits with {field.decimal} behind the point"
+        )
     if kind is Type.BIT and not 1 <= field.flen <= _BITS_MAX:
-        raise TableInfoError(f"{path}.type.Flen: a BIT of {field.flen} bits; it has 1 to {_BITS_MAX}")
+        raise TableInfoError(
+            f"{path}.type.Flen: a BIT of {field.flen} bits; it has 1 to {_BITS_MAX}"
+        )
     if kind in _TIMES and field.decimal > _SECOND_DIGITS_MAX:
-        raise TableInfoError(f"{path}.type.Decimal: {field.decimal} digits of a second; there are at most 6")
+        raise TableInfoError(
+            f"{path}.type.Decimal: {field.decimal} digits of a second; there are at most 6"
+        )
     elems_max = _ELEMS_MAX.get(kind)
     if elems_max is not None and len(field.elems or ()) > elems_max:
-        raise TableInfoError(f"{path}.type.Elems: {len(field.elems or ())} members; there are at most {elems_max}")
+        raise TableInfoError(
+            f"{path}.type.Elems: {len(field.elems or ())} members; there are at most {elems_max}"
+        )
     if kind is Type.BIT and len(column.origin_default_bit or b"") > _BITS_MAX // 8:
         raise TableInfoError(f"{path}.origin_default_bit: more than 8 bytes")
 
@@ -309,5 +340,7 @@ def _check_column(path: str, column: ColumnDocument) -> None:
 def _check_index(path: str, index: IndexDocument, columns: int) -> None:
     for place, part in enumerate(index.idx_cols):
         if part.offset >= columns:
-            raise TableInfoError(f"{path}.idx_cols[{place}].offset: {part.offset}, but there are {columns} columns")
+            raise TableInfoError(
+                f"{path}.idx_cols[{place}].offset: {part.offset}, but there are {columns} columns"
+            )
     _distinct(f"{path}.idx_cols", "offset", (part.offset for part in index.idx_cols))

@@ -52,6 +52,14 @@ class Flag(enum.IntFlag):
 NO_FLAGS = Flag(0)
 INTEGERS = frozenset({Type.TINY, Type.SHORT, Type.INT24, Type.LONG, Type.LONGLONG})
 TEXTS = frozenset(
-    {Type.VARCHAR, Type.VAR_STRING, Type.STRING, Type.TINY_BLOB, Type.BLOB, Type.MEDIUM_BLOB, Type.LONG_BLOB}
+    {
+        Type.VARCHAR,
+        Type.VAR_STRING,
+        Type.STRING,
+        Type.TINY_BLOB,
+        Type.BLOB,
+        Type.MEDIUM_BLOB,
+        Type.LONG_BLOB,
+    }
 )
 DATES = frozenset({Type.DATE, Type.DATETIME, Type.TIMESTAMP})

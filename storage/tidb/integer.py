@@ -1,7 +1,9 @@
-"""Integers in TiDB's rows: cells of row format v2, and the variable-length ones of keys, datums and rows of format v1.
+"""Integers in TiDB's rows: cells of row format v2, and the variable-length ones of keys,
+datums and rows of format v1.
 
-A cell holds a number in the fewest of 1, 2, 4, 8 little-endian bytes. A variable-length integer has seven bits a byte,
-least first; signed ones are zigzag (Go's encoding/binary). `decode_uvarints` reads many at once.
+A cell holds a number in the fewest of 1, 2, 4, 8 little-endian bytes. A variable-length integer has
+seven bits a byte, least first; signed ones are zigzag (Go's encoding/binary). `decode_uvarints`
+reads many at once.
 """
 
 from typing import Final
@@ -26,7 +28,9 @@ _GROUPS: Final = tuple(
         (0x000000000FFFFFFF, 32, 28),
     )
 )
-"""Neighbours that are joined in each round: the lower ones, the upper ones, and by how many bits these move down."""
+"""Neighbours that are joined in each round: the lower ones, the upper ones,
+and by how many bits these move down.
+"""
 
 
 def signed_cell(number: int) -> bytes:
@@ -35,7 +39,9 @@ def signed_cell(number: int) -> bytes:
     Raises:
         InvalidError: the number is outside.
     """
-    return number.to_bytes(_width(number, (number if number >= 0 else ~number).bit_length() + 1), "little", signed=True)
+    return number.to_bytes(
+        _width(number, (number if number >= 0 else ~number).bit_length() + 1), "little", signed=True
+    )
 
 
 def unsigned_cell(number: int) -> bytes:
@@ -122,7 +128,9 @@ def _joined(word: Words) -> Words:
     return word
 
 
-def _long(column: BinaryColumn, at: Offsets, long: Mask, numbers: Words, sizes: Offsets) -> tuple[Words, Offsets]:
+def _long(
+    column: BinaryColumn, at: Offsets, long: Mask, numbers: Words, sizes: Offsets
+) -> tuple[Words, Offsets]:
     """Numbers of nine or ten bytes."""
     last = len(column.data) - 2
     tail = np.minimum(at[long] + _WORD, last)
@@ -130,7 +138,9 @@ def _long(column: BinaryColumn, at: Offsets, long: Mask, numbers: Words, sizes: 
     has_tenth = ninth > 0x7F
     if bool(np.any(has_tenth & (tenth > 1))):
         raise CorruptError(f"a number of more than 64 bits at offset {int(at[long][0])}")
-    high = (ninth & np.uint64(0x7F)) << np.uint64(56) | np.where(has_tenth, tenth << np.uint64(63), np.uint64(0))
+    high = (ninth & np.uint64(0x7F)) << np.uint64(56) | np.where(
+        has_tenth, tenth << np.uint64(63), np.uint64(0)
+    )
     numbers, sizes = numbers.copy(), sizes.copy()
     numbers[long] = _joined(column.u64(at[long])) | high
     sizes[long] = np.where(has_tenth, _LIMIT_BYTES, _LIMIT_BYTES - 1)

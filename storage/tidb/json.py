@@ -1,7 +1,8 @@
-"""Binary JSON, TiDB's value format of JSON columns: a type byte, then the value; decoded to the text TiDB prints.
+"""Binary JSON, TiDB's value format of JSON columns: a type byte, then the value;
+decoded to the text TiDB prints.
 
-MySQL's binary form and its numbers differ (`storage.mysql.json`); strings and opaque values are printed alike, by
-`quoted`, `opaque` and `content`.
+MySQL's binary form and its numbers differ (`storage.mysql.json`); strings and opaque values are
+printed alike, by `quoted`, `opaque` and `content`.
 """
 
 import base64
@@ -48,7 +49,10 @@ FIXED_BYTES: Final = {
 }
 _FSP_MAX = 6
 _DEPTH_MAX = 100
-_PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e21  # Go's encoding/json writes floats outside of these with an exponent
+_PLAIN_MIN, _PLAIN_MAX = (
+    1e-6,
+    1e21,
+)  # Go's encoding/json writes floats outside of these with an exponent
 
 
 def decode_json(data: bytes) -> str:
@@ -84,7 +88,9 @@ def json_size(data: bytes, offset: int = 0) -> int:
 
 
 def encode_json(text: str) -> bytes:
-    """Binary JSON of `text`; numbers without point or exponent become 64-bit integers if they fit, else floats."""
+    """Binary JSON of `text`; numbers without point or exponent become 64-bit integers if they fit,
+    else floats.
+    """
     code, value = _encode(json.loads(text))
     return bytes((code,)) + value
 
@@ -115,7 +121,11 @@ def _members(data: bytes, at: int, depth: int) -> Iterator[str]:
 
 def _entry(data: bytes, container: int, at: int, depth: int) -> str:
     code, offset = _ENTRY.unpack_from(data, at)
-    return _literal(data, at + 1) if code == LITERAL else _text(code, data, container + offset, depth - 1)
+    return (
+        _literal(data, at + 1)
+        if code == LITERAL
+        else _text(code, data, container + offset, depth - 1)
+    )
 
 
 def _literal(data: bytes, at: int) -> str:
@@ -180,7 +190,9 @@ def _encode(value: Any) -> tuple[int, bytes]:
         case _:
             members = sorted((key.encode(), member) for key, member in value.items())
             members.sort(key=lambda member: len(member[0]))
-            return OBJECT, _encode_container([key for key, _ in members], [member for _, member in members])
+            return OBJECT, _encode_container(
+                [key for key, _ in members], [member for _, member in members]
+            )
 
 
 def _encode_container(keys: list[bytes], values: list[Any]) -> bytes:

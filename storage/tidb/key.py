@@ -1,7 +1,7 @@
 """Where TiDB keeps things in the store: rows, and the schemas they are read by.
 
-A row of a table lives at the record key `t{table_id}_r{handle}`. Databases, table schemas and DDL jobs live at meta
-keys, as of any timestamp.
+A row of a table lives at the record key `t{table_id}_r{handle}`. Databases, table schemas and DDL
+jobs live at meta keys, as of any timestamp.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from storage.codec import decode_bytes, decode_i64, decode_u64, encode_bytes, encode_i64, encode_u64, prefix_end
+from storage.codec import (
+    decode_bytes,
+    decode_i64,
+    decode_u64,
+    encode_bytes,
+    encode_i64,
+    encode_u64,
+    prefix_end,
+)
 from storage.model.errors import CorruptError
 from storage.model.span import Span
 from storage.tidb.binary import BinaryColumn
@@ -55,7 +63,9 @@ def table_span(table_id: int) -> Span:
 
 
 def record_key(table_id: int, handle: int) -> bytes:
-    """The key of the row with an integer handle; an unsigned handle >= 2^63 is the same 64 bits read as signed."""
+    """The key of the row with an integer handle; an unsigned handle >= 2^63 is the same 64 bits
+    read as signed.
+    """
     return record_prefix(table_id) + encode_i64(handle)
 
 
@@ -63,9 +73,13 @@ def record_keys(table_id: int, handles: npt.NDArray[np.int64]) -> pa.Array:
     """The keys of many rows with integer handles."""
     keys = np.empty((len(handles), _INT_KEY_BYTES), np.uint8)
     keys[:, :_PREFIX_BYTES] = np.frombuffer(record_prefix(table_id), np.uint8)
-    keys[:, _PREFIX_BYTES:] = (handles.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    keys[:, _PREFIX_BYTES:] = (
+        (handles.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    )
     bounds = np.arange(len(handles) + 1, dtype=np.int32) * _INT_KEY_BYTES
-    return pa.Array.from_buffers(pa.binary(), len(handles), [None, pa.py_buffer(bounds), pa.py_buffer(keys)])
+    return pa.Array.from_buffers(
+        pa.binary(), len(handles), [None, pa.py_buffer(bounds), pa.py_buffer(keys)]
+    )
 
 
 def common_record_key(table_id: int, handle: bytes) -> bytes:
@@ -94,9 +108,13 @@ def decode_int_handles(keys: pa.Array) -> npt.NDArray[np.int64]:
     column = BinaryColumn(keys)
     begin = column.begin
     if not bool(np.all(column.end - begin == _INT_KEY_BYTES)):
-        raise CorruptError("a record key without an integer handle in a table whose handle is an integer")
+        raise CorruptError(
+            "a record key without an integer handle in a table whose handle is an integer"
+        )
     tags = column.u16(begin + 9)
-    if not bool(np.all(tags == int.from_bytes(_RECORD, "little")) and np.all(column.u8(begin) == _TABLE[0])):
+    if not bool(
+        np.all(tags == int.from_bytes(_RECORD, "little")) and np.all(column.u8(begin) == _TABLE[0])
+    ):
         raise CorruptError("a key that is not a record key in a table's change history")
     return (column.u64_be(begin + _PREFIX_BYTES) ^ _SIGN).view(np.int64)
 
@@ -149,7 +167,10 @@ def decode_schema_key(key: bytes) -> SchemaKey | None:
     if name == _DATABASES and field.startswith(_DATABASE):
         return SchemaKey(_number(field.removeprefix(_DATABASE), key), 0)
     if name.startswith(_DATABASE) and field.startswith(_TABLE_FIELD):
-        return SchemaKey(_number(name.removeprefix(_DATABASE), key), _number(field.removeprefix(_TABLE_FIELD), key))
+        return SchemaKey(
+            _number(name.removeprefix(_DATABASE), key),
+            _number(field.removeprefix(_TABLE_FIELD), key),
+        )
     return None
 
 

@@ -1,4 +1,5 @@
-"""Binlog mutations: what transactions did to the rows of one table, turned into the changes the store would tell. Pure.
+"""Binlog mutations: what transactions did to the rows of one table,
+turned into the changes the store would tell. Pure.
 
 A TableMutation lists a transaction's statements row by row, in old datum encoding:
 
@@ -8,9 +9,11 @@ A TableMutation lists a transaction's statements row by row, in old datum encodi
     sequence  which of the three lists comes next
 
 Invariants:
-1. A transaction tells one change for each record key, as the store does: an insert that it deleted again is nothing.
-2. Keys are those of the store, but for two kinds: rows of a partition stand under the table's id (a binlog does not
-   name the partition), and characters in a clustered key stand for themselves, not as their collation's sort key.
+1. A transaction tells one change for each record key, as the store does: an insert that it deleted
+   again is nothing.
+2. Keys are those of the store, but for two kinds: rows of a partition stand under the table's id (a
+   binlog does not name the partition), and characters in a clustered key stand for themselves, not
+   as their collation's sort key.
 3. A row value names all columns, also those that the key tells; a mounter reads it first.
 
 Source: tipb binlog.proto, TiDB table/tables (binlog), the vectors.
@@ -70,7 +73,9 @@ class _Events:
 
 
 class TableMutations:
-    """Gathers the mutations of one table, transaction by transaction, and makes one batch of them."""
+    """Gathers the mutations of one table, transaction by transaction,
+    and makes one batch of them.
+    """
 
     def __init__(self, table: TableInfo) -> None:
         self._table = table
@@ -98,11 +103,18 @@ class TableMutations:
         given = {INSERTED: inserted, UPDATED: updated, DELETED: deleted}
         for kind, raw in given.items():
             places = (
-                [self._places + place for place, row_kind in enumerate(sequence) if row_kind == kind] if raw else []
+                [
+                    self._places + place
+                    for place, row_kind in enumerate(sequence)
+                    if row_kind == kind
+                ]
+                if raw
+                else []
             )
             if len(places) != (len(raw) if raw else sequence.count(kind)):
                 raise MutationError(
-                    f"table {self._table.id}, commit_ts {commit_ts}: {len(raw)} rows of kind {kind}, but their "
+                    f"table {self._table.id}, commit_ts {commit_ts}: {len(raw)} rows of kind "
+                    f"{kind}, but their "
                     f"sequence tells of {sequence.count(kind)}"
                 )
             rows = self._rows[kind]
@@ -111,7 +123,9 @@ class TableMutations:
             rows.txn += [len(self._commit_ts)] * len(raw)
             self.size_bytes += sum(map(len, raw))
         if sum(map(len, given.values())) != len(sequence):
-            raise MutationError(f"table {self._table.id}, commit_ts {commit_ts}: rows of a kind that no TiDB writes")
+            raise MutationError(
+                f"table {self._table.id}, commit_ts {commit_ts}: rows of a kind that no TiDB writes"
+            )
         self._places += len(sequence)
         self._commit_ts.append(commit_ts)
         self._start_ts.append(start_ts)
@@ -127,8 +141,17 @@ class TableMutations:
         events = _folded(_joined(parts))
         has_old, has_new = (np.asarray(image.is_valid()) for image in (events.old, events.new))
         op = np.where(has_old & has_new, UPDATE, np.where(has_new, INSERT, DELETE)).astype(np.uint8)
-        commit_ts, start_ts = (np.array(values, np.uint64)[events.txn] for values in (self._commit_ts, self._start_ts))
-        columns = [pa.array(commit_ts), pa.array(start_ts), pa.array(op), events.key, events.new, events.old]
+        commit_ts, start_ts = (
+            np.array(values, np.uint64)[events.txn] for values in (self._commit_ts, self._start_ts)
+        )
+        columns = [
+            pa.array(commit_ts),
+            pa.array(start_ts),
+            pa.array(op),
+            events.key,
+            events.new,
+            events.old,
+        ]
         return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
     def _read(
@@ -144,13 +167,16 @@ class TableMutations:
             except CorruptError as err:
                 first, last = self._commit_ts[int(txn[0])], self._commit_ts[int(txn[-1])]
                 raise MutationError(
-                    f"table {self._table.id} ({self._table.name}), commit_ts {first} to {last}: {err.message}"
+                    f"table {self._table.id} ({self._table.name}), commit_ts {first} to {last}: "
+                    f"{err.message}"
                 ) from err
 
     def _inserted(self, column: BinaryColumn, txn: _Numbers, place: _Numbers) -> Sequence[_Events]:
         columns = self._table.common_handle_columns
         handle, at = self._handle(column)
-        pairs = Pairs.scan(column, at, {each.id: datums for each, datums in zip(columns, handle, strict=False)})
+        pairs = Pairs.scan(
+            column, at, {each.id: datums for each, datums in zip(columns, handle, strict=False)}
+        )
         rows = self._encoded(pairs)
         keys = self._common_keys(rows) if columns else record_keys(self._table.id, handle[0].number)
         return (_Events(keys, _nulls(len(rows)), rows, txn, place),)
@@ -164,14 +190,18 @@ class TableMutations:
         """Updates of a record, and where the record key changes a delete and an insert."""
         halves = Pairs.scan(column).halves()
         old, new = (self._encoded(pairs) for pairs in halves)
-        old_key, new_key = (self._keys(pairs, rows) for pairs, rows in zip(halves, (old, new), strict=True))
+        old_key, new_key = (
+            self._keys(pairs, rows) for pairs, rows in zip(halves, (old, new), strict=True)
+        )
         moved = np.asarray(pc.not_equal(old_key, new_key))
         if not bool(moved.any()):
             return (_Events(new_key, old, new, txn, place),)
         at, stays = np.flatnonzero(moved), np.flatnonzero(~moved)
         none = _nulls(len(at))
         return (
-            _Events(new_key.take(stays), old.take(stays), new.take(stays), txn[stays], place[stays]),
+            _Events(
+                new_key.take(stays), old.take(stays), new.take(stays), txn[stays], place[stays]
+            ),
             _Events(old_key.take(at), old.take(at), none, txn[at], place[at]),
             _Events(new_key.take(at), none, new.take(at), txn[at], place[at]),
         )
@@ -190,7 +220,9 @@ class TableMutations:
             handle.append(decode_datums(column, at, every))
             at = handle[-1].end
         if not self._table.common_handle_columns and not bool(np.all(handle[0].is_number)):
-            raise MutationError(f"table {self._table.id}: the handle of an inserted row is no integer")
+            raise MutationError(
+                f"table {self._table.id}: the handle of an inserted row is no integer"
+            )
         return handle, at
 
     def _keys(self, pairs: Pairs, rows: pa.Array) -> pa.Array:
@@ -200,7 +232,9 @@ class TableMutations:
         handle = self._table.handle_column
         numbers, has_handle = pairs.numbers(handle.id if handle else ROW_ID)
         if not bool(has_handle.all()):
-            raise MutationError(f"table {self._table.id}: a row without {handle.name if handle else '_tidb_rowid'}")
+            raise MutationError(
+                f"table {self._table.id}: a row without {handle.name if handle else '_tidb_rowid'}"
+            )
         return record_keys(self._table.id, numbers)
 
     def _common_keys(self, rows: pa.Array) -> pa.Array:
@@ -209,28 +243,40 @@ class TableMutations:
             [encode_key_datum(column, cell) for cell in block.cells(column.id).binary().to_pylist()]
             for column in self._table.common_handle_columns
         ]
-        return pa.array([prefix + b"".join(parts) for parts in zip(*columns, strict=True)], pa.binary())
+        return pa.array(
+            [prefix + b"".join(parts) for parts in zip(*columns, strict=True)], pa.binary()
+        )
 
 
 def _folded(events: _Events) -> _Events:
-    """One event for each record of a transaction: the first one's old row, the last one's new row."""
+    """One event for each record of a transaction: the first one's old row,
+    the last one's new row.
+    """
     codes = np.asarray(events.key.dictionary_encode().indices).astype(np.int64)
     record = events.txn * (int(codes.max(initial=0)) + 1) + codes
     vanishes = ~np.asarray(events.new.is_valid())
-    order = np.lexsort((~vanishes, events.place, record))  # a moved row leaves its old key before it takes the new one
+    order = np.lexsort(
+        (~vanishes, events.place, record)
+    )  # a moved row leaves its old key before it takes the new one
     begins = np.ones(len(order), np.bool_)
     begins[1:] = record[order][1:] != record[order][:-1]
     first, last = order[begins], order[np.append(begins[1:], True)[: len(order)]]
     remains = np.asarray(events.old.is_valid())[first] | np.asarray(events.new.is_valid())[last]
     first, last = first[remains], last[remains]
     return _Events(
-        events.key.take(first), events.old.take(first), events.new.take(last), events.txn[first], events.place[first]
+        events.key.take(first),
+        events.old.take(first),
+        events.new.take(last),
+        events.txn[first],
+        events.place[first],
     )
 
 
 def _joined(parts: Sequence[_Events]) -> _Events:
     def column(name: str) -> Any:
-        return pa.concat_arrays([getattr(part, name) for part in parts] or [pa.array([], pa.binary())])
+        return pa.concat_arrays(
+            [getattr(part, name) for part in parts] or [pa.array([], pa.binary())]
+        )
 
     def numbers(name: str) -> _Numbers:
         return np.concatenate([getattr(part, name) for part in parts] or [np.zeros(0, np.int64)])

@@ -1,8 +1,8 @@
 """One row of a table as its key and value, by column names; and what a record key tells of its row.
 
-A record key holds the integer primary key, or the clustered primary key's columns (`HandleCells`, `handle_cells`).
-`encode_record` and `decode_record` are the scalar way, for writers and for single rows. Batches go through
-`sink.mounter`, which must give the same values.
+A record key holds the integer primary key, or the clustered primary key's columns (`HandleCells`,
+`handle_cells`). `encode_record` and `decode_record` are the scalar way, for writers and for single
+rows. Batches go through `sink.mounter`, which must give the same values.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,9 @@ from storage.tidb.key import decode_int_handles, decode_record_key, record_key
 from storage.tidb.row import as_v2, decode_row, encode_row
 from storage.tidb.schema import Column, TableInfo
 
-_BINARY_COLLATIONS = frozenset({"binary", "utf8mb4_bin", "utf8_bin", "utf8mb4_0900_bin", "latin1_bin", "ascii_bin"})
+_BINARY_COLLATIONS = frozenset(
+    {"binary", "utf8mb4_bin", "utf8_bin", "utf8mb4_0900_bin", "latin1_bin", "ascii_bin"}
+)
 _MASK = (1 << 64) - 1
 _SIGN = 1 << 63
 
@@ -41,7 +43,9 @@ def handle_cells(table: TableInfo, key: bytes) -> dict[int, bytes | None]:
     if not table.common_handle_columns:
         return {}
     if isinstance(handle, int):
-        raise CorruptError(f"table {table.name}: the handle is not its clustered primary key: {key.hex()}")
+        raise CorruptError(
+            f"table {table.name}: the handle is not its clustered primary key: {key.hex()}"
+        )
     return _common(table, handle)
 
 
@@ -54,13 +58,17 @@ def _common(table: TableInfo, handle: bytes) -> dict[int, bytes | None]:
     offset = 0
     for column in table.common_handle_columns:
         cell, offset = decode_datum(handle, offset)
-        if column.type not in TEXTS or (table.handle_is_whole and column.collate in _BINARY_COLLATIONS):
+        if column.type not in TEXTS or (
+            table.handle_is_whole and column.collate in _BINARY_COLLATIONS
+        ):
             cells[column.id] = cell
     return cells
 
 
 class HandleCells:
-    """What a batch of record keys tells of its rows; keys are decoded when the first column is asked for."""
+    """What a batch of record keys tells of its rows;
+    keys are decoded when the first column is asked for.
+    """
 
     def __init__(self, table: TableInfo, keys: pa.Array) -> None:
         self._table = table
@@ -88,14 +96,20 @@ def encode_record(table: TableInfo, values: Mapping[str, Value]) -> tuple[bytes,
     """The key and value of a row of a table with an integer primary key; columns left out are NULL.
 
     Raises:
-        InvalidError: the primary key is missing or not an integer, a column is unknown, or a value is not of its type.
+        InvalidError: the primary key is missing or not an integer, a column is unknown, or a value
+            is not of its type.
     """
     handle = table.handle_column
     named = {table.column(name): value for name, value in values.items()}
     number = named.pop(handle, None) if handle else None
     if not isinstance(number, int):
-        raise InvalidError(f"table {table.name}: a row needs its integer primary key, not {number!r}")
-    cells = {column.id: None if value is None else encode_cell(column, value) for column, value in named.items()}
+        raise InvalidError(
+            f"table {table.name}: a row needs its integer primary key, not {number!r}"
+        )
+    cells = {
+        column.id: None if value is None else encode_cell(column, value)
+        for column, value in named.items()
+    }
     signed = (number + _SIGN) % (2 * _SIGN) - _SIGN
     return record_key(table.id, signed), encode_row(cells)
 

@@ -1,11 +1,11 @@
 """The value of a record key: one row, in row format v2, or v1 if an old TiDB wrote it.
 
-v2 is `128 flags u16 not_null u16 null, ids, end offsets, cells`. Ids are one byte and offsets two, or four bytes each
-in a large row; ids of non-null columns come first, ascending, then those of null columns. A column in neither list was
-added later, or is NULL and has no default.
+v2 is `128 flags u16 not_null u16 null, ids, end offsets, cells`. Ids are one byte and offsets two,
+or four bytes each in a large row; ids of non-null columns come first, ascending, then those of null
+columns. A column in neither list was added later, or is NULL and has no default.
 
-v1 is pairs of datums, column id then value; one nil byte stands for no pairs. It is translated to v2, so that there is
-one way to read a row. See docs/format/tidb-rows.md.
+v1 is pairs of datums, column id then value; one nil byte stands for no pairs. It is translated to
+v2, so that there is one way to read a row. See docs/format/tidb-rows.md.
 """
 
 import struct
@@ -17,7 +17,9 @@ from storage.tidb.datum import NIL, decode_datum
 
 VERSION: Final = 128
 LARGE: Final = 1
-"""Flag: ids and offsets are four bytes wide. Other flags announce a checksum after the cells; it is not read."""
+"""Flag: ids and offsets are four bytes wide. Other flags announce a checksum after the cells;
+it is not read.
+"""
 HEAD_BYTES: Final = 6
 COLUMN_ID_MAX: Final = 0xFFFFFFFF
 _HEAD = struct.Struct("<BBHH")
@@ -27,7 +29,9 @@ SMALL_BYTES_MAX: Final = 0xFFFF
 
 
 def encode_row(cells: Mapping[int, bytes | None]) -> bytes:
-    """Encode cells by column id; None is NULL. The form is large only if an id or the size demands it."""
+    """Encode cells by column id; None is NULL. The form is large only if an id or the size demands
+    it.
+    """
     present = sorted((column_id, cell) for column_id, cell in cells.items() if cell is not None)
     nulls = sorted(column_id for column_id, cell in cells.items() if cell is None)
     ids = [column_id for column_id, _ in present] + nulls
@@ -38,7 +42,9 @@ def encode_row(cells: Mapping[int, bytes | None]) -> bytes:
     large = size > SMALL_BYTES_MAX or max(ids, default=0) > SMALL_ID_MAX
     head = _HEAD.pack(VERSION, LARGE if large else 0, len(present), len(nulls))
     id_form, end_form = ("I", "I") if large else ("B", "H")
-    index = struct.pack(f"<{len(ids)}{id_form}", *ids) + struct.pack(f"<{len(ends)}{end_form}", *ends)
+    index = struct.pack(f"<{len(ids)}{id_form}", *ids) + struct.pack(
+        f"<{len(ends)}{end_form}", *ends
+    )
     return b"".join((head, index, *(cell for _, cell in present)))
 
 
@@ -92,6 +98,8 @@ def decode_pairs(data: bytes, offset: int = 0) -> dict[int, bytes | None]:
         column, offset = decode_datum(data, offset)
         column_id = int.from_bytes(column or b"", "little", signed=True)
         if column is None or column_id in cells or not 0 < column_id <= COLUMN_ID_MAX:
-            raise CorruptError(f"a row of format v1 has no column id, or one twice, before offset {offset}")
+            raise CorruptError(
+                f"a row of format v1 has no column id, or one twice, before offset {offset}"
+            )
         cells[column_id], offset = decode_datum(data, offset)
     return cells

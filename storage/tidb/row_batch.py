@@ -1,8 +1,9 @@
-"""Many rows of format v1 and of binlogs at once: read as pairs of column id and value, written as rows of format v2.
+"""Many rows of format v1 and of binlogs at once: read as pairs of column id and value,
+written as rows of format v2.
 
-`Pairs` holds what was read as matrices (row, place). `encode_rows` writes: a row is a run of slices (header, column
-ids, cell ends, cells); all of them are laid into one byte buffer, and gathered. `storage.tidb.row` reads and writes one
-row.
+`Pairs` holds what was read as matrices (row, place). `encode_rows` writes: a row is a run of slices
+(header, column ids, cell ends, cells); all of them are laid into one byte buffer, and gathered.
+`storage.tidb.row` reads and writes one row.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +17,14 @@ import pyarrow as pa
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.datum import NIL, Datums, decode_datums
-from storage.tidb.row import COLUMN_ID_MAX, HEAD_BYTES, LARGE, SMALL_BYTES_MAX, SMALL_ID_MAX, VERSION
+from storage.tidb.row import (
+    COLUMN_ID_MAX,
+    HEAD_BYTES,
+    LARGE,
+    SMALL_BYTES_MAX,
+    SMALL_ID_MAX,
+    VERSION,
+)
 
 _Numbers = npt.NDArray[np.int64]
 _MATRICES: Final = ("used", "ids", "null", "number", "is_number", "is_signed", "begin", "size")
@@ -43,11 +51,15 @@ class Pairs:
 
     @classmethod
     def scan(
-        cls, column: BinaryColumn, begin: Offsets | None = None, leading: Mapping[int, Datums] | None = None
+        cls,
+        column: BinaryColumn,
+        begin: Offsets | None = None,
+        leading: Mapping[int, Datums] | None = None,
     ) -> "Pairs":
         """Take rows apart, from `begin` (else from their first byte) to their end.
 
-        `leading` are values that stand before the rows, by column id; a row's own value of the column goes before.
+        `leading` are values that stand before the rows, by column id; a row's own value of the
+        column goes before.
 
         Raises:
             UncommonDatumError: there is something else than the datums that rows have.
@@ -73,7 +85,8 @@ class Pairs:
         return pairs
 
     def halves(self) -> "tuple[Pairs, Pairs]":
-        """The old and the new row of updates: the new one begins where the first column's id comes again.
+        """The old and the new row of updates: the new one begins where the first column's id comes
+        again.
 
         Raises:
             CorruptError: it does not come again.
@@ -92,20 +105,25 @@ class Pairs:
         has_number = hits.any(axis=1)
         if not len(has_number) or not hits.shape[1]:
             return np.zeros(len(has_number), np.int64), has_number
-        return np.take_along_axis(self.number, hits.argmax(axis=1)[:, None], axis=1)[:, 0], has_number
+        return np.take_along_axis(self.number, hits.argmax(axis=1)[:, None], axis=1)[
+            :, 0
+        ], has_number
 
     def without(self, column_ids: Collection[int]) -> "Pairs":
         """The pairs of other columns."""
         return self._using(self.used & ~np.isin(self.ids, list(column_ids)))
 
     def sorted(self) -> "Pairs":
-        """Each row's pairs as format v2 has them: values by column id, then NULLs by column id, then nothing.
+        """Each row's pairs as format v2 has them: values by column id,
+        then NULLs by column id, then nothing.
 
         Raises:
             CorruptError: a row has a column twice, or one that cannot be.
         """
         self._check_ids()
-        ranks = self.ids + (self.null.astype(np.int64) << 40) + ((~self.used).astype(np.int64) << 41)
+        ranks = (
+            self.ids + (self.null.astype(np.int64) << 40) + ((~self.used).astype(np.int64) << 41)
+        )
         if bool(np.all(ranks[:, 1:] >= ranks[:, :-1])):
             return self
         order = np.argsort(ranks, axis=1, kind="stable")
@@ -141,7 +159,16 @@ class Pairs:
 def _matrices(rows: int, places: list[tuple[Mask, Datums, Datums]]) -> list[npt.NDArray[Any]]:
     """`_MATRICES`, with a column for each place."""
     parts = [
-        (used, ids.number, datums.is_null, datums.number, datums.is_number, datums.is_signed, datums.begin, datums.size)
+        (
+            used,
+            ids.number,
+            datums.is_null,
+            datums.number,
+            datums.is_number,
+            datums.is_signed,
+            datums.begin,
+            datums.size,
+        )
         for used, ids, datums in places
     ]
     kinds = (np.bool_, np.int64, np.bool_, np.int64, np.bool_, np.bool_, np.int64, np.int64)
@@ -159,9 +186,9 @@ def encode_rows(pairs: Pairs, leave_out: Collection[int] = ()) -> pa.Array:
     ordered = (pairs.without(leave_out) if leave_out else pairs).sorted()
     valued = ordered.used & ~ordered.null
     cells = _Cells(ordered, valued)
-    large = (cells.ends[:, -1:] > SMALL_BYTES_MAX).any(axis=1) | ((ordered.ids > SMALL_ID_MAX) & ordered.used).any(
-        axis=1
-    )
+    large = (cells.ends[:, -1:] > SMALL_BYTES_MAX).any(axis=1) | (
+        (ordered.ids > SMALL_ID_MAX) & ordered.used
+    ).any(axis=1)
     parts, rows = [], []
     for is_large in (False, True):
         at = np.flatnonzero(large == is_large)
@@ -175,19 +202,25 @@ def encode_rows(pairs: Pairs, leave_out: Collection[int] = ()) -> pa.Array:
 
 
 class _Cells:
-    """Where each cell lies in `source`: the rows' own bytes, followed by eight bytes for each number."""
+    """Where each cell lies in `source`: the rows' own bytes,
+    followed by eight bytes for each number.
+    """
 
     def __init__(self, pairs: Pairs, valued: Mask) -> None:
         numbers = np.ascontiguousarray(pairs.number).view(np.uint8).reshape(-1)
         self.source = np.concatenate([pairs.column.data, numbers])
         places = np.arange(pairs.number.size, dtype=np.int64).reshape(pairs.number.shape)
-        self.begin: Offsets = np.where(pairs.is_number, len(pairs.column.data) + places * _NUMBER_BYTES, pairs.begin)
+        self.begin: Offsets = np.where(
+            pairs.is_number, len(pairs.column.data) + places * _NUMBER_BYTES, pairs.begin
+        )
         size = np.where(pairs.is_number, _widths(pairs.number, pairs.is_signed), pairs.size)
         self.size: Offsets = np.where(valued, size, 0)
         self.ends: Offsets = np.cumsum(self.size, axis=1)
 
 
-def _encode(pairs: Pairs, valued: Mask, cells: _Cells, rows: Offsets, *, is_large: bool) -> pa.Array:
+def _encode(
+    pairs: Pairs, valued: Mask, cells: _Cells, rows: Offsets, *, is_large: bool
+) -> pa.Array:
     """The rows of those numbers, all large or all small."""
     id_type, end_type = ("<u4", "<u4") if is_large else ("u1", "<u2")
     counts, not_null = pairs.used[rows].sum(axis=1), valued[rows].sum(axis=1)
@@ -196,7 +229,11 @@ def _encode(pairs: Pairs, valued: Mask, cells: _Cells, rows: Offsets, *, is_larg
     head["not_null"], head["null"] = not_null, counts - not_null
     tables = (head, pairs.ids[rows].astype(id_type), cells.ends[rows].astype(end_type))
     begin, size, sources, base = [], [], [cells.source], len(cells.source)
-    used = (np.full(len(rows), HEAD_BYTES), counts * tables[1].itemsize, not_null * tables[2].itemsize)
+    used = (
+        np.full(len(rows), HEAD_BYTES),
+        counts * tables[1].itemsize,
+        not_null * tables[2].itemsize,
+    )
     for table, length in zip(tables, used, strict=True):
         flat = np.ascontiguousarray(table).view(np.uint8).reshape(-1)
         begin.append(base + np.arange(len(rows), dtype=np.int64) * (len(flat) // max(len(rows), 1)))

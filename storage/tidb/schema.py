@@ -1,4 +1,5 @@
-"""Table schemas: TiDB's model.TableInfo and ColumnInfo, read from JSON into values, and built for tables of our own.
+"""Table schemas: TiDB's model.TableInfo and ColumnInfo, read from JSON into values,
+and built for tables of our own.
 
 `storage.tidb.document` checks the JSON as a whole before this module looks at it.
 """
@@ -11,7 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from storage.model.errors import InvalidError
-from storage.tidb.document import PUBLIC, ColumnDocument, IndexDocument, TableDocument, table_document
+from storage.tidb.document import (
+    PUBLIC,
+    ColumnDocument,
+    IndexDocument,
+    TableDocument,
+    table_document,
+)
 from storage.tidb.field_type import DATES, INTEGERS, NO_FLAGS, TEXTS, Flag, Type
 from storage.tidb.time import dates_as_text
 
@@ -45,7 +52,9 @@ class Column:
     hidden: bool = False
     state: int = PUBLIC
     as_text: bool = False
-    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text, so that dates which no calendar has stay values."""
+    """Whether a DATE, DATETIME or TIMESTAMP is delivered as text,
+    so that dates which no calendar has stay values.
+    """
 
     @classmethod
     def bigint(cls, name: str, flags: Flag = NO_FLAGS) -> "Column":
@@ -55,7 +64,14 @@ class Column:
     @classmethod
     def varchar(cls, name: str, flen: int) -> "Column":
         """A VARCHAR column of `flen` UTF-8 characters."""
-        return cls(name=name, type=Type.VARCHAR, flen=flen, decimal=0, charset="utf8mb4", collate="utf8mb4_bin")
+        return cls(
+            name=name,
+            type=Type.VARCHAR,
+            flen=flen,
+            decimal=0,
+            charset="utf8mb4",
+            collate="utf8mb4_bin",
+        )
 
     @property
     def unsigned(self) -> bool:
@@ -75,7 +91,11 @@ class Column:
     @property
     def is_stored(self) -> bool:
         """Whether rows hold the column and readers may see it."""
-        return self.state == PUBLIC and not self.hidden and (not self.generated or self.generated_stored)
+        return (
+            self.state == PUBLIC
+            and not self.hidden
+            and (not self.generated or self.generated_stored)
+        )
 
 
 def _column(document: ColumnDocument) -> Column:
@@ -184,8 +204,14 @@ class TableInfo:
 
     @cached_property
     def handle_column(self) -> Column | None:
-        """The integer primary key whose value is the handle and not in the row, if the table has one."""
-        keys = (column for column in self.columns if self.pk_is_handle and Flag.PRIMARY_KEY in column.flags)
+        """The integer primary key whose value is the handle and not in the row,
+        if the table has one.
+        """
+        keys = (
+            column
+            for column in self.columns
+            if self.pk_is_handle and Flag.PRIMARY_KEY in column.flags
+        )
         return next(keys, None)
 
     @cached_property
@@ -200,7 +226,9 @@ class TableInfo:
 
     @cached_property
     def key_columns(self) -> tuple[Column, ...]:
-        """What identifies a row: the primary key, else the first unique key over NOT NULL columns, else nothing."""
+        """What identifies a row: the primary key, else the first unique key over NOT NULL columns,
+        else nothing.
+        """
         if self.handle_column:
             return (self.handle_column,)
         for index in sorted(self.indices, key=lambda index: (not index.primary, index.id)):
@@ -214,13 +242,16 @@ class TableInfo:
     def handle_is_key(self) -> bool:
         """Whether rows with other key columns always have another record key.
 
-        Not so for characters, of which a record key holds the collation's sort key: `ABC` and `abc` may share one.
+        Not so for characters, of which a record key holds the collation's sort key: `ABC` and `abc`
+        may share one.
         """
         texts = any(column.is_text for column in self.common_handle_columns)
         return self.pk_is_handle or (self.is_common_handle and self.handle_is_whole and not texts)
 
     def showing_dates(self, zero_dates: Any) -> "TableInfo":
-        """The same table, with the columns as text that `zero_dates` says (`storage.tidb.time.dates_as_text`)."""
+        """The same table, with the columns as text that `zero_dates` says
+        (`storage.tidb.time.dates_as_text`).
+        """
         key = {column.id for column in self.key_columns}
         columns = (
             replace(column, as_text=True)
@@ -255,23 +286,30 @@ class TableInfo:
 
     @classmethod
     def parse(cls, source: str | bytes | Mapping[str, Any]) -> "TableInfo":
-        """Read model.TableInfo, as JSON text or as its value; members that are not needed here are ignored.
+        """Read model.TableInfo, as JSON text or as its value;
+        members that are not needed here are ignored.
 
         Raises:
-            TableInfoError: it is none, or one that no row could be read with; the message names the bad member.
+            TableInfoError: it is none, or one that no row could be read with; the message names the
+                bad member.
         """
         return _table(table_document(source))
 
     @classmethod
     def build(cls, table_id: int, name: str, columns: Sequence[Column]) -> "TableInfo":
-        """A table of our own: columns get ids and offsets in order; the first one, an integer, is its primary key.
+        """A table of our own: columns get ids and offsets in order; the first one, an integer,
+        is its primary key.
 
         Raises:
             InvalidError: the first column cannot be a handle.
         """
         if not columns or columns[0].type not in INTEGERS:
-            raise InvalidError(f"the first column of {name} must be an integer: it is the primary key")
-        numbered = [replace(column, id=number + 1, offset=number) for number, column in enumerate(columns)]
+            raise InvalidError(
+                f"the first column of {name} must be an integer: it is the primary key"
+            )
+        numbered = [
+            replace(column, id=number + 1, offset=number) for number, column in enumerate(columns)
+        ]
         numbered[0] = replace(numbered[0], flags=numbered[0].flags | _KEY_FLAGS)
         return cls(table_id, name, tuple(numbered), pk_is_handle=True)
 
@@ -309,7 +347,9 @@ def _index(document: IndexDocument) -> Index:
 
 
 def _table_json(table: TableInfo) -> dict[str, Any]:
-    definitions = [{"id": number, "name": _name_json(f"p{number}")} for number in table.partition_ids]
+    definitions = [
+        {"id": number, "name": _name_json(f"p{number}")} for number in table.partition_ids
+    ]
     return {
         "id": table.id,
         "name": _name_json(table.name),
@@ -338,7 +378,8 @@ def _index_json(index: Index, table: TableInfo) -> dict[str, Any]:
         "idx_name": _name_json(index.name),
         "tbl_name": _name_json(""),
         "idx_cols": [
-            {"name": _name_json(column.name), "offset": column.offset, "length": length} for column in columns
+            {"name": _name_json(column.name), "offset": column.offset, "length": length}
+            for column in columns
         ],
         "state": PUBLIC if index.public else 0,
         "comment": "",

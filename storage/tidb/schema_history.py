@@ -1,10 +1,12 @@
-"""All of a cluster's table schemas at one moment, moved on by its DDL jobs in the order of their commit_ts. Pure.
+"""All of a cluster's table schemas at one moment,
+moved on by its DDL jobs in the order of their commit_ts. Pure.
 
 Invariants:
 1. It begins with the meta keys as of a timestamp, never with a replay from the first job.
 2. A job that was applied already, or whose effect the meta keys show already, changes nothing.
-3. What a job does to a table's rows beside its schema is said: removed tables, emptied ones, removed partitions. What
-   brings rows into a table without writing them (`Change.moved`) cannot be followed, and is named.
+3. What a job does to a table's rows beside its schema is said: removed tables, emptied ones,
+   removed partitions. What brings rows into a table without writing them (`Change.moved`) cannot be
+   followed, and is named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,13 +18,19 @@ from storage.tidb.ddl import Action, Document, Job
 from storage.tidb.document import TableHead, TableInfoError, read_document, table_head
 from storage.tidb.key import decode_schema_key
 
-SYSTEM_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
+SYSTEM_SCHEMAS: Final = frozenset(
+    {"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"}
+)
 REMOVED: Final = "tidemark_removed"
-"""Member of a TableInfo: `{"ts", "partition_ids"}`, partitions whose rows went when this schema came in force at ts."""
+"""Member of a TableInfo: `{"ts", "partition_ids"}`,
+partitions whose rows went when this schema came in force at ts.
+"""
 MODIFIED: Final = "tidemark_modified"
-"""Member of a TableInfo: `{"ts", "alone", "added"}`, the DDL that brought it at ts may have built columns anew.
+"""Member of a TableInfo: `{"ts", "alone", "added"}`,
+the DDL that brought it at ts may have built columns anew.
 
-`alone`: one, and did nothing else; `added`: so many of its new columns hold their defaults in older rows.
+`alone`: one, and did nothing else; `added`: so many of its new columns hold their defaults in older
+rows.
 """
 _DROPS = frozenset({Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE})
 _MOVES = {
@@ -35,7 +43,9 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `info` is TiDB's TableInfo as a JSON value, `head` the members that every table must have."""
+    """One table; `info` is TiDB's TableInfo as a JSON value,
+    `head` the members that every table must have.
+    """
 
     schema_id: int
     schema_name: str
@@ -79,13 +89,17 @@ class Change:
     commit_ts: int
     query: str
     tables: tuple[Table, ...] = ()
-    """Tables in their new form: new ones, and those with another schema, name, id, or set of partitions."""
+    """Tables in their new form: new ones, and those with another schema, name, id,
+    or set of partitions.
+    """
     dropped: tuple[Table, ...] = ()
     """Tables that are not there any more under their name."""
     truncated: tuple[Table, ...] = ()
     """Tables (the new form) whose old rows are gone."""
     moved: str = ""
-    """Why the rows of `tables` after this change cannot be known from row changes; empty: they can."""
+    """Why the rows of `tables` after this change cannot be known from row changes; empty:
+    they can.
+    """
 
 
 class SchemaHistory:
@@ -113,12 +127,22 @@ class SchemaHistory:
             if schema_key.table_id:
                 infos.append((schema_key.database_id, _document(key, value)))
             else:
-                databases[schema_key.database_id] = _database_name(_document(key, value), f"the meta key {key.hex()}")
-        return cls(ts, databases, [Table(number, databases.get(number, ""), info) for number, info in infos])
+                databases[schema_key.database_id] = _database_name(
+                    _document(key, value), f"the meta key {key.hex()}"
+                )
+        return cls(
+            ts,
+            databases,
+            [Table(number, databases.get(number, ""), info) for number, info in infos],
+        )
 
     def __iter__(self) -> Iterator[Table]:
         """Every table of users, views and sequences left out, by name."""
-        user = (it for it in self._tables.values() if it.has_rows and it.schema_name.lower() not in SYSTEM_SCHEMAS)
+        user = (
+            it
+            for it in self._tables.values()
+            if it.has_rows and it.schema_name.lower() not in SYSTEM_SCHEMAS
+        )
         return iter(sorted(user, key=lambda table: table.name))
 
     def databases(self) -> Iterator[tuple[int, str]]:
@@ -144,7 +168,10 @@ class SchemaHistory:
         if not job.is_done or job.id in self._applied:
             return None
         if commit_ts < self.ts:
-            raise CorruptError(f"DDL job {job.id} came in force at {commit_ts}, but schemas are known up to {self.ts}")
+            raise CorruptError(
+                f"DDL job {job.id} came in force at {commit_ts}, but schemas are known up to "
+                f"{self.ts}"
+            )
         self._applied.add(job.id)
         self.ts = commit_ts
         change = self._change(job if not late else replace(job, added_columns=0), commit_ts)
@@ -153,11 +180,15 @@ class SchemaHistory:
     def _change(self, job: Job, commit_ts: int) -> Change | None:
         match job.action:
             case Action.CREATE_SCHEMA | Action.MODIFY_SCHEMA_CHARSET:
-                self._databases[job.schema_id] = _database_name(job.database or {}, f"DDL job {job.id} at {commit_ts}")
+                self._databases[job.schema_id] = _database_name(
+                    job.database or {}, f"DDL job {job.id} at {commit_ts}"
+                )
                 return None
             case Action.DROP_SCHEMA:
                 self._databases.pop(job.schema_id, None)
-                gone = [table.id for table in self._tables.values() if table.schema_id == job.schema_id]
+                gone = [
+                    table.id for table in self._tables.values() if table.schema_id == job.schema_id
+                ]
                 return Change(commit_ts, job.query, dropped=self._remove(*gone))
             case action if action in _DROPS:
                 return Change(commit_ts, job.query, dropped=self._remove(job.table_id))
@@ -166,7 +197,9 @@ class SchemaHistory:
         tables = tuple(self._replacements(job, commit_ts))
         if job.action is Action.EXCHANGE_PARTITION:
             tables = self._exchanged(job)
-        return self._put(Change(commit_ts, job.query, tables, moved=_MOVES.get(job.action, "")), job)
+        return self._put(
+            Change(commit_ts, job.query, tables, moved=_MOVES.get(job.action, "")), job
+        )
 
     def _truncate(self, job: Job, commit_ts: int) -> Change | None:
         if not self._remove(job.table_id):
@@ -175,14 +208,19 @@ class SchemaHistory:
         return self._put(Change(commit_ts, job.query, tables, truncated=tables), job)
 
     def _replacements(self, job: Job, commit_ts: int) -> Iterator[Table]:
-        """The tables of the job in their new form, each once: RENAME TABLES repeats a table in each of its steps."""
+        """The tables of the job in their new form, each once:
+        RENAME TABLES repeats a table in each of its steps.
+        """
         infos = {table_head(info).id: info for info in (job.table, *job.tables) if info}.values()
         moved_to = job.new_schema_ids if job.action is Action.RENAME_TABLES else {}
         for info in infos:
             schema_id = moved_to.get(table_head(info).id, job.schema_id)
             name = self._databases.get(schema_id)
             if name is None:
-                raise CorruptError(f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not known")
+                raise CorruptError(
+                    f"DDL job {job.id} at {commit_ts} is in database {schema_id}, which is not "
+                    "known"
+                )
             table = Table(schema_id, name, info)
             marks = self._removed_partitions(job, table, commit_ts) | _modified(job, commit_ts)
             yield replace(table, info={**info, **marks})
@@ -214,15 +252,22 @@ class SchemaHistory:
         )
 
     def _exchanged(self, job: Job) -> tuple[Table, ...]:
-        """Both tables of an exchange: the plain one takes the partition's id, the partition takes the table's."""
+        """Both tables of an exchange: the plain one takes the partition's id,
+        the partition takes the table's.
+        """
         partition_id, table_id = job.exchanged
         plain, partitioned = self._tables.get(job.table_id), self._tables.get(table_id)
         if plain is None or partitioned is None or partition_id not in partitioned.partition_ids:
             return ()  # the meta keys showed it already
         partition = partitioned.info["partition"]
-        parts = [{**part, "id": plain.id} if part["id"] == partition_id else part for part in partition["definitions"]]
+        parts = [
+            {**part, "id": plain.id} if part["id"] == partition_id else part
+            for part in partition["definitions"]
+        ]
         info = {**partitioned.info, "partition": {**partition, "definitions": parts}}
-        return replace(partitioned, info=info), replace(plain, info={**plain.info, "id": partition_id})
+        return replace(partitioned, info=info), replace(
+            plain, info={**plain.info, "id": partition_id}
+        )
 
     def _remove(self, *table_ids: int) -> tuple[Table, ...]:
         gone = [self._tables.pop(number) for number in table_ids if number in self._tables]

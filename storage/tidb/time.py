@@ -1,6 +1,8 @@
-"""DATE, DATETIME and TIMESTAMP as TiDB packs them into one unsigned integer, and TIME as signed nanoseconds.
+"""DATE, DATETIME and TIMESTAMP as TiDB packs them into one unsigned integer,
+and TIME as signed nanoseconds.
 
-`CoreTime` is one of them. The functions on arrays give the same for many: days or microseconds since 1970, and texts.
+`CoreTime` is one of them. The functions on arrays give the same for many: days or microseconds
+since 1970, and texts.
 """
 
 import re
@@ -18,10 +20,13 @@ from storage.tidb.binary import Mask
 NANOS_PER_MICRO: Final = 1000
 NULL_DATES: Final = "null"
 SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
-"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or columns of dates, those
-of keys or all of them, are text."""
+"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or
+columns of dates, those of keys or all of them, are text.
+"""
 ZERO_DATES: Final = "tidemark_zero_dates"
-"""A member of a table's document that is ours: which of its columns of dates are text (`dates_as_text`)."""
+"""A member of a table's document that is ours: which of its columns of dates are text
+(`dates_as_text`).
+"""
 _MICROS_PER_SECOND = 1_000_000
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?)?")
 _DURATION = re.compile(r"(-?)(\d{1,3}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?")
@@ -85,7 +90,13 @@ class CoreTime:
         """The same moment without time zone; None for a date no calendar has."""
         try:
             return datetime(  # noqa: DTZ001 - DATETIME has no time zone; TIMESTAMP's caller adds UTC
-                self.year, self.month, self.day, self.hour, self.minute, self.second, self.microsecond
+                self.year,
+                self.month,
+                self.day,
+                self.hour,
+                self.minute,
+                self.second,
+                self.microsecond,
             )
         except ValueError:
             return None
@@ -101,7 +112,8 @@ class CoreTime:
 
 
 def dates_as_text(setting: Any, *, in_key: bool) -> bool:
-    """Whether a DATE, DATETIME or TIMESTAMP is text, so that 0000-00-00 and 2024-02-31 are values of it.
+    """Whether a DATE, DATETIME or TIMESTAMP is text,
+    so that 0000-00-00 and 2024-02-31 are values of it.
 
     `setting` is one of `SHOWN_DATES`, or None for the first.
     """
@@ -136,7 +148,9 @@ def _fraction(micros: int, fsp: int) -> str:
 
 
 def unpack_days(packed: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Mask]:
-    """Days since 1970-01-01, and which ones are days of the calendar: 0000-00-00 and 2023-00-10 are not."""
+    """Days since 1970-01-01, and which ones are days of the calendar:
+    0000-00-00 and 2023-00-10 are not.
+    """
     date = (packed >> np.uint64(41)).astype(np.int64)
     day, months = date & 31, date >> 5
     year, month = months // 13, months % 13
@@ -158,7 +172,9 @@ def unpack_micros(packed: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64]
 
 
 def pack_micros(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """The packed form of microseconds since 1970, as `unpack_micros` reads it; 0 is 0000-00-00 00:00:00."""
+    """The packed form of microseconds since 1970, as `unpack_micros` reads it;
+    0 is 0000-00-00 00:00:00.
+    """
     seconds, fraction = np.divmod(micros, _MICROS_PER_SECOND)
     days, clock = np.divmod(seconds, _SECONDS_PER_DAY)
     date = days.astype("datetime64[D]")
@@ -167,7 +183,9 @@ def pack_micros(micros: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     year, month = np.divmod(months.astype(np.int64) + _MONTHS_BEFORE_1970, 12)
     ymd = (year * 13 + month + 1) << 5 | day
     hms = clock // 3600 << 12 | clock // 60 % 60 << 6 | clock % 60
-    packed: npt.NDArray[np.uint64] = np.where(micros == 0, 0, (ymd << 17 | hms) << 24 | fraction).astype(np.uint64)
+    packed: npt.NDArray[np.uint64] = np.where(
+        micros == 0, 0, (ymd << 17 | hms) << 24 | fraction
+    ).astype(np.uint64)
     return packed
 
 
@@ -178,5 +196,12 @@ def moment_texts(packed: Iterable[int], digits: int, *, is_date: bool) -> list[s
 
 
 def _month_begin(months: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Days since 1970-01-01 of the first day of the month that follows that many months after year 0."""
-    return (months - _MONTHS_BEFORE_1970).astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    """Days since 1970-01-01 of the first day of the month that follows that many months after year
+    0.
+    """
+    return (
+        (months - _MONTHS_BEFORE_1970)
+        .astype("datetime64[M]")
+        .astype("datetime64[D]")
+        .astype(np.int64)
+    )

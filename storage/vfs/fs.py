@@ -1,7 +1,8 @@
 """Files as storage uses them, and those of the operating system.
 
-Durability, of every kind: what `append` wrote is there after a crash once `sync` returned; a created or removed name is
-so only once `sync_directory` returned; `make_directories` is durable when it returns.
+Durability, of every kind: what `append` wrote is there after a crash once `sync` returned; a
+created or removed name is so only once `sync_directory` returned; `make_directories` is durable
+when it returns.
 """
 
 import os
@@ -13,7 +14,9 @@ class File(Protocol):
     """An append-only file, readable anywhere."""
 
     def append(self, data: bytes | memoryview) -> int:
-        """Write at the end; returns how many bytes were taken, which may be fewer, as with write(2)."""
+        """Write at the end; returns how many bytes were taken, which may be fewer,
+        as with write(2).
+        """
         ...
 
     def read(self, offset: int, size: int) -> bytes:
@@ -111,7 +114,9 @@ class RealFS:
 
     def create(self, path: Path) -> RealFile:
         """See `FS.create`."""
-        return RealFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        return RealFile(
+            os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        )
 
     def open(self, path: Path) -> RealFile:
         """See `FS.open`."""

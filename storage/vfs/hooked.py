@@ -7,7 +7,9 @@ from pathlib import Path
 from storage.vfs.fs import FS, File
 
 Hook = Callable[[str, Path], int | None]
-"""Called before each call with its name and path: raise OSError to fail it, return n to let `append` take n bytes."""
+"""Called before each call with its name and path: raise OSError to fail it,
+return n to let `append` take n bytes.
+"""
 
 
 class HookedFile:
@@ -46,7 +48,9 @@ class HookedFile:
 
 
 class HookedFS:
-    """A file system whose calls pass a hook first: the place to inject ENOSPC, EIO, short writes and crashes."""
+    """A file system whose calls pass a hook first: the place to inject ENOSPC, EIO,
+    short writes and crashes.
+    """
 
     def __init__(self, inner: FS, hook: Hook) -> None:
         self._inner, self._hook = inner, hook

@@ -6,7 +6,9 @@ from pathlib import Path
 
 
 class MemFile:
-    """A file in memory that remembers which of its bytes were synced; all handles of a name share it."""
+    """A file in memory that remembers which of its bytes were synced;
+    all handles of a name share it.
+    """
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
@@ -37,7 +39,9 @@ class MemFile:
         """Nothing to release."""
 
     def after_crash(self, torn_bytes: int) -> "MemFile":
-        """What the disk holds after a crash: the synced bytes and, by chance, the next `torn_bytes` after them."""
+        """What the disk holds after a crash: the synced bytes and, by chance,
+        the next `torn_bytes` after them.
+        """
         kept = self.synced
         if self.content.startswith(kept):
             kept += bytes(self.content[len(kept) : len(kept) + torn_bytes])
@@ -83,7 +87,9 @@ class MemFS:
     def sync_directory(self, path: Path) -> None:
         """See `FS.sync_directory`."""
         kept = {name: file for name, file in self._durable_names.items() if name.parent != path}
-        self._durable_names = kept | {name: file for name, file in self._names.items() if name.parent == path}
+        self._durable_names = kept | {
+            name: file for name, file in self._names.items() if name.parent == path
+        }
 
     def available_bytes(self, path: Path) -> int:
         """See `FS.available_bytes`; whatever the test set, for every directory that exists."""
@@ -91,9 +97,13 @@ class MemFS:
         return self.available
 
     def crash_clone(self, torn_bytes: int = 0) -> "MemFS":
-        """The disk as a crash at this moment leaves it; `torn_bytes` of each file's unsynced tail happen to survive."""
+        """The disk as a crash at this moment leaves it;
+        `torn_bytes` of each file's unsynced tail happen to survive.
+        """
         clone = MemFS(self.available)
         clone._directories = set(self._directories)
-        clone._names = {path: file.after_crash(torn_bytes) for path, file in self._durable_names.items()}
+        clone._names = {
+            path: file.after_crash(torn_bytes) for path, file in self._durable_names.items()
+        }
         clone._durable_names = dict(clone._names)
         return clone

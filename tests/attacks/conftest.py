@@ -5,7 +5,9 @@ import pytest
 from server.rpc.engine import Engine
 
 
-@pytest.fixture(scope="module", params=[Engine.GRPCIO, Engine.NATIVE], ids=lambda engine: engine.value)
+@pytest.fixture(
+    scope="module", params=[Engine.GRPCIO, Engine.NATIVE], ids=lambda engine: engine.value
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Which one the daemon uses."""
     chosen: Engine = request.param

@@ -1,4 +1,5 @@
-"""Certificates written byte by byte and signed by a CA of the test: as odd as a CA may sign them, or odder.
+"""Certificates written byte by byte and signed by a CA of the test:
+as odd as a CA may sign them, or odder.
 
 `openssl` makes the keys and the signatures; nothing checks what is signed. Names: RFC 5280.
 """
@@ -12,7 +13,11 @@ UTF8, PRINTABLE, T61, IA5, BMP, UNIVERSAL = 0x0C, 0x13, 0x14, 0x16, 0x1E, 0x1C
 COMMON_NAME, ORGANIZATION, COUNTRY = "2.5.4.3", "2.5.4.10", "2.5.4.6"
 
 _SEQUENCE, _SET, _INTEGER, _BITS, _OCTETS, _OID, _BOOLEAN, _TIME = 0x30, 0x31, 2, 3, 4, 6, 1, 0x17
-_SUBJECT_ALTERNATIVE_NAME, _BASIC_CONSTRAINTS, _EXTENDED_KEY_USAGE = "2.5.29.17", "2.5.29.19", "2.5.29.37"
+_SUBJECT_ALTERNATIVE_NAME, _BASIC_CONSTRAINTS, _EXTENDED_KEY_USAGE = (
+    "2.5.29.17",
+    "2.5.29.19",
+    "2.5.29.37",
+)
 _CLIENT_AUTH, _SERVER_AUTH = "1.3.6.1.5.5.7.3.2", "1.3.6.1.5.5.7.3.1"
 _ECDSA_WITH_SHA256 = "1.2.840.10045.4.3.2"
 _VALIDITY = (b"250101000000Z", b"490101000000Z")
@@ -41,7 +46,10 @@ def oid(dotted: str) -> bytes:
 
 def name(*attributes: tuple[str, int, bytes]) -> bytes:
     """A Name of (type, string tag, bytes)."""
-    return der(_SEQUENCE, *(der(_SET, der(_SEQUENCE, oid(kind), der(tag, raw))) for kind, tag, raw in attributes))
+    return der(
+        _SEQUENCE,
+        *(der(_SET, der(_SEQUENCE, oid(kind), der(tag, raw))) for kind, tag, raw in attributes),
+    )
 
 
 def common_name(text: str) -> bytes:
@@ -79,23 +87,41 @@ def other(dotted: str, value: bytes) -> bytes:
 
 
 class Authority:
-    """A CA, its server's certificate for 127.0.0.1, and whatever it is asked to sign for clients."""
+    """A CA, its server's certificate for 127.0.0.1,
+    and whatever it is asked to sign for clients.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ca, self.key, self.node = path / "ca.pem", path / "key.pem", path / "node.pem"
-        self._openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", str(self.key))
+        self._openssl(
+            "genpkey",
+            "-algorithm",
+            "EC",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-out",
+            str(self.key),
+        )
         self._public = self._openssl("pkey", "-in", str(self.key), "-pubout", "-outform", "DER")
         self._serial = 1 << 24  # four bytes without a zero in front
         self._issuer = common_name("authority")
         constraints = _extension(_BASIC_CONSTRAINTS, der(_SEQUENCE, der(_BOOLEAN, b"\xff")))
         self.ca.write_bytes(self._signed(self._issuer, constraints))
-        usage = _extension(_EXTENDED_KEY_USAGE, der(_SEQUENCE, oid(_SERVER_AUTH), oid(_CLIENT_AUTH)))
-        names = _extension(_SUBJECT_ALTERNATIVE_NAME, der(_SEQUENCE, address(bytes((127, 0, 0, 1)))))
+        usage = _extension(
+            _EXTENDED_KEY_USAGE, der(_SEQUENCE, oid(_SERVER_AUTH), oid(_CLIENT_AUTH))
+        )
+        names = _extension(
+            _SUBJECT_ALTERNATIVE_NAME, der(_SEQUENCE, address(bytes((127, 0, 0, 1))))
+        )
         self.node.write_bytes(self._signed(common_name("node"), usage + names))
 
-    def client(self, subject: bytes, alternative: Iterable[bytes] = (), *, raw_names: bytes = b"") -> bytes:
-        """A client's certificate in PEM; `raw_names` is all of the subjectAltName's value, right or wrong."""
+    def client(
+        self, subject: bytes, alternative: Iterable[bytes] = (), *, raw_names: bytes = b""
+    ) -> bytes:
+        """A client's certificate in PEM; `raw_names` is all of the subjectAltName's value,
+        right or wrong.
+        """
         extensions = _extension(_EXTENDED_KEY_USAGE, der(_SEQUENCE, oid(_CLIENT_AUTH)))
         value = raw_names or der(_SEQUENCE, *alternative)
         if len(value) > 2:
@@ -104,7 +130,14 @@ class Authority:
 
     def flags(self) -> list[str]:
         """A daemon's flags for mTLS."""
-        return ["--ca-path", str(self.ca), "--cert-path", str(self.node), "--key-path", str(self.key)]
+        return [
+            "--ca-path",
+            str(self.ca),
+            "--cert-path",
+            str(self.node),
+            "--key-path",
+            str(self.key),
+        ]
 
     def _signed(self, subject: bytes, extensions: bytes) -> bytes:
         self._serial += 1
@@ -122,10 +155,16 @@ class Authority:
         )
         signature = self._openssl("dgst", "-sha256", "-sign", str(self.key), stdin=body)
         whole = der(_SEQUENCE, body, algorithm, der(_BITS, b"\0", signature))
-        return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(whole) + b"-----END CERTIFICATE-----\n"
+        return (
+            b"-----BEGIN CERTIFICATE-----\n"
+            + base64.encodebytes(whole)
+            + b"-----END CERTIFICATE-----\n"
+        )
 
     def _openssl(self, *arguments: str, stdin: bytes = b"") -> bytes:
-        return subprocess.run(["openssl", *arguments], input=stdin, check=True, capture_output=True).stdout
+        return subprocess.run(
+            ["openssl", *arguments], input=stdin, check=True, capture_output=True
+        ).stdout
 
 
 def _extension(dotted: str, value: bytes) -> bytes:

@@ -69,7 +69,9 @@ def rapid_reset(target: Target) -> None:
     with Peer(target) as peer:
         peer.introduce()
         reset = lambda: frame(frames.RST_STREAM, 0, peer.stream, CANCEL.to_bytes(4))  # noqa: E731
-        repeat(peer, lambda: b"".join(peer.request(RANGE, range_body()) + reset() for _ in range(50)))
+        repeat(
+            peer, lambda: b"".join(peer.request(RANGE, range_body()) + reset() for _ in range(50))
+        )
 
 
 def many_streams(target: Target) -> None:
@@ -86,11 +88,15 @@ def refused_calls(target: Target) -> None:
         until_s = time.monotonic() + SECONDS
         while time.monotonic() < until_s:
             for peer in peers:
-                send_what_fits(peer, b"".join(peer.request("/no.Service/Method") for _ in range(100)))
+                send_what_fits(
+                    peer, b"".join(peer.request("/no.Service/Method") for _ in range(100))
+                )
 
 
 def header_bombs(target: Target) -> None:
-    """Blocks of Huffman codes, indexed again and again, in CONTINUATION frames, by several clients."""
+    """Blocks of Huffman codes, indexed again and again, in CONTINUATION frames,
+    by several clients.
+    """
     with several(target, 8) as peers:
         until_s = time.monotonic() + SECONDS
         while time.monotonic() < until_s:
@@ -100,9 +106,15 @@ def header_bombs(target: Target) -> None:
 
 
 def garbage_frames(target: Target) -> None:
-    """Unknown frames, PING, SETTINGS and PRIORITY without end; again on a new connection when the old one is ended."""
+    """Unknown frames, PING, SETTINGS and PRIORITY without end;
+    again on a new connection when the old one is ended.
+    """
     until_s = time.monotonic() + SECONDS
-    junk = frame(0xEE, 0, 0, b"x") * 50 + frame(frames.PING, 0, 0, bytes(8)) * 50 + frames.settings({4: 1}) * 50
+    junk = (
+        frame(0xEE, 0, 0, b"x") * 50
+        + frame(frames.PING, 0, 0, bytes(8)) * 50
+        + frames.settings({4: 1}) * 50
+    )
     while time.monotonic() < until_s:
         with Peer(target) as peer, suppress(OSError):
             peer.introduce()
@@ -130,7 +142,9 @@ def several(target: Target, count: int) -> Iterator[list[Peer]]:
 
 
 def repeat(peer: Peer, make: Callable[[], bytes]) -> None:
-    """Send what `make` makes, and read what comes, until the time is over or the server ends the connection."""
+    """Send what `make` makes, and read what comes,
+    until the time is over or the server ends the connection.
+    """
     until_s = time.monotonic() + SECONDS
     peer.socket.setblocking(False)
     pending = b""

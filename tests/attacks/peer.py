@@ -46,7 +46,9 @@ class Peer:
         """Connect, over TLS if the target has it; `source` is the address that the target sees."""
         origin = (source, 0) if source else None
         tls = _client_tls(target.authority, certificate) if target.authority else None
-        self.socket = socket.create_connection(target.host_and_port, timeout=seconds, source_address=origin)
+        self.socket = socket.create_connection(
+            target.host_and_port, timeout=seconds, source_address=origin
+        )
         if receive_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         if tls is not None:
@@ -72,7 +74,9 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
 
-    def headers(self, path: str, *more: tuple[str, str], end_headers: bool = True, end_stream: bool = False) -> bytes:
+    def headers(
+        self, path: str, *more: tuple[str, str], end_headers: bool = True, end_stream: bool = False
+    ) -> bytes:
         """HEADERS of a new stream, whose number is `stream` then."""
         self._stream += 2
         fields = [
@@ -83,16 +87,22 @@ class Peer:
             ("te", "trailers"),
         ]
         block = self._encoder.encode([*fields, ("content-type", "application/grpc"), *more])
-        flags = (frames.END_HEADERS if end_headers else 0) | (frames.END_STREAM if end_stream else 0)
+        flags = (frames.END_HEADERS if end_headers else 0) | (
+            frames.END_STREAM if end_stream else 0
+        )
         return frame(frames.HEADERS, flags, self._stream, block)
 
     @property
     def stream(self) -> int:
         return self._stream
 
-    def request(self, path: str, body: bytes = b"", *more: tuple[str, str], compressed: bool = False) -> bytes:
+    def request(
+        self, path: str, body: bytes = b"", *more: tuple[str, str], compressed: bool = False
+    ) -> bytes:
         """A whole unary call."""
-        return self.headers(path, *more) + data(self._stream, message(body, compressed=compressed), end_stream=True)
+        return self.headers(path, *more) + data(
+            self._stream, message(body, compressed=compressed), end_stream=True
+        )
 
     def call(self, path: str, body: bytes = b"") -> str:
         """Make a unary call: the number of its gRPC status, or why there is none."""
@@ -116,7 +126,9 @@ class Peer:
     def _status(self, stream: int) -> str:
         while (one := self.receive()) is not None:
             if one.kind == frames.HEADERS:
-                fields = {str(name): str(value) for name, value in self._decoder.decode(one.payload)}
+                fields = {
+                    str(name): str(value) for name, value in self._decoder.decode(one.payload)
+                }
                 if one.stream == stream and "grpc-status" in fields:
                     return fields["grpc-status"]
             elif one.kind == frames.RST_STREAM and one.stream == stream:
@@ -137,11 +149,14 @@ class Peer:
 
 def data(stream: int, payload: bytes, *, end_stream: bool = False) -> bytes:
     """DATA, in as many frames as it needs."""
-    parts = [payload[at : at + frames.MAX_FRAME_BYTES] for at in range(0, len(payload), frames.MAX_FRAME_BYTES)] or [
-        b""
-    ]
+    parts = [
+        payload[at : at + frames.MAX_FRAME_BYTES]
+        for at in range(0, len(payload), frames.MAX_FRAME_BYTES)
+    ] or [b""]
     flags = [0] * (len(parts) - 1) + [frames.END_STREAM if end_stream else 0]
-    return b"".join(frame(frames.DATA, flag, stream, part) for flag, part in zip(flags, parts, strict=True))
+    return b"".join(
+        frame(frames.DATA, flag, stream, part) for flag, part in zip(flags, parts, strict=True)
+    )
 
 
 def message(body: bytes, *, compressed: bool = False) -> bytes:
@@ -150,7 +165,9 @@ def message(body: bytes, *, compressed: bool = False) -> bytes:
 
 
 def remaining(connections: Sequence[socket.socket], *, seconds: float, most: int = 0) -> int:
-    """How many the target has not ended after so long, or as soon as there are no more than `most`."""
+    """How many the target has not ended after so long,
+    or as soon as there are no more than `most`.
+    """
     until_s = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for one in connections:

@@ -1,4 +1,6 @@
-"""A server that speaks MySQL's protocol only to get the client's password or files; whatever comes is kept."""
+"""A server that speaks MySQL's protocol only to get the client's password or files;
+whatever comes is kept.
+"""
 
 import contextlib
 import socket
@@ -11,7 +13,14 @@ from dataclasses import dataclass, field
 SALT = b"12345678", b"123456789012"
 PUBLIC_KEY = b"\x01-----BEGIN PUBLIC KEY-----\nAA==\n-----END PUBLIC KEY-----\n"
 OK = b"\0\0\0\x02\0\0\0"
-_LONG_PASSWORD, _PROTOCOL, _SECURE, _PLUGINS, _LENENC, _TLS = 0x1, 0x200, 0x8000, 0x80000, 0x200000, 0x800
+_LONG_PASSWORD, _PROTOCOL, _SECURE, _PLUGINS, _LENENC, _TLS = (
+    0x1,
+    0x200,
+    0x8000,
+    0x80000,
+    0x200000,
+    0x800,
+)
 
 
 def switch(plugin: str, data: bytes = SALT[0] + SALT[1] + b"\0") -> bytes:
@@ -29,7 +38,11 @@ class RogueServer:
 
 @contextlib.contextmanager
 def rogue_server(
-    plugin: str, answers: Sequence[bytes], tls: ssl.SSLContext | None = None, *, repeat_last: bool = False
+    plugin: str,
+    answers: Sequence[bytes],
+    tls: ssl.SSLContext | None = None,
+    *,
+    repeat_last: bool = False,
 ) -> Iterator[RogueServer]:
     """One that names `plugin` in its greeting, then gives `answers`, whatever it is told."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,7 @@
-"""What is attacked: a real daemon process. What is judged: its pid, its memory, its log, and other clients' latency."""
+"""What is attacked: a real daemon process.
+
+What is judged: its pid, its memory, its log, and other clients' latency.
+"""
 
 import json
 import os
@@ -28,7 +31,13 @@ class Target:
     """One port of a daemon, and the call that other clients make of it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], log: Path, authority: Authority | None, *, name: str, method: str
+        self,
+        process: subprocess.Popen[bytes],
+        log: Path,
+        authority: Authority | None,
+        *,
+        name: str,
+        method: str,
     ) -> None:
         """`name` is the daemon's for the port."""
         self.process = process
@@ -68,7 +77,9 @@ class Target:
         """One call on a new connection: `answered`, or the name of its status."""
         with self.channel(certificate) as channel:
             try:
-                for _ in channel.unary_stream(self.method)(b"", timeout=timeout_s, wait_for_ready=True):
+                for _ in channel.unary_stream(self.method)(
+                    b"", timeout=timeout_s, wait_for_ready=True
+                ):
                     pass
             except grpc.RpcError as err:
                 return "answered" if self._is_answer(err) else str(err.code().name)
@@ -98,7 +109,9 @@ class Target:
 
     def check_alive(self) -> None:
         """The same process goes on and answers."""
-        assert self.process.poll() is None, f"the daemon ended with {self.process.returncode}:\n{self.log[-3000:]}"
+        assert self.process.poll() is None, (
+            f"the daemon ended with {self.process.returncode}:\n{self.log[-3000:]}"
+        )
         assert self.call() == "answered", self.log[-3000:]
 
     def _is_answer(self, err: grpc.RpcError) -> bool:
@@ -116,7 +129,9 @@ class Verdict:
     """What an attack did: filled in at the end of `judged`."""
 
     worst_s = 0.0
-    """The longest that another client waited for one answer, refusals and new attempts included, cores' lack not."""
+    """The longest that another client waited for one answer,
+    refusals and new attempts included, cores' lack not.
+    """
     worst_wall_s = 0.0
     """The same by the clock on the wall."""
     calls = 0
@@ -130,12 +145,23 @@ class Verdict:
 
 @contextmanager
 def judged(target: Target) -> Iterator[Verdict]:
-    """Another client calls while the block attacks; afterwards the process must be the same and answer."""
+    """Another client calls while the block attacks;
+    afterwards the process must be the same and answer.
+    """
     verdict = Verdict()
     pid, before = target.process.pid, target.rss_mib
     target.forget_peak()
-    command = [sys.executable, "-m", "tests.attacks.victim", target.address, target.method, str(pid)]
-    victim = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.attacks.victim",
+        target.address,
+        target.method,
+        str(pid),
+    ]
+    victim = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
     try:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "ready\n"
@@ -156,8 +182,16 @@ def judged(target: Target) -> Iterator[Verdict]:
 def coordinator(
     directory: Path, engine: Engine, authority: Authority | None = None, *, files: int = 0
 ) -> Iterator[Target]:
-    """A coordinator over metadata of its own; `files` is how many it may open, 0: as many as this process."""
-    arguments = ["coordinator", "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{directory / 'metadata'}"]
+    """A coordinator over metadata of its own; `files` is how many it may open, 0:
+    as many as this process.
+    """
+    arguments = [
+        "coordinator",
+        "--addr",
+        "127.0.0.1:0",
+        "--metadata",
+        f"leveldb:{directory / 'metadata'}",
+    ]
     with _running(arguments, directory, engine, authority, files=files) as (process, log):
         yield Target(process, log, authority, name="coordinator", method=GET_MEMBERS)
 
@@ -193,8 +227,18 @@ def store(directory: Path, engine: Engine) -> Iterator[Target]:
 def capture(directory: Path, engine: Engine, name: str) -> Iterator[Target]:
     """A capture's port `capture` or `flight`, and the coordinator it needs."""
     with coordinator(directory, engine) as pd:
-        arguments = ["capture", "--addr", "127.0.0.1:0", "--flight-addr", "127.0.0.1:0", "--coordinator", pd.address]
-        with _running([*arguments, "--data-dir", str(directory / "capture")], directory, engine, None) as (
+        arguments = [
+            "capture",
+            "--addr",
+            "127.0.0.1:0",
+            "--flight-addr",
+            "127.0.0.1:0",
+            "--coordinator",
+            pd.address,
+        ]
+        with _running(
+            [*arguments, "--data-dir", str(directory / "capture")], directory, engine, None
+        ) as (
             process,
             log,
         ):
@@ -204,7 +248,12 @@ def capture(directory: Path, engine: Engine, name: str) -> Iterator[Target]:
 
 @contextmanager
 def _running(
-    arguments: Sequence[str], directory: Path, engine: Engine, authority: Authority | None, *, files: int = 0
+    arguments: Sequence[str],
+    directory: Path,
+    engine: Engine,
+    authority: Authority | None,
+    *,
+    files: int = 0,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     log = directory / f"{arguments[0]}.log"
     command = [
@@ -220,7 +269,9 @@ def _running(
     environment = {**os.environ, "TIDEMARK_RPC_RPC_ENGINE": engine.value}
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'proto' / 'gen'}"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=output, cwd=ROOT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=output, cwd=ROOT
+        )
     try:
         yield process, log
     finally:

@@ -1,4 +1,6 @@
-"""Client certificates that a CA may sign and nobody expects: the client is answered, or refused; the daemon goes on."""
+"""Client certificates that a CA may sign and nobody expects: the client is answered,
+or refused; the daemon goes on.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +19,15 @@ ANSWERED = ("0", "2")
 NAME = der.common_name("client")
 PERSON = der.name((der.COUNTRY, der.PRINTABLE, b"DE"), (der.ORGANIZATION, der.UTF8, b"Example"))
 
-# the subject and the subjectAltName of each; OpenSSL reads no certificate whose subject is malformed
+# the subject and the subjectAltName of each; OpenSSL reads no certificate whose subject is
+# malformed
 ODD = {
     "directoryName": (NAME, [der.directory(PERSON)]),
     "directoryName without a name": (NAME, [der.directory(der.name())]),
-    "otherName": (NAME, [der.other("1.3.6.1.4.1.311.20.2.3", der.der(der.UTF8, b"me@example.test"))]),
+    "otherName": (
+        NAME,
+        [der.other("1.3.6.1.4.1.311.20.2.3", der.der(der.UTF8, b"me@example.test"))],
+    ),
     "registeredID": (NAME, [der.registered("1.2.3.4")]),
     "IPv4 and IPv6": (NAME, [der.address(bytes((10, 0, 0, 1))), der.address(bytes(15) + b"\1")]),
     "IP address of five bytes": (NAME, [der.address(bytes(5))]),
@@ -34,13 +40,22 @@ ODD = {
     "URI that is no UTF-8": (NAME, [der.uri(b"\xff\xfe:")]),
     "all kinds": (
         NAME,
-        [der.directory(PERSON), der.dns(b"a"), der.mail(b"b@c"), der.uri(b"d:"), der.registered("1.2")],
+        [
+            der.directory(PERSON),
+            der.dns(b"a"),
+            der.mail(b"b@c"),
+            der.uri(b"d:"),
+            der.registered("1.2"),
+        ],
     ),
     "no subject": (der.name(), [der.dns(b"a.example")]),
     "no names at all": (der.name(), []),
     "CN in BMPString": (der.name((der.COMMON_NAME, der.BMP, "Zoë".encode("utf-16-be"))), []),
     "CN in T61String, Latin-1": (der.name((der.COMMON_NAME, der.T61, "Zoë".encode("latin-1"))), []),
-    "CN in UniversalString": (der.name((der.COMMON_NAME, der.UNIVERSAL, "Zoë".encode("utf-32-be"))), []),
+    "CN in UniversalString": (
+        der.name((der.COMMON_NAME, der.UNIVERSAL, "Zoë".encode("utf-32-be"))),
+        [],
+    ),
     "CN of no bytes": (der.name((der.COMMON_NAME, der.UTF8, b"")), []),
     "two CNs": (der.name((der.COMMON_NAME, der.UTF8, b"a"), (der.COMMON_NAME, der.UTF8, b"b")), []),
     "1,000 names": (NAME, [der.dns(b"n%d.example" % number) for number in range(1000)]),
@@ -65,7 +80,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module", params=[coordinator, pump], ids=["coordinator", "pump"])
 def target(
-    request: pytest.FixtureRequest, engine: Engine, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    engine: Engine,
+    authority: Authority,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Target]:
     directory: Path = tmp_path_factory.mktemp("daemon")
     with request.param(directory, engine, authority) as daemon:

@@ -1,4 +1,6 @@
-"""Connections that are opened and not used, and phases of one that never end: others find room, the rest is closed."""
+"""Connections that are opened and not used, and phases of one that never end: others find room,
+the rest is closed.
+"""
 
 import socket
 import struct
@@ -28,7 +30,9 @@ PHASES: dict[str, Callable[[Peer], bytes]] = {
     "nothing": lambda _: b"",
     "half a preface": lambda _: frames.PREFACE[:10],
     "a preface without SETTINGS": lambda _: frames.PREFACE,
-    "HEADERS without an end": lambda peer: INTRODUCTION + peer.headers(GET_MEMBERS, end_headers=False),
+    "HEADERS without an end": lambda peer: (
+        INTRODUCTION + peer.headers(GET_MEMBERS, end_headers=False)
+    ),
     "half a frame header": lambda _: frames.PREFACE + frames.settings({})[:5],
 }
 GRPCIO_LATE = {"HEADERS without an end"}
@@ -43,12 +47,16 @@ def target(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield daemon
 
 
-def test_more_idle_connections_than_there_are_leave_room_for_others(target: Target, engine: Engine) -> None:
+def test_more_idle_connections_than_there_are_leave_room_for_others(
+    target: Target, engine: Engine
+) -> None:
     """Whoever ends them, and at whatever speed they come: each one that was ended is counted."""
     counted = closed_for_room(target)
     with judged(target) as verdict, floods.idle_connections(target, MANY) as peers:
         time.sleep(floods.SECONDS)
-        left = remaining([peer.socket for peer in peers], seconds=CLOSED_WITHIN_S, most=SHARES[engine])
+        left = remaining(
+            [peer.socket for peer in peers], seconds=CLOSED_WITHIN_S, most=SHARES[engine]
+        )
     print(f"{engine.value}: {verdict}, {left} left")
     assert verdict.worst_s <= 1
     assert left <= SHARES[engine]
@@ -59,13 +67,18 @@ def test_more_idle_connections_than_there_are_leave_room_for_others(target: Targ
 
 
 def closed_for_room(target: Target) -> float:
-    evicted = (rf'tidemark_rpc_connections_evicted_total\{{reason="{reason}"\}}' for reason in ("idle", "guard"))
+    evicted = (
+        rf'tidemark_rpc_connections_evicted_total\{{reason="{reason}"\}}'
+        for reason in ("idle", "guard")
+    )
     return sum(map(target.metric, ["tidemark_rpc_connections_refused_total", *evicted]))
 
 
 def test_phases_that_do_not_end_have_deadlines(target: Target, engine: Engine) -> None:
     with judged(target) as verdict, ExitStack() as stack:
-        peers = {name: stack.enter_context(Peer(target, seconds=CLOSED_WITHIN_S)) for name in PHASES}
+        peers = {
+            name: stack.enter_context(Peer(target, seconds=CLOSED_WITHIN_S)) for name in PHASES
+        }
         began_s = time.monotonic()
         for name, peer in peers.items():
             peer.send(PHASES[name](peer))
@@ -80,8 +93,12 @@ def test_phases_that_do_not_end_have_deadlines(target: Target, engine: Engine) -
 
 def test_tls_handshakes_that_do_not_end_have_a_deadline(engine: Engine, tmp_path: Path) -> None:
     with coordinator(tmp_path, engine, Authority(tmp_path)) as target, ExitStack() as stack:
-        hello = bytes.fromhex("1603010200010001fc0303") + bytes(40)  # the beginning of a ClientHello
-        sockets = [stack.enter_context(socket.create_connection(target.host_and_port)) for _ in range(200)]
+        hello = bytes.fromhex("1603010200010001fc0303") + bytes(
+            40
+        )  # the beginning of a ClientHello
+        sockets = [
+            stack.enter_context(socket.create_connection(target.host_and_port)) for _ in range(200)
+        ]
         for number, one in enumerate(sockets):
             one.settimeout(CLOSED_WITHIN_S)
             one.sendall(hello * (number % 2))
@@ -111,13 +128,19 @@ def was_closed(peer: Peer) -> bool:
     return True
 
 
-def test_connections_that_end_in_the_middle_of_anything_leave_nothing(target: Target, engine: Engine) -> None:
+def test_connections_that_end_in_the_middle_of_anything_leave_nothing(
+    target: Target, engine: Engine
+) -> None:
     """A thousand of them, ended by RST."""
     with judged(target) as verdict:
         for number in range(1000):
             with suppress(OSError), Peer(target) as peer:
                 peer.introduce()
-                raw = peer.request(GET_MEMBERS) + peer.headers(floods.TSO) + frame(frames.DATA, 0, peer.stream, b"\0\0")
+                raw = (
+                    peer.request(GET_MEMBERS)
+                    + peer.headers(floods.TSO)
+                    + frame(frames.DATA, 0, peer.stream, b"\0\0")
+                )
                 peer.send(raw[: number % len(raw)])
                 peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     print(f"{engine.value}: {verdict}")

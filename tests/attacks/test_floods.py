@@ -1,8 +1,10 @@
-"""Floods: whatever one client does, the daemon's memory stays bounded and other clients are answered soon.
+"""Floods: whatever one client does, the daemon's memory stays bounded and other clients are
+answered soon.
 
-Seconds are those of the daemon's doing: without the time in which no core was free (`tests.attacks.victim`). The native
-engine answers others within a second, most within 0.1 s; before it had bounds it held 3.5 GiB and let others wait for
-16 s. Those of gRPC's engine are a few times what was seen.
+Seconds are those of the daemon's doing: without the time in which no core was free
+(`tests.attacks.victim`). The native engine answers others within a second, most within 0.1 s;
+before it had bounds it held 3.5 GiB and let others wait for 16 s. Those of gRPC's engine are a few
+times what was seen.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +27,9 @@ class Bound(NamedTuple):
 
 ATTACKS: dict[str, Callable[[Target], None]] = {
     "unread answers": floods.unread_answers,
-    "unread answers of 16 connections": lambda target: floods.unread_answers(target, connections=16, calls=500),
+    "unread answers of 16 connections": lambda target: floods.unread_answers(
+        target, connections=16, calls=500
+    ),
     "gzip bomb": floods.gzip_bomb,
     "tiny windows": floods.tiny_windows,
     "rapid reset": floods.rapid_reset,
@@ -59,7 +63,9 @@ def target(engine: Engine, tmp_path: Path) -> Iterator[Target]:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_other_clients_are_answered_and_memory_is_bounded(target: Target, engine: Engine, attack: str) -> None:
+def test_other_clients_are_answered_and_memory_is_bounded(
+    target: Target, engine: Engine, attack: str
+) -> None:
     with judged(target) as verdict:
         ATTACKS[attack](target)
     print(f"{engine.value}, {attack}: {verdict}")

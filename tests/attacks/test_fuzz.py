@@ -1,4 +1,6 @@
-"""A few seconds of fuzzing; `python -m tests.fuzz.http2` and `tests.fuzz.capture_api` do it for longer."""
+"""A few seconds of fuzzing; `python -m tests.fuzz.http2` and `tests.fuzz.capture_api` do it for
+longer.
+"""
 
 from pathlib import Path
 

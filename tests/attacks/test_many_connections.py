@@ -1,5 +1,6 @@
-"""Ten thousand idle connections to each port, from one address and from many: a client that was there, and a new one,
-are answered. gRPC's and Flight's own listeners are looked after by `server.rpc.connection_guard`.
+"""Ten thousand idle connections to each port, from one address and from many: a client that was
+there, and a new one, are answered. gRPC's and Flight's own listeners are looked after by
+`server.rpc.connection_guard`.
 """
 
 import resource
@@ -19,10 +20,14 @@ from tests.attacks.target import Target, capture, coordinator, judged, pump, sto
 
 MANY = 10_000
 FILES = 20_000
-"""What the daemon may open: a port takes 8,192 connections then; 3,333 where they are passed on to gRPC's engine."""
+"""What the daemon may open: a port takes 8,192 connections then;
+3,333 where they are passed on to gRPC's engine.
+"""
 WITHIN_S = 1.0
 WITHIN_GRPC_S = 3.0
-"""Where gRPC's C++ accepts: it takes connections in the kernel's order, so a new client stands behind the others."""
+"""Where gRPC's C++ accepts: it takes connections in the kernel's order,
+so a new client stands behind the others.
+"""
 OURS = {"coordinator-native", "coordinator-grpcio", "pump-native"}
 """Ports whose accepting is ours, and lets addresses take turns."""
 
@@ -63,7 +68,9 @@ def target(port: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Targ
 
 
 @pytest.mark.parametrize("sources", SOURCES)
-def test_ten_thousand_idle_connections_leave_room_for_others(target: Target, port: str, sources: str) -> None:
+def test_ten_thousand_idle_connections_leave_room_for_others(
+    target: Target, port: str, sources: str
+) -> None:
     with judged(target) as verdict, idle(target, SOURCES[sources]) as opened:
         time.sleep(2.0)
         left = remaining(opened, seconds=25, most=MOST_CONNECTIONS)
@@ -74,13 +81,17 @@ def test_ten_thousand_idle_connections_leave_room_for_others(target: Target, por
 
 @contextmanager
 def idle(target: Target, sources: Sequence[str]) -> Iterator[Sequence[socket.socket]]:
-    """As many connections as there may be, and more, that introduce themselves and say nothing more."""
+    """As many connections as there may be, and more,
+    that introduce themselves and say nothing more.
+    """
     opened: list[socket.socket] = []
     try:
         for number in range(MANY):
             source = sources[number % len(sources)]
             with suppress(OSError):
-                one = socket.create_connection(target.host_and_port, timeout=30, source_address=(source, 0))
+                one = socket.create_connection(
+                    target.host_and_port, timeout=30, source_address=(source, 0)
+                )
                 opened.append(one)
                 one.sendall(frames.PREFACE + frames.settings({}))
         yield opened

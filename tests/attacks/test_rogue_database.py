@@ -1,4 +1,6 @@
-"""No database server gets a password because it asks for it: sources, lakes in databases, and `verify` log in there."""
+"""No database server gets a password because it asks for it: sources, lakes in databases,
+and `verify` log in there.
+"""
 
 import socket
 import ssl
@@ -34,7 +36,10 @@ DEMANDS = {
     "sha256-in-greeting": ("sha256_password", [PUBLIC_KEY]),
     "sha256-greeting-and-switch": ("sha256_password", [switch("sha256_password"), PUBLIC_KEY]),
     "caching-full": ("caching_sha2_password", [FULL, PUBLIC_KEY]),
-    "caching-full-by-switch": ("mysql_native_password", [switch("caching_sha2_password"), FULL, PUBLIC_KEY]),
+    "caching-full-by-switch": (
+        "mysql_native_password",
+        [switch("caching_sha2_password"), FULL, PUBLIC_KEY],
+    ),
     "unknown": ("mysql_native_password", [switch("no_such_plugin")]),
 }
 DEFERRED = ("caching-full-by-switch",)
@@ -53,12 +58,26 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tls")
     for arguments in (
         "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem",
-        "req -newkey rsa:2048 -nodes -subj /CN=right -addext subjectAltName=IP:127.0.0.1 -keyout s.key -out s.csr",
-        "x509 -req -in s.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions copy -out s.pem",
-        "req -newkey rsa:2048 -nodes -subj /CN=other -addext subjectAltName=DNS:other -keyout o.key -out o.csr",
-        "x509 -req -in o.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions copy -out o.pem",
+        (
+            "req -newkey rsa:2048 -nodes -subj /CN=right -addext subjectAltName=IP:127.0.0.1 -keyout "
+            "s.key -out s.csr"
+        ),
+        (
+            "x509 -req -in s.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions "
+            "copy -out s.pem"
+        ),
+        (
+            "req -newkey rsa:2048 -nodes -subj /CN=other -addext subjectAltName=DNS:other -keyout "
+            "o.key -out o.csr"
+        ),
+        (
+            "x509 -req -in o.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -copy_extensions "
+            "copy -out o.pem"
+        ),
     ):
-        subprocess.run(["openssl", *arguments.split()], cwd=directory, check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", *arguments.split()], cwd=directory, check=True, capture_output=True
+        )
     return directory
 
 
@@ -69,11 +88,17 @@ def context(certificates: Path, name: str) -> ssl.SSLContext:
 
 
 def source(port: int, secret: Path, options: str = "") -> None:
-    log_in(MySqlOptions.of(SourceUri.parse(f"mysql://cdc@127.0.0.1:{port}?password-file={secret}{options}"))).close()
+    log_in(
+        MySqlOptions.of(
+            SourceUri.parse(f"mysql://cdc@127.0.0.1:{port}?password-file={secret}{options}")
+        )
+    ).close()
 
 
 def lake(port: int, secret: Path, options: str = "") -> None:
-    database = database_of(SinkUri.parse(f"mysql://cdc@127.0.0.1:{port}/lake?password-file={secret}{options}"))
+    database = database_of(
+        SinkUri.parse(f"mysql://cdc@127.0.0.1:{port}/lake?password-file={secret}{options}")
+    )
     try:
         database.connect().close()
     except database.errors as err:
@@ -81,7 +106,9 @@ def lake(port: int, secret: Path, options: str = "") -> None:
 
 
 def verified(port: int, secret: Path, options: str = "") -> None:
-    MySqlReader(SinkUri.parse(f"mysql://cdc@127.0.0.1:{port}/lake?password-file={secret}{options}")).close()
+    MySqlReader(
+        SinkUri.parse(f"mysql://cdc@127.0.0.1:{port}/lake?password-file={secret}{options}")
+    ).close()
 
 
 CLIENTS = [source, lake, verified]
@@ -96,9 +123,14 @@ def check_nothing_given(received: list[bytes], demand: str) -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("demand", DEMANDS)
-def test_a_server_that_asks_for_the_password_gets_none(client: Client, demand: str, secret: Path) -> None:
+def test_a_server_that_asks_for_the_password_gets_none(
+    client: Client, demand: str, secret: Path
+) -> None:
     plugin, answers = DEMANDS[demand]
-    with rogue_server(plugin, answers) as server, pytest.raises((TidemarkError, SourceError)) as refused:
+    with (
+        rogue_server(plugin, answers) as server,
+        pytest.raises((TidemarkError, SourceError)) as refused,
+    ):
         client(server.port, secret)
     check_nothing_given(server.received, demand)
     assert PASSWORD not in str(refused.value)
@@ -124,7 +156,10 @@ def test_a_lake_without_a_ca_takes_tls_but_trusts_it_with_nothing(
     demand: str, secret: Path, certificates: Path
 ) -> None:
     plugin, answers = DEMANDS[demand]
-    with rogue_server(plugin, answers, context(certificates, "o")) as server, pytest.raises(SourceError):
+    with (
+        rogue_server(plugin, answers, context(certificates, "o")) as server,
+        pytest.raises(SourceError),
+    ):
         lake(server.port, secret)
     check_nothing_given(server.received, demand)
 
@@ -135,14 +170,19 @@ def test_the_wrong_host_and_a_server_without_tls_learn_not_even_the_user(
 ) -> None:
     option = "&ca=" if client is source else "&ca-path="
     for tls in (context(certificates, "o"), None):
-        with rogue_server(*DEMANDS["clear"], tls) as server, pytest.raises((TidemarkError, SourceError)):
+        with (
+            rogue_server(*DEMANDS["clear"], tls) as server,
+            pytest.raises((TidemarkError, SourceError)),
+        ):
             client(server.port, secret, f"{option}{certificates / 'ca.pem'}")
         assert server.received == []
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("demand", ["clear", "caching-full"])
-def test_the_right_server_may_ask_over_tls(client: Client, demand: str, secret: Path, certificates: Path) -> None:
+def test_the_right_server_may_ask_over_tls(
+    client: Client, demand: str, secret: Path, certificates: Path
+) -> None:
     """PAM and LDAP log-ins need it."""
     option = "&ca=" if client is source else "&ca-path="
     plugin, answers = DEMANDS[demand]
@@ -154,7 +194,9 @@ def test_the_right_server_may_ask_over_tls(client: Client, demand: str, secret: 
     assert server.received[-1] == PASSWORD.encode() + b"\0"
 
 
-def test_the_command_line_gives_no_password_either(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_gives_no_password_either(
+    secret: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with rogue_server(*DEMANDS["clear"]) as server:
         uri = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}"
         assert main(["cli", "source", "check", "--source-uri", uri]) != 0
@@ -175,7 +217,9 @@ def test_a_server_that_asks_for_a_file_gets_none(client: Client, secret: Path) -
     assert all(PASSWORD.encode() not in payload for payload in server.received)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x05\0\0\0\x0anot", b"\xff" * 64])
+@pytest.mark.parametrize(
+    "greeting", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x05\0\0\0\x0anot", b"\xff" * 64]
+)
 def test_what_is_no_mysql_server_is_named(greeting: bytes, secret: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -218,7 +262,9 @@ def test_a_postgresql_server_that_asks_for_the_password_gets_none(
     rogue_postgres: tuple[int, list[bytes]], secret: Path
 ) -> None:
     port, received = rogue_postgres
-    database = database_of(SinkUri.parse(f"postgresql://me@127.0.0.1:{port}/lake?password-file={secret}"))
+    database = database_of(
+        SinkUri.parse(f"postgresql://me@127.0.0.1:{port}/lake?password-file={secret}")
+    )
     with pytest.raises(database.errors) as refused:
         database.connect()
     assert database.explained(refused.value).code == "ErrCredentials"

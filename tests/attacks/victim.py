@@ -1,9 +1,10 @@
 """Another client: `python -m tests.attacks.victim HOST:PORT METHOD PID` calls until stdin ends.
 
-Each connection makes a few calls, so that clients that were there before and new ones take turns. A call counts from
-its first attempt until it is answered, whatever refused it in between. `worst_s` is without the time for which this
-process, and the thread of the daemon with that pid that waited most, were ready to run and had no core: that is the
-machine's doing, and the test's own load is on the same machine; `worst_wall_s` has it. Prints one JSON line.
+Each connection makes a few calls, so that clients that were there before and new ones take turns. A
+call counts from its first attempt until it is answered, whatever refused it in between. `worst_s`
+is without the time for which this process, and the thread of the daemon with that pid that waited
+most, were ready to run and had no core: that is the machine's doing, and the test's own load is on
+the same machine; `worst_wall_s` has it. Prints one JSON line.
 """
 
 import json
@@ -41,11 +42,15 @@ def main() -> None:
         if len(latencies) == 1:
             print("ready", flush=True)
     worst_s, worst_wall_s = (max(ones[1:], default=0.0) for ones in (latencies, wall))
-    print(json.dumps({"worst_s": worst_s, "worst_wall_s": worst_wall_s, "calls": len(latencies) - 1}))
+    print(
+        json.dumps({"worst_s": worst_s, "worst_wall_s": worst_wall_s, "calls": len(latencies) - 1})
+    )
 
 
 def _waited_for_cores_s(pid: str) -> dict[str, float]:
-    """For how long this process (`own`) and each thread of the daemon were ready to run; nothing if nobody counts."""
+    """For how long this process (`own`) and each thread of the daemon were ready to run;
+    nothing if nobody counts.
+    """
     paths = {path.parent.name: path for path in Path(f"/proc/{pid}/task").glob("*/schedstat")}
     waited: dict[str, float] = {}
     for name, path in {"own": Path("/proc/self/schedstat"), **paths}.items():
@@ -55,7 +60,9 @@ def _waited_for_cores_s(pid: str) -> dict[str, float]:
 
 
 def _starved_s(before: dict[str, float], after: dict[str, float]) -> float:
-    """What of the time in between had no core: of this process, and of the daemon's thread that had the most of it."""
+    """What of the time in between had no core: of this process,
+    and of the daemon's thread that had the most of it.
+    """
     grown = {name: after[name] - before[name] for name in after.keys() & before.keys()}
     return grown.pop("own", 0.0) + max(grown.values(), default=0.0)
 

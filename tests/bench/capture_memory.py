@@ -1,9 +1,10 @@
-"""Memory of a whole capture while transactions of a MariaDB are open: `python -m tests.bench.capture_memory`.
+"""Memory of a whole capture while transactions of a MariaDB are open:
+`python -m tests.bench.capture_memory`.
 
-A real server, coordinator and capture; nobody reads or acknowledges. Prints one JSON line with the capture's resident
-memory in MiB: before, the most until the log was read up to the last XA PREPARE, and the most from there until it was
-read up to the last XA COMMIT. `anon` is memory of its own; RSS also counts mapped files, which the system takes back
-when it needs to.
+A real server, coordinator and capture; nobody reads or acknowledges. Prints one JSON line with the
+capture's resident memory in MiB: before, the most until the log was read up to the last XA PREPARE,
+and the most from there until it was read up to the last XA COMMIT. `anon` is memory of its own; RSS
+also counts mapped files, which the system takes back when it needs to.
 """
 
 import argparse
@@ -36,7 +37,8 @@ class Memory:
         """In MiB."""
         fields = dict(line.split(":", 1) for line in self._status.read_text().splitlines())
         return {
-            name: round(int(fields[field].split()[0]) / 1024) for name, field in (("rss", "VmRSS"), ("anon", "RssAnon"))
+            name: round(int(fields[field].split()[0]) / 1024)
+            for name, field in (("rss", "VmRSS"), ("anon", "RssAnon"))
         }
 
     def most(self) -> dict[str, float]:
@@ -66,7 +68,9 @@ def write(server: MariaDb, options: argparse.Namespace, number: int) -> None:
     first = number * rows
     insert = "INSERT INTO shop.t SELECT seq, RANDOM_BYTES({size}) FROM seq_{first}_to_{last}"
     inserts = [
-        insert.format(size=options.value_bytes, first=first + at, last=first + min(at + step, rows) - 1)
+        insert.format(
+            size=options.value_bytes, first=first + at, last=first + min(at + step, rows) - 1
+        )
         for at in range(0, rows, step)
     ]
     if options.plain:
@@ -78,10 +82,23 @@ def write(server: MariaDb, options: argparse.Namespace, number: int) -> None:
 
 def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     flags = ("--memory-quota-bytes", str(options.quota_mb << 20))
-    log = ("--innodb-log-file-size=256M", "--innodb-buffer-pool-size=256M", "--innodb-flush-log-at-trx-commit=0")
+    log = (
+        "--innodb-log-file-size=256M",
+        "--innodb-buffer-pool-size=256M",
+        "--innodb-flush-log-at-trx-commit=0",
+    )
     with running_mariadb(*log) as server, running_cluster(directory, *flags) as cluster:
         server.execute("CREATE DATABASE shop", TABLE)
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--filter", "shop.*"]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--filter",
+            "shop.*",
+        ]
         cluster.cli(*create, "--source-uri", f"{server.uri}?idle-row-ms=500")
         reader = Reader(cluster, "shop")
         read(cluster, reader)
@@ -108,9 +125,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transactions", type=int, default=1)
     parser.add_argument("--transaction-mb", type=int, default=300)
-    parser.add_argument("--value-bytes", type=int, default=1024, help="of each row, at most 1024; random")
+    parser.add_argument(
+        "--value-bytes", type=int, default=1024, help="of each row, at most 1024; random"
+    )
     parser.add_argument("--quota-mb", type=int, default=64)
-    parser.add_argument("--plain", action="store_true", help="commit, instead of prepare and then commit")
+    parser.add_argument(
+        "--plain", action="store_true", help="commit, instead of prepare and then commit"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         print(json.dumps(run(options, Path(directory))))

@@ -1,9 +1,11 @@
-"""A dump of a table of the cluster into a followed change feed: rows per CPU-second of the capture, and the feed's lag.
+"""A dump of a table of the cluster into a followed change feed:
+rows per CPU-second of the capture, and the feed's lag.
 
-Coordinator, store and capture are real processes. The table has a key, four integers and a text of a hundred bytes. A
-reader takes every cut as Spark does, rows and all, so the capture's CPU is that of reading the store, sorting, mounting
-and serving. Beside it a row of another table is written every 50 ms; its lag is from the answer of its commit to the
-cut that has it, before the dump and during it.
+Coordinator, store and capture are real processes. The table has a key, four integers and a text of
+a hundred bytes. A reader takes every cut as Spark does, rows and all, so the capture's CPU is that
+of reading the store, sorting, mounting and serving. Beside it a row of another table is written
+every 50 ms; its lag is from the answer of its commit to the cut that has it, before the dump and
+during it.
 """
 
 import argparse
@@ -33,14 +35,18 @@ _BEAT_S = 0.05
 _BATCH = 2000
 _TEXT = "x" * 100
 ORDERS = TableInfo.build(
-    900, "orders", [*(Column.bigint(name) for name in ("id", "a", "b", "c", "d")), Column.varchar("text", 200)]
+    900,
+    "orders",
+    [*(Column.bigint(name) for name in ("id", "a", "b", "c", "d")), Column.varchar("text", 200)],
 )
 BEAT = TableInfo.build(901, "beat", [Column.bigint("id"), Column.bigint("v")])
 
 
 @dataclass
 class Beats:
-    """Rows written until told to stop: when each was committed, at which commit_ts, and when it was in a cut."""
+    """Rows written until told to stop: when each was committed, at which commit_ts,
+    and when it was in a cut.
+    """
 
     coordinator: str
     committed: list[tuple[int, float]] = field(default_factory=list)
@@ -56,7 +62,9 @@ class Beats:
             number = 0
             while not self.ended.is_set():
                 number += 1
-                commit_ts = await committed(pd, kv, [encode_record(BEAT, {"id": number, "v": number})])
+                commit_ts = await committed(
+                    pd, kv, [encode_record(BEAT, {"id": number, "v": number})]
+                )
                 self.committed.append((commit_ts, time.monotonic()))
                 await asyncio.sleep(_BEAT_S)
 
@@ -69,7 +77,10 @@ class Beats:
     def taken(self) -> dict[str, float]:
         """The lags since the last call."""
         lags, self.lags_ms = sorted(self.lags_ms), []
-        return {"p50_ms": round(statistics.median(lags), 1), "p99_ms": round(lags[int(len(lags) * 0.99)], 1)}
+        return {
+            "p50_ms": round(statistics.median(lags), 1),
+            "p99_ms": round(lags[int(len(lags) * 0.99)], 1),
+        }
 
 
 async def committed(pd: PdClient, kv: KvClient, rows: list[tuple[bytes, bytes]]) -> int:
@@ -90,7 +101,9 @@ async def filled(coordinator: str, rows: int) -> None:
         for first in range(0, rows, _BATCH):
             numbers = range(first, min(first + _BATCH, rows))
             values: list[dict[str, Value]]
-            values = [{"id": n, "a": n, "b": n * 7, "c": n % 100, "d": -n, "text": _TEXT} for n in numbers]
+            values = [
+                {"id": n, "a": n, "b": n * 7, "c": n % 100, "d": -n, "text": _TEXT} for n in numbers
+            ]
             await committed(pd, kv, [encode_record(ORDERS, each) for each in values])
 
 
@@ -122,7 +135,9 @@ class Following:
         self._beats.arrived(end)
         for part in self._reader.ask("plan", start=self._at, end=end)["slices"]:
             if part["rows"] and part["table"] == "shop.orders":
-                self.rows += self._reader.read(self._at, end, part["table"], part["locations"][0]).num_rows
+                self.rows += self._reader.read(
+                    self._at, end, part["table"], part["locations"][0]
+                ).num_rows
         self._reader.ask("ack", ts=end)
         self._at = end
 
@@ -130,7 +145,9 @@ class Following:
 def measured(cluster: Cluster, directory: Path, arguments: argparse.Namespace) -> dict[str, object]:
     """Beats alone, then beside a dump."""
     asyncio.run(filled(cluster.pd, arguments.rows))
-    tables = [f'{{"schema_name": "shop", "table_info": {table.to_json()}}}' for table in (ORDERS, BEAT)]
+    tables = [
+        f'{{"schema_name": "shop", "table_info": {table.to_json()}}}' for table in (ORDERS, BEAT)
+    ]
     (directory / "tables.json").write_text(f"[{', '.join(tables)}]")
     create = ("changefeed", "create", "-c", "bench", "--sink-uri", "parquet:///lake")
     start_ts = int(cluster.cli(*create, "--tables", str(directory / "tables.json"))["start_ts"])
@@ -146,12 +163,16 @@ def measured(cluster: Cluster, directory: Path, arguments: argparse.Namespace) -
     before, began, cpu = beats.taken(), time.monotonic(), cpu_s(cluster.capture.process.pid)
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         stub = DumpServiceStub(channel)
-        request = pb.StartDumpRequest(changefeed_id="bench", tables=["shop.orders"], parallel=arguments.parallel)
+        request = pb.StartDumpRequest(
+            changefeed_id="bench", tables=["shop.orders"], parallel=arguments.parallel
+        )
         stub.StartDump(request, timeout=30)
         while following.rows < arguments.rows:
             following.step()
         wall, used = time.monotonic() - began, cpu_s(cluster.capture.process.pid) - cpu
-        status = stub.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="bench"), timeout=30).status[0]
+        status = stub.GetDumpStatus(
+            pb.GetDumpStatusRequest(changefeed_id="bench"), timeout=30
+        ).status[0]
     during = beats.taken()
     beats.ended.set()
     writing.join()
@@ -177,9 +198,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--before-s", type=float, default=5.0, help="how long the lag is measured before the dump")
+    parser.add_argument(
+        "--before-s", type=float, default=5.0, help="how long the lag is measured before the dump"
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made, running_cluster(Path(made), *_flags(arguments)) as cluster:
+    with (
+        tempfile.TemporaryDirectory() as made,
+        running_cluster(Path(made), *_flags(arguments)) as cluster,
+    ):
         result = measured(cluster, Path(made), arguments)
     options = {"parallel": arguments.parallel, "workers": arguments.workers}
     print(json.dumps({"bench": "cluster_dump", **options, **result}))

@@ -1,7 +1,8 @@
-"""What foreground writes feel while the range of a dropped table is deleted: `python -m tests.bench.destroy_range`.
+"""What foreground writes feel while the range of a dropped table is deleted:
+`python -m tests.bench.destroy_range`.
 
-A real store holds `--rows` rows of one table; a client writes transactions of one key of another table, alone first and
-then while UnsafeDestroyRange runs. Prints one JSON line.
+A real store holds `--rows` rows of one table; a client writes transactions of one key of another
+table, alone first and then while UnsafeDestroyRange runs. Prints one JSON line.
 """
 
 import argparse
@@ -37,14 +38,23 @@ async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any
     with running_cluster(directory, *flags) as cluster:
         async with stubs_of(cluster) as stubs:
             first_ts = await stubs.pd.tso()
-        fill(cluster, directory, rows=options.rows, versions=1, value_bytes=options.value_bytes, first_ts=first_ts)
+        fill(
+            cluster,
+            directory,
+            rows=options.rows,
+            versions=1,
+            value_bytes=options.value_bytes,
+            first_ts=first_ts,
+        )
         async with stubs_of(cluster) as stubs, asyncio.TaskGroup() as tasks:
             writer = OtherTable(stubs)
             writing = tasks.create_task(writer.run())
             await asyncio.sleep(options.seconds)
             alone = writer.take()
             cpu, began = usage(cluster.store.process.pid)[0], time.perf_counter()
-            destroy = kvrpcpb.UnsafeDestroyRangeRequest(start_key=row_key(101, 0)[:9], end_key=row_key(102, 0)[:9])
+            destroy = kvrpcpb.UnsafeDestroyRangeRequest(
+                start_key=row_key(101, 0)[:9], end_key=row_key(102, 0)[:9]
+            )
             answer = await stubs.tikv.UnsafeDestroyRange(destroy)
             assert not answer.error, answer
             seconds = time.perf_counter() - began

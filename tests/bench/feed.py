@@ -1,7 +1,8 @@
 """Change feed of a real store process: `python -m tests.bench.feed --rows N`.
 
-An EventFeedV2 client subscribes to one region: first the incremental scan of N committed rows that lie on disk, then
-rows that clients commit meanwhile. CPU is the store's; the client only parses messages. Prints one JSON line.
+An EventFeedV2 client subscribes to one region: first the incremental scan of N committed rows that
+lie on disk, then rows that clients commit meanwhile. CPU is the store's; the client only parses
+messages. Prints one JSON line.
 """
 
 import argparse
@@ -54,7 +55,9 @@ class Reader:
             assert not event.HasField("error"), event
             entries = event.entries.entries
             self.initialized = self.initialized or entries[-1].type == cdcpb.Event.INITIALIZED
-            self.rows += sum(row.type in (cdcpb.Event.COMMIT, cdcpb.Event.COMMITTED) for row in entries)
+            self.rows += sum(
+                row.type in (cdcpb.Event.COMMIT, cdcpb.Event.COMMITTED) for row in entries
+            )
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts.ts)
 
 
@@ -66,12 +69,18 @@ async def commit_many(
     mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value) for key in keys]
     answer = await stubs.tikv.KvPrewrite(
         kvrpcpb.PrewriteRequest(
-            context=context, mutations=mutations, primary_lock=keys[0], start_version=start_ts, lock_ttl=3000
+            context=context,
+            mutations=mutations,
+            primary_lock=keys[0],
+            start_version=start_ts,
+            lock_ttl=3000,
         )
     )
     assert not answer.errors, answer
     await stubs.tikv.KvCommit(
-        kvrpcpb.CommitRequest(context=context, keys=keys, start_version=start_ts, commit_version=await stubs.pd.tso())
+        kvrpcpb.CommitRequest(
+            context=context, keys=keys, start_version=start_ts, commit_version=await stubs.pd.tso()
+        )
     )
 
 
@@ -81,7 +90,9 @@ async def live(stubs: Stubs, reader: Reader, options: argparse.Namespace) -> Non
 
     async def write(client: int) -> None:
         for number in range(options.live_rows // 8 // 50):
-            await commit_many(stubs, context, await stubs.pd.tso(), (client << 32) + 50 * number, 50, value)
+            await commit_many(
+                stubs, context, await stubs.pd.tso(), (client << 32) + 50 * number, 50, value
+            )
 
     async with asyncio.TaskGroup() as tasks:
         writers = [tasks.create_task(write(client)) for client in range(8)]
@@ -93,17 +104,30 @@ async def live(stubs: Stubs, reader: Reader, options: argparse.Namespace) -> Non
 
 
 async def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
-    with running_cluster(directory, "--split-keys", "", "--region-check-interval", "3600") as cluster:
+    with running_cluster(
+        directory, "--split-keys", "", "--region-check-interval", "3600"
+    ) as cluster:
         async with stubs_of(cluster) as stubs:
             first_ts = await stubs.pd.tso()
-        fill(cluster, directory, rows=options.rows, versions=1, value_bytes=options.value_bytes, first_ts=first_ts)
+        fill(
+            cluster,
+            directory,
+            rows=options.rows,
+            versions=1,
+            value_bytes=options.value_bytes,
+            first_ts=first_ts,
+        )
         async with stubs_of(cluster) as stubs:
             reader, pid = Reader(stubs), cluster.store.process.pid
             cpu, began = usage(pid)[0], time.perf_counter()
             await reader.subscribe(first_ts - 1)
             while not reader.initialized:
                 await reader.step()
-            scan_s, scan_cpu, scanned = time.perf_counter() - began, usage(pid)[0] - cpu, reader.rows
+            scan_s, scan_cpu, scanned = (
+                time.perf_counter() - began,
+                usage(pid)[0] - cpu,
+                reader.rows,
+            )
             peak = usage(pid)[1]
             cpu, began = usage(pid)[0], time.perf_counter()
             await live(stubs, reader, options)

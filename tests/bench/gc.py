@@ -1,8 +1,10 @@
-"""GC of a real store process and what foreground writes feel of it: `python -m tests.bench.gc --versions N`.
+"""GC of a real store process and what foreground writes feel of it:
+`python -m tests.bench.gc --versions N`.
 
-The store holds N old versions, ten a row. One client writes transactions of one key all the time: alone first, then
-while GC runs at full speed, then, in a fresh store, while GC runs under `gc.max-write-bytes-per-sec`. The figures of
-growth are those of several N: 100000, 1000000, 10000000. Prints one JSON line.
+The store holds N old versions, ten a row. One client writes transactions of one key all the time:
+alone first, then while GC runs at full speed, then, in a fresh store, while GC runs under
+`gc.max-write-bytes-per-sec`. The figures of growth are those of several N: 100000, 1000000,
+10000000. Prints one JSON line.
 """
 
 import argparse
@@ -65,9 +67,18 @@ async def measure(directory: Path, options: argparse.Namespace, limit: int) -> d
         async with stubs_of(cluster) as stubs:
             first_ts = await stubs.pd.tso()
         rows = options.versions // VERSIONS_A_ROW
-        fill(cluster, directory, rows=rows, versions=VERSIONS_A_ROW, value_bytes=options.value_bytes, first_ts=first_ts)
+        fill(
+            cluster,
+            directory,
+            rows=rows,
+            versions=VERSIONS_A_ROW,
+            value_bytes=options.value_bytes,
+            first_ts=first_ts,
+        )
         async with stubs_of(cluster) as stubs, asyncio.TaskGroup() as tasks:
-            request = debugpb.ModifyTikvConfigRequest(config_name="gc.max-write-bytes-per-sec", config_value=str(limit))
+            request = debugpb.ModifyTikvConfigRequest(
+                config_name="gc.max-write-bytes-per-sec", config_value=str(limit)
+            )
             await debuggrpc.DebugStub(stubs.channel).ModifyTikvConfig(request)
             writer = Writer(stubs)
             writing = tasks.create_task(writer.run())
@@ -80,15 +91,25 @@ async def measure(directory: Path, options: argparse.Namespace, limit: int) -> d
             cpu = usage(cluster.store.process.pid)[0] - cpu
             writing.cancel()
             peak = usage(cluster.store.process.pid)[1]
-    return {"seconds": seconds, "alone": alone, "during": during, "cpu_s": cpu, "peak_rss_mb": round(peak)}
+    return {
+        "seconds": seconds,
+        "alone": alone,
+        "during": during,
+        "cpu_s": cpu,
+        "peak_rss_mb": round(peak),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--versions", type=int, default=100_000)
     parser.add_argument("--value-bytes", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of writing alone, and under the limit")
-    parser.add_argument("--limit", type=int, default=1 << 20, help="bytes per second of the limited run")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="of writing alone, and under the limit"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=1 << 20, help="bytes per second of the limited run"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         free = asyncio.run(measure(Path(directory), options, 0))

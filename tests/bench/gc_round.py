@@ -1,8 +1,9 @@
-"""A round of GC over what dead clients left: `python -m tests.bench.gc_round --transactions T --keys K --ranges R`.
+"""A round of GC over what dead clients left: `python -m tests.bench.gc_round --transactions T
+--keys K --ranges R`.
 
-T transactions are prewritten on K keys each, over four regions of one store, and left; R ranges of dropped tables wait.
-Prints one JSON line: how long each phase of the round took, and locks and transactions a second. Everything runs as
-processes of its own on this machine.
+T transactions are prewritten on K keys each, over four regions of one store, and left; R ranges of
+dropped tables wait. Prints one JSON line: how long each phase of the round took, and locks and
+transactions a second. Everything runs as processes of its own on this machine.
 """
 
 import argparse
@@ -45,7 +46,11 @@ async def _measured(arguments: argparse.Namespace) -> dict[str, object]:
             start = b"r%06d" % number
             await gc.RegisterDeleteRange(
                 gc_pb2.RegisterDeleteRangeRequest(
-                    job_id=number, element_id=1, start_key=start, end_key=start + b"\xff", ts=dropped
+                    job_id=number,
+                    element_id=1,
+                    start_key=start,
+                    end_key=start + b"\xff",
+                    ts=dropped,
                 )
             )
         began_s = time.perf_counter()
@@ -72,7 +77,9 @@ async def _die(cluster: Cluster, left: Iterator[int], keys: int) -> None:
         names = [b"%c%07d-%d" % (_LETTERS[key % 4], number, key) for key in range(keys)]
         mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=name, value=b"v" * 64) for name in names]
         start_ts = await cluster.now()
-        await cluster.client.kv.prewrite(mutations, primary=names[0], start_version=start_ts, lock_ttl_ms=600_000)
+        await cluster.client.kv.prewrite(
+            mutations, primary=names[0], start_version=start_ts, lock_ttl_ms=600_000
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A gRPC load generator that costs almost nothing: HTTP/2 frames written by hand, one task for a connection.
+"""A gRPC load generator that costs almost nothing: HTTP/2 frames written by hand,
+one task for a connection.
 
-Only for loopback and plaintext, and only for small messages. It keeps a fixed number of calls under way, counts what is
-answered with a message, and fails on anything else; what the messages say is up to the bench to check.
+Only for loopback and plaintext, and only for small messages. It keeps a fixed number of calls under
+way, counts what is answered with a message, and fails on anything else; what the messages say is up
+to the bench to check.
 """
 
 import asyncio
@@ -49,9 +51,13 @@ def request_headers(method: str, authority: str) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One HTTP/2 connection with `callers` closed loops; the clock of a call starts when its frames are written."""
+    """One HTTP/2 connection with `callers` closed loops;
+    the clock of a call starts when its frames are written.
+    """
 
-    def __init__(self, headers: bytes, bodies: Iterator[bytes], callers: int, *, streaming: bool) -> None:
+    def __init__(
+        self, headers: bytes, bodies: Iterator[bytes], callers: int, *, streaming: bool
+    ) -> None:
         self._headers = headers
         self._bodies = bodies
         self._callers = callers
@@ -69,7 +75,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        settings = struct.pack(">HIHI", 4, (1 << 31) - 1, 3, 0)  # initial window: all there is; no pushed streams
+        settings = struct.pack(
+            ">HIHI", 4, (1 << 31) - 1, 3, 0
+        )  # initial window: all there is; no pushed streams
         transport.write(_PREFACE + frame(_SETTINGS, 0, 0, settings))
         transport.write(frame(_WINDOW_UPDATE, 0, 0, struct.pack(">I", _WINDOW)))
         for _ in range(self._callers):
@@ -111,7 +119,11 @@ class Connection(asyncio.Protocol):
             for waiting in held:
                 self._send(waiting)
         elif kind in (_RESET, _GOAWAY):
-            self._finish(LoadError(f"the server ended stream {stream} with code {int.from_bytes(payload[-4:])}"))
+            self._finish(
+                LoadError(
+                    f"the server ended stream {stream} with code {int.from_bytes(payload[-4:])}"
+                )
+            )
 
     def _message(self, stream: int) -> None:
         if not self._streaming:
@@ -204,7 +216,9 @@ class Load:
             await measure()
         began = time.perf_counter()
         await asyncio.wait(
-            [connection.closed for connection in connections], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+            [connection.closed for connection in connections],
+            timeout=seconds,
+            return_when=asyncio.FIRST_EXCEPTION,
         )
         took = time.perf_counter() - began
         if measure is not None:
@@ -218,4 +232,6 @@ class Load:
 
 def _shares(callers: int) -> list[int]:
     connections = min(4, callers)
-    return [callers // connections + (number < callers % connections) for number in range(connections)]
+    return [
+        callers // connections + (number < callers % connections) for number in range(connections)
+    ]

@@ -1,11 +1,13 @@
-"""The lake's benchmark: `python -m tests.bench.lake --target T --batch-rows N`, the real job against computed rows.
+"""The lake's benchmark: `python -m tests.bench.lake --target T --batch-rows N`,
+the real job against computed rows.
 
-Without `--rate` all rows are there at once and each cut takes N of them: `per_s` is what the target can take, p50 and
-p99 are the time of a cut. With `--rate R` rows commit at that pace and p50 and p99 are commit to visible. Each busy
-table has `--keys` rows before; the cut that brings these, and the first few after it (a cold JVM's), are not counted.
-With `--load` there is nothing before: the cuts are a dump's, updates in the order of their keys, each key once.
-CPU is that of the job with its JVM and Python workers; `cpu_ms_early` and `cpu_ms_late` are medians over the first and
-the last third of the cuts, so that growth shows. `steps_ms` are medians over the counted cuts.
+Without `--rate` all rows are there at once and each cut takes N of them: `per_s` is what the target
+can take, p50 and p99 are the time of a cut. With `--rate R` rows commit at that pace and p50 and
+p99 are commit to visible. Each busy table has `--keys` rows before; the cut that brings these, and
+the first few after it (a cold JVM's), are not counted. With `--load` there is nothing before: the
+cuts are a dump's, updates in the order of their keys, each key once. CPU is that of the job with
+its JVM and Python workers; `cpu_ms_early` and `cpu_ms_late` are medians over the first and the last
+third of the cuts, so that growth shows. `steps_ms` are medians over the counted cuts.
 """
 
 import argparse
@@ -48,8 +50,16 @@ class Run:
     """One run of the job: what it told, and what it had cost by then."""
 
     def __init__(self, feed: BenchFeed, arguments: argparse.Namespace) -> None:
-        rows = arguments.rate * arguments.seconds if arguments.rate else arguments.batches * arguments.batch_rows
-        warming = arguments.rate * arguments.warm_up if arguments.rate else arguments.warm_up * arguments.batch_rows
+        rows = (
+            arguments.rate * arguments.seconds
+            if arguments.rate
+            else arguments.batches * arguments.batch_rows
+        )
+        warming = (
+            arguments.rate * arguments.warm_up
+            if arguments.rate
+            else arguments.warm_up * arguments.batch_rows
+        )
         self.feed = feed
         self.rate = arguments.rate
         self.warm = feed.loaded + int(warming) // feed.txn_rows
@@ -84,11 +94,16 @@ class Run:
             self.cpu_s += cpu_s(pid)
 
     def _pace(self) -> None:
-        """Commit transactions at a pace, and note when: their commit_ts are a history's, not the time of day."""
+        """Commit transactions at a pace, and note when: their commit_ts are a history's,
+        not the time of day.
+        """
         began, done = time.time(), self.feed.loaded
         while done < self.last:
             time.sleep(_TICK_S)
-            done = min(self.last, self.feed.loaded + int((time.time() - began) * self.rate / self.feed.txn_rows))
+            done = min(
+                self.last,
+                self.feed.loaded + int((time.time() - began) * self.rate / self.feed.txn_rows),
+            )
             self.feed.committed[done] = time.time()
             self.feed.resolve(done)
 
@@ -124,14 +139,19 @@ class Run:
         found = []
         for transaction, committed in sorted(self.feed.committed.items()):
             ts = self.feed.ts(transaction)
-            seen = next((cut["at"] for cut in self.cuts if cut["start_ts"] < ts <= cut["end_ts"]), None)
+            seen = next(
+                (cut["at"] for cut in self.cuts if cut["start_ts"] < ts <= cut["end_ts"]), None
+            )
             found += [max(0.0, seen - committed)] if seen is not None else []
         return found
 
 
 def _medians(lines: list[dict[str, Any]]) -> dict[str, int]:
     names = sorted({name for line in lines for name in line})
-    return {name: round(statistics.median(line[name] for line in lines if name in line)) for name in names}
+    return {
+        name: round(statistics.median(line[name] for line in lines if name in line))
+        for name in names
+    }
 
 
 def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
@@ -165,12 +185,22 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
         return run.figures()
 
 
-def _command(arguments: argparse.Namespace, feed: BenchFeed, uri: str, directory: Path) -> list[str]:
+def _command(
+    arguments: argparse.Namespace, feed: BenchFeed, uri: str, directory: Path
+) -> list[str]:
     rows = str(arguments.batch_rows)
     if arguments.target == "noop":
         of = ["--table", feed.names[0], "--directory", str(directory), "--batch-rows", rows]
         return [sys.executable, "-m", "tests.bench.lake_noop", *of]
-    command = [sys.executable, "-m", "pyspark_tidemark.job", "--changefeed", "bench", "--target", uri]
+    command = [
+        sys.executable,
+        "-m",
+        "pyspark_tidemark.job",
+        "--changefeed",
+        "bench",
+        "--target",
+        uri,
+    ]
     command += ["--max-rows-per-trigger", rows, "--mode", arguments.mode, "--trigger", "0 seconds"]
     return [*command, "--checkpoint-dir", str(directory / "checkpoint"), *arguments.job.split()]
 
@@ -180,21 +210,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, required=True)
     parser.add_argument("--mode", default="", help="upsert, append or scd2 (default: the target's)")
-    parser.add_argument("--batch-rows", type=int, default=50_000, help="rows of a cut; with --rate at most")
+    parser.add_argument(
+        "--batch-rows", type=int, default=50_000, help="rows of a cut; with --rate at most"
+    )
     parser.add_argument("--batches", type=int, default=8)
-    parser.add_argument("--warm-up", type=int, default=3, help="batches, with --rate seconds, that are not counted")
+    parser.add_argument(
+        "--warm-up", type=int, default=3, help="batches, with --rate seconds, that are not counted"
+    )
     parser.add_argument("--keys", type=int, default=100_000, help="rows of a busy table")
     parser.add_argument(
-        "--load", action="store_true", help="an initial load instead, of as many keys as there are rows"
+        "--load",
+        action="store_true",
+        help="an initial load instead, of as many keys as there are rows",
     )
     parser.add_argument(
-        "--inserts", choices=("ascending", "random"), default="", help="inserts of such keys instead of updates"
+        "--inserts",
+        choices=("ascending", "random"),
+        default="",
+        help="inserts of such keys instead of updates",
     )
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="tables that have rows (default: all)")
-    parser.add_argument("--txn-rows", type=int, default=100, help="rows of a transaction, all of one table")
-    parser.add_argument("--rate", type=float, default=0.0, help="rows a second; 0: as fast as the target takes them")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long rows come with --rate")
+    parser.add_argument(
+        "--txn-rows", type=int, default=100, help="rows of a transaction, all of one table"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="rows a second; 0: as fast as the target takes them"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="how long rows come with --rate"
+    )
     parser.add_argument("--job", default="", help="more options for the job")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:

@@ -1,9 +1,11 @@
-"""A Flight server whose rows cost nothing to make: the captures' contract over a computed history of some tables.
+"""A Flight server whose rows cost nothing to make:
+the captures' contract over a computed history of some tables.
 
-Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts + t` milliseconds; the busy tables take
-turns, the others never have rows. A table's first rows insert its keys, later ones update keys in an order that visits
-all of them, or insert others, whose keys ascend or are random; of a dumped table the first rows are updates, too, in as
-many cuts as readers like. A row is about 200 bytes in 8 columns.
+Transaction t (from 1) has `txn_rows` rows of one table and commits at `base_ts + t` milliseconds;
+the busy tables take turns, the others never have rows. A table's first rows insert its keys, later
+ones update keys in an order that visits all of them, or insert others, whose keys ascend or are
+random; of a dumped table the first rows are updates, too, in as many cuts as readers like. A row is
+about 200 bytes in 8 columns.
 """
 
 import base64
@@ -23,7 +25,12 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 _TEXT = "x" * 80
 SCHEMA = pa.schema(
     [
-        *(("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())),
+        *(
+            ("_op", pa.string()),
+            ("_commit_ts", pa.int64()),
+            ("_start_ts", pa.int64()),
+            ("_seq", pa.int64()),
+        ),
         *(("id", pa.int64()), ("a", pa.int64()), ("b", pa.float64()), ("c", pa.decimal128(12, 2))),
         *(("d", pa.timestamp("us")), ("e", pa.string()), ("f", pa.string()), ("g", pa.int32())),
     ]
@@ -32,7 +39,8 @@ _SCHEMA_TEXT = base64.b64encode(SCHEMA.serialize().to_pybytes()).decode()
 
 
 class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untyped
-    """`keys` rows of each busy table are inserted, then updated; `resolve` lets readers see more transactions.
+    """`keys` rows of each busy table are inserted, then updated;
+    `resolve` lets readers see more transactions.
 
     With `inserts` ("ascending" or "random") all rows are inserts of such keys.
     """
@@ -86,7 +94,10 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
         """The rows of a range."""
         body = json.loads(ticket.ticket)
         table = self.names.index(body["table"])
-        first, last = (self._turns(self._transaction(body[name]), table) * self.txn_rows for name in ("start", "end"))
+        first, last = (
+            self._turns(self._transaction(body[name]), table) * self.txn_rows
+            for name in ("start", "end")
+        )
         starts = range(first, last, _CHUNK_ROWS)
         rows = (self._rows(table, start, min(start + _CHUNK_ROWS, last)) for start in starts)
         return fl.GeneratorStream(SCHEMA, rows)
@@ -100,16 +111,33 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
 
     def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
         tables = [
-            {"table": name, "table_id": number, "key": ["id"], "schema": _SCHEMA_TEXT, "schema_ts": 0}
+            {
+                "table": name,
+                "table_id": number,
+                "key": ["id"],
+                "schema": _SCHEMA_TEXT,
+                "schema_ts": 0,
+            }
             for number, name in enumerate(self.names, 1)
         ]
-        progress = {"start_ts": self.ts(0), "checkpoint_ts": self.ts(0), "resolved_ts": self.ts(self._transactions)}
-        return {"changefeed": body["changefeed"], "state": "normal", "sink_uri": "", "tables": tables} | progress
+        progress = {
+            "start_ts": self.ts(0),
+            "checkpoint_ts": self.ts(0),
+            "resolved_ts": self.ts(self._transactions),
+        }
+        return {
+            "changefeed": body["changefeed"],
+            "state": "normal",
+            "sink_uri": "",
+            "tables": tables,
+        } | progress
 
     def _latest(self, body: dict[str, Any]) -> dict[str, Any]:
         start = self._transaction(body["start"])
         with self._moved:
-            self._moved.wait_for(lambda: self._transactions > start, body.get("wait_ms", 200) / 1000)
+            self._moved.wait_for(
+                lambda: self._transactions > start, body.get("wait_ms", 200) / 1000
+            )
             most = max(1, body.get("max_rows", 1 << 60) // self.txn_rows, self.loaded - start)
             return {"ts": max(body["start"], self.ts(min(self._transactions, start + most)))}
 
@@ -118,10 +146,23 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
         for number, name in enumerate(self.names[: self._busy]):
             if name not in body.get("tables", self.names):
                 continue
-            first, last = (self._turns(self._transaction(body[end]), number) for end in ("start", "end"))
+            first, last = (
+                self._turns(self._transaction(body[end]), number) for end in ("start", "end")
+            )
             rows = (last - first) * self.txn_rows
-            ticket = {"changefeed": body["changefeed"], "table": name, "start": body["start"], "end": body["end"]}
-            part = {"table": name, "locations": [self.uri], "ticket": ticket, "rows": rows, "bytes": 200 * rows}
+            ticket = {
+                "changefeed": body["changefeed"],
+                "table": name,
+                "start": body["start"],
+                "end": body["end"],
+            }
+            part = {
+                "table": name,
+                "locations": [self.uri],
+                "ticket": ticket,
+                "rows": rows,
+                "bytes": 200 * rows,
+            }
             slices += [part] if rows else []
         return {"slices": slices}
 
@@ -138,8 +179,16 @@ class BenchFeed(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is untype
         text = pa.array([_TEXT] * len(number))
         columns = [
             pa.array(np.where(inserted, self._first_op, "update")),
-            *(pa.array((self.base_ms + transaction) << 18), pa.array(((self.base_ms + transaction) << 18) - 1)),
-            *(pa.array(number % self.txn_rows), pa.array(ids), pa.array(number), pa.array(number * 0.5)),
+            *(
+                pa.array((self.base_ms + transaction) << 18),
+                pa.array(((self.base_ms + transaction) << 18) - 1),
+            ),
+            *(
+                pa.array(number % self.txn_rows),
+                pa.array(ids),
+                pa.array(number),
+                pa.array(number * 0.5),
+            ),
             *(
                 pa.array((number % 10_000).astype(np.int32)).cast(pa.decimal128(12, 2)),
                 pa.array(number, pa.timestamp("us")),

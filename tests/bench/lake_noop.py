@@ -1,6 +1,8 @@
-"""The noop target of the lake's benchmark: a streaming query that reads a table and throws it away, told like cuts.
+"""The noop target of the lake's benchmark: a streaming query that reads a table and throws it away,
+told like cuts.
 
-`python -m tests.bench.lake_noop --endpoint URI --table T --batch-rows N --until-ts TS --directory D`
+`python -m tests.bench.lake_noop --endpoint URI --table T --batch-rows N --until-ts TS --directory
+D`
 """
 
 import argparse
@@ -28,9 +30,16 @@ class Told(StreamingQueryListener):
         """One batch is committed."""
         progress = event.progress
         source = progress.sources[0]
-        start_ts, end_ts = (json.loads(text)["ts"] if text else 0 for text in (source.startOffset, source.endOffset))
+        start_ts, end_ts = (
+            json.loads(text)["ts"] if text else 0 for text in (source.startOffset, source.endOffset)
+        )
         seconds = progress.durationMs["triggerExecution"] / 1000
-        told = {"start_ts": start_ts, "end_ts": end_ts, "rows": {"": progress.numInputRows}, "seconds": seconds}
+        told = {
+            "start_ts": start_ts,
+            "end_ts": end_ts,
+            "rows": {"": progress.numInputRows},
+            "seconds": seconds,
+        }
         sys.stdout.write(json.dumps(told | {"ms": dict(progress.durationMs)}) + "\n")
         sys.stdout.flush()
         if end_ts >= self._until_ts:
@@ -54,7 +63,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     arguments = parser.parse_args()
     directory = arguments.directory
-    spark = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="parquet", extra={})
+    spark = open_session(
+        master="local[2]", driver_memory="1g", directory=directory, lake="parquet", extra={}
+    )
     told = Told(arguments.until_ts)
     spark.streams.addListener(told)
     options = {"endpoint": arguments.endpoint, "changefeed": "bench", "table": arguments.table}

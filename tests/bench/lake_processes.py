@@ -1,4 +1,6 @@
-"""What a process and all of its descendants cost: CPU, also of those that have ended, and memory."""
+"""What a process and all of its descendants cost: CPU, also of those that have ended,
+and memory.
+"""
 
 import os
 from pathlib import Path
@@ -33,7 +35,9 @@ def rss_mb(pid: int) -> float:
             status = Path(f"/proc/{one}/status").read_text(encoding="ascii", errors="replace")
         except OSError:
             continue
-        found += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        found += sum(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+        )
     return found / 1024
 
 

@@ -1,7 +1,8 @@
-"""Writes and watches through our client: `python -m tests.bench.metadata --servers embedded etcd passed-on`.
+"""Writes and watches through our client: `python -m tests.bench.metadata --servers embedded etcd
+passed-on`.
 
-Each caller puts 100 B values one after the other; then a watch reads them all. The servers take turns, so that they
-share the machine's moods. Prints one JSON line.
+Each caller puts 100 B values one after the other; then a watch reads them all. The servers take
+turns, so that they share the machine's moods. Prints one JSON line.
 """
 
 import argparse
@@ -38,12 +39,16 @@ async def _medians(arguments: argparse.Namespace) -> dict[str, object]:
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         for name in arguments.servers:
-            with tempfile.TemporaryDirectory() as directory, running(name, Path(directory)) as (api, pids):
+            with (
+                tempfile.TemporaryDirectory() as directory,
+                running(name, Path(directory)) as (api, pids),
+            ):
                 for callers in arguments.callers:
                     measured = await _measured(api, pids, callers, arguments.seconds)
                     found.setdefault(f"{name} x{callers}", []).append(measured)
     medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()
+        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+        for name, runs in found.items()
     }
     return {"name": "metadata", "rounds": arguments.rounds, **medians}
 
@@ -57,18 +62,23 @@ def running(name: str, directory: Path) -> Iterator[tuple[servers.Api, list[int]
         else:
             processes = stack.enter_context(servers.etcd_cluster(directory, 1))
             if name == "passed-on":
-                processes.append(stack.enter_context(servers.coordinator(f"etcd://{processes[0].address}")))
+                processes.append(
+                    stack.enter_context(servers.coordinator(f"etcd://{processes[0].address}"))
+                )
         pids = [process.running.pid for process in processes if process.running]
         yield servers.Api([processes[-1].address], SecurityConfig()), pids
 
 
-async def _measured(api: servers.Api, pids: list[int], callers: int, seconds: float) -> dict[str, float]:
+async def _measured(
+    api: servers.Api, pids: list[int], callers: int, seconds: float
+) -> dict[str, float]:
     async with open_meta(api.url, api.channel) as meta:
         first = await meta.put(b"bench/warm", b"")
         cpu_s, began = _cpu_s(pids), time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             putting = [
-                tasks.create_task(_put(meta, b"bench/%d" % caller, began + seconds)) for caller in range(callers)
+                tasks.create_task(_put(meta, b"bench/%d" % caller, began + seconds))
+                for caller in range(callers)
             ]
             counts = [await task for task in putting]
         took, puts = time.monotonic() - began, sum(counts)
@@ -100,7 +110,9 @@ async def _watched(meta: EtcdMeta, start: int, count: int) -> int:
 
 
 def _cpu_s(pids: list[int]) -> float:
-    stats: list[Any] = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    stats: list[Any] = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids
+    ]
     return sum(int(fields[11]) + int(fields[12]) for fields in stats) / _TICKS
 
 

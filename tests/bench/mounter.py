@@ -1,7 +1,9 @@
-"""How fast rows are decoded: `python -m tests.bench.mounter --mix bank --form v2 --rows N`; prints one JSON line.
+"""How fast rows are decoded: `python -m tests.bench.mounter --mix bank --form v2 --rows N`;
+prints one JSON line.
 
-`v2` and `v1` mount key-value changes of that row format. `binlog` makes key-value changes of a pump's mutations, which
-are mounted afterwards as `v2`: that part is not in its figure. Every second change is an update, with both rows.
+`v2` and `v1` mount key-value changes of that row format. `binlog` makes key-value changes of a
+pump's mutations, which are mounted afterwards as `v2`: that part is not in its figure. Every second
+change is an update, with both rows.
 """
 
 import argparse
@@ -54,7 +56,9 @@ def _value(column: Column, chance: random.Random) -> Value:
         case Type.NEWDECIMAL:
             return Decimal(chance.randrange(10**12)).scaleb(-4)
         case Type.DATETIME:
-            return CoreTime(2026, chance.randrange(1, 13), chance.randrange(1, 29), 12, 30, chance.randrange(60))
+            return CoreTime(
+                2026, chance.randrange(1, 13), chance.randrange(1, 29), 12, 30, chance.randrange(60)
+            )
         case Type.DOUBLE:
             return chance.random()
         case Type.JSON:
@@ -69,7 +73,9 @@ class Rows:
         self.table = TableInfo.build(101, mix, [ID, *MIXES[mix]])
         chance = random.Random(seed)
         columns = self.table.columns[1:]
-        values = [{column.name: _value(column, chance) for column in columns} for _ in range(distinct)]
+        values = [
+            {column.name: _value(column, chance) for column in columns} for _ in range(distinct)
+        ]
         self.v2 = [encode_record(self.table, {"id": 0} | row)[1] for row in values]
         self.v1 = [b"".join(map(self._pair, columns, row.values())) for row in values]
 
@@ -81,7 +87,10 @@ class Rows:
     def changes(self, values: list[bytes], begin: int, end: int) -> pa.RecordBatch:
         """A batch of key-value changes."""
         numbers = range(begin, end)
-        commit_ts, op = [number // 3 + 2 for number in numbers], [UPDATE if it % 2 else INSERT for it in numbers]
+        commit_ts, op = (
+            [number // 3 + 2 for number in numbers],
+            [UPDATE if it % 2 else INSERT for it in numbers],
+        )
         value = [values[number % len(values)] for number in numbers]
         old = [values[(number + 1) % len(values)] if number % 2 else None for number in numbers]
         keys = [record_key(101, number) for number in numbers]
@@ -95,7 +104,11 @@ class Rows:
             rows = [(number, self.v1[number % len(self.v1)]) for number in numbers]
             keys = [b"\x08" + encode_varint(number) for number in numbers]
             inserted = [key + row for key, (it, row) in zip(keys, rows, strict=True) if not it % 2]
-            updated = [(b"\x08\x02" + key + row) * 2 for key, (it, row) in zip(keys, rows, strict=True) if it % 2]
+            updated = [
+                (b"\x08\x02" + key + row) * 2
+                for key, (it, row) in zip(keys, rows, strict=True)
+                if it % 2
+            ]
             found.add(
                 first + 2,
                 first + 1,

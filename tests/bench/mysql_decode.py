@@ -1,8 +1,10 @@
-"""How fast a binlog becomes typed rows: `python -m tests.bench.mysql_decode --rows N`; prints one JSON line.
+"""How fast a binlog becomes typed rows: `python -m tests.bench.mysql_decode --rows N`;
+prints one JSON line.
 
-A MariaDB of its own makes the log (not counted): a table of ten typed columns with rows in it, then N changes, half of
-them one-row transactions, half transactions of 100 changes (40 inserts, 40 updates, 20 deletes). Counted is the time
-from the file's bytes to Arrow columns, through the events of RAW_SCHEMA that the sorter would store in between.
+A MariaDB of its own makes the log (not counted): a table of ten typed columns with rows in it, then
+N changes, half of them one-row transactions, half transactions of 100 changes (40 inserts, 40
+updates, 20 deletes). Counted is the time from the file's bytes to Arrow columns, through the events
+of RAW_SCHEMA that the sorter would store in between.
 """
 
 import argparse
@@ -44,8 +46,12 @@ def _log(server: MariaDb, rows: int) -> bytes:
     """The log of the changes alone."""
     base = rows + rows // 2
     fresh = 10 * base
-    server.execute("CREATE DATABASE shop", TABLE, PROCEDURE.format(insert=ROW.format(id=f"({fresh} + n)")))
-    server.execute(f"INSERT INTO orders SELECT {ROW.format(id='seq')} FROM seq_0_to_{base}", database="shop")
+    server.execute(
+        "CREATE DATABASE shop", TABLE, PROCEDURE.format(insert=ROW.format(id=f"({fresh} + n)"))
+    )
+    server.execute(
+        f"INSERT INTO orders SELECT {ROW.format(id='seq')} FROM seq_0_to_{base}", database="shop"
+    )
     server.execute("FLUSH BINARY LOGS")
     ((file, *_),) = server.execute("SHOW MASTER STATUS")
     server.execute(f"CALL shop.change_one_by_one({rows // 2})")
@@ -55,7 +61,10 @@ def _log(server: MariaDb, rows: int) -> bytes:
         statements += [
             "BEGIN",
             f"INSERT INTO orders SELECT {ROW.format(id='seq')} FROM seq_{new}_to_{new + 39}",
-            f"UPDATE orders SET amount = amount + 1, state = 'changed' WHERE id BETWEEN {begin} AND {begin + 39}",
+            (
+                f"UPDATE orders SET amount = amount + 1, state = 'changed' WHERE id BETWEEN {begin} "
+                f"AND {begin + 39}"
+            ),
             f"DELETE FROM orders WHERE id BETWEEN {begin + 50} AND {begin + 69}",
             "COMMIT",
         ]
@@ -70,7 +79,9 @@ def _decode(log: bytes, *, checks: bool) -> tuple[int, int, int]:
     data = log + bytes(PAD_BYTES)
     at, seen, changes, size, transactions = 4, 0, 0, 0, 0
     while at < len(log):
-        events, at = split_events(data, checksums=True, begin=at, end=min(at + BATCH_BYTES, len(log)))
+        events, at = split_events(
+            data, checksums=True, begin=at, end=min(at + BATCH_BYTES, len(log))
+        )
         if checks:
             check_events(events)
         seen += len(events)
@@ -89,16 +100,22 @@ def _decode(log: bytes, *, checks: bool) -> tuple[int, int, int]:
 
 
 def _commit_ts(events: Events, before: int) -> np.ndarray:
-    return np.cumsum(events.types == EventType.MARIADB_GTID).astype(np.uint64) + np.uint64(before + 1)
+    return np.cumsum(events.types == EventType.MARIADB_GTID).astype(np.uint64) + np.uint64(
+        before + 1
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--repeat", type=int, default=3, help="best of so many passes over the same log")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="best of so many passes over the same log"
+    )
     parser.add_argument("--checks", action="store_true", help="compare each event's CRC32")
     options = parser.parse_args()
-    with running_mariadb("--sync-binlog=0", "--innodb-buffer-pool-size=256M", "--max-binlog-size=1G") as server:
+    with running_mariadb(
+        "--sync-binlog=0", "--innodb-buffer-pool-size=256M", "--max-binlog-size=1G"
+    ) as server:
         log = _log(server, options.rows)
     passes = []
     for _ in range(options.repeat):

@@ -1,11 +1,13 @@
-"""A dump of a real MariaDB into a followed log: rows per CPU-second to typed Arrow, and what it does to the log's lag.
+"""A dump of a real MariaDB into a followed log: rows per CPU-second to typed Arrow,
+and what it does to the log's lag.
 
-The table has ten typed columns, or `--columns` of them of `--row-bytes` in all. Beside it a row of another table is
-written every 10 ms (`--beat-ms 0`: none); its lag is taken from the answer of its commit to its row at the sorter's
-door, before each of `--rounds` dumps and during it; the lags are medians over the rounds, with their least and
-greatest, and so is the ratio of those of one round. CPU is that of this process: the log's reader, watermarks, chunks,
-keys, windows, and mounting each row, which is done after the dumps; nothing is sorted. What it takes while nothing is
-dumped, beats and all, is taken off in proportion to the time.
+The table has ten typed columns, or `--columns` of them of `--row-bytes` in all. Beside it a row of
+another table is written every 10 ms (`--beat-ms 0`: none); its lag is taken from the answer of its
+commit to its row at the sorter's door, before each of `--rounds` dumps and during it; the lags are
+medians over the rounds, with their least and greatest, and so is the ratio of those of one round.
+CPU is that of this process: the log's reader, watermarks, chunks, keys, windows, and mounting each
+row, which is done after the dumps; nothing is sorted. What it takes while nothing is dumped, beats
+and all, is taken off in proportion to the time.
 """
 
 import argparse
@@ -64,7 +66,9 @@ class Arriving(Counting):
         began = time.process_time()
         for table, batch in self.batches:
             table.mounter.mount(batch)
-        return (time.process_time() - began) / max(sum(int(batch.num_rows) for _, batch in self.batches), 1)
+        return (time.process_time() - began) / max(
+            sum(int(batch.num_rows) for _, batch in self.batches), 1
+        )
 
     def wants(self, schema_name: str, table_name: str) -> bool:
         """Both tables."""
@@ -91,8 +95,13 @@ class Beats:
 
     def lags_ms(self, arrived: dict[bytes, float], begin: int, end: int) -> tuple[float, float]:
         """Half and 99 of 100 of the beats from `begin` to `end`."""
-        keyed = [(self.committed[number], arrived.get(number.to_bytes(4, "little"))) for number in range(begin, end)]
-        lags = sorted(1000 * max(came - committed, 0.0) for committed, came in keyed if came is not None)
+        keyed = [
+            (self.committed[number], arrived.get(number.to_bytes(4, "little")))
+            for number in range(begin, end)
+        ]
+        lags = sorted(
+            1000 * max(came - committed, 0.0) for committed, came in keyed if came is not None
+        )
         return (statistics.median(lags), lags[int(len(lags) * 0.99)]) if lags else (0.0, 0.0)
 
 
@@ -123,18 +132,28 @@ async def dumped(
     return Dumped(wall_s, used, idle_cpu, (first, before, during))
 
 
-async def measured(server: MariaDb, directory: Path, arguments: argparse.Namespace) -> dict[str, object]:
+async def measured(
+    server: MariaDb, directory: Path, arguments: argparse.Namespace
+) -> dict[str, object]:
     """All rounds."""
     async with EmbeddedEtcd.open(directory) as etcd:
         meta = EtcdMeta(etcd)
-        source = MySqlSource("bench", MySqlOptions.of(SourceUri.parse(f"{server.uri}?idle-row-ms=0")), meta)
+        source = MySqlSource(
+            "bench", MySqlOptions.of(SourceUri.parse(f"{server.uri}?idle-row-ms=0")), meta
+        )
         start_ts = await source.now()
         arriving = Arriving(source)
-        tables = [source.table(each) for each in await source.snapshot(start_ts) if each.schema_name == "shop"]
+        tables = [
+            source.table(each)
+            for each in await source.snapshot(start_ts)
+            if each.schema_name == "shop"
+        ]
         arriving.tables = {table.span: table for table in tables}
         (puller,) = source.pullers(tables, start_ts, arriving, arriving)
         beats = Beats(server, arguments.beat_ms / 1000)
-        job = Job("0", tables=("shop.orders",), parallel=arguments.parallel, verify=arguments.verify)
+        job = Job(
+            "0", tables=("shop.orders",), parallel=arguments.parallel, verify=arguments.verify
+        )
         rounds = []
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(puller.run())
@@ -142,7 +161,9 @@ async def measured(server: MariaDb, directory: Path, arguments: argparse.Namespa
             await asyncio.sleep(0.5)
             for number in range(arguments.rounds):
                 again = replace(job, id=str(number))
-                rounds.append(await dumped(DumpRecords(meta, "bench"), again, arriving, beats, arguments))
+                rounds.append(
+                    await dumped(DumpRecords(meta, "bench"), again, arriving, beats, arguments)
+                )
             beats.ended.set()
             await beating
             task.cancel()
@@ -151,18 +172,27 @@ async def measured(server: MariaDb, directory: Path, arguments: argparse.Namespa
     return result(arriving, beats, rounds, mount_s)
 
 
-def result(arriving: Arriving, beats: Beats, rounds: Sequence[Dumped], mount_s: float) -> dict[str, object]:
+def result(
+    arriving: Arriving, beats: Beats, rounds: Sequence[Dumped], mount_s: float
+) -> dict[str, object]:
     """What to print."""
     rows = arriving.rows / len(rounds)
-    own_s = [max(each.cpu_s - each.idle_cpu * each.wall_s, 1e-9) + mount_s * rows for each in rounds]
+    own_s = [
+        max(each.cpu_s - each.idle_cpu * each.wall_s, 1e-9) + mount_s * rows for each in rounds
+    ]
     lags = [
-        (beats.lags_ms(arriving.arrived, first, before), beats.lags_ms(arriving.arrived, before, during))
+        (
+            beats.lags_ms(arriving.arrived, first, before),
+            beats.lags_ms(arriving.arrived, before, during),
+        )
         for first, before, during in (each.beats for each in rounds)
     ]
     found: dict[str, object] = {
         "rows": int(rows),
         "rows_per_cpu_s": round(rows / statistics.median(own_s)),
-        "rows_per_cpu_s_with_idle": round(rows / statistics.median(each.cpu_s + mount_s * rows for each in rounds)),
+        "rows_per_cpu_s_with_idle": round(
+            rows / statistics.median(each.cpu_s + mount_s * rows for each in rounds)
+        ),
         "rows_per_s": round(rows / statistics.median(each.wall_s for each in rounds)),
         "mb_per_s": round(arriving.bytes / sum(each.wall_s for each in rounds) / 1e6, 1),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -171,7 +201,9 @@ def result(arriving: Arriving, beats: Beats, rounds: Sequence[Dumped], mount_s: 
         for place, name in enumerate(("p50", "p99")):
             found[f"lag_before_{name}_ms"] = spread([before[place] for before, _ in lags])
             found[f"lag_during_{name}_ms"] = spread([during[place] for _, during in lags])
-            found[f"lag_ratio_{name}"] = spread([during[place] / max(before[place], 0.1) for before, during in lags])
+            found[f"lag_ratio_{name}"] = spread(
+                [during[place] / max(before[place], 0.1) for before, during in lags]
+            )
     return found
 
 
@@ -186,9 +218,14 @@ def table_of(arguments: argparse.Namespace) -> tuple[str, str]:
         return TABLE, ROW
     each = max((arguments.row_bytes - 8) // (arguments.columns - 1) - 1, 1)
     columns = ", ".join(f"c{number} VARCHAR({each})" for number in range(1, arguments.columns))
-    made = f"CREATE TABLE shop.orders (id BIGINT UNSIGNED PRIMARY KEY, {columns}) CHARACTER SET ascii"
+    made = (
+        f"CREATE TABLE shop.orders (id BIGINT UNSIGNED PRIMARY KEY, {columns}) CHARACTER SET ascii"
+    )
     return made, ", ".join(
-        ["{key}", *(f"REPEAT(CHAR(97 + {{key}} % 26), {each})" for _ in range(1, arguments.columns))]
+        [
+            "{key}",
+            *(f"REPEAT(CHAR(97 + {{key}} % 26), {each})" for _ in range(1, arguments.columns)),
+        ]
     )
 
 
@@ -196,21 +233,30 @@ def main() -> None:
     """Fill the table, then dump it; prints one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
-    parser.add_argument("--columns", type=int, default=0, help="of text, but for the key; 0: ten of several types")
+    parser.add_argument(
+        "--columns", type=int, default=0, help="of text, but for the key; 0: ten of several types"
+    )
     parser.add_argument("--row-bytes", type=int, default=100, help="with --columns")
     parser.add_argument("--parallel", type=int, default=4)
-    parser.add_argument("--chunk-kib", type=int, default=0, help="what chunks aim at; 0: what is built in")
+    parser.add_argument(
+        "--chunk-kib", type=int, default=0, help="what chunks aim at; 0: what is built in"
+    )
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--full-pace", action="store_true", help="give no way to the log")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--beat-ms", type=float, default=10)
-    parser.add_argument("--before-s", type=float, default=3.0, help="how long the lag is measured before each dump")
+    parser.add_argument(
+        "--before-s", type=float, default=3.0, help="how long the lag is measured before each dump"
+    )
     arguments = parser.parse_args()
     if arguments.chunk_kib:
         chunk.TARGET_BYTES = arguments.chunk_kib << 10
     if arguments.full_pace:
         lag.EASE_MIN = lag.EASE_FIRST = 1.0
-    with running_mariadb("--innodb-buffer-pool-size=256M") as server, tempfile.TemporaryDirectory() as directory:
+    with (
+        running_mariadb("--innodb-buffer-pool-size=256M") as server,
+        tempfile.TemporaryDirectory() as directory,
+    ):
         made, row = table_of(arguments)
         server.execute("CREATE DATABASE shop", made, "CREATE TABLE shop.beat (id INT PRIMARY KEY)")
         server.execute(
@@ -223,7 +269,9 @@ def main() -> None:
         name: getattr(arguments, name)
         for name in ("columns", "row_bytes", "parallel", "chunk_kib", "verify", "full_pace")
     }
-    sys.stdout.write(json.dumps({"bench": "mysql_dump", **shown, "rounds": arguments.rounds, **found}) + "\n")
+    sys.stdout.write(
+        json.dumps({"bench": "mysql_dump", **shown, "rounds": arguments.rounds, **found}) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The log of a real MariaDB through the whole puller: rows per CPU-second, and the lag of single rows.
+"""The log of a real MariaDB through the whole puller: rows per CPU-second,
+and the lag of single rows.
 
-The workload: half the changes in transactions of one row, half in transactions of
-40 inserts, 40 updates and 20 deletes, over a table of ten typed columns. Rows are counted as the sorter gets them;
+The workload: half the changes in transactions of one row, half in transactions of 40 inserts, 40
+updates and 20 deletes, over a table of ten typed columns. Rows are counted as the sorter gets them;
 nothing is sorted or mounted. CPU is that of this process, without the server's.
 """
 
@@ -87,30 +88,51 @@ def main() -> None:
     """Write the log, then read it; prints one JSON line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000, help="row changes in the log")
-    parser.add_argument("--lag-rows", type=int, default=300, help="single rows whose lag is measured")
-    parser.add_argument("--checksum", choices=("verify", "trust"), default="verify", help="the source's option")
+    parser.add_argument(
+        "--lag-rows", type=int, default=300, help="single rows whose lag is measured"
+    )
+    parser.add_argument(
+        "--checksum", choices=("verify", "trust"), default="verify", help="the source's option"
+    )
     parser.add_argument("--compress", action="store_true", help="with log_bin_compress=ON")
     arguments = parser.parse_args()
     flags = ["--log-bin-compress=ON"] if arguments.compress else []
     with running_mariadb(*flags) as server, tempfile.TemporaryDirectory() as directory:
         server.execute("CREATE DATABASE shop", TABLE)
         result = asyncio.run(measured(server, Path(directory), arguments))
-    print(json.dumps({"bench": "mysql_log", "compress": arguments.compress, "checksum": arguments.checksum, **result}))
+    print(
+        json.dumps(
+            {
+                "bench": "mysql_log",
+                "compress": arguments.compress,
+                "checksum": arguments.checksum,
+                **result,
+            }
+        )
+    )
 
 
-async def measured(server: MariaDb, directory: Path, arguments: argparse.Namespace) -> dict[str, object]:
-    """Throughput of a log that is there already, then lag of what is written while it is followed."""
+async def measured(
+    server: MariaDb, directory: Path, arguments: argparse.Namespace
+) -> dict[str, object]:
+    """Throughput of a log that is there already, then lag of what is written while it is
+    followed.
+    """
     async with EmbeddedEtcd.open(directory) as etcd:
         source = MySqlSource(
             "bench",
-            MySqlOptions.of(SourceUri.parse(f"{server.uri}?idle-row-ms=0&checksum={arguments.checksum}")),
+            MySqlOptions.of(
+                SourceUri.parse(f"{server.uri}?idle-row-ms=0&checksum={arguments.checksum}")
+            ),
             EtcdMeta(etcd),
         )
         start_ts = await source.now()
         records = [each for each in await source.snapshot(start_ts) if each.name == "shop.orders"]
         total = await asyncio.to_thread(write, server, arguments.rows)
         counting = Counting(source)
-        (puller,) = source.pullers([source.table(each) for each in records], start_ts, counting, counting)
+        (puller,) = source.pullers(
+            [source.table(each) for each in records], start_ts, counting, counting
+        )
         began, cpu = time.monotonic(), cpu_s()
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(puller.run())
@@ -140,15 +162,20 @@ def write(server: MariaDb, rows: int) -> int:
         for key in range(half):
             changes += cursor.execute(f"INSERT INTO orders VALUES ({ROW.format(key=key)})")
         for group in range(half // 100):
-            first = half + group * 40  # what is updated or deleted is of earlier groups, so that nothing is folded
+            first = (
+                half + group * 40
+            )  # what is updated or deleted is of earlier groups, so that nothing is folded
             cursor.execute("BEGIN")
             changes += cursor.execute(
-                f"INSERT INTO orders SELECT {ROW.format(key='seq')} FROM seq_{first}_to_{first + 39}"
+                f"INSERT INTO orders SELECT {ROW.format(key='seq')} FROM "
+                f"seq_{first}_to_{first + 39}"
             )
             changes += cursor.execute(
                 f"UPDATE orders SET state = state + 1 WHERE id BETWEEN {first - 40} AND {first - 1}"
             )
-            changes += cursor.execute(f"DELETE FROM orders WHERE id BETWEEN {first - 80} AND {first - 61}")
+            changes += cursor.execute(
+                f"DELETE FROM orders WHERE id BETWEEN {first - 80} AND {first - 61}"
+            )
             cursor.execute("COMMIT")
     connection.close()
     return changes

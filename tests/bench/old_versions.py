@@ -1,4 +1,6 @@
-"""A store's directory full of old versions, written past the store: loading them through it would take hours."""
+"""A store's directory full of old versions, written past the store:
+loading them through it would take hours.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,11 @@ from tests.integration.store.stubs import row_key
 _BATCH = 10_000
 
 
-def fill(cluster: Cluster, directory: Path, *, rows: int, versions: int, value_bytes: int, first_ts: int) -> int:
-    """Stop the store, write `rows` times `versions` committed puts with ascending timestamps, start it again.
+def fill(
+    cluster: Cluster, directory: Path, *, rows: int, versions: int, value_bytes: int, first_ts: int
+) -> int:
+    """Stop the store, write `rows` times `versions` committed puts with ascending timestamps,
+    start it again.
 
     Returns the last commit_ts. Row n of table 101 has handle 2 n.
     """
@@ -33,8 +38,13 @@ def fill(cluster: Cluster, directory: Path, *, rows: int, versions: int, value_b
     return first_ts + 2 * versions + 1
 
 
-def _records(rows: int, versions: int, value: bytes, first_ts: int) -> Iterator[tuple[bytes, bytes]]:
-    writes = [(first_ts + 2 * at + 1, Write(PUT, first_ts + 2 * at, value).encode()) for at in range(versions)]
+def _records(
+    rows: int, versions: int, value: bytes, first_ts: int
+) -> Iterator[tuple[bytes, bytes]]:
+    writes = [
+        (first_ts + 2 * at + 1, Write(PUT, first_ts + 2 * at, value).encode())
+        for at in range(versions)
+    ]
     for row in range(rows):
         encoded = encode_bytes(row_key(101, 2 * row))
         for commit_ts, record in writes:

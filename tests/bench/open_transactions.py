@@ -1,8 +1,10 @@
-"""Memory of a capture's pullers while a large transaction is open: `python -m tests.bench.open_transactions`.
+"""Memory of a capture's pullers while a large transaction is open: `python -m
+tests.bench.open_transactions`.
 
-A matcher is fed the prewrites of one transaction as a store sends them, and then its commits; the changes go nowhere.
-`--memory-mb 0` keeps all in memory, as before there was a limit. Prints one JSON line; `anon` is memory of our own, and
-RSS also counts mapped files, which the system takes back when it needs to.
+A matcher is fed the prewrites of one transaction as a store sends them, and then its commits; the
+changes go nowhere. `--memory-mb 0` keeps all in memory, as before there was a limit. Prints one
+JSON line; `anon` is memory of our own, and RSS also counts mapped files, which the system takes
+back when it needs to.
 """
 
 import argparse
@@ -30,7 +32,8 @@ def memory_mb() -> dict[str, float]:
     """This process's resident memory, all of it and without files."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
-        name: round(int(fields[field].split()[0]) / 1024, 1) for name, field in (("rss", "VmRSS"), ("anon", "RssAnon"))
+        name: round(int(fields[field].split()[0]) / 1024, 1)
+        for name, field in (("rss", "VmRSS"), ("anon", "RssAnon"))
     }
 
 
@@ -40,7 +43,12 @@ def events(kind: int, rows: int, value: bytes, commit_ts: int = 0) -> Any:
         sent = cdcpb.Event.Entries(
             entries=[
                 cdcpb.Event.Row(
-                    type=kind, op_type=1, start_ts=5, commit_ts=commit_ts, key=row_key(101, at), value=value
+                    type=kind,
+                    op_type=1,
+                    start_ts=5,
+                    commit_ts=commit_ts,
+                    key=row_key(101, at),
+                    value=value,
                 )
                 for at in range(first, min(first + EVENT_ROWS, rows))
             ]
@@ -96,7 +104,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transaction-mb", type=int, default=600)
     parser.add_argument("--value-bytes", type=int, default=1000)
-    parser.add_argument("--memory-mb", type=int, default=8, help="an eighth of a quota of 64 MiB; 0: no limit")
+    parser.add_argument(
+        "--memory-mb", type=int, default=8, help="an eighth of a quota of 64 MiB; 0: no limit"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         print(json.dumps(run(options, Path(directory))))

@@ -1,7 +1,9 @@
-"""Draws how a benchmark grows, as SVG: `python -m tests.bench.plot --title "rows" < lines.jsonl > picture.svg`.
+"""Draws how a benchmark grows, as SVG: `python -m tests.bench.plot --title "rows" < lines.jsonl >
+picture.svg`.
 
-Reads the JSON lines of runs, one panel for each of the fields `--against` (runs that differ in no other of them than
-that), and draws rows/s and CPU µs/row, both axes logarithmic. Needs nothing but Python.
+Reads the JSON lines of runs, one panel for each of the fields `--against` (runs that differ in no
+other of them than that), and draws rows/s and CPU µs/row, both axes logarithmic. Needs nothing but
+Python.
 """
 
 import argparse
@@ -58,7 +60,9 @@ def panel(runs: list[Run], field: str, left: float, top: float) -> str:
     ):
         up = Scale([run[name] for run in runs], bottom, ceiling)
         shift = -6 if anchor == "end" else 6
-        parts += [_text(edge + shift, up(tick) + 4, _number(tick), anchor, colour) for tick in up.ticks()]
+        parts += [
+            _text(edge + shift, up(tick) + 4, _number(tick), anchor, colour) for tick in up.ticks()
+        ]
         parts.append(_text(edge, ceiling - 12, label, "middle", colour))
         points = [(across(run[field]), up(run[name])) for run in runs]
         path = " ".join(f"{x},{y}" for x, y in points)

@@ -1,9 +1,11 @@
-"""What a pump takes and gives: `python -m tests.bench.pump --subject unary --callers 64 --bytes 256 …`.
+"""What a pump takes and gives: `python -m tests.bench.pump --subject unary --callers 64 --bytes 256
+…`.
 
-`unary` is WriteBinlog over real sockets from a load generator that costs little, `stream` is WriteBinlogs in batches,
-`pull` is PullBinlogs of what was written before; `append`, `gc` and `recovery` are the storage in process. Pairs of
-prewrite and commit; the disk syncs each group. The last line is one JSON object; cpu_us_per_op is the pump's own.
-With `--addr`, `--pid` and `--cluster-id` a running peer is measured, filled by WriteBinlog before it is pulled from.
+`unary` is WriteBinlog over real sockets from a load generator that costs little, `stream` is
+WriteBinlogs in batches, `pull` is PullBinlogs of what was written before; `append`, `gc` and
+`recovery` are the storage in process. Pairs of prewrite and commit; the disk syncs each group. The
+last line is one JSON object; cpu_us_per_op is the pump's own. With `--addr`, `--pid` and
+`--cluster-id` a running peer is measured, filled by WriteBinlog before it is pulled from.
 """
 
 import argparse
@@ -42,18 +44,30 @@ def started(stack: ExitStack, directory: Path) -> Target:
     )
     stack.callback(coordinator.kill)
     daemon = start(
-        "pump", "--addr", "127.0.0.1:0", "--coordinator", coordinator.addr, "--data-dir", f"{directory}/pump"
+        "pump",
+        "--addr",
+        "127.0.0.1:0",
+        "--coordinator",
+        coordinator.addr,
+        "--data-dir",
+        f"{directory}/pump",
     )
     stack.callback(daemon.kill)
     return Target(daemon.addr, {"pump": daemon.process.pid}, CLUSTER_ID)
 
 
 def binlogs(size: int) -> Iterator[bytes]:
-    """Prewrite, commit, prewrite, …, with new timestamps for each pair; `size` bytes of rows in a prewrite."""
+    """Prewrite, commit, prewrite, …, with new timestamps for each pair;
+    `size` bytes of rows in a prewrite.
+    """
     rows = bytes(size)
     for ts in count(FIRST_TS, 2):
-        yield binlog_pb2.Binlog(tp=0, start_ts=ts, prewrite_key=b"k", prewrite_value=rows).SerializeToString()
-        yield binlog_pb2.Binlog(tp=1, start_ts=ts, commit_ts=ts + 1, prewrite_key=b"k").SerializeToString()
+        yield binlog_pb2.Binlog(
+            tp=0, start_ts=ts, prewrite_key=b"k", prewrite_value=rows
+        ).SerializeToString()
+        yield binlog_pb2.Binlog(
+            tp=1, start_ts=ts, commit_ts=ts + 1, prewrite_key=b"k"
+        ).SerializeToString()
 
 
 async def unary(args: argparse.Namespace, pump: Target) -> dict[str, float]:
@@ -63,7 +77,9 @@ async def unary(args: argparse.Namespace, pump: Target) -> dict[str, float]:
 
     def requests() -> Iterator[bytes]:
         for payload in payloads:
-            yield pump_pb2.WriteBinlogReq(clusterID=pump.cluster_id, payload=payload).SerializeToString()
+            yield pump_pb2.WriteBinlogReq(
+                clusterID=pump.cluster_id, payload=payload
+            ).SerializeToString()
 
     async def measure() -> None:
         cpu.append(pump.cpu_s()["pump"])
@@ -81,10 +97,15 @@ async def unary(args: argparse.Namespace, pump: Target) -> dict[str, float]:
 
 
 async def stream(args: argparse.Namespace, pump: Target) -> dict[str, float]:
-    """WriteBinlogs: batches made before the clock starts, a few of them under way on each stream."""
+    """WriteBinlogs: batches made before the clock starts,
+    a few of them under way on each stream.
+    """
     payloads = binlogs(args.bytes)
     batches = [list(islice(payloads, args.batch)) for _ in range(args.batches)]
-    messages = [stream_pb2.WriteBinlogsRequest(cluster_id=pump.cluster_id, payloads=batch) for batch in batches]
+    messages = [
+        stream_pb2.WriteBinlogsRequest(cluster_id=pump.cluster_id, payloads=batch)
+        for batch in batches
+    ]
     raw = [message.SerializeToString() for message in messages]
     async with grpc.aio.insecure_channel(pump.address) as channel:
         cpu, began = pump.cpu_s()["pump"], time.perf_counter()
@@ -92,7 +113,10 @@ async def stream(args: argparse.Namespace, pump: Target) -> dict[str, float]:
             for number in range(STREAMS):
                 tasks.create_task(_send(channel, raw[number::STREAMS]))
         seconds, cpu = time.perf_counter() - began, pump.cpu_s()["pump"] - cpu
-    return figures(args.batches * args.batch, seconds, cpu) | {"batch": args.batch, "streams": STREAMS}
+    return figures(args.batches * args.batch, seconds, cpu) | {
+        "batch": args.batch,
+        "streams": STREAMS,
+    }
 
 
 async def _send(channel: grpc.aio.Channel, messages: list[bytes]) -> None:
@@ -107,7 +131,9 @@ async def _send(channel: grpc.aio.Channel, messages: list[bytes]) -> None:
 
 
 async def pull(args: argparse.Namespace, pump: Target) -> dict[str, float]:
-    """PullBinlogs of all that was written just before, by one reader; its clock starts at the first."""
+    """PullBinlogs of all that was written just before, by one reader;
+    its clock starts at the first.
+    """
     written = await (unary if args.addr else stream)(args, pump)
     pairs = int(written["ops"]) // 2 - args.callers
     async with grpc.aio.insecure_channel(pump.address) as channel:
@@ -132,14 +158,18 @@ async def append(args: argparse.Namespace, directory: Path) -> dict[str, float]:
         timestamps = count(FIRST_TS, 2)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(args.callers):
-                tasks.create_task(_write(storage, timestamps, began + args.seconds, bytes(args.bytes)))
+                tasks.create_task(
+                    _write(storage, timestamps, began + args.seconds, bytes(args.bytes))
+                )
         ops = storage.written
         seconds = time.perf_counter() - began
     return figures(ops, seconds, time.process_time() - cpu)
 
 
 async def gc(args: argparse.Namespace, directory: Path) -> dict[str, float]:
-    """GC of `keys` index keys, and what writers feel of it: p99 of 16 of them before it and meanwhile."""
+    """GC of `keys` index keys, and what writers feel of it:
+    p99 of 16 of them before it and meanwhile.
+    """
     async with open_pump_storage(RealFS(), directory) as storage:
         await _fill(storage, args)
         timestamps = count(FIRST_TS + args.keys + 2, 2)
@@ -150,7 +180,11 @@ async def gc(args: argparse.Namespace, directory: Path) -> dict[str, float]:
             done = await storage.gc(gc_ts)
             seconds = time.perf_counter() - began
         found = figures(done.keys, seconds, time.process_time() - cpu)
-        return found | {"p99_ms_before": _p99_ms(before), "p99_ms": _p99_ms(writing.result()), "pauses": done.pauses}
+        return found | {
+            "p99_ms_before": _p99_ms(before),
+            "p99_ms": _p99_ms(writing.result()),
+            "pauses": done.pauses,
+        }
 
 
 async def recovery(args: argparse.Namespace, directory: Path) -> dict[str, float]:
@@ -174,11 +208,15 @@ async def _fill(storage: PumpStorage, args: argparse.Namespace) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _latencies(storage: PumpStorage, timestamps: Iterator[int], seconds: float) -> list[float]:
+async def _latencies(
+    storage: PumpStorage, timestamps: Iterator[int], seconds: float
+) -> list[float]:
     taken: list[float] = []
     async with asyncio.TaskGroup() as tasks:
         for _ in range(16):
-            tasks.create_task(_write(storage, timestamps, time.perf_counter() + seconds, bytes(256), taken))
+            tasks.create_task(
+                _write(storage, timestamps, time.perf_counter() + seconds, bytes(256), taken)
+            )
     return sorted(taken)
 
 
@@ -187,7 +225,11 @@ def _p99_ms(latencies: list[float]) -> float:
 
 
 async def _write(
-    storage: PumpStorage, timestamps: Iterator[int], until: float, rows: bytes, taken: list[float] | None = None
+    storage: PumpStorage,
+    timestamps: Iterator[int],
+    until: float,
+    rows: bytes,
+    taken: list[float] | None = None,
 ) -> None:
     """Pairs until a moment; how long each binlog took goes to `taken`."""
     while (began := time.perf_counter()) < until:
@@ -195,7 +237,9 @@ async def _write(
         prewrite = binlog_pb2.Binlog(tp=0, start_ts=ts, prewrite_value=rows).SerializeToString()
         await storage.write([parse(prewrite)])
         between = time.perf_counter()
-        await storage.write([parse(binlog_pb2.Binlog(tp=1, start_ts=ts, commit_ts=ts + 1).SerializeToString())])
+        await storage.write(
+            [parse(binlog_pb2.Binlog(tp=1, start_ts=ts, commit_ts=ts + 1).SerializeToString())]
+        )
         if taken is not None:
             taken += (between - began, time.perf_counter() - between)
 
@@ -215,13 +259,21 @@ IN_PROCESS = {"append": append, "gc": gc, "recovery": recovery}
 def main() -> None:
     """Run one subject and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--subject", choices=["unary", "stream", "pull", *IN_PROCESS], default="unary")
+    parser.add_argument(
+        "--subject", choices=["unary", "stream", "pull", *IN_PROCESS], default="unary"
+    )
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--bytes", type=int, default=256, help="rows of a prewrite")
-    parser.add_argument("--callers", type=int, default=64, help="calls, or writers, at a time (unary, append)")
-    parser.add_argument("--batch", type=int, default=1024, help="binlogs in a message (stream, pull)")
+    parser.add_argument(
+        "--callers", type=int, default=64, help="calls, or writers, at a time (unary, append)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1024, help="binlogs in a message (stream, pull)"
+    )
     parser.add_argument("--batches", type=int, default=200, help="messages (stream, pull)")
-    parser.add_argument("--keys", type=int, default=1_000_000, help="binlogs in the log (gc, recovery)")
+    parser.add_argument(
+        "--keys", type=int, default=1_000_000, help="binlogs in the log (gc, recovery)"
+    )
     parser.add_argument("--dir", help="directory on the disk to measure; default: a temporary one")
     parser.add_argument("--addr", help="a pump that runs already (unary, pull)")
     parser.add_argument("--pid", type=int, default=0, help="its process")
@@ -233,10 +285,16 @@ def main() -> None:
         else:
             peer = Target(args.addr, {"pump": args.pid}, args.cluster_id)
             pump = peer if args.addr else started(stack, Path(directory))
-            found = asyncio.run({"unary": unary, "stream": stream, "pull": pull}[args.subject](args, pump))
+            found = asyncio.run(
+                {"unary": unary, "stream": stream, "pull": pull}[args.subject](args, pump)
+            )
     callers = {"callers": args.callers} if args.subject in ("unary", "append") else {}
     load = round(os.getloadavg()[0], 1)
-    print(json.dumps({"name": f"pump_{args.subject}_{args.bytes}B", **found, **callers, "load_1m": load}))
+    print(
+        json.dumps(
+            {"name": f"pump_{args.subject}_{args.bytes}B", **found, **callers, "load_1m": load}
+        )
+    )
 
 
 if __name__ == "__main__":

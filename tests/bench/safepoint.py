@@ -1,9 +1,11 @@
-"""Safepoints under load: `python -m tests.bench.safepoint --call update|get --callers N --services M`.
+"""Safepoints under load: `python -m tests.bench.safepoint --call update|get --callers N --services
+M`.
 
-`update`: each call moves another of M services' safe points, durable in etcd when it is answered; `get`: what stores
-poll. Without `--addr` it runs our coordinator on a real etcd, with either engine; `--addr H:P --pid P` takes a PD that
-already runs, so that all can be measured one after the other by the same client. Prints one JSON line; CPU is the
-server's and etcd's (a PD has its etcd inside).
+`update`: each call moves another of M services' safe points, durable in etcd when it is answered;
+`get`: what stores poll. Without `--addr` it runs our coordinator on a real etcd, with either
+engine; `--addr H:P --pid P` takes a PD that already runs, so that all can be measured one after the
+other by the same client. Prints one JSON line; CPU is the server's and etcd's (a PD has its etcd
+inside).
 """
 
 import argparse
@@ -100,7 +102,9 @@ def _update(pd: Target, service: int, safe_point: int) -> bytes:
 def _check(pd: Target) -> None:
     """The load did move what it asked to move."""
     with pd.stub() as stub:
-        request = pdpb_pb2.UpdateServiceGCSafePointRequest(header=pd.header, service_id=b"gc_worker", TTL=(1 << 63) - 1)
+        request = pdpb_pb2.UpdateServiceGCSafePointRequest(
+            header=pd.header, service_id=b"gc_worker", TTL=(1 << 63) - 1
+        )
         answer = stub.UpdateServiceGCSafePoint(request)
     assert not answer.header.HasField("error"), answer
 

@@ -1,9 +1,11 @@
-"""The sink manager's benchmark: many tables, of which few change; resolve all, cut, read what changed, acknowledge.
+"""The sink manager's benchmark: many tables, of which few change; resolve all, cut,
+read what changed, acknowledge.
 
-A round does for all tables what a second does for a running changefeed: each table's resolved_ts moves once, one cut
-is made, read and acknowledged. `idle_us` is the CPU of a round without rows by the number of tables: what a table that
-does not change costs each second. `row_us` is what the rows cost beyond that, from the sorter to the reader; making
-them is not counted. Every row that comes out is counted, and its order looked at.
+A round does for all tables what a second does for a running changefeed: each table's resolved_ts
+moves once, one cut is made, read and acknowledged. `idle_us` is the CPU of a round without rows by
+the number of tables: what a table that does not change costs each second. `row_us` is what the rows
+cost beyond that, from the sorter to the reader; making them is not counted. Every row that comes
+out is counted, and its order looked at.
 """
 
 import argparse
@@ -32,7 +34,8 @@ def mount(raw: pa.RecordBatch) -> pa.RecordBatch:
     """A mounter that costs nothing, so that what is measured is the sink."""
     ts, start_ts = (raw.column(name).cast(pa.int64()) for name in ("commit_ts", "start_ts"))
     return pa.RecordBatch.from_arrays(
-        [ts, start_ts, raw.column("key"), raw.column("value")], names=["_commit_ts", "_start_ts", "key", "value"]
+        [ts, start_ts, raw.column("key"), raw.column("value")],
+        names=["_commit_ts", "_start_ts", "key", "value"],
     )
 
 
@@ -53,7 +56,9 @@ class Feed:
         self.steps: dict[str, list[float]] = {}
 
     def round(self, changing: int, rows: int) -> float:
-        """One round in which the first `changing` tables have `rows` rows each; returns its CPU seconds."""
+        """One round in which the first `changing` tables have `rows` rows each;
+        returns its CPU seconds.
+        """
         batches = [(span, changes(self.ts, rows)) for span in self.spans[:changing]]
         start_ts, self.ts = self.ts, self.ts + SECOND
         begin = time.process_time()
@@ -94,11 +99,20 @@ class Feed:
 
 def changes(after_ts: int, rows: int) -> pa.RecordBatch:
     """Single-row transactions within the second after `after_ts`."""
-    ts = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(SECOND // (rows + 1)) + np.uint64(after_ts)
+    ts = np.arange(1, rows + 1, dtype=np.uint64) * np.uint64(SECOND // (rows + 1)) + np.uint64(
+        after_ts
+    )
     keys = pa.array([b"k%015d" % number for number in range(rows)], pa.binary())
     values = pa.array([VALUE] * rows, pa.binary())
     op = np.full(rows, INSERT, np.uint8)
-    columns = [pa.array(ts), pa.array(ts - np.uint64(1)), pa.array(op), keys, values, pa.nulls(rows, pa.binary())]
+    columns = [
+        pa.array(ts),
+        pa.array(ts - np.uint64(1)),
+        pa.array(op),
+        keys,
+        values,
+        pa.nulls(rows, pa.binary()),
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 
 
@@ -108,7 +122,9 @@ def main() -> None:
     parser.add_argument("--changing", type=int, default=10, help="tables that have rows")
     parser.add_argument("--rows", type=int, default=10_000, help="of each of them in a round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--waiting", type=int, default=1, help="readers that wait for news meanwhile")
+    parser.add_argument(
+        "--waiting", type=int, default=1, help="readers that wait for news meanwhile"
+    )
     parser.add_argument("--no-staging", action="store_true", help="read everything from the sorter")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -116,7 +132,10 @@ def main() -> None:
         feed = Feed(Path(directory) / "sorter", args.tables, staged=not args.no_staging)
         added_s = time.process_time() - begin
         stopping = threading.Event()
-        waiters = [threading.Thread(target=wait, args=(feed.manager, stopping)) for _ in range(args.waiting)]
+        waiters = [
+            threading.Thread(target=wait, args=(feed.manager, stopping))
+            for _ in range(args.waiting)
+        ]
         for waiter in waiters:
             waiter.start()
         feed.round(0, 0)
@@ -145,7 +164,9 @@ def main() -> None:
                 "idle_us": round(idle * 1e6 / args.tables, 2),
                 "idle_ms": {name: round(median(s) * 1e3, 2) for name, s in idle_steps.items()},
                 "row_us": round((busy - idle) * 1e6 / max(args.changing * args.rows, 1), 3),
-                "staged_share": round(stats.reads_staged / max(stats.reads_staged + stats.reads_sorter, 1), 2),
+                "staged_share": round(
+                    stats.reads_staged / max(stats.reads_staged + stats.reads_sorter, 1), 2
+                ),
                 "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
             }
         )

@@ -1,10 +1,12 @@
-"""The sorter's benchmark: rows in per table in shuffled windows, then all of them out, sorted and checked.
+"""The sorter's benchmark: rows in per table in shuffled windows, then all of them out,
+sorted and checked.
 
-The rows are those of tests/bench/sorter_workload.py. `crc` is the sum over tables of crc32(be64 commit_ts | key ...),
-modulo 2^32. With `--path rows` they come as the bytes of cdcpb messages of 1000 COMMITTED rows, with `--path pairs` of
-1000 PREWRITEs and their COMMITs, and go through parser and matcher, as in the puller. With `--backlog-mb` tables are
-read, cleaned and still fed as soon as so much lies in the sorter, two windows out for each that comes in. Making the
-rows is not counted; checking every row that comes out is. `--one-transaction-bytes N` makes all rows one transaction of
+The rows are those of tests/bench/sorter_workload.py. `crc` is the sum over tables of crc32(be64
+commit_ts | key ...), modulo 2^32. With `--path rows` they come as the bytes of cdcpb messages of
+1000 COMMITTED rows, with `--path pairs` of 1000 PREWRITEs and their COMMITs, and go through parser
+and matcher, as in the puller. With `--backlog-mb` tables are read, cleaned and still fed as soon as
+so much lies in the sorter, two windows out for each that comes in. Making the rows is not counted;
+checking every row that comes out is. `--one-transaction-bytes N` makes all rows one transaction of
 one table, of about N bytes of keys and values: nothing is resolved before the last of them.
 """
 
@@ -27,7 +29,14 @@ from server.puller.tikv.matcher import INITIALIZED, Matcher
 from sorter import Sorter, SorterStats
 from storage.model.event import Position
 from storage.model.span import Span
-from tests.bench.sorter_workload import BASE_TS, FIRST_TABLE_ID, KEY_BYTES, WINDOW_ROWS, Workload, messages
+from tests.bench.sorter_workload import (
+    BASE_TS,
+    FIRST_TABLE_ID,
+    KEY_BYTES,
+    WINDOW_ROWS,
+    Workload,
+    messages,
+)
 
 
 class Stopwatch:
@@ -80,7 +89,9 @@ class Reader:
         self._crc[table], self._last_ts[table] = crc, upper_ts
 
     def read_windows(self, span: Span, count: int) -> bool:
-        """Read on for at most `count` windows of rows, and clean them; returns whether there were any."""
+        """Read on for at most `count` windows of rows, and clean them;
+        returns whether there were any.
+        """
         table = span.table_id - FIRST_TABLE_ID
         done, resolved_ts = int(self._last_ts[table]), self._sorter.resolved_ts(span)
         if done >= resolved_ts:
@@ -103,7 +114,9 @@ class Feed:
         self._sorter = sorter
         self._windows = workload.windows()
         self._path = path
-        self._matchers = {span: Matcher(BASE_TS) for span in workload.spans} if path != "arrow" else {}
+        self._matchers = (
+            {span: Matcher(BASE_TS) for span in workload.spans} if path != "arrow" else {}
+        )
         for matcher in self._matchers.values():
             matcher.apply([cdcpb.Event.Row(type=INITIALIZED)], Changes())
         self.stopwatch = Stopwatch()
@@ -112,7 +125,9 @@ class Feed:
         """(table, bytes) of each window, once it is in."""
         for window in self._windows:
             span, batch, resolved_ts = window.span, window.batch, window.resolved_ts
-            message = b"" if self._path == "arrow" else messages(batch, scanned=self._path == "rows")
+            message = (
+                b"" if self._path == "arrow" else messages(batch, scanned=self._path == "rows")
+            )
             size = batch.nbytes
             del window
             with self.stopwatch:
@@ -180,7 +195,9 @@ def resolve_idle(sorter: Sorter, workload: Workload) -> float:
     return round(stopwatch.cpu_s / workload.tables * 1e6, 3)
 
 
-def _figures(workload: Workload, feeding: Stopwatch, reading: Stopwatch, ingested: SorterStats) -> dict[str, object]:
+def _figures(
+    workload: Workload, feeding: Stopwatch, reading: Stopwatch, ingested: SorterStats
+) -> dict[str, object]:
     seconds, cpu_s = feeding.seconds + reading.seconds, feeding.cpu_s + reading.cpu_s
     row_bytes = workload.rows * (KEY_BYTES + workload.value_bytes)
     return {
@@ -205,15 +222,26 @@ def main() -> None:
     parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--transaction-rows", type=int, default=1)
     parser.add_argument(
-        "--one-transaction-bytes", type=int, default=0, help="all rows are one transaction of that size"
+        "--one-transaction-bytes",
+        type=int,
+        default=0,
+        help="all rows are one transaction of that size",
     )
-    parser.add_argument("--scattered", action="store_true", help="that transaction's rows come in no order at all")
+    parser.add_argument(
+        "--scattered", action="store_true", help="that transaction's rows come in no order at all"
+    )
     parser.add_argument("--path", choices=["arrow", "rows", "pairs"], default="arrow")
-    parser.add_argument("--backlog-mb", type=int, default=0, help="begin to read and clean when so much has come")
-    parser.add_argument("--idle", action="store_true", help="also measure resolve() without anything new")
+    parser.add_argument(
+        "--backlog-mb", type=int, default=0, help="begin to read and clean when so much has come"
+    )
+    parser.add_argument(
+        "--idle", action="store_true", help="also measure resolve() without anything new"
+    )
     parser.add_argument("--memory-mb", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", default=None, help="where the segments go (default: a temporary directory)")
+    parser.add_argument(
+        "--directory", default=None, help="where the segments go (default: a temporary directory)"
+    )
     args = parser.parse_args()
     if args.one_transaction_bytes:
         args.tables, args.rows = 1, args.one_transaction_bytes // (KEY_BYTES + args.value_bytes)

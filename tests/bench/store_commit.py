@@ -1,9 +1,11 @@
-"""Durable transactions of two keys against a real store process: `python -m tests.bench.store_commit`.
+"""Durable transactions of two keys against a real store process:
+`python -m tests.bench.store_commit`.
 
-A transaction is committed by 2PC (a prewrite, then a commit), by async commit (the same, but it is over after the
-prewrite, and the commit is awaited by nobody) or by 1PC, over unary calls or one BatchCommands stream. CPU and memory
-are the store's. `--versions` first loads that many versions, 16 a key. Timestamps are counted by the bench from one of
-the oracle on. Prints one JSON line for each number of clients and way to commit.
+A transaction is committed by 2PC (a prewrite, then a commit), by async commit (the same, but it is
+over after the prewrite, and the commit is awaited by nobody) or by 1PC, over unary calls or one
+BatchCommands stream. CPU and memory are the store's. `--versions` first loads that many versions,
+16 a key. Timestamps are counted by the bench from one of the oracle on. Prints one JSON line for
+each number of clients and way to commit.
 """
 
 import argparse
@@ -48,7 +50,9 @@ class BatchClient:
     async def run(self) -> None:
         async for message in self._stubs.tikv.BatchCommands(self._requests()):
             for request_id, response in zip(message.request_ids, message.responses, strict=True):
-                self._waiting.pop(request_id).set_result(getattr(response, response.WhichOneof("cmd")))
+                self._waiting.pop(request_id).set_result(
+                    getattr(response, response.WhichOneof("cmd"))
+                )
 
     async def _requests(self) -> AsyncIterator[tikvpb.BatchCommandsRequest]:
         while True:
@@ -66,13 +70,17 @@ def unary(stubs: Stubs) -> Send:
 class Teller:
     """Commits transactions of its own keys, one after the other."""
 
-    def __init__(self, send: Send, context: Any, clock: list[int], options: argparse.Namespace) -> None:
+    def __init__(
+        self, send: Send, context: Any, clock: list[int], options: argparse.Namespace
+    ) -> None:
         self._send = send
         self._context = context
         self._clock = clock
         self._value = bytes(options.value_bytes)
 
-    async def run(self, handles: range, deadline: float, commit: str, tasks: asyncio.TaskGroup) -> int:
+    async def run(
+        self, handles: range, deadline: float, commit: str, tasks: asyncio.TaskGroup
+    ) -> int:
         """Transactions until `deadline`; returns how many."""
         done = 0
         while time.perf_counter() < deadline:
@@ -83,11 +91,15 @@ class Teller:
             done += 1
         return done
 
-    async def transact(self, keys: list[bytes], start_ts: int, commit: str, tasks: asyncio.TaskGroup) -> None:
+    async def transact(
+        self, keys: list[bytes], start_ts: int, commit: str, tasks: asyncio.TaskGroup
+    ) -> None:
         """One transaction."""
         prewrite = kvrpcpb.PrewriteRequest(
             context=self._context,
-            mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=self._value) for key in keys],
+            mutations=[
+                kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=self._value) for key in keys
+            ],
             primary_lock=keys[0],
             start_version=start_ts,
             lock_ttl=3000,
@@ -129,8 +141,14 @@ async def load(teller: Teller, clock: list[int], versions: int, tasks: asyncio.T
 def usage(pid: int) -> tuple[float, float]:
     """CPU seconds and peak MiB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    peak = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) / 1024
+    peak = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(
+        peak.split()[1]
+    ) / 1024
 
 
 async def measure(directory: Path, options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
@@ -147,12 +165,19 @@ async def measure(directory: Path, options: argparse.Namespace) -> AsyncIterator
                 running.cancel()
 
 
-async def _round(teller: Teller, pid: int, commit: str, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+async def _round(
+    teller: Teller, pid: int, commit: str, clients: int, options: argparse.Namespace
+) -> dict[str, Any]:
     before, began = usage(pid)[0], time.perf_counter()
     async with asyncio.TaskGroup() as tellers:
         each = [
             tellers.create_task(
-                teller.run(range(at * 10_000, (at + 1) * 10_000, 2), began + options.seconds, commit, tellers)
+                teller.run(
+                    range(at * 10_000, (at + 1) * 10_000, 2),
+                    began + options.seconds,
+                    commit,
+                    tellers,
+                )
             )
             for at in range(clients)
         ]
@@ -182,8 +207,12 @@ async def report(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[16])
-    parser.add_argument("--commit", nargs="+", choices=["2pc", "async", "1pc"], default=["2pc", "async", "1pc"])
-    parser.add_argument("--versions", type=int, default=0, help="versions to load first; 10000000 takes a while")
+    parser.add_argument(
+        "--commit", nargs="+", choices=["2pc", "async", "1pc"], default=["2pc", "async", "1pc"]
+    )
+    parser.add_argument(
+        "--versions", type=int, default=0, help="versions to load first; 10000000 takes a while"
+    )
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--mode", choices=["unary", "batch"], default="batch")

@@ -1,7 +1,9 @@
-"""How long nobody answers when a leader goes: `python -m tests.bench.takeover --rounds N --fault kill|stop|term`.
+"""How long nobody answers when a leader goes: `python -m tests.bench.takeover --rounds N --fault
+kill|stop|term`.
 
-Three coordinators, one etcd, the callers of the fault tests as load. Each round takes the leader away and measures the
-longest time without a timestamp received; the history of all rounds is checked. Prints one JSON line.
+Three coordinators, one etcd, the callers of the fault tests as load. Each round takes the leader
+away and measures the longest time without a timestamp received; the history of all rounds is
+checked. Prints one JSON line.
 """
 
 import argparse
@@ -44,7 +46,9 @@ async def _measured(directory: Path, arguments: argparse.Namespace) -> dict[str,
     with running_cluster(directory, flags=flags) as cluster:
         async with load_on(cluster.addresses, arguments.seed) as load:
             for _ in range(arguments.rounds):
-                await asyncio.sleep(rng.uniform(0, 1))  # any point between two renewals of the lease
+                await asyncio.sleep(
+                    rng.uniform(0, 1)
+                )  # any point between two renewals of the lease
                 silences.append(await _round(cluster, load, FAULTS[arguments.fault]))
     return {
         "name": "takeover",

@@ -1,4 +1,5 @@
-"""What a coordinator bench runs against: our own coordinator with a real etcd, or a peer that already runs.
+"""What a coordinator bench runs against: our own coordinator with a real etcd,
+or a peer that already runs.
 
 Our own is started with the engine `--rpc-engine` names; run both, alternately, to compare them.
 """
@@ -54,7 +55,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, default=0, help="of its process, for CPU figures")
     parser.add_argument("--metadata", choices=("etcd", "leveldb"), default="etcd")
     parser.add_argument(
-        "--rpc-engine", choices=[engine.value for engine in Engine], default=chosen(Engine.NATIVE).value
+        "--rpc-engine",
+        choices=[engine.value for engine in Engine],
+        default=chosen(Engine.NATIVE).value,
     )
 
 
@@ -84,7 +87,15 @@ def _own(stack: ExitStack, arguments: argparse.Namespace) -> Target:
         (etcd,) = stack.enter_context(etcd_members(directory, 1))
         pids["etcd"] = etcd.pid
         url = f"etcd://{etcd.address}"
-    daemon = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", url, "--rpc-engine", arguments.rpc_engine)
+    daemon = start(
+        "coordinator",
+        "--addr",
+        "127.0.0.1:0",
+        "--metadata",
+        url,
+        "--rpc-engine",
+        arguments.rpc_engine,
+    )
     stack.callback(daemon.kill)
     return Target(daemon.addr, {"server": daemon.process.pid, **pids})
 
@@ -106,7 +117,9 @@ def _bootstrap(stub: pdpb_pb2_grpc.PDStub, header: pdpb_pb2.RequestHeader) -> No
     if stub.IsBootstrapped(pdpb_pb2.IsBootstrappedRequest(header=header)).bootstrapped:
         return
     peer = metapb_pb2.Peer(id=3, store_id=1)
-    region = metapb_pb2.Region(id=2, region_epoch=metapb_pb2.RegionEpoch(conf_ver=1, version=1), peers=[peer])
+    region = metapb_pb2.Region(
+        id=2, region_epoch=metapb_pb2.RegionEpoch(conf_ver=1, version=1), peers=[peer]
+    )
     store = metapb_pb2.Store(id=1, address="127.0.0.1:1", version="8.5.0")
     stub.Bootstrap(pdpb_pb2.BootstrapRequest(header=header, store=store, region=region))
 

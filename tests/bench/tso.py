@@ -1,7 +1,8 @@
 """Timestamps under load: `python -m tests.bench.tso --streams N --count C`.
 
-Each stream asks for C timestamps a message and waits for the answer before it asks again. `--addr` and `--pid` as in
-`tests.bench.safepoint`. Prints one JSON line; `per_s` counts timestamps, `messages_per_s` answers.
+Each stream asks for C timestamps a message and waits for the answer before it asks again. `--addr`
+and `--pid` as in `tests.bench.safepoint`. Prints one JSON line; `per_s` counts timestamps,
+`messages_per_s` answers.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""How fast binlogs become durable: `python -m tests.bench.value_log [--subject append] [--bytes 256] …`.
+"""How fast binlogs become durable: `python -m tests.bench.value_log [--subject append] [--bytes
+256] …`.
 
-`value_log` appends groups of fixed size from one thread; `append` drives the whole pump storage with concurrent writers
-of prewrite and commit pairs. The last line is one JSON object.
+`value_log` appends groups of fixed size from one thread; `append` drives the whole pump storage
+with concurrent writers of prewrite and commit pairs. The last line is one JSON object.
 """
 
 import argparse
@@ -71,13 +72,17 @@ async def _write_for_a_while(directory: Path, args: argparse.Namespace) -> int:
         end = time.perf_counter() + args.seconds
         async with asyncio.TaskGroup() as tasks:
             writers = [
-                tasks.create_task(_write_until(storage, end, number, args.writers, bytes(args.bytes)))
+                tasks.create_task(
+                    _write_until(storage, end, number, args.writers, bytes(args.bytes))
+                )
                 for number in range(args.writers)
             ]
         return sum(writer.result() for writer in writers)
 
 
-async def _write_until(storage: PumpStorage, end: float, number: int, writers: int, value: bytes) -> int:
+async def _write_until(
+    storage: PumpStorage, end: float, number: int, writers: int, value: bytes
+) -> int:
     ops, ts = 0, 2 * number + (1 << 58)
     while time.perf_counter() < end:
         ts += 2 * writers

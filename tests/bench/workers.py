@@ -1,13 +1,15 @@
-"""Sorter and sink in one process and in several: what `capture --workers N` can gain, without a source or Spark.
+"""Sorter and sink in one process and in several: what `capture --workers N` can gain,
+without a source or Spark.
 
-Tables are dealt to the processes by the hash that the capture uses. Each has made its rows (tests/bench/
-sorter_workload.py) before the clock starts; then all sort theirs, read them from the sorter as Flight does where
-nothing is staged, and acknowledge them, at the same time. Prints for 1, 2, ... processes, which take turns, the medians
-of the rounds: rows/s by the clock; `cores`, how many the processes got; `per_s_undisturbed`, rows/s by the CPU of the
-process that needs most, which is the clock's rate when each has a core; CPU µs a row over all, and what of it is
-sorting and reading. `speed_up` compares rates with those of one process: by the clock it says nothing where `cores` is
-much below the number of processes, as others use the machine. No more than rows / `most_rows` can be had: that is how
-even the hash deals.
+Tables are dealt to the processes by the hash that the capture uses. Each has made its rows
+(tests/bench/ sorter_workload.py) before the clock starts; then all sort theirs, read them from the
+sorter as Flight does where nothing is staged, and acknowledge them, at the same time. Prints for 1,
+2, ... processes, which take turns, the medians of the rounds: rows/s by the clock; `cores`, how
+many the processes got; `per_s_undisturbed`, rows/s by the CPU of the process that needs most, which
+is the clock's rate when each has a core; CPU µs a row over all, and what of it is sorting and
+reading. `speed_up` compares rates with those of one process: by the clock it says nothing where
+`cores` is much below the number of processes, as others use the machine. No more than rows /
+`most_rows` can be had: that is how even the hash deals.
 """
 
 import argparse
@@ -74,7 +76,9 @@ class Worker:
         for span, start_ts in self._acked.items():
             end_ts = self._manager.resolved_ts(span)
             if end_ts > start_ts:
-                self._rows += sum(batch.num_rows for batch in self._manager.read(span, start_ts, end_ts))
+                self._rows += sum(
+                    batch.num_rows for batch in self._manager.read(span, start_ts, end_ts)
+                )
                 self._manager.ack(end_ts, span)
                 self._acked[span] = end_ts
 
@@ -82,7 +86,9 @@ class Worker:
 def work(pipe: Connection, directory: str, args: argparse.Namespace, number: int, of: int) -> None:
     """One process: make the rows, say so, wait for the start, run, tell what it took."""
     workload = Workload(args.rows, args.tables, args.value_bytes, 1, args.seed)
-    mine = {span for span in workload.spans if get_db(span, of * _SHARDS) // _SHARDS == number}  # as the capture does
+    mine = {
+        span for span in workload.spans if get_db(span, of * _SHARDS) // _SHARDS == number
+    }  # as the capture does
     windows = [window for window in workload.windows() if window.span in mine]
     with tempfile.TemporaryDirectory(dir=directory) as place:
         worker = Worker(Path(place), sorted(mine), _MEMORY_BYTES // of)
@@ -121,7 +127,9 @@ def figures(rows: int, rounds: list[tuple[float, list[Told]]]) -> dict[str, Any]
     sort_cpu_s = [sum(one.sort_cpu_s for one in told) for _, told in rounds]
     read_cpu_s = [sum(one.read_cpu_s for one in told) for _, told in rounds]
     most_cpu_s = [max(one.sort_cpu_s + one.read_cpu_s for one in told) for _, told in rounds]
-    cores = [(sort + read) / it[0] for sort, read, it in zip(sort_cpu_s, read_cpu_s, rounds, strict=True)]
+    cores = [
+        (sort + read) / it[0] for sort, read, it in zip(sort_cpu_s, read_cpu_s, rounds, strict=True)
+    ]
     return {
         "per_s": round(median(rates)),
         "per_s_from_to": [round(min(rates)), round(max(rates))],
@@ -151,8 +159,14 @@ def main() -> None:
     found = {processes: figures(args.rows, those) for processes, those in rounds.items()}
     one = found[min(found)]
     for each in found.values():
-        each["speed_up"] = {name: round(each[name] / one[name], 2) for name in ("per_s", "per_s_undisturbed")}
-    print(json.dumps({"name": "workers", "rows": args.rows, "tables": args.tables, "by_workers": found}))
+        each["speed_up"] = {
+            name: round(each[name] / one[name], 2) for name in ("per_s", "per_s_undisturbed")
+        }
+    print(
+        json.dumps(
+            {"name": "workers", "rows": args.rows, "tables": args.tables, "by_workers": found}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""The verdict on a run: what a reader was given, held against what the source was at each commit_ts. Pure.
+"""The verdict on a run: what a reader was given,
+held against what the source was at each commit_ts. Pure.
 
-The source is its base and its history, ordered by GTID; commit_ts are folded here from the headers of the binlog,
-apart from the product's own reading of it. A row that was delivered must be the source's at exactly its commit_ts: so
-the lake is right at every cut, however cuts fall. Rows that no dump has brought yet may be missing until the end.
+The source is its base and its history, ordered by GTID; commit_ts are folded here from the headers
+of the binlog, apart from the product's own reading of it. A row that was delivered must be the
+source's at exactly its commit_ts: so the lake is right at every cut, however cuts fall. Rows that
+no dump has brought yet may be missing until the end.
 """
 
 import base64
@@ -27,7 +29,9 @@ Rows = dict[str, dict[Key, Row]]
 
 @dataclass(frozen=True)
 class Cut:
-    """One range that a reader has taken, table by table; `schema` is what `describe` said of a DDL at its end."""
+    """One range that a reader has taken, table by table;
+    `schema` is what `describe` said of a DDL at its end.
+    """
 
     start: int
     end: int
@@ -59,7 +63,9 @@ class Verdict:
     samples: list[str] = field(default_factory=list)
 
     def fault(self, kind: str, *what: Any) -> None:
-        """Count one: `lost`, `duplicated`, `backwards`, `wrong` (not as it was), `unstable`, `unequal` (at the end)."""
+        """Count one: `lost`, `duplicated`, `backwards`, `wrong` (not as it was),
+        `unstable`, `unequal` (at the end).
+        """
         self.counts[kind] += 1
         if self.counts[kind] <= _SAMPLES:
             self.samples.append(f"{kind}: {what}")
@@ -92,7 +98,9 @@ class Audit:
         self.lake: Rows = {}
         self.verdict = Verdict()
         self._source = Source(base, entries)
-        self._logged = {(ts, table, key): entry.ending for ts, entry in entries for table, key in entry.changes}
+        self._logged = {
+            (ts, table, key): entry.ending for ts, entry in entries for table, key in entry.changes
+        }
         self._at = start_ts
         for _ in self._source.move_to(start_ts):
             pass
@@ -127,19 +135,36 @@ class Audit:
             for key in held.keys() | there.keys():
                 if held.get(key) != there.get(key):
                     kind = "lost" if key not in held else "unequal"
-                    self.verdict.fault(kind, "at the end", table, key, held.get(key), there.get(key))
+                    self.verdict.fault(
+                        kind, "at the end", table, key, held.get(key), there.get(key)
+                    )
         return self.verdict
 
     def reread(self, again: Again) -> None:
-        """A range was read twice: it is the same, but that chunks of a killed capture may be missing."""
-        first, second = ({tuple(row.items()) for row in rows.to_pylist()} for rows in (again.first, again.second))
+        """A range was read twice: it is the same, but that chunks of a killed capture may be
+        missing.
+        """
+        first, second = (
+            {tuple(row.items()) for row in rows.to_pylist()} for rows in (again.first, again.second)
+        )
         missing = [dict(row) for row in first - second]
         missing_logged = [row for row in missing if self._is_logged(again, row)]
         if second - first or missing_logged or (missing and not again.other_capture):
-            self.verdict.fault("unstable", again.table, "first only", missing[:2], "second only", len(second - first))
+            self.verdict.fault(
+                "unstable",
+                again.table,
+                "first only",
+                missing[:2],
+                "second only",
+                len(second - first),
+            )
 
     def _is_logged(self, again: Again, row: Row) -> bool:
-        return (row["_commit_ts"], again.table, tuple(row[name] for name in again.key)) in self._logged
+        return (
+            row["_commit_ts"],
+            again.table,
+            tuple(row[name] for name in again.key),
+        ) in self._logged
 
     def _given(self, ts: int, op: str, table: str, key: Key, row: Row | None) -> None:
         verdict, there = self.verdict, self._source.rows.get(table, {}).get(key)
@@ -168,9 +193,13 @@ def apply_schema(rows: Rows, schema: Schema) -> None:
     if schema.verb == "truncate":
         rows[schema.table] = {}
     elif schema.verb == "add":
-        rows[schema.table] = {key: row | {schema.column: schema.held} for key, row in rows[schema.table].items()}
+        rows[schema.table] = {
+            key: row | {schema.column: schema.held} for key, row in rows[schema.table].items()
+        }
     elif schema.verb == "drop":
-        rows[schema.table] = {key: _without(row, schema.column) for key, row in rows[schema.table].items()}
+        rows[schema.table] = {
+            key: _without(row, schema.column) for key, row in rows[schema.table].items()
+        }
 
 
 def commit_ts_of(anchor: Mapping[str, Any], binlogs: Sequence[Path]) -> dict[int, int]:
@@ -186,7 +215,10 @@ def commit_ts_of(anchor: Mapping[str, Any], binlogs: Sequence[Path]) -> dict[int
 
 
 def timed(entries: Iterable[Entry], commit_ts: Mapping[int, int]) -> list[tuple[int, Entry]]:
-    """In the source's order; a DDL has the commit_ts right before its transaction's. Those before the anchor have 0."""
+    """In the source's order; a DDL has the commit_ts right before its transaction's.
+
+    Those before the anchor have 0.
+    """
     found: list[tuple[int, Entry]] = []
     for entry in sorted(entries, key=lambda each: each.seq):
         ts = commit_ts.get(entry.seq, 0)
@@ -210,7 +242,13 @@ def _changes(cut: Cut) -> Iterator[tuple[int, str, str, Key, Row | None]]:
         for each in rows.to_pylist():
             key = tuple(each[name] for name in cut.keys[table])
             row = {name: value for name, value in each.items() if not name.startswith("_")}
-            yield each["_commit_ts"], each["_op"], table, key, None if each["_op"] == "delete" else row
+            yield (
+                each["_commit_ts"],
+                each["_op"],
+                table,
+                key,
+                None if each["_op"] == "delete" else row,
+            )
 
 
 def _apply_described(lake: Rows, described: Mapping[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""The capture of the dump matrix: alive all the time, but for its deaths; and the calls that steer dumps."""
+"""The capture of the dump matrix: alive all the time, but for its deaths;
+and the calls that steer dumps.
+"""
 
 import json
 import os
@@ -88,7 +90,9 @@ class Capture:
         self._next_death()
 
     def dump(self, verb: str, changefeed: str, **options: Any) -> Any:
-        """`Start`, `Pause`, `Resume`, `Restart` or `GetDumpStatus`; asked again while no capture answers."""
+        """`Start`, `Pause`, `Resume`, `Restart` or `GetDumpStatus`;
+        asked again while no capture answers.
+        """
         name = verb if verb == "GetDumpStatus" else f"{verb}Dump"
         request = getattr(dump_pb2, f"{name}Request")(changefeed_id=changefeed, **options)
         return self._call(DumpServiceStub, name, request)
@@ -96,7 +100,9 @@ class Capture:
     def changefeed(self, verb: str, **options: Any) -> Any:
         """`Create`, `Query` or `Remove`."""
         name = f"{verb}Changefeed"
-        return self._call(ChangefeedServiceStub, name, getattr(changefeed_pb2, f"{name}Request")(**options))
+        return self._call(
+            ChangefeedServiceStub, name, getattr(changefeed_pb2, f"{name}Request")(**options)
+        )
 
     def _call(self, stub: Any, method: str, request: Any) -> Any:
         deadline = time.monotonic() + _START_S
@@ -113,11 +119,18 @@ class Capture:
                 time.sleep(0.05)
 
     def _start(self) -> None:
-        addresses = ["--addr", self._endpoints["capture"], "--flight-addr", self._endpoints["flight"]]
+        addresses = [
+            "--addr",
+            self._endpoints["capture"],
+            "--flight-addr",
+            self._endpoints["flight"],
+        ]
         flags = [*addresses, "--http-addr", LOOPBACK, "--coordinator", self._coordinator]
         flags += ["--data-dir", str(self._directory / "capture")]
         assert self._forker.stdin is not None
-        self._forker.stdin.write(json.dumps({"flags": flags, "chunk_rows": self._chunk_rows}) + "\n")
+        self._forker.stdin.write(
+            json.dumps({"flags": flags, "chunk_rows": self._chunk_rows}) + "\n"
+        )
         self._forker.stdin.flush()
 
     def _look(self) -> None:

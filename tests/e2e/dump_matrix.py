@@ -1,10 +1,11 @@
 """A dump under churn and kill -9: `python -m tests.e2e.dump_matrix --runs N --seed S [--kills N]`.
 
-One MariaDB, one coordinator and one capture (until it is killed) for all runs. Each run, by its own seed S, S + 1, …: a
-database with some tables, writers that never rest, a changefeed, a reader, dumps that are started, paused, resumed and
-begun anew, and captures that die at steps of a chunk. When the dumps are over, all that the reader was given is held
-against the history of the writers (`dump_audit`), and the end against SELECT. The last line is the result as JSON; the
-exit status says whether everything was equal. One seed alone: `--runs 1 --seed S`.
+One MariaDB, one coordinator and one capture (until it is killed) for all runs. Each run, by its own
+seed S, S + 1, …: a database with some tables, writers that never rest, a changefeed, a reader,
+dumps that are started, paused, resumed and begun anew, and captures that die at steps of a chunk.
+When the dumps are over, all that the reader was given is held against the history of the writers
+(`dump_audit`), and the end against SELECT. The last line is the result as JSON; the exit status
+says whether everything was equal. One seed alone: `--runs 1 --seed S`.
 """
 
 import argparse
@@ -70,7 +71,9 @@ class House:
         """Started for the block."""
         with ExitStack() as parts:
             server = parts.enter_context(running_mariadb())
-            coordinator = Daemon(directory, "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
+            coordinator = Daemon(
+                directory, "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}"
+            )
             parts.callback(coordinator.kill)
             address = coordinator.endpoints["coordinator"]
             capture = Capture(directory, address)
@@ -137,7 +140,9 @@ class Run:
         server, dice = self._house.server, self._dice
         server.execute(f"SET GLOBAL log_bin_compress = {dice.choice(('ON', 'OFF'))}")
         history = History([Table(f"{database}.{name}", SHAPES[name]) for name in self._shapes()])
-        server.execute(*(part for table in history.tables for part in (table.create(), table.fill(dice))))
+        server.execute(
+            *(part for table in history.tables for part in (table.create(), table.fill(dice)))
+        )
         history.base = base_of(server, history.tables)
         return history
 
@@ -157,7 +162,10 @@ class Run:
         dice, steps = self._dice, (*STEPS, "any")
         first = steps[self._seed % len(steps)]
         chosen = [first, *dice.choices(steps, k=dice.choice((0, 0, 1, 2)))]
-        return [(step, dice.randint(20, 1500) if step == "any" else dice.choice((1, 1, 2, 5))) for step in chosen]
+        return [
+            (step, dice.randint(20, 1500) if step == "any" else dice.choice((1, 1, 2, 5)))
+            for step in chosen
+        ]
 
     def _dumps(self, history: History, reader: Reader) -> None:
         """Dumps in some order, while captures die; the last one is of everything, and ends."""
@@ -179,7 +187,12 @@ class Run:
         """One of them, from its start to its end."""
         dice = self._dice
         rate = dice.choice((0, 3000, 6000))
-        options = {"tables": names, "where": where, "rows_per_second_max": rate, "parallel": dice.randint(1, 6)}
+        options = {
+            "tables": names,
+            "where": where,
+            "rows_per_second_max": rate,
+            "parallel": dice.randint(1, 6),
+        }
         self._command("Start", **options)
         for _ in range(dice.choice((0, 1, 1, 2, 3))):
             time.sleep(dice.random() * 0.6)
@@ -187,7 +200,9 @@ class Run:
             self._command(verb, **(options if verb == "Start" else {}))
             if verb == "Pause":
                 time.sleep(dice.random() * 0.4)
-                assert self._status().dump.state in ("paused", "finished"), "a pause lasts until it is resumed"
+                assert self._status().dump.state in ("paused", "finished"), (
+                    "a pause lasts until it is resumed"
+                )
                 self._command("Resume")
         self._wait_finished()
 
@@ -233,7 +248,11 @@ def run(runs: int, first_seed: int, directory: Path) -> dict[str, Any]:
             try:
                 found = Run(house, seed, totals).verdict()
             except BaseException:
-                print(f"seed {seed} did not come to its end; see {directory}", file=sys.stderr, flush=True)
+                print(
+                    f"seed {seed} did not come to its end; see {directory}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 raise
             house.capture.check()
             totals.runs += 1
@@ -241,7 +260,13 @@ def run(runs: int, first_seed: int, directory: Path) -> dict[str, Any]:
                 totals.failed.append(seed)
                 print("\n".join([f"seed {seed}:", *found.samples]), file=sys.stderr, flush=True)
             took, kills = round(time.monotonic() - run_began, 1), house.capture.killed.total()
-            shown = {"seed": seed, "rows": found.rows, "brought": found.brought, "kills": kills, "seconds": took}
+            shown = {
+                "seed": seed,
+                "rows": found.rows,
+                "brought": found.brought,
+                "kills": kills,
+                "seconds": took,
+            }
             print(json.dumps(shown), flush=True)
         killed = house.capture.killed
     commands = totals.commands
@@ -273,7 +298,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", type=Path, help="keeps logs; default: one that is removed again")
+    parser.add_argument(
+        "--directory", type=Path, help="keeps logs; default: one that is removed again"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-dumps-") as parent:
         directory = arguments.directory or Path(parent)

@@ -1,9 +1,11 @@
-"""Captures with a death planned at a step of a chunk: `python -m tests.e2e.dump_points PLAN`, started by `dump_matrix`.
+"""Captures with a death planned at a step of a chunk:
+`python -m tests.e2e.dump_points PLAN`, started by `dump_matrix`.
 
-The process imports what a capture needs, then forks one capture for each line of its standard input, `{"flags": […],
-"chunk_rows": N}`, and says on standard output what its captures say when they are ready, and how they ended. A capture
-looks into the file PLAN, `STEP COUNT`, at each step: at the COUNT-th one of that name it writes `died STEP` there and
-kills itself (SIGKILL). Steps `x-` and `x+` are right before and right after something:
+The process imports what a capture needs, then forks one capture for each line of its standard
+input, `{"flags": […], "chunk_rows": N}`, and says on standard output what its captures say when
+they are ready, and how they ended. A capture looks into the file PLAN, `STEP COUNT`, at each step:
+at the COUNT-th one of that name it writes `died STEP` there and kills itself (SIGKILL). Steps `x-`
+and `x+` are right before and right after something:
 
     low, high      a watermark is written           select       a chunk is read
     passed         the log passed a high watermark  added        rows of chunks are in the sorter
@@ -63,7 +65,9 @@ class Death:
         self._around(LogRows, "_put", self._added, after_only=True)
         self._around(LogPuller, "_resolve", self._resolved, after_only=True)
         self._around_async(DumpRecords, "put_tables", lambda *_: "progress")
-        self._around_async(Records, "save", lambda _, checkpoints, infos: "checkpoint" if checkpoints else "")
+        self._around_async(
+            Records, "save", lambda _, checkpoints, infos: "checkpoint" if checkpoints else ""
+        )
         self._around_async(FeedCatalog, "change", lambda *_: "schema")
 
     def at(self, step: str) -> None:

@@ -1,8 +1,10 @@
-"""A reader as a lake is one, but for Spark's price: cut after cut over Flight, durable table by table, then told.
+"""A reader as a lake is one, but for Spark's price: cut after cut over Flight,
+durable table by table, then told.
 
-It dies itself now and then: between two tables of a cut, or before it acknowledges. Then it begins at its last durable
-cut and asks for the same range again; what it gets must be what it got. An exception are rows of a chunk whose capture
-was killed meanwhile: they come again later, with another watermark, and may be missing.
+It dies itself now and then: between two tables of a cut, or before it acknowledges. Then it begins
+at its last durable cut and asks for the same range again; what it gets must be what it got. An
+exception are rows of a chunk whose capture was killed meanwhile: they come again later, with
+another watermark, and may be missing.
 """
 
 import json
@@ -28,7 +30,12 @@ class Reader:
     """Follows one changefeed in a thread of its own until it is at `until`."""
 
     def __init__(
-        self, address: str, changefeed: str, start_ts: int, dice: random.Random, life: Callable[[], int]
+        self,
+        address: str,
+        changefeed: str,
+        start_ts: int,
+        dice: random.Random,
+        life: Callable[[], int],
     ) -> None:
         self.cuts: list[Cut] = []
         self.again: list[Again] = []
@@ -58,7 +65,9 @@ class Reader:
         self._thread.join(limit_s)
         self.check()
         if self._thread.is_alive():
-            raise TimeoutError(f"{self._changefeed} stands at {self._at}, not at {ts}, after {limit_s} s")
+            raise TimeoutError(
+                f"{self._changefeed} stands at {self._at}, not at {ts}, after {limit_s} s"
+            )
 
     def give_up(self) -> None:
         """End, wherever it is."""
@@ -86,7 +95,9 @@ class Reader:
             pass  # it has died; what is durable of the cut stays
         described = self._ask("describe", ts=end)
         is_schema = bool(described["ddls"]) and described["ddls"][0]["ts"] == end
-        self.cuts.append(Cut(self._at, end, durable, dict(self._keys), described if is_schema else None))
+        self.cuts.append(
+            Cut(self._at, end, durable, dict(self._keys), described if is_schema else None)
+        )
         self._take_tables(described)
         self._at = end  # durable
         if self._dice.random() < _DEATH_SHARE:
@@ -141,7 +152,8 @@ class Reader:
             try:
                 if self._client is None:
                     self._client = fl.FlightClient(
-                        f"grpc://{self._address}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
+                        f"grpc://{self._address}",
+                        generic_options=[("grpc.use_local_subchannel_pool", 1)],
                     )
                 return call(self._client)
             except _LOST:

@@ -1,6 +1,8 @@
-"""The tables of the dump matrix: keys of many kinds, each key owned by one writer, tables small, large and wide.
+"""The tables of the dump matrix: keys of many kinds, each key owned by one writer,
+tables small, large and wide.
 
-A key is named by a writer and a number. `spelling` makes other bytes of the same key where the collation says so.
+A key is named by a writer and a number. `spelling` makes other bytes of the same key where the
+collation says so.
 """
 
 import random
@@ -18,7 +20,9 @@ class Shape:
     columns: str
     key: tuple[str, ...]
     literals: tuple[str, ...]
-    """SQL of each key column, of `{n}` (unique), `{s}` (its letter, in some case), `{p}` (a blank)."""
+    """SQL of each key column, of `{n}` (unique), `{s}` (its letter, in some case),
+    `{p}` (a blank).
+    """
     rows: int
     note_bytes: int = 60
 
@@ -26,7 +30,12 @@ class Shape:
 SHAPES = {
     "few": Shape("id INT", ("id",), ("{n}",), 24),
     "many": Shape("id BIGINT UNSIGNED", ("id",), ("18446744073709551615 - {n}",), 2600),
-    "pair": Shape("a SMALLINT, b VARCHAR(20) COLLATE utf8mb4_general_ci", ("a", "b"), ("{n} % 7", "'{s}é{n}{p}'"), 700),
+    "pair": Shape(
+        "a SMALLINT, b VARCHAR(20) COLLATE utf8mb4_general_ci",
+        ("a", "b"),
+        ("{n} % 7", "'{s}é{n}{p}'"),
+        700,
+    ),
     "names": Shape("id VARCHAR(30) COLLATE utf8mb4_general_ci", ("id",), ("'{s}ß{n}{p}'",), 500),
     "padded": Shape("id CHAR(12) CHARACTER SET latin1", ("id",), ("'{s}{n}{p}'",), 300),
     "wide": Shape("id INT", ("id",), ("{n}",), 300, note_bytes=3000),
@@ -47,18 +56,25 @@ class Table:
         """The statement."""
         shape = self.shape
         return (
-            f"CREATE TABLE {self.name} ({shape.columns}, ver BIGINT NOT NULL, note VARCHAR({shape.note_bytes}),"
+            f"CREATE TABLE {self.name} ({shape.columns}, ver BIGINT NOT NULL, note "
+            f"VARCHAR({shape.note_bytes}),"
             f" PRIMARY KEY ({', '.join(shape.key)})) COLLATE utf8mb4_general_ci"
         )
 
     def fill(self, dice: random.Random) -> str:
         """The rows that are there before anything else."""
-        rows = (self.row(number % WRITERS, number // WRITERS, 0, dice) for number in range(self.shape.rows))
+        rows = (
+            self.row(number % WRITERS, number // WRITERS, 0, dice)
+            for number in range(self.shape.rows)
+        )
         return self.insert(rows)
 
     def insert(self, rows: Iterable[str], verb: str = "INSERT IGNORE") -> str:
         """A statement that brings rows."""
-        return f"{verb} INTO {self.name} ({', '.join(self.shape.key)}, ver, note) VALUES {', '.join(rows)}"
+        return (
+            f"{verb} INTO {self.name} ({', '.join(self.shape.key)}, ver, note) VALUES "
+            f"{', '.join(rows)}"
+        )
 
     def row(self, writer: int, number: int, version: int, dice: random.Random) -> str:
         """A row's values."""
@@ -69,13 +85,19 @@ class Table:
         """The literals of a key, in some spelling."""
         letter = dice.choice(("aA", "bB")[writer])
         unique = number * WRITERS + writer
-        return [each.format(n=unique, s=letter, p=dice.choice(("", "", " "))) for each in self.shape.literals]
+        return [
+            each.format(n=unique, s=letter, p=dice.choice(("", "", " ")))
+            for each in self.shape.literals
+        ]
 
     def where(self, writer: int, numbers: Iterable[int], dice: random.Random) -> str:
         """The condition for keys; other spellings count."""
         keys = [self.spelling(writer, number, dice) for number in numbers]
         one = (
-            " AND ".join(f"{name} = {value}" for name, value in zip(self.shape.key, key, strict=True)) for key in keys
+            " AND ".join(
+                f"{name} = {value}" for name, value in zip(self.shape.key, key, strict=True)
+            )
+            for key in keys
         )
         return " OR ".join(f"({each})" for each in one)
 

@@ -1,7 +1,9 @@
-"""Writers that never rest, and the history of what they committed: who is right about the source at each commit_ts.
+"""Writers that never rest, and the history of what they committed:
+who is right about the source at each commit_ts.
 
-Each writer owns its keys, so what a transaction did to them is what SELECT shows before and after, within it. The
-server's order is that of its GTIDs (one domain); which commit_ts each has is a question for `dump_audit`.
+Each writer owns its keys, so what a transaction did to them is what SELECT shows before and after,
+within it. The server's order is that of its GTIDs (one domain); which commit_ts each has is a
+question for `dump_audit`.
 """
 
 import random
@@ -88,7 +90,11 @@ class Writer:
                     try:
                         self._once(cursor)
                     except (pymysql.OperationalError, pymysql.InternalError) as err:
-                        if err.args[0] not in (1205, 1213, 1412):  # locked, deadlock, the table is another one
+                        if err.args[0] not in (
+                            1205,
+                            1213,
+                            1412,
+                        ):  # locked, deadlock, the table is another one
                             raise
                         self._connection.rollback()
                     time.sleep(self._dice.random() * _PAUSE_S)
@@ -98,7 +104,11 @@ class Writer:
             self._connection.close()
 
     def _once(self, cursor: Cursor) -> None:
-        if self._schemas and self._history.may_alter.is_set() and self._dice.random() < _SCHEMA_SHARE:
+        if (
+            self._schemas
+            and self._history.may_alter.is_set()
+            and self._dice.random() < _SCHEMA_SHARE
+        ):
             self._schemas -= 1
             self._version += 1
             self._change_schema(cursor)
@@ -148,7 +158,9 @@ class Writer:
         version, most = self._version, table.shape.rows
         numbers = [dice.randrange(most) for _ in range(dice.choice((1, 1, 2, 30)))]
         where = table.where(writer, numbers, dice)
-        verb = dice.choices(("insert", "update", "delete", "move", "replace"), (20, 35, 12, 15, 18))[0]
+        verb = dice.choices(
+            ("insert", "update", "delete", "move", "replace"), (20, 35, 12, 15, 18)
+        )[0]
         if verb == "update":
             return f"UPDATE {table.name} SET ver = {version} WHERE {where}", where
         if verb == "delete":
@@ -156,7 +168,10 @@ class Writer:
         if verb in ("insert", "replace"):
             rows = [table.row(writer, number, version, dice) for number in numbers]
             return table.insert(rows, "INSERT IGNORE" if verb == "insert" else "REPLACE"), where
-        old, new = numbers[0], dice.choice((numbers[-1], dice.randrange(most)))  # the same: in another spelling
+        old, new = (
+            numbers[0],
+            dice.choice((numbers[-1], dice.randrange(most))),
+        )  # the same: in another spelling
         names = zip(table.shape.key, table.spelling(writer, new, dice), strict=True)
         moved = ", ".join(f"{name} = {value}" for name, value in names)
         where = table.where(writer, [old], dice)
@@ -179,7 +194,10 @@ class Writer:
             self._history.tables.append(Table(schema.table, SHAPES["few"]))
 
     def _add(self, table: Table) -> tuple[str, Schema]:
-        column, held = f"c{self._version}", self._dice.choice((None, 7, "seven"))  # a name is never used again
+        column, held = (
+            f"c{self._version}",
+            self._dice.choice((None, 7, "seven")),
+        )  # a name is never used again
         self._added.append((table, column))
         kind = "VARCHAR(9)" if isinstance(held, str) else "INT"
         rest = "" if held is None else f" NOT NULL DEFAULT {held!r}"
@@ -214,7 +232,10 @@ def base_of(server: MariaDb, tables: list[Table]) -> dict[str, dict[Key, Row]]:
 
 def writers_of(server: MariaDb, history: History, dice: random.Random) -> list[Writer]:
     """Started."""
-    return [Writer(server, history, number, random.Random(dice.getrandbits(64))) for number in range(WRITERS)]
+    return [
+        Writer(server, history, number, random.Random(dice.getrandbits(64)))
+        for number in range(WRITERS)
+    ]
 
 
 def _truncate(table: Table) -> tuple[str, Schema]:

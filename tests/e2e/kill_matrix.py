@@ -1,11 +1,14 @@
-"""Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S [--age CUTS]`.
+"""Exactly-once under kill -9: `python -m tests.e2e.kill_matrix --target T --kills N --seed S [--age
+CUTS]`.
 
-A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times, each time at a
-seeded step of a seeded cut or by the loss of a process beside it (a source worker of Spark, the capture). At last the
-tellers stop, the job runs to the store's newest commit_ts, and every row of the lake is compared with the store at
-exactly that cut. With `--age`, the lake first grows old: so many cuts in several lives that end by SIGTERM. The last
-line is the result as JSON, with the longest time without a new cut from the first kill on; the exit status says
-whether the lake is equal. A run that fails leaves its directory, with lake and logs, for whoever looks for the cause.
+A real cluster (`tidemark up`) and a bank whose tellers never rest; the lake job is killed N times,
+each time at a seeded step of a seeded cut or by the loss of a process beside it (a source worker of
+Spark, the capture). At last the tellers stop, the job runs to the store's newest commit_ts, and
+every row of the lake is compared with the store at exactly that cut. With `--age`, the lake first
+grows old: so many cuts in several lives that end by SIGTERM. The last line is the result as JSON,
+with the longest time without a new cut from the first kill on; the exit status says whether the
+lake is equal. A run that fails leaves its directory, with lake and logs, for whoever looks for the
+cause.
 """
 
 import argparse
@@ -93,11 +96,16 @@ class Matrix:
         async with connect(_CLIENT, self.cluster.endpoints["coordinator"]) as client:
             end_ts = await client.now()
             await self.finish(end_ts)
-            names = {name: [column.name for column in info.columns] for name, info in _infos().items()}
+            names = {
+                name: [column.name for column in info.columns] for name, info in _infos().items()
+            }
             found = await asyncio.to_thread(self.lake.rows, names, self.directory / "reader")
             lost = duplicated = 0
             for name, span in tables.SPANS.items():
-                held = [tables.values(key, row) for key, row in (await client.scan(*_bounds(span), end_ts)).items()]
+                held = [
+                    tables.values(key, row)
+                    for key, row in (await client.scan(*_bounds(span), end_ts)).items()
+                ]
                 lost += sum((Counter(held) - Counter(found[name])).values())
                 duplicated += sum((Counter(found[name]) - Counter(held)).values())
         self.equal = lost == duplicated == 0
@@ -119,7 +127,9 @@ class Matrix:
                 task.cancel()
 
     async def grow_old(self) -> None:
-        """Lives of a driver that end as they should, until the lake has as many cuts as it is to be old."""
+        """Lives of a driver that end as they should,
+        until the lake has as many cuts as it is to be old.
+        """
         async with asyncio.timeout(_AGING_S):
             while len(self.lake.cuts(_CHANGEFEED)) < self.age:
                 process = await self.start("never", 0, 0, "driver")
@@ -129,16 +139,24 @@ class Matrix:
                 await self.lines(process, None)
                 status = await process.wait()
                 if status not in (0, 75):
-                    raise RuntimeError(f"an aging job ended with status {status}; see {self.directory}/job.log")
+                    raise RuntimeError(
+                        f"an aging job ended with status {status}; see {self.directory}/job.log"
+                    )
                 await bury(process)
 
     async def _life(self) -> None:
         """One driver, from its start to its death."""
-        step, cut, delay_ms = self.dice.choice(self.steps), self.dice.randint(1, 4), self.dice.randint(1, 900)
+        step, cut, delay_ms = (
+            self.dice.choice(self.steps),
+            self.dice.randint(1, 4),
+            self.dice.randint(1, 900),
+        )
         beside = [self.dice.random() < share for share in (0.5, 0.25, 0.15)]
         way = self.dice.choices(WAYS, (7, 1))[0]
         if self.dice.random() < 0.1:
-            shutil.rmtree(self._checkpoint / "query", ignore_errors=True)  # as a lost checkpoint directory
+            shutil.rmtree(
+                self._checkpoint / "query", ignore_errors=True
+            )  # as a lost checkpoint directory
         process = await self.start(step, cut, delay_ms, way)
         async with asyncio.TaskGroup() as tasks:
             accident = tasks.create_task(self._accidents(process, *beside))
@@ -156,15 +174,21 @@ class Matrix:
         self._show()
 
     async def _accidents(self, process: Process, capture: bool, again: bool, worker: bool) -> None:
-        """What happens to the others during a driver's life; with these dice, and at its first cuts."""
+        """What happens to the others during a driver's life; with these dice,
+        and at its first cuts.
+        """
         for happens, kind in ((capture, "capture"), (worker, "source worker"), (again, "capture")):
             if happens and await self.lines(process, 1):
                 self._kill(process.pid if kind == "source worker" else self.cluster_pid, kind)
 
     def _kill(self, root: int, kind: str) -> None:
         mark = "capture" if kind == "capture" else "pyspark"
-        found = [pid for pid in descendants(root) if mark in command(pid) and "java" not in command(pid)]
-        chosen = [pid for pid in found if kind != "capture" or command(pid).split()[3:4] == ["capture"]]
+        found = [
+            pid for pid in descendants(root) if mark in command(pid) and "java" not in command(pid)
+        ]
+        chosen = [
+            pid for pid in found if kind != "capture" or command(pid).split()[3:4] == ["capture"]
+        ]
         if chosen:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.dice.choice(sorted(chosen)), signal.SIGKILL)
@@ -195,8 +219,23 @@ class Matrix:
     async def start(self, step: str, cut: int, delay_ms: int, way: str, *more: str) -> Process:
         self.lives += 1
         flight = self.cluster.endpoints["flight"]
-        arguments = [step, str(cut), str(delay_ms), way, "--follow-parent", "--endpoint", f"grpc://{flight}"]
-        arguments += ["--changefeed", _CHANGEFEED, "--target", self.lake.uri, "--trigger", "0 seconds"]
+        arguments = [
+            step,
+            str(cut),
+            str(delay_ms),
+            way,
+            "--follow-parent",
+            "--endpoint",
+            f"grpc://{flight}",
+        ]
+        arguments += [
+            "--changefeed",
+            _CHANGEFEED,
+            "--target",
+            self.lake.uri,
+            "--trigger",
+            "0 seconds",
+        ]
         arguments += ["--checkpoint-dir", str(self._checkpoint), "--compact-every", "8", *more]
         with (self.directory / "job.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
@@ -221,7 +260,9 @@ class Matrix:
         return self.cluster._process.pid
 
     def _show(self) -> None:
-        print(json.dumps({"kills": self.killed.total(), **self.killed}), file=sys.stderr, flush=True)
+        print(
+            json.dumps({"kills": self.killed.total(), **self.killed}), file=sys.stderr, flush=True
+        )
 
 
 async def bury(process: Process) -> None:
@@ -258,13 +299,17 @@ def _bounds(span: Any) -> tuple[bytes, bytes]:
 async def laid_out(
     arguments: argparse.Namespace, steps: tuple[str, ...] = STEPS, age: int = 0
 ) -> AsyncIterator[Matrix]:
-    """A cluster, its changefeed and an empty lake, in a directory of their own that stays unless the lake is equal."""
+    """A cluster, its changefeed and an empty lake,
+    in a directory of their own that stays unless the lake is equal.
+    """
     directory = Path(tempfile.mkdtemp(prefix="tidemark-kills-"))
     (directory / "logs").mkdir()
     with opened(arguments.target, directory) as lake:
         async with Cluster.started(directory, any_ports=True) as cluster:
             await ensure_changefeed(cluster.endpoints["capture"], _CHANGEFEED, lake.uri, _wanted())
-            matrix = Matrix(lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps, age)
+            matrix = Matrix(
+                lake, cluster, directory, random.Random(arguments.seed), arguments.rate, steps, age
+            )
             try:
                 yield matrix
             except BaseException:
@@ -284,7 +329,10 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wanted() -> list[pb.Table]:
-    return [pb.Table(schema_name=tables.SCHEMA, table_info_json=info.to_json()) for info in tables.TABLES.values()]
+    return [
+        pb.Table(schema_name=tables.SCHEMA, table_info_json=info.to_json())
+        for info in tables.TABLES.values()
+    ]
 
 
 def main() -> int:
@@ -293,8 +341,12 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, required=True)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--age", type=int, default=0, help="cuts that the lake has before the first kill")
-    parser.add_argument("--rate", type=float, default=10.0, help="transfers a second, all tellers together")
+    parser.add_argument(
+        "--age", type=int, default=0, help="cuts that the lake has before the first kill"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=10.0, help="transfers a second, all tellers together"
+    )
     result = asyncio.run(run(parser.parse_args()))
     print(json.dumps(result))
     return 0 if result["equal"] else 1

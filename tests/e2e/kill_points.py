@@ -1,10 +1,12 @@
-"""The lake job with a death planned: `python -m tests.e2e.kill_points STEP CUT DELAY_MS WAY job arguments…`.
+"""The lake job with a death planned: `python -m tests.e2e.kill_points STEP CUT DELAY_MS WAY job
+arguments…`.
 
-The process kills itself (SIGKILL) in its CUT-th cut: at `files` when data files or staged rows are written and not yet
-committed (where Delta does both in one call, DELAY_MS into it), at `tables` after the first table's commit, at
-`manifest` before the cut is made visible, at `ack` before it is acknowledged, at `commit` before Spark's commit log, at
-`random` DELAY_MS after the cut began; from there on at `rewrite` when Delta's files are joined and not committed, at
-`rewritten` when they are; `never`. WAY chooses how rows are written: `driver`, `tasks`.
+The process kills itself (SIGKILL) in its CUT-th cut: at `files` when data files or staged rows are
+written and not yet committed (where Delta does both in one call, DELAY_MS into it), at `tables`
+after the first table's commit, at `manifest` before the cut is made visible, at `ack` before it is
+acknowledged, at `commit` before Spark's commit log, at `random` DELAY_MS after the cut began; from
+there on at `rewrite` when Delta's files are joined and not committed, at `rewritten` when they are;
+`never`. WAY chooses how rows are written: `driver`, `tasks`.
 """
 
 import os
@@ -49,7 +51,12 @@ class Death:
         wrap(changelog, "sync", before=lambda: self._at("files"))
         wrap(DeltaTables, "_write", before=lambda: self._soon("files"))
         wrap(DeltaTables, "commit", before=lambda: self._at("files"))
-        wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
+        wrap(
+            DeltaTables,
+            "rewrite",
+            before=lambda: self._at("rewrite"),
+            after=lambda: self._at("rewritten"),
+        )
         for target in TARGETS:
             for name in ("create", "apply"):
                 wrap(target, name, after=lambda: self._at("tables"))

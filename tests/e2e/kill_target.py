@@ -47,10 +47,14 @@ class Lake:
         return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))
 
     def rows(self, tables: dict[str, list[str]], scratch: Path) -> Rows:
-        """Each table's rows at the newest cut, as tuples of the given columns; what is there twice comes twice."""
+        """Each table's rows at the newest cut, as tuples of the given columns;
+        what is there twice comes twice.
+        """
         target = SinkUri.parse(self.uri)
         if target.is_database:
-            return {name: _selected(database(target), name, columns) for name, columns in tables.items()}
+            return {
+                name: _selected(database(target), name, columns) for name, columns in tables.items()
+            }
         spark = open_session(
             master="local[2]",
             driver_memory="1g",
@@ -93,9 +97,13 @@ def _selected(found: Database, name: str, columns: list[str]) -> list[tuple[Any,
 
 
 def _replayed(changes: pa.Table) -> pa.Table:
-    """The last change of each id, deletes left out; a change that is there twice fails the replay."""
+    """The last change of each id, deletes left out;
+    a change that is there twice fails the replay.
+    """
     envelopes = changes.select(_ENVELOPE[1:]).group_by(list(_ENVELOPE[1:])).aggregate([])
-    assert len(envelopes) == len(changes), f"{len(changes) - len(envelopes)} changes are there twice"
+    assert len(envelopes) == len(changes), (
+        f"{len(changes) - len(envelopes)} changes are there twice"
+    )
     ordered = changes.sort_by([("_commit_ts", "ascending"), ("_seq", "ascending")])
     numbered = ordered.append_column("_row", pa.array(range(len(ordered)), pa.int64()))
     last = ordered.take(numbered.group_by("id").aggregate([("_row", "max")])["_row_max"])

@@ -1,9 +1,10 @@
 """A long quiet life: `python -m tests.e2e.soak --target T --minutes 30 --restart-every 300`.
 
-A real cluster, a bank whose tellers write all the time, and a lake job. Every few minutes all is restarted, by SIGTERM
-and by kill -9 in turn. At the end every row of the lake is compared with the store. The last line is the result as
-JSON: for each process the memory, open files and threads that it had at most in each life, so that what grows with the
-lake's age is seen; the exit status says whether the lake is equal.
+A real cluster, a bank whose tellers write all the time, and a lake job. Every few minutes all is
+restarted, by SIGTERM and by kill -9 in turn. At the end every row of the lake is compared with the
+store. The last line is the result as JSON: for each process the memory, open files and threads that
+it had at most in each life, so that what grows with the lake's age is seen; the exit status says
+whether the lake is equal.
 """
 
 import argparse
@@ -65,7 +66,10 @@ class Soak:
         peaks: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         while (left_s := until_s - time.monotonic()) > 0:
             if job.returncode is not None:
-                raise RuntimeError(f"the job ended with status {job.returncode}; see {self._matrix.directory}/job.log")
+                raise RuntimeError(
+                    f"the job ended with status {job.returncode}; see "
+                    f"{self._matrix.directory}/job.log"
+                )
             for pid in [*descendants(self._matrix.cluster_pid), job.pid, *descendants(job.pid)]:
                 name = _name(command(pid))
                 for measure, value in _measured(pid).items():
@@ -111,7 +115,12 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     async with laid_out(arguments) as matrix:
         lives = max(1, round(arguments.minutes * 60 / arguments.restart_every))
         result = await Soak(matrix, arguments.restart_every).run(lives)
-    return {"target": arguments.target, "minutes": arguments.minutes, **result, "seed": arguments.seed}
+    return {
+        "target": arguments.target,
+        "minutes": arguments.minutes,
+        **result,
+        "seed": arguments.seed,
+    }
 
 
 def main() -> int:
@@ -121,7 +130,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--restart-every", type=float, default=300.0, help="seconds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=10.0, help="transfers a second, all tellers together")
+    parser.add_argument(
+        "--rate", type=float, default=10.0, help="transfers a second, all tellers together"
+    )
     result = asyncio.run(run(parser.parse_args()))
     print(json.dumps(result))
     return 0 if result["equal"] else 1

@@ -1,7 +1,8 @@
-"""The whole way as containers: real etcd, every daemon by itself, Prometheus sees all of them, the demo's rows arrive.
+"""The whole way as containers: real etcd, every daemon by itself, Prometheus sees all of them,
+the demo's rows arrive.
 
-Needs a Docker daemon, or root and `dockerd`, then a private one is started. Where no image registry can be reached the
-base image is made with debootstrap. TIDEMARK_DOCKER=0 skips.
+Needs a Docker daemon, or root and `dockerd`, then a private one is started. Where no image registry
+can be reached the base image is made with debootstrap. TIDEMARK_DOCKER=0 skips.
 """
 
 import json
@@ -24,7 +25,9 @@ DAEMONS = {"coordinator", "store", "capture", "pump", "gc-worker", "spark"}
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 
 
-def run(*command: str, timeout: float = 1800, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, timeout: float = 1800, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=ROOT,
@@ -38,7 +41,9 @@ def run(*command: str, timeout: float = 1800, **environment: str) -> subprocess.
 
 def checked(*command: str, **environment: str) -> str:
     done = run(*command, **environment)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    )
     return done.stdout
 
 
@@ -52,7 +57,9 @@ def docker() -> Iterator[dict[str, str]]:
         return
     if os.geteuid() != 0 or shutil.which("dockerd") is None:
         pytest.skip("no Docker daemon, and none can be started here")
-    with tempfile.TemporaryDirectory(prefix="tidemark-dockerd-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(
+        prefix="tidemark-dockerd-", ignore_cleanup_errors=True
+    ) as place:
         yield from private_daemon(Path(place))
 
 
@@ -68,14 +75,23 @@ def private_daemon(place: Path) -> Iterator[dict[str, str]]:
         "--host",
         socket,
     )
-    with (place / "log").open("wb") as log, subprocess.Popen(["dockerd", *flags], stdout=log, stderr=log) as daemon:
+    with (
+        (place / "log").open("wb") as log,
+        subprocess.Popen(["dockerd", *flags], stdout=log, stderr=log) as daemon,
+    ):
         try:
-            wait_for(lambda: run("docker", "info", timeout=30, DOCKER_HOST=socket).returncode == 0, 60, "dockerd")
+            wait_for(
+                lambda: run("docker", "info", timeout=30, DOCKER_HOST=socket).returncode == 0,
+                60,
+                "dockerd",
+            )
             yield {"DOCKER_HOST": socket}
         finally:
             daemon.terminate()
             daemon.wait(60)
-            run("umount", "--lazy", f"{place}/exec/netns/default")  # dockerd leaves its network namespace mounted
+            run(
+                "umount", "--lazy", f"{place}/exec/netns/default"
+            )  # dockerd leaves its network namespace mounted
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +116,13 @@ def local_base(environment: dict[str, str]) -> str:
     if shutil.which("debootstrap") is None:
         pytest.skip("no BASE_IMAGE given and no debootstrap to make one")
     root = Path(checked("mktemp", "-d").strip())
-    checked("debootstrap", "--variant=minbase", "--include=ca-certificates,python3,python3-venv", "bookworm", str(root))
+    checked(
+        "debootstrap",
+        "--variant=minbase",
+        "--include=ca-certificates,python3,python3-venv",
+        "bookworm",
+        str(root),
+    )
     checked("sh", "-c", f"tar -C {root} -c . | docker import - {name}", **environment)
     shutil.rmtree(root)
     return name
@@ -122,7 +144,10 @@ def compose(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 def targets() -> dict[str, str]:
     with urllib.request.urlopen("http://127.0.0.1:9090/api/v1/targets", timeout=5) as answer:
         active = json.load(answer)["data"]["activeTargets"]
-    return {target["labels"].get("daemon", target["labels"]["job"]): target["health"] for target in active}
+    return {
+        target["labels"].get("daemon", target["labels"]["job"]): target["health"]
+        for target in active
+    }
 
 
 def scraped() -> bool:
@@ -152,10 +177,21 @@ def test_rows_reach_the_lake_and_prometheus_sees_every_daemon(images):
                 "--capture",
                 "capture:8300",
             ),
-            *("--lake-dir", "/lake", "--data-dir", "/data/demo", "--transactions", "60", "--accounts", "50"),
+            *(
+                "--lake-dir",
+                "/lake",
+                "--data-dir",
+                "/data/demo",
+                "--transactions",
+                "60",
+                "--accounts",
+                "50",
+            ),
             *("--tellers", "4", "--killed-clients", "1", "--seed", "5", "--rate", "0"),
         )
-        assert done.returncode == 0, done.stdout + done.stderr + compose(images, "logs", "--tail", "40").stdout
+        assert done.returncode == 0, (
+            done.stdout + done.stderr + compose(images, "logs", "--tail", "40").stdout
+        )
         assert "lake = store       EQUAL" in done.stdout
     finally:
         compose(images, "down", "-v")

@@ -10,12 +10,23 @@ SMALL = ("--any-ports", "--accounts", "60", "--tellers", "4", "--seed", "2026112
 
 
 def demo(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "server.cli.main", "demo", "--data-dir", str(data), *SMALL, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "demo",
+        "--data-dir",
+        str(data),
+        *SMALL,
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def logs(data: Path) -> str:
-    return "\n".join(f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted((data / "logs").glob("*.log")))
+    return "\n".join(
+        f"== {log.name}\n{log.read_text()[-3000:]}" for log in sorted((data / "logs").glob("*.log"))
+    )
 
 
 @pytest.mark.timeout(1900)

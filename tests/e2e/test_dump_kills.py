@@ -17,13 +17,17 @@ T = "a.t"
 
 
 @pytest.mark.timeout(1300)
-def test_a_lake_equals_the_source_at_every_commit_ts_though_captures_are_killed_while_they_dump() -> None:
+def test_a_lake_equals_the_source_at_every_commit_ts_though_captures_are_killed_while_they_dump() -> (
+    None
+):
     command = [sys.executable, "-m", "tests.e2e.dump_matrix", "--runs", "5", "--seed", "9"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["equal"]
-    assert [found[kind] for kind in ("lost", "duplicated", "backwards", "wrong", "unstable", "unequal")] == [0] * 6
+    assert [
+        found[kind] for kind in ("lost", "duplicated", "backwards", "wrong", "unstable", "unequal")
+    ] == [0] * 6
     assert found["runs"] == 5
     assert found["kills"] >= 2, "some steps do not come in time"
     assert found["brought"] > 5 * 2000
@@ -71,10 +75,22 @@ def test_the_audit_passes_what_is_right() -> None:
     [
         ({"lost"}, [cut(10, 25, (20, "update", row(1, 1))), GOOD[1]]),  # no dump has brought it
         ({"lost"}, [GOOD[0], cut(25, 45, (30, "insert", row(3, 2)))]),  # not the delete
-        ({"duplicated"}, [cut(10, 25, *[(20, "update", row(1, 1))] * 2, (25, "insert", row(2, 0))), GOOD[1]]),
-        ({"wrong", "backwards"}, [GOOD[0], cut(25, 45, (35, "insert", row(1, 0)), (30, "insert", row(3, 2)))]),
-        ({"wrong"}, [cut(10, 25, (20, "update", row(1, 1)), (15, "insert", row(3, 2))), GOOD[1]]),  # too early
-        ({"wrong"}, [cut(10, 25, (20, "update", row(1, 1)), (26, "insert", row(2, 0))), GOOD[1]]),  # behind its cut
+        (
+            {"duplicated"},
+            [cut(10, 25, *[(20, "update", row(1, 1))] * 2, (25, "insert", row(2, 0))), GOOD[1]],
+        ),
+        (
+            {"wrong", "backwards"},
+            [GOOD[0], cut(25, 45, (35, "insert", row(1, 0)), (30, "insert", row(3, 2)))],
+        ),
+        (
+            {"wrong"},
+            [cut(10, 25, (20, "update", row(1, 1)), (15, "insert", row(3, 2))), GOOD[1]],
+        ),  # too early
+        (
+            {"wrong"},
+            [cut(10, 25, (20, "update", row(1, 1)), (26, "insert", row(2, 0))), GOOD[1]],
+        ),  # behind its cut
     ],
 )
 def test_the_audit_sees_what_is_wrong(kinds: set[str], cuts: list[Cut]) -> None:
@@ -90,15 +106,35 @@ def test_a_range_is_the_same_when_it_is_read_again_but_for_chunks_of_a_killed_ca
     whole, logged = GOOD[0].tables[T], cut(10, 25, (20, "update", row(1, 1))).tables[T]
     assert not verdict(*GOOD, again=(Again(T, ("id",), whole, whole, other_capture=False),)).counts
     assert not verdict(*GOOD, again=(Again(T, ("id",), whole, logged, other_capture=True),)).counts
-    assert verdict(*GOOD, again=(Again(T, ("id",), whole, logged, other_capture=False),)).counts["unstable"] == 1
-    assert verdict(*GOOD, again=(Again(T, ("id",), logged, whole, other_capture=True),)).counts["unstable"] == 1
+    assert (
+        verdict(*GOOD, again=(Again(T, ("id",), whole, logged, other_capture=False),)).counts[
+            "unstable"
+        ]
+        == 1
+    )
+    assert (
+        verdict(*GOOD, again=(Again(T, ("id",), logged, whole, other_capture=True),)).counts[
+            "unstable"
+        ]
+        == 1
+    )
     less = whole.slice(1)
-    assert verdict(*GOOD, again=(Again(T, ("id",), whole, less, other_capture=True),)).counts["unstable"] == 1
+    assert (
+        verdict(*GOOD, again=(Again(T, ("id",), whole, less, other_capture=True),)).counts[
+            "unstable"
+        ]
+        == 1
+    )
 
 
 def test_tables_change_at_the_commit_ts_of_their_ddl() -> None:
-    history = [(20, Entry(1, schema=Schema(T, "add", "c", 7))), (30, Entry(2, schema=Schema(T, "truncate")))]
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("ver", pa.int64()), pa.field("c", pa.int64())])
+    history = [
+        (20, Entry(1, schema=Schema(T, "add", "c", 7))),
+        (30, Entry(2, schema=Schema(T, "truncate"))),
+    ]
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), pa.field("ver", pa.int64()), pa.field("c", pa.int64())]
+    )
     schema = schema.set(2, schema.field(2).with_metadata({"tidemark.default": "7"}))
     described = {
         "ddls": [{"dropped": [], "truncated": [], "tables": [T]}],

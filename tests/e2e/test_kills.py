@@ -1,4 +1,6 @@
-"""The kill matrix in small: each target equals the store after kill -9 of its driver and of what is beside it."""
+"""The kill matrix in small: each target equals the store after kill -9 of its driver and of what is
+beside it.
+"""
 
 import json
 import subprocess
@@ -8,9 +10,21 @@ import pytest
 
 
 @pytest.mark.timeout(1300)
-@pytest.mark.parametrize(("target", "seed"), [("delta", 1), ("iceberg", 2), ("parquet", 3), ("postgresql", 4)])
+@pytest.mark.parametrize(
+    ("target", "seed"), [("delta", 1), ("iceberg", 2), ("parquet", 3), ("postgresql", 4)]
+)
 def test_a_lake_equals_the_store_after_kills(target, seed):
-    command = [sys.executable, "-m", "tests.e2e.kill_matrix", "--target", target, "--kills", "2", "--seed", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.e2e.kill_matrix",
+        "--target",
+        target,
+        "--kills",
+        "2",
+        "--seed",
+        str(seed),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[:3000] + "\n…\n" + done.stderr[-6000:]
     found = json.loads(done.stdout.splitlines()[-1])

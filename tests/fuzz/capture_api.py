@@ -1,7 +1,8 @@
-"""Fuzzing of a real capture: mutated requests to each method of its gRPC services, mutated bodies to Flight actions.
+"""Fuzzing of a real capture: mutated requests to each method of its gRPC services,
+mutated bodies to Flight actions.
 
-The process that was started is alive at the end, still lists its changefeeds, and has answered nothing by an exception
-that nobody expected:
+The process that was started is alive at the end, still lists its changefeeds, and has answered
+nothing by an exception that nobody expected:
 
     .venv/bin/python -m tests.fuzz.capture_api --seconds 600 --seed 1
 """
@@ -46,13 +47,23 @@ def request_text(name: str, chance: random.Random) -> str:
     """JSON of a request that is nearly right."""
     if name == "CreateChangefeed":
         table = {"schemaName": "s", "tableInfoJson": mutated(chance.choice(documents()), chance)}
-        members = {"id": f"f{chance.randrange(50)}", "sinkUri": "delta:///lake/x", "tables": [table]}
+        members = {
+            "id": f"f{chance.randrange(50)}",
+            "sinkUri": "delta:///lake/x",
+            "tables": [table],
+        }
         return (
             json.dumps(members)
             if chance.random() < 0.7
             else mutated(members | {"filter": ["a.*"], "columns": ["s.t=*"]}, chance)
         )
-    members = {"id": FEED, "changefeed": FEED, "overwriteCheckpointTs": "5", "limit": 3, "tables": ["s.t"]}
+    members = {
+        "id": FEED,
+        "changefeed": FEED,
+        "overwriteCheckpointTs": "5",
+        "limit": 3,
+        "tables": ["s.t"],
+    }
     return mutated(members, chance)
 
 
@@ -75,7 +86,9 @@ def one_call(channel: grpc.Channel, chance: random.Random) -> str:
 
 
 def _outcome(status: str, details: str) -> str:
-    """The status; INTERNAL with what it says, but for bytes that are no message, which gRPC's own servers answer so."""
+    """The status; INTERNAL with what it says, but for bytes that are no message,
+    which gRPC's own servers answer so.
+    """
     if MALFORMED in details:
         return "malformed"
     return f"{status}: {details}" if status in ("INTERNAL", "UNKNOWN") else status
@@ -98,7 +111,9 @@ def one_action(client: fl.FlightClient, chance: random.Random) -> str:
 
 def defects(outcomes: Counter[str]) -> list[str]:
     """The outcomes that no named error explains."""
-    return [outcome for outcome in outcomes if "INTERNAL" in outcome or outcome.startswith("UNKNOWN")]
+    return [
+        outcome for outcome in outcomes if "INTERNAL" in outcome or outcome.startswith("UNKNOWN")
+    ]
 
 
 def fuzz(seconds: float, seed: int) -> tuple[Counter[str], bool]:
@@ -110,12 +125,20 @@ def fuzz(seconds: float, seed: int) -> tuple[Counter[str], bool]:
         with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
             ends = time.monotonic() + seconds
             while time.monotonic() < ends and process.poll() is None:
-                outcomes[one_call(channel, chance) if chance.random() < 0.8 else one_action(client, chance)] += 1
+                outcomes[
+                    one_call(channel, chance)
+                    if chance.random() < 0.8
+                    else one_action(client, chance)
+                ] += 1
             alive = process.poll() is None
             if alive:
-                ChangefeedServiceStub(channel).ListChangefeeds(changefeed_pb2.ListChangefeedsRequest(), timeout=60)
+                ChangefeedServiceStub(channel).ListChangefeeds(
+                    changefeed_pb2.ListChangefeedsRequest(), timeout=60
+                )
         log = cluster.capture.log.read_text(errors="replace")
-        sys.stderr.write("\n".join(line for line in log.splitlines() if "unexpected exception" in line)[:5000])
+        sys.stderr.write(
+            "\n".join(line for line in log.splitlines() if "unexpected exception" in line)[:5000]
+        )
     return outcomes, alive
 
 

@@ -1,7 +1,9 @@
-"""Fuzzing of a daemon's port: mutated HTTP/2 conversations, and client certificates with mutated names.
+"""Fuzzing of a daemon's port: mutated HTTP/2 conversations,
+and client certificates with mutated names.
 
-The daemon is a real process of either engine. Whatever comes, it goes on: the same process answers at the end, its
-memory has not grown without bound, and no connection of the native engine met an unexpected exception.
+The daemon is a real process of either engine. Whatever comes, it goes on: the same process answers
+at the end, its memory has not grown without bound, and no connection of the native engine met an
+unexpected exception.
 
     .venv/bin/python -m tests.fuzz.http2 frames --seconds 600 --seed 1
     .venv/bin/python -m tests.fuzz.http2 certificates --seconds 600 --engine grpcio
@@ -36,7 +38,21 @@ _ODD_FIELDS = (("te", "trailers"), ("grpc-timeout", "1n"), ("grpc-timeout", "999
                ("grpc-encoding", "x" * 300), ("x-bin", "===="), ("x-bin", "AAAA"), ("connection", "close"),
                (":path", "/twice"), ("content-length", "-1"), ("x", "\n"), ("X", "upper"), ("x", "y" * 20_000),
                ("content-type", "text/html"))  # fmt: skip
-_NUMBERS = (0, 1, 2, 3, 5, 7, 255, 65_535, 65_536, (1 << 24) - 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
+_NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    255,
+    65_535,
+    65_536,
+    (1 << 24) - 1,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+)
 _KINDS = (UTF8, T61, IA5, BMP, UNIVERSAL, PRINTABLE) = (0x0C, 0x14, 0x16, 0x1E, 0x1C, 0x13)
 _TEXTS = (
     b"",
@@ -52,7 +68,9 @@ _TEXTS = (
 )
 
 NAMES_UNREAD = "UnicodeDecodeError"
-"""In the log where Python's `ssl` module could not read a certificate's names: the one exception that is expected."""
+"""In the log where Python's `ssl` module could not read a certificate's names:
+the one exception that is expected.
+"""
 
 
 class Outcome(NamedTuple):
@@ -77,7 +95,9 @@ def fuzz_certificates(target: Target, *, seconds: float, seed: int) -> Outcome:
     return _until(target, seconds, seed, _handshake)
 
 
-def _until(target: Target, seconds: float, seed: int, attempt: Callable[[Target, random.Random], bool]) -> Outcome:
+def _until(
+    target: Target, seconds: float, seed: int, attempt: Callable[[Target, random.Random], bool]
+) -> Outcome:
     chance = random.Random(seed)
     tried = answered = 0
     target.check_alive()
@@ -115,7 +135,10 @@ def _conversation(target: Target, chance: random.Random) -> bool:
 
 def conversation(peer: Peer, chance: random.Random) -> bytes:
     """What a client might say, mostly in order."""
-    parts = [frames.PREFACE, frames.settings({chance.choice((1, 2, 3, 4, 5, 6, 77)): chance.choice(_NUMBERS)})]
+    parts = [
+        frames.PREFACE,
+        frames.settings({chance.choice((1, 2, 3, 4, 5, 6, 77)): chance.choice(_NUMBERS)}),
+    ]
     if chance.random() < 0.7:
         parts[1] = frames.settings({})
     parts += [chance.choice(_STEPS)(peer, chance) for _ in range(chance.choice((1, 3, 10, 40)))]
@@ -128,13 +151,19 @@ def _call(peer: Peer, chance: random.Random) -> bytes:
     more = [chance.choice(_ODD_FIELDS) for _ in range(chance.choice((0, 0, 0, 1, 3)))]
     begun = peer.headers(chance.choice(_PATHS), *more, end_headers=chance.random() < 0.9)
     body = chance.randbytes(chance.choice((0, 1, 5, 100)))
-    sent = data(peer.stream, message(body, compressed=chance.random() < 0.2), end_stream=chance.random() < 0.8)
+    sent = data(
+        peer.stream,
+        message(body, compressed=chance.random() < 0.2),
+        end_stream=chance.random() < 0.8,
+    )
     return begun + sent
 
 
 def _any_frame(peer: Peer, chance: random.Random) -> bytes:
     stream = chance.choice((0, peer.stream, peer.stream + 2, 1, 2, frames.MAX_WINDOW, 1 << 31))
-    payload = chance.choice((b"", bytes(4), bytes(8), chance.choice(_NUMBERS).to_bytes(4), chance.randbytes(20)))
+    payload = chance.choice(
+        (b"", bytes(4), bytes(8), chance.choice(_NUMBERS).to_bytes(4), chance.randbytes(20))
+    )
     return frame(chance.randrange(12), chance.randrange(256), max(0, stream), payload)
 
 
@@ -194,7 +223,9 @@ def _general_name(chance: random.Random) -> bytes:
         lambda: der.directory(_name(chance)),
         lambda: der.registered("1.2.840.113549"),
         lambda: der.other("1.3.6.1.4.1.311.20.2.3", der.der(chance.choice(_KINDS), text)),
-        lambda: der.der(chance.choice((0xA3, 0xA5, 0x82, 0x80, 0x9F)), chance.randbytes(chance.randrange(9))),
+        lambda: der.der(
+            chance.choice((0xA3, 0xA5, 0x82, 0x80, 0x9F)), chance.randbytes(chance.randrange(9))
+        ),
     )
     return chance.choice(makers)()
 
@@ -202,11 +233,18 @@ def _general_name(chance: random.Random) -> bytes:
 def _name(chance: random.Random) -> bytes:
     kinds = (der.COMMON_NAME, der.ORGANIZATION, der.COUNTRY, "1.2.3.4", "2.5.4.3")
     count = chance.choice((0, 1, 1, 2, 20))
-    return der.name(*((chance.choice(kinds), chance.choice(_KINDS), chance.choice(_TEXTS)) for _ in range(count)))
+    return der.name(
+        *(
+            (chance.choice(kinds), chance.choice(_KINDS), chance.choice(_TEXTS))
+            for _ in range(count)
+        )
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("subject", choices=("frames", "certificates"))
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
@@ -220,7 +258,8 @@ def main() -> None:
         with coordinator(path, Engine(arguments.engine), authority) as target:
             outcome = fuzz(target, seconds=arguments.seconds, seed=arguments.seed)
     print(
-        f"tried {outcome.tried}, answered {outcome.answered}, errors {outcome.errors}, RSS +{outcome.grown_mib:.0f} MiB"
+        f"tried {outcome.tried}, answered {outcome.answered}, errors {outcome.errors}, RSS "
+        f"+{outcome.grown_mib:.0f} MiB"
     )
     if outcome.errors > outcome.log.count(NAMES_UNREAD):
         print(outcome.log[-5000:])

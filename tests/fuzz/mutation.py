@@ -1,4 +1,6 @@
-"""Documents that are nearly right: one JSON value with a few members changed, moved, doubled or left out. Seeded."""
+"""Documents that are nearly right: one JSON value with a few members changed, moved,
+doubled or left out. Seeded.
+"""
 
 import copy
 import json
@@ -36,7 +38,11 @@ ODD = (
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all members below the root."""
     members = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
     )
     found = []
     for key, value in members:
@@ -71,12 +77,16 @@ def _mutate(document: Any, chance: random.Random) -> None:
         case 2:
             other = document
             for key in chance.choice(paths):
-                if not isinstance(other, dict | list) or (isinstance(other, list) and not -1 < key < len(other)):
+                if not isinstance(other, dict | list) or (
+                    isinstance(other, list) and not -1 < key < len(other)
+                ):
                     break
                 other = other[key] if isinstance(other, list) else other.get(key)
             holder[path[-1]] = copy.deepcopy(other)
         case 3 if isinstance(holder, dict):
-            holder["tidemark_" + chance.choice(("columns", "removed"))] = copy.deepcopy(chance.choice(ODD))
+            holder["tidemark_" + chance.choice(("columns", "removed"))] = copy.deepcopy(
+                chance.choice(ODD)
+            )
         case _:
             holder[path[-1]] = copy.deepcopy(chance.choice(ODD))
 

@@ -1,4 +1,5 @@
-"""Fuzzing of TiDB's and MySQL's table documents: real ones, mutated, as a changefeed's creation reads them.
+"""Fuzzing of TiDB's and MySQL's table documents: real ones, mutated,
+as a changefeed's creation reads them.
 
 Whatever the document, the answer is a table or an error of the project that says what is wrong:
 
@@ -37,10 +38,19 @@ def documents() -> list[dict]:
 def mysql_document() -> dict:
     """A record of a MySQL table with each type."""
     columns = [
-        Column(name=kind.name.lower(), type=kind, meta=0x0A02 if kind is Type.NEWDECIMAL else 6, elems=("a", "b"))
+        Column(
+            name=kind.name.lower(),
+            type=kind,
+            meta=0x0A02 if kind is Type.NEWDECIMAL else 6,
+            elems=("a", "b"),
+        )
         for kind in Type
     ]
-    readable = [each for each in columns if each.name not in ("newdate", "blob_compressed", "varchar_compressed")]
+    readable = [
+        each
+        for each in columns
+        if each.name not in ("newdate", "blob_compressed", "varchar_compressed")
+    ]
     return Table(7, "t", tuple(readable), (readable[3].name,)).to_doc()
 
 
@@ -101,7 +111,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
     tried, refused, faults = fuzz(chosen.seconds, chosen.seed)
-    print(json.dumps({"seed": chosen.seed, "tried": tried, "refused": refused, "faults": len(faults)}))
+    print(
+        json.dumps({"seed": chosen.seed, "tried": tried, "refused": refused, "faults": len(faults)})
+    )
     print("\n\n".join(faults))
     return bool(faults)
 

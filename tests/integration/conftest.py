@@ -1,4 +1,6 @@
-"""What several rooms' tests share: one Spark, as a process has one JVM, and its jars are those of its first session."""
+"""What several rooms' tests share: one Spark, as a process has one JVM,
+and its jars are those of its first session.
+"""
 
 import os
 import time
@@ -17,6 +19,8 @@ def spark(tmp_path_factory):
     jars = ",".join(str(jar) for lake in JARS for jar in present(default_directory(), lake))
     directory = tmp_path_factory.mktemp("spark")
     extra = {"spark.jars": jars}
-    session = open_session(master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra=extra)
+    session = open_session(
+        master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra=extra
+    )
     yield session
     session.stop()

@@ -1,4 +1,6 @@
-"""`tidemark up` as an operator meets it: one ready line, reflection everywhere, a tree that lives and dies as one."""
+"""`tidemark up` as an operator meets it: one ready line, reflection everywhere,
+a tree that lives and dies as one.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,9 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
 
 from tests.ports import free_port
 
@@ -36,7 +40,16 @@ pytestmark = pytest.mark.timeout(400)
 async def tree(data: Path, *ports: str) -> AsyncIterator[tuple[Process, dict]]:
     flags = ports or [part for name in LISTENERS for part in (f"--{name}-addr", "127.0.0.1:0")]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "server.cli.main", "up", "--no-spark", "--data-dir", str(data), *flags),
+        *(
+            sys.executable,
+            "-m",
+            "server.cli.main",
+            "up",
+            "--no-spark",
+            "--data-dir",
+            str(data),
+            *flags,
+        ),
         stdout=PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
@@ -68,7 +81,9 @@ async def test_every_daemon_lists_its_services_and_sigterm_ends_the_tree_with_ze
         for name, expected in SERVICES.items():
             found = await asyncio.to_thread(services, ready["endpoints"][name])
             assert expected | {"grpc.health.v1.Health"} <= found, name
-        assert 'tidemark_up_alive{daemon="capture"} 1.0' in await asyncio.to_thread(metrics, ready["endpoints"]["http"])
+        assert 'tidemark_up_alive{daemon="capture"} 1.0' in await asyncio.to_thread(
+            metrics, ready["endpoints"]["http"]
+        )
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 
@@ -84,8 +99,15 @@ async def test_the_descriptors_that_reflection_gives_are_complete(tmp_path):
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not installed")
 async def test_grpcurl_asks_for_the_safe_point_without_proto_files(tmp_path):
     async with tree(tmp_path) as (_, ready):
-        command = ("grpcurl", "-plaintext", ready["endpoints"]["coordinator"], "pdpb.PD/GetGCSafePoint")
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+        command = (
+            "grpcurl",
+            "-plaintext",
+            ready["endpoints"]["coordinator"],
+            "pdpb.PD/GetGCSafePoint",
+        )
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False
+        )
     assert done.returncode == 0, done.stderr
     assert str(ready["cluster_id"]) in json.loads(done.stdout)["header"].values()
 

@@ -32,7 +32,9 @@ _OUTSIDE = {
 def _pure_modules() -> list[Path]:
     texts = {path: path.read_text() for room in _ROOMS for path in (_ROOT / room).rglob("*.py")}
     likely = {path: ast.parse(text) for path, text in texts.items() if _SAYS_SO.search(text)}
-    return [path for path, module in likely.items() if _SAYS_SO.search(ast.get_docstring(module) or "")]
+    return [
+        path for path, module in likely.items() if _SAYS_SO.search(ast.get_docstring(module) or "")
+    ]
 
 
 def _imported(module: ast.Module) -> set[str]:

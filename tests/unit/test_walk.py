@@ -1,4 +1,6 @@
-"""Every shell block of the pages is run by `make walk`, or says why not; and what the walk makes of blocks."""
+"""Every shell block of the pages is run by `make walk`, or says why not;
+and what the walk makes of blocks.
+"""
 
 from contextlib import closing
 
@@ -22,10 +24,13 @@ def test_the_readme_is_walked_and_short():
 
 def test_comments_say_what_becomes_of_a_block():
     text = (
-        "a\n<!-- walk: skip: needs TiDB -->\n```sh\nx\n```\n<!-- walk: beside until: ready -->\n```sh\ny\nz\n```\n"
+        "a\n<!-- walk: skip: needs TiDB -->\n```sh\nx\n```\n<!-- walk: beside until: ready "
+        "-->\n```sh\ny\nz\n```\n"
         "```sh\nw\n```\n<!-- walk: after ending: y -->\n```sh\nv\n```\n"
     )
-    assert [(each.line, each.text, each.skipped, each.until, each.ending) for each in blocks("p", text)] == [
+    assert [
+        (each.line, each.text, each.skipped, each.until, each.ending) for each in blocks("p", text)
+    ] == [
         (4, "x\n", "needs TiDB", "", ""),
         (8, "y\nz\n", "", "ready", ""),
         (12, "w\n", "", "", ""),
@@ -58,7 +63,9 @@ def paste(walk: Walk, text: str) -> None:
         walk.paste(block)
 
 
-def test_blocks_share_a_shell_that_has_nothing_else_in_its_environment(walking, tmp_path, capsys, monkeypatch):
+def test_blocks_share_a_shell_that_has_nothing_else_in_its_environment(
+    walking, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("LEAKED", "1")
     paste(walking, "```sh\nplace=$PWD\n```\n<!-- walk: skip: no -->\n```sh\nfalse\n```\n")
     paste(walking, '```sh\ntest "$place" = "$PWD" && test -z "$LEAKED"\n```\n')
@@ -69,5 +76,8 @@ def test_blocks_share_a_shell_that_has_nothing_else_in_its_environment(walking, 
 
 def test_what_goes_on_beside_others_ends_by_ctrl_c(walking, tmp_path):
     beside = "trap 'touch ended; exit 0' INT\necho ready\nsleep 60 & wait\n"
-    paste(walking, f"<!-- walk: beside until: ready -->\n```sh\n{beside}```\n```sh\ntest ! -e ended\n```\n")
+    paste(
+        walking,
+        f"<!-- walk: beside until: ready -->\n```sh\n{beside}```\n```sh\ntest ! -e ended\n```\n",
+    )
     paste(walking, "<!-- walk: after ending: the sleep -->\n```sh\ntest -e ended\n```\n")

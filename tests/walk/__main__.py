@@ -1,7 +1,8 @@
-"""`python -m tests.walk [--clone DIR] [PAGE …]`: pastes the shell blocks of the pages, in order, as a stranger would.
+"""`python -m tests.walk [--clone DIR] [PAGE …]`: pastes the shell blocks of the pages, in order,
+as a stranger would.
 
-Each page has one shell, in a clone of what is committed, with nothing in its environment but HOME and PATH. Prints
-the time and the exit status of each block, and ends with the first one that fails.
+Each page has one shell, in a clone of what is committed, with nothing in its environment but HOME
+and PATH. Prints the time and the exit status of each block, and ends with the first one that fails.
 """
 
 import argparse
@@ -20,7 +21,11 @@ from tests.walk.blocks import ROOT, Block, blocks, pages
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _BLOCK_SECONDS = 1800.0
 _END_SECONDS = 120.0
-_INTERRUPTED = (0, 128 + signal.SIGINT, -signal.SIGINT)  # make dies of the signal, after its children
+_INTERRUPTED = (
+    0,
+    128 + signal.SIGINT,
+    -signal.SIGINT,
+)  # make dies of the signal, after its children
 _SHOWN = 6000
 _DONE = "walk-has-done"
 
@@ -30,7 +35,9 @@ class FailedError(Exception):
 
 
 class Shell:
-    """A bash that blocks are pasted into; what they print goes to a file, and is shown if one fails."""
+    """A bash that blocks are pasted into; what they print goes to a file,
+    and is shown if one fails.
+    """
 
     def __init__(self, clone: Path, output: Path) -> None:
         self._output = output
@@ -44,7 +51,9 @@ class Shell:
         self._paste("trap 'failed=$?' ERR")
 
     def run(self, block: Block) -> int:
-        """Paste a block and wait for its end; the exit status of the last command in it that failed, or 0."""
+        """Paste a block and wait for its end; the exit status of the last command in it that
+        failed, or 0.
+        """
         self._start(block)
         done = f"{_DONE}-{self._pasted}-"
         self._paste(f"echo {done}$failed-end")
@@ -56,7 +65,9 @@ class Shell:
         self._wait(block.until)
 
     def _start(self, block: Block) -> None:
-        """Let the shell read the block from a file, so that its commands cannot take what is pasted next as input."""
+        """Let the shell read the block from a file, so that its commands cannot take what is pasted
+        next as input.
+        """
         self._pasted += 1
         script = self._output.with_suffix(f".{self._pasted}.sh")
         script.write_text(block.text, encoding="utf-8")
@@ -101,12 +112,16 @@ class Shell:
             if there and "\n" in after:
                 return after
             if self._bash.poll() is not None or time.monotonic() > deadline:
-                raise FailedError(f"{text!r} was never printed; at the end stands:\n{before[-3000:]}")
+                raise FailedError(
+                    f"{text!r} was never printed; at the end stands:\n{before[-3000:]}"
+                )
             time.sleep(0.1)
 
 
 class Walk:
-    """The blocks of one page: most go to one shell, and each that is to run beside others has its own."""
+    """The blocks of one page: most go to one shell,
+    and each that is to run beside others has its own.
+    """
 
     def __init__(self, clone: Path, logs: Path) -> None:
         self._clone = clone
@@ -157,7 +172,10 @@ class Walk:
 
 def walk(clone: Path, page: Path) -> bool:
     """Paste the blocks of one page; returns whether all went well."""
-    with tempfile.TemporaryDirectory(prefix="tidemark-walk-") as logs, closing(Walk(clone, Path(logs))) as walking:
+    with (
+        tempfile.TemporaryDirectory(prefix="tidemark-walk-") as logs,
+        closing(Walk(clone, Path(logs))) as walking,
+    ):
         try:
             for block in blocks(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")):
                 walking.paste(block)
@@ -175,10 +193,14 @@ def _say(block: Block, text: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Walk through all pages, or those that are named; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.walk", allow_abbrev=False)
-    parser.add_argument("--clone", type=Path, help="a clone to walk in, and to keep; default: a fresh one")
+    parser.add_argument(
+        "--clone", type=Path, help="a clone to walk in, and to keep; default: a fresh one"
+    )
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as README.md; default: all")
     given = parser.parse_args(arguments)
-    chosen = [page for page in pages() if not given.pages or str(page.relative_to(ROOT)) in given.pages]
+    chosen = [
+        page for page in pages() if not given.pages or str(page.relative_to(ROOT)) in given.pages
+    ]
     with tempfile.TemporaryDirectory(prefix="tidemark-clone-") as place:
         clone = given.clone or Path(place) / "tidemark"
         if not clone.exists():

@@ -1,7 +1,7 @@
 """The shell blocks of the documentation, and what an HTML comment right above one says of it. Pure.
 
 <!-- walk: skip: REASON -->        the walk leaves the block out, for this reason
-<!-- walk: beside until: TEXT -->  the block goes on beside the following ones, which begin when it prints TEXT
+<!-- walk: beside until: TEXT -->  it goes on beside the next ones, which begin when it prints TEXT
 """
 
 import re
@@ -40,7 +40,12 @@ class PageError(Exception):
 
 def pages(root: Path = ROOT) -> list[Path]:
     """The pages that readers paste from, the README first."""
-    return [root / "README.md", root / "CONTRIBUTING.md", root / "SECURITY.md", *sorted((root / "docs").rglob("*.md"))]
+    return [
+        root / "README.md",
+        root / "CONTRIBUTING.md",
+        root / "SECURITY.md",
+        *sorted((root / "docs").rglob("*.md")),
+    ]
 
 
 def blocks(page: str, text: str) -> Iterator[Block]:
@@ -50,8 +55,13 @@ def blocks(page: str, text: str) -> Iterator[Block]:
         PageError: commands in a block that is not marked as `sh`, or a comment without a block.
     """
     found = list(_BLOCK.finditer(text))
-    if len(_COMMENT.findall(text)) != sum(match["verb"] is not None and match["kind"] == "sh" for match in found):
-        raise PageError(f"{page}: a comment `walk:` does not stand right above a block of sh, or says something else")
+    if len(_COMMENT.findall(text)) != sum(
+        match["verb"] is not None and match["kind"] == "sh" for match in found
+    ):
+        raise PageError(
+            f"{page}: a comment `walk:` does not stand right above a block of sh, or says "
+            "something else"
+        )
     for match in found:
         line = text.count("\n", 0, match.start("text")) + 1
         if match["kind"] == "sh":

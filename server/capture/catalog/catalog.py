@@ -1,7 +1,9 @@
-"""The tables of one changefeed on this capture: what a source asks, and how its schema changes come in force.
+"""The tables of one changefeed on this capture: what a source asks,
+and how its schema changes come in force.
 
-Order: a change is durable in the metadata, then readers see it, then whoever runs the changefeed opens its tables, and
-only then the source goes on. A crash anywhere before the source goes on repeats the change, which changes nothing.
+Order: a change is durable in the metadata, then readers see it, then whoever runs the changefeed
+opens its tables, and only then the source goes on. A crash anywhere before the source goes on
+repeats the change, which changes nothing.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,7 +56,8 @@ class Refusal:
     def hint(self) -> str:
         """What is said with the error until then."""
         return (
-            f". Everything up to {self.ts} is being delivered first: the state stays warning until the lake job, or "
+            f". Everything up to {self.ts} is being delivered first: the state stays warning "
+            "until the lake job, or "
             "another reader, has acknowledged that, and is failed then"
         )
 
@@ -72,9 +75,13 @@ class Terms:
 
 
 class FeedCatalog:
-    """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on, and a DDL at it."""
+    """Implements `server.puller.source.Catalog`; its tables are those in force from `start_ts` on,
+    and a DDL at it.
+    """
 
-    def __init__(self, terms: Terms, source: Source, history: History, start_ts: int, save: Save) -> None:
+    def __init__(
+        self, terms: Terms, source: Source, history: History, start_ts: int, save: Save
+    ) -> None:
         """Raises InvalidError, TableIneligibleError: a table of the history cannot be read."""
         self.listener: Listener | None = None
         self.holds = Holds()
@@ -92,7 +99,11 @@ class FeedCatalog:
         self.versions = Versions(known_ts, began.values(), schema_ts)
         for change in history.after(known_ts):
             tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
-            self.versions.change(TableChange(change.commit_ts, change.query, tables, change.dropped, change.truncated))
+            self.versions.change(
+                TableChange(
+                    change.commit_ts, change.query, tables, change.dropped, change.truncated
+                )
+            )
 
     @property
     def tables(self) -> tuple[SourceTable, ...]:
@@ -118,18 +129,28 @@ class FeedCatalog:
         if commit_ts is not None and commit_ts <= self._newest_ts:
             return next((each for each in self.at(commit_ts) if each.name == record.name), None)
         try:
-            table = self._source.table(self._selecting(self._source.table(record, self._before(record))))
+            table = self._source.table(
+                self._selecting(self._source.table(record, self._before(record)))
+            )
             check_names(table, self._terms.target)
         except TableIneligibleError as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
-                    f"{err.message}: its rows after this DDL could not be replicated. Undo the DDL, then resume with "
-                    "--overwrite-checkpoint-ts now and copy the tables by `tidemark cli changefeed dumpstart`, as all "
-                    "changes until then are skipped; or create a changefeed that leaves the table out"
+                    f"{err.message}: its rows after this DDL could not be replicated. Undo the "
+                    "DDL, then resume with "
+                    "--overwrite-checkpoint-ts now and copy the tables by `tidemark cli "
+                    "changefeed dumpstart`, as all "
+                    "changes until then are skipped; or create a changefeed that leaves the table "
+                    "out"
                 ) from err
             if not self._terms.ignore_ineligible:
                 raise
-            _log.warning("table left out", changefeed=self._terms.changefeed, table=record.name, error=err.message)
+            _log.warning(
+                "table left out",
+                changefeed=self._terms.changefeed,
+                table=record.name,
+                error=err.message,
+            )
             return None
         return table
 
@@ -140,13 +161,17 @@ class FeedCatalog:
         return next((each for each in records if each.table_info.get("id") == table_id), None)
 
     def _selecting(self, table: SourceTable) -> TableRecord:
-        """With the columns that are taken; a table that no rule is about by its new name keeps those it had."""
+        """With the columns that are taken; a table that no rule is about by its new name keeps
+        those it had.
+        """
         record = self._terms.columns.of(table)
         if record.selected is not None or not self._terms.columns.texts:
             return record
         in_force = self.tables
         same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
-        before = same or next((each for each in in_force if each.name == table.name), None)  # TiDB's TRUNCATE: a new id
+        before = same or next(
+            (each for each in in_force if each.name == table.name), None
+        )  # TiDB's TRUNCATE: a new id
         if before is None or before.record.selected is None:
             return record
         return record.selecting(before.record.selected, before.record.renamed)
@@ -159,19 +184,30 @@ class FeedCatalog:
         if not (taken.tables or taken.dropped or taken.truncated):
             return
         stored = SchemaChange(
-            taken.commit_ts, taken.query, tuple(each.record for each in taken.tables), taken.dropped, taken.truncated
+            taken.commit_ts,
+            taken.query,
+            tuple(each.record for each in taken.tables),
+            taken.dropped,
+            taken.truncated,
         )
         await self._save(stored)
         self.history.append(stored)
         self._tables |= {(table.name, taken.commit_ts): table for table in taken.tables}
         ddl = self.versions.change(taken)
         assert ddl is not None, "a change that concerns a table of ours"
-        _log.info("schema changed", changefeed=self._terms.changefeed, commit_ts=ddl.ts, tables=len(ddl.names))
+        _log.info(
+            "schema changed",
+            changefeed=self._terms.changefeed,
+            commit_ts=ddl.ts,
+            tables=len(ddl.names),
+        )
         if self.listener is not None:
             await self.listener.changed(ddl)
 
     async def refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """See `Catalog.refuse`; while tables are read again, up to the DDL from which on cuts wait for them."""
+        """See `Catalog.refuse`; while tables are read again,
+        up to the DDL from which on cuts wait for them.
+        """
         ts = self.holds.acknowledged(ts)  # the log ends here, so they are never complete
         if self.listener is not None:
             _log.warning(
@@ -197,20 +233,29 @@ class FeedCatalog:
     def forget(self, checkpoint_ts: int) -> None:
         """Drop the versions that no reader at or above the checkpoint asks for.
 
-        A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the tables right below it with
-        those right above it. So the ts before the checkpoint stays known until the checkpoint is above the DDL.
+        A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the tables
+        right below it with those right above it. So the ts before the checkpoint stays known until
+        the checkpoint is above the DDL.
         """
         self.holds.forget(checkpoint_ts)
         self.versions.forget(self.history.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
-        known = {(version.name, version.from_ts) for each in self.versions.spans(kept_ts) for version in each}
+        known = {
+            (version.name, version.from_ts)
+            for each in self.versions.spans(kept_ts)
+            for version in each
+        }
         for key in self._tables.keys() - known:
             del self._tables[key]
 
     def _taken(self, change: TableChange) -> TableChange:
         """The part of a change that concerns the changefeed."""
         before = self._in_force()
-        wanted = [each for each in change.tables if self.wants(each.record.schema_name, each.record.table_name)]
+        wanted = [
+            each
+            for each in change.tables
+            if self.wants(each.record.schema_name, each.record.table_name)
+        ]
         tables = tuple(sorted(wanted, key=lambda table: table.span.table_id))
         self._check_renamed(change, tables, before)
         names = {table.name for table in tables}
@@ -224,7 +269,9 @@ class FeedCatalog:
             truncated=tuple(name for name in change.truncated if name in before or name in names),
         )
 
-    def _check_renamed(self, change: TableChange, tables: Sequence[SourceTable], before: set[str]) -> None:
+    def _check_renamed(
+        self, change: TableChange, tables: Sequence[SourceTable], before: set[str]
+    ) -> None:
         """A table that was not taken under its old name has rows that the target does not have."""
         foreign = [name for name in change.dropped if name not in before]
         new = [table.name for table in tables if table.name not in before]
@@ -232,9 +279,12 @@ class FeedCatalog:
         brought = [table.name for table in tables if table.name in new and table.span not in spans]
         if foreign and brought:
             raise RenamedIntoFilterError(
-                f"{change.query!r} at {change.commit_ts} makes {', '.join(brought)}, which the filter takes, of a "
-                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at the target. Resume "
-                f"with --overwrite-checkpoint-ts {change.commit_ts}, which is after it, and copy them by `tidemark cli "
+                f"{change.query!r} at {change.commit_ts} makes {', '.join(brought)}, which the "
+                "filter takes, of a "
+                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at "
+                "the target. Resume "
+                f"with --overwrite-checkpoint-ts {change.commit_ts}, which is after it, and copy "
+                "them by `tidemark cli "
                 "changefeed dumpstart`; or create another changefeed, whose filter leaves it out"
             )
 

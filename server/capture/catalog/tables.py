@@ -1,4 +1,5 @@
-"""The tables that a new changefeed begins with: those given, and those its filter finds in the source.
+"""The tables that a new changefeed begins with: those given,
+and those its filter finds in the source.
 
 None is skipped silently.
 """
@@ -35,7 +36,8 @@ async def chosen_tables(
     ignore_ineligible: bool,
     target: str,
 ) -> Chosen:
-    """The tables in `source` as of `ts` that the filter takes, and those given, which take the place of found ones.
+    """The tables in `source` as of `ts` that the filter takes, and those given,
+    which take the place of found ones.
 
     `before` are the changefeed's tables so far, whose identities go on.
 
@@ -50,13 +52,25 @@ async def chosen_tables(
         for table in await source.snapshot(ts, before)
         if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
-    return eligible(source, (*given, *found), columns=columns, ignore_ineligible=ignore_ineligible, target=target)
+    return eligible(
+        source,
+        (*given, *found),
+        columns=columns,
+        ignore_ineligible=ignore_ineligible,
+        target=target,
+    )
 
 
 def eligible(
-    source: Source, records: Sequence[TableRecord], *, columns: ColumnRules, ignore_ineligible: bool, target: str
+    source: Source,
+    records: Sequence[TableRecord],
+    *,
+    columns: ColumnRules,
+    ignore_ineligible: bool,
+    target: str,
 ) -> Chosen:
-    """Those that can be replicated to a target of the format `target`, with the columns that are taken of them.
+    """Those that can be replicated to a target of the format `target`,
+    with the columns that are taken of them.
 
     Raises as `chosen_tables`.
     """
@@ -72,7 +86,9 @@ def eligible(
     if refused and not ignore_ineligible:
         shown = "; ".join(list(refused.values())[:_NAMED])
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        raise TableIneligibleError(f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table")
+        raise TableIneligibleError(
+            f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table"
+        )
     _check_each_once(tables, target)
     columns.check(tables)
     return Chosen(tuple(map(columns.of, tables)), tuple(sorted(refused)))
@@ -80,9 +96,15 @@ def eligible(
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:
     if not tables:
-        raise ParameterError("a changefeed needs at least one table: none is given, or the filter takes none")
+        raise ParameterError(
+            "a changefeed needs at least one table: none is given, or the filter takes none"
+        )
     twice = [key for key, count in Counter(table.name for table in tables).items() if count > 1]
-    twice += [f"id {key}" for key, count in Counter(table.span.table_id for table in tables).items() if count > 1]
+    twice += [
+        f"id {key}"
+        for key, count in Counter(table.span.table_id for table in tables).items()
+        if count > 1
+    ]
     if twice:
         raise ParameterError(f"tables given twice: {', '.join(twice)}")
     check_distinct(tables, target)

@@ -67,11 +67,15 @@ class MySqlSource:
         return begins.ts
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
-        """See `Source.snapshot`: tables as they are now; what the log does to them after `ts` is found in the log."""
+        """See `Source.snapshot`: tables as they are now;
+        what the log does to them after `ts` is found in the log.
+        """
         definitions = await self._ask(self._definitions)
         if not before:
             return [record_of(each, place + 1) for place, each in enumerate(definitions)]
-        earlier = {(each.schema_name, each.table_name): Table.parse(each.table_info) for each in before}
+        earlier = {
+            (each.schema_name, each.table_name): Table.parse(each.table_info) for each in before
+        }
         return [_continued(each, earlier.get(each.name), ts) for each in definitions]
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
@@ -79,17 +83,32 @@ class MySqlSource:
         del before
         return mysql_table(record)
 
-    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
         """See `Source.pullers`: one for all."""
         if self.listener is not None:
             upstream = Upstream(
-                self._changefeed, self._options, self._meta, self.listener, self._torn, odd_times=self._odd_times
+                self._changefeed,
+                self._options,
+                self._meta,
+                self.listener,
+                self._torn,
+                odd_times=self._odd_times,
             )
             return [LogPuller(tables, start_ts, upstream, rows, catalog)]
         listener = DumpListener(self._changefeed, tables, catalog.holds)
-        engine = DumpEngine(self._changefeed, self._options, DumpRecords(self._meta, self._changefeed), listener)
+        engine = DumpEngine(
+            self._changefeed, self._options, DumpRecords(self._meta, self._changefeed), listener
+        )
         upstream = Upstream(
-            self._changefeed, self._options, self._meta, listener, self._torn, engine.copying, self._odd_times
+            self._changefeed,
+            self._options,
+            self._meta,
+            listener,
+            self._torn,
+            engine.copying,
+            self._odd_times,
         )
         log = LogPuller(tables, start_ts, upstream, rows, catalog)
         return [DumpingPuller(log, engine)]
@@ -128,7 +147,8 @@ def mysql_table(record: TableRecord) -> SourceTable:
     table = Table.parse(record.table_info)
     if not table.primary_key:
         raise TableIneligibleError(
-            f"{record.name} has neither a primary key nor a unique key over NOT NULL columns, so its rows cannot be "
+            f"{record.name} has neither a primary key nor a unique key over NOT NULL columns, so "
+            "its rows cannot be "
             "told apart: give it one (ALTER TABLE … ADD PRIMARY KEY)"
         )
     try:
@@ -137,7 +157,9 @@ def mysql_table(record: TableRecord) -> SourceTable:
     except ColumnUnsupportedError as err:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {err.message}") from err
     except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as err:
-        raise TableInfoError(f"the record of {record.name}: a column has no type that rows could have: {err}") from err
+        raise TableInfoError(
+            f"the record of {record.name}: a column has no type that rows could have: {err}"
+        ) from err
 
 
 def mysql_source(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:

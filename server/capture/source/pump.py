@@ -1,4 +1,6 @@
-"""`pump://`: the binlogs of the cluster that the capture belongs to, through its registered pumps."""
+"""`pump://`: the binlogs of the cluster that the capture belongs to,
+through its registered pumps.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -24,7 +26,9 @@ SCHEME: Final = "pump"
 
 
 class PumpSource(ClusterTables):
-    """Implements `server.puller.source.Source`; schemas come from the store, so its history is kept as well."""
+    """Implements `server.puller.source.Source`; schemas come from the store,
+    so its history is kept as well.
+    """
 
     per_table = False
 
@@ -32,19 +36,27 @@ class PumpSource(ClusterTables):
         """Raises: SourceUriError: the URI says more than the scheme."""
         uri.check_options(())
         if uri.addresses or uri.user or uri.path.strip("/"):
-            raise SourceUriError(f"pumps are found in the registry of the cluster: write {SCHEME}:// alone")
+            raise SourceUriError(
+                f"pumps are found in the registry of the cluster: write {SCHEME}:// alone"
+            )
         super().__init__(context)
         self._changefeed = changefeed
 
-    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
         """See `Source.pullers`: one for all tables, with their dump beside it."""
         registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
         held = HoldableLogRows(tables, start_ts, rows)
         feed = Feed(tables, start_ts, held, HoldableLogCatalog(catalog, held))
         store = ClusterStore(self._context.pd, self._context.kv)
         records = DumpRecords(self._meta, self._changefeed)
-        dump = ClusterDump(self._changefeed, records, Surveyor(store), LocalChunks(held.held, store, binlog_keys))
-        return [DumpingPuller(PumpPuller(self._context, self._meta, feed, registration.renew), dump)]
+        dump = ClusterDump(
+            self._changefeed, records, Surveyor(store), LocalChunks(held.held, store, binlog_keys)
+        )
+        return [
+            DumpingPuller(PumpPuller(self._context, self._meta, feed, registration.renew), dump)
+        ]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
         """See `Source.schema_puller`: schema changes are in the binlogs."""

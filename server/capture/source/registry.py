@@ -19,7 +19,9 @@ def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
 
 
 def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
-    from server.capture.source.mysql import mysql_source  # its SQL parser takes a third of a second to import
+    from server.capture.source.mysql import (
+        mysql_source,
+    )  # its SQL parser takes a third of a second to import
 
     return mysql_source(changefeed, uri, context)
 
@@ -44,7 +46,8 @@ def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Sou
     if factory is None:
         known = ", ".join(f"{scheme}://" for scheme in sorted(SOURCES) if scheme)
         raise SourceUriError(
-            f"there are no {uri.scheme}:// sources; leave --source-uri out to replicate from the cluster, or use "
+            f"there are no {uri.scheme}:// sources; leave --source-uri out to replicate from the "
+            "cluster, or use "
             f"{known or 'none'}"
         )
     return factory(changefeed, uri, context)

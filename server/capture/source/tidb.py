@@ -1,4 +1,6 @@
-"""The cluster that the capture belongs to: TiKV's change feed of each table, and of TiDB's DDL jobs."""
+"""The cluster that the capture belongs to: TiKV's change feed of each table,
+and of TiDB's DDL jobs.
+"""
 
 from collections.abc import Sequence
 
@@ -32,16 +34,21 @@ class TidbSource(ClusterTables):
         self._store = ClusterStore(context.pd, context.kv)
         self._chunks = LocalChunks(self._held, self._store)
 
-    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
         """See `Source.pullers`: one for each table."""
         del catalog
-        upstream = Upstream(self._context.pd, self._context.feeds, rows.executor, rows.open_transactions)
+        upstream = Upstream(
+            self._context.pd, self._context.feeds, rows.executor, rows.open_transactions
+        )
         return [self._puller(table, start_ts, upstream, rows) for table in tables]
 
     def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
         """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only.
 
-        The dump is beside it, as there is one for each run of the changefeed, unless tables are pulled elsewhere.
+        The dump is beside it, as there is one for each run of the changefeed, unless tables are
+        pulled elsewhere.
         """
         if self._context.meta is None:
             return None
@@ -65,9 +72,15 @@ class TidbSource(ClusterTables):
         if not self._changefeed:
             return self._bare_puller(table, start_ts, upstream, rows)
         held = HoldableRows(table.span, start_ts, rows)
-        return HoldablePuller(table, held, self._bare_puller(table, start_ts, upstream, held), self._held)
+        return HoldablePuller(
+            table, held, self._bare_puller(table, start_ts, upstream, held), self._held
+        )
 
-    def _bare_puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
+    def _bare_puller(
+        self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows
+    ) -> Puller:
         if part_spans(table.record) or reread_of(table.record).ts:
             return PartitionedPuller(table, start_ts, upstream, rows, self._schemas)
-        return TablePuller(table.span, start_ts, upstream, without_empty_deletes(table.record, rows))
+        return TablePuller(
+            table.span, start_ts, upstream, without_empty_deletes(table.record, rows)
+        )

@@ -1,4 +1,5 @@
-"""The source of a changefeed whose record this version cannot read: it is shown with its error, and stops no other.
+"""The source of a changefeed whose record this version cannot read: it is shown with its error,
+and stops no other.
 
 It can be removed; a version that can read it resumes it.
 """
@@ -35,7 +36,9 @@ class UnreadableSource:
         del record, before
         self._refuse()
 
-    def pullers(self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog) -> Sequence[Puller]:
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
         """Refused."""
         del tables, start_ts, rows, catalog
         self._refuse()

@@ -1,1 +1,3 @@
-"""One capture on many cores: worker processes that pull, sort and serve the tables, and what makes them one again."""
+"""One capture on many cores: worker processes that pull, sort and serve the tables,
+and what makes them one again.
+"""

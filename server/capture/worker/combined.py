@@ -1,7 +1,8 @@
-"""The sinks of several worker processes as one: least of the resolved_ts, cuts over all rows, acknowledgements to all.
+"""The sinks of several worker processes as one: least of the resolved_ts,
+cuts over all rows, acknowledgements to all.
 
-Invariant: what is answered here is what one sink manager with all tables would answer, at some moment not long ago:
-a share's positions are known a little late, and positions only move forward.
+Invariant: what is answered here is what one sink manager with all tables would answer, at some
+moment not long ago: a share's positions are known a little late, and positions only move forward.
 """
 
 import itertools
@@ -32,7 +33,11 @@ class Share(Protocol):
         ...
 
     def cut(
-        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
     ) -> int:
         """The end of a cut of one table."""
         ...
@@ -42,12 +47,18 @@ class Share(Protocol):
         ...
 
     def plan_tables(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
         """See `Sink.plan_tables`."""
         ...
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """A table's mounted rows."""
         ...
 
@@ -59,8 +70,12 @@ class Share(Protocol):
 class CombinedSink:
     """Implements `server.capture.processor.Sink` over the shares that own the tables."""
 
-    def __init__(self, owners: Mapping[Span, Share], executor: Executor, others: Iterable[Share] = ()) -> None:
-        """`executor` asks shares at the same time; `others` are those without tables at the start."""
+    def __init__(
+        self, owners: Mapping[Span, Share], executor: Executor, others: Iterable[Share] = ()
+    ) -> None:
+        """`executor` asks shares at the same time; `others` are those without tables at the
+        start.
+        """
         self._owners = dict(owners)
         self._shares = list(dict.fromkeys((*self._owners.values(), *others)))
         self._executor = executor
@@ -94,42 +109,65 @@ class CombinedSink:
         return self.resolved_ts(span)
 
     def cut(
-        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
     ) -> int:
-        """See `Sink.cut`; with bounds, it may end earlier: after `server.capture.cut.COMMITS_MAX` commit_ts."""
+        """See `Sink.cut`; with bounds, it may end earlier:
+        after `server.capture.cut.COMMITS_MAX` commit_ts.
+        """
         if span is not None:
             return self._owner(span).cut(start_ts, max_rows, max_bytes, span)
         upper_ts = self.resolved_ts()
         if upper_ts <= start_ts:
             return start_ts
         bounds = Bounds(max_rows, max_bytes)
-        return combined_cut(self._ask_all(lambda share: share.cut_part(start_ts, upper_ts, bounds)), start_ts, bounds)
+        return combined_cut(
+            self._ask_all(lambda share: share.cut_part(start_ts, upper_ts, bounds)),
+            start_ts,
+            bounds,
+        )
 
     def plan_tables(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
         """See `Sink.plan_tables`; the tables of one share follow one another."""
-        by_share: dict[Share, list[Span] | None] = dict.fromkeys(self._shares) if spans is None else self._dealt(spans)
+        by_share: dict[Share, list[Span] | None] = (
+            dict.fromkeys(self._shares) if spans is None else self._dealt(spans)
+        )
         asked = by_share.items()
-        parts = self._executor.map(lambda it: it[0].plan_tables(it[1], start_ts, end_ts, slice_bytes), asked)
+        parts = self._executor.map(
+            lambda it: it[0].plan_tables(it[1], start_ts, end_ts, slice_bytes), asked
+        )
         return list(itertools.chain.from_iterable(parts))
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """See `Sink.read`."""
         return self._owner(span).read(span, start_ts, end_ts, before=before)
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Sink.ack`.
 
-        A worker that dies meanwhile leaves some tables acknowledged, others not: to acknowledge again is harmless.
+        A worker that dies meanwhile leaves some tables acknowledged, others not: to acknowledge
+        again is harmless.
 
         Raises:
-            AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was acknowledged.
+            AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was
+                acknowledged.
         """
         resolved_ts = self.resolved_ts(span)
         if ts > resolved_ts:
             raise AckAboveResolvedError(
-                f"cannot acknowledge {ts}: rows are complete up to {resolved_ts} here; after a restart, try again when "
+                f"cannot acknowledge {ts}: rows are complete up to {resolved_ts} here; after a "
+                "restart, try again when "
                 "they have been pulled again"
             )
         if span is not None:
@@ -147,5 +185,7 @@ class CombinedSink:
     def _owner(self, span: Span) -> Share:
         share = self._owners.get(span)
         if share is None:
-            raise TableNotFoundError(f"table {span.table_id} is not in this changefeed; see describe")
+            raise TableNotFoundError(
+                f"table {span.table_id} is not in this changefeed; see describe"
+            )
         return share

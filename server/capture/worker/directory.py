@@ -1,4 +1,6 @@
-"""What a worker has in its capture's data directory: `run/N.control` and `run/N.flight`, `sorter/worker-N/`."""
+"""What a worker has in its capture's data directory:
+`run/N.control` and `run/N.flight`, `sorter/worker-N/`.
+"""
 
 import os
 from pathlib import Path
@@ -33,7 +35,8 @@ def make_sockets_directory(directory: Path, workers: int) -> None:
     longest = control_socket(directory, workers).removeprefix("unix:")
     if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES_MAX:
         raise DataDirError(
-            f"the path {directory} is too long for the Unix sockets of workers; choose a shorter --data-dir"
+            f"the path {directory} is too long for the Unix sockets of workers; choose a shorter "
+            "--data-dir"
         )
     (directory / "run").mkdir(mode=0o700, exist_ok=True)
     (directory / "run").chmod(0o700)

@@ -1,4 +1,6 @@
-"""Dumps of tables that workers pull: the capture looks after the job, workers read and add the chunks."""
+"""Dumps of tables that workers pull: the capture looks after the job,
+workers read and add the chunks.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +18,15 @@ from storage.model.span import Span
 class WorkerChunks:
     """Implements `server.dump.cluster.chunks.Chunks` over the shares that run, on the event loop.
 
-    A share tells how often a puller of it has ended. If another one did, too much is read again, never too little.
+    A share tells how often a puller of it has ended. If another one did, too much is read again,
+    never too little.
     """
 
     def __init__(
-        self, catalog: FeedCatalog, shares: Mapping[Worker, RemoteShare], owner: Callable[[Span], Worker]
+        self,
+        catalog: FeedCatalog,
+        shares: Mapping[Worker, RemoteShare],
+        owner: Callable[[Span], Worker],
     ) -> None:
         self._catalog = catalog
         self._shares = shares
@@ -62,7 +68,11 @@ def _page_message(page: Page) -> pb.DumpPage:
 
 def _read_message(page: PageRead) -> pb.DumpedPage:
     return pb.DumpedPage(
-        rows=page.rows, size_bytes=page.size_bytes, last=page.last, ends=page.ends, seconds=page.seconds
+        rows=page.rows,
+        size_bytes=page.size_bytes,
+        last=page.last,
+        ends=page.ends,
+        seconds=page.seconds,
     )
 
 

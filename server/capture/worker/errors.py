@@ -26,7 +26,9 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 class WorkerLostError(UnavailableError):
-    """A worker process has died or does not answer; it is started again, and its tables are pulled again."""
+    """A worker process has died or does not answer; it is started again,
+    and its tables are pulled again.
+    """
 
     code = "ErrWorkerLost"
 
@@ -39,14 +41,20 @@ class WorkerRowsOnlyError(InvalidError):
 
 def lost(number: int) -> WorkerLostError:
     """What to say of a worker that is gone."""
-    return WorkerLostError(f"worker {number} of this capture has died or does not answer; it is being started again")
+    return WorkerLostError(
+        f"worker {number} of this capture has died or does not answer; it is being started again"
+    )
 
 
 def error_of(number: int, err: grpc.RpcError | Any) -> TidemarkError:
     """The worker's own error, code and kind as it raised it; WorkerLostError if it said nothing."""
     found = _TEXT.fullmatch(err.details() or "")
     if found is None:
-        return lost(number) if err.code() in _LOST else TidemarkError(f"worker {number}: {err.details()}")
+        return (
+            lost(number)
+            if err.code() in _LOST
+            else TidemarkError(f"worker {number}: {err.details()}")
+        )
     return coded(_CLASSES.get(err.code(), TidemarkError), *found.groups())
 
 

@@ -91,10 +91,15 @@ class Host:
 
     def not_running(self, changefeed: str) -> ChangefeedNotRunningError:
         """What to say of a share that does not serve, or not yet."""
-        return ChangefeedNotRunningError(f"changefeed {changefeed} does not run in this worker now; try again")
+        return ChangefeedNotRunningError(
+            f"changefeed {changefeed} does not run in this worker now; try again"
+        )
 
     async def brought_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of it; it goes on even if nobody waits for it any more. Raises what it raises."""
+        """What comes of it; it goes on even if nobody waits for it any more.
+
+        Raises what it raises.
+        """
         outcome = await asyncio.shield(self._tasks.create_task(_outcome(work)))
         if isinstance(outcome, TidemarkError):
             raise outcome
@@ -107,7 +112,9 @@ class Host:
 
     def pullers(self) -> list[TablePuller]:
         """Of all shares, at this moment."""
-        return [puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers]
+        return [
+            puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers
+        ]
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | TidemarkError:

@@ -73,7 +73,9 @@ class Launch:
             "--log-level": self.log.log_level,
             "--log-format": self.log.log_format,
         }
-        child = Child(_COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag])
+        child = Child(
+            _COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
+        )
         scheme = "grpc+tls" if self.security.enabled else "grpc"
         return Worker(number, self.directory, child, self.advertise_host, scheme)
 

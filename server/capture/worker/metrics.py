@@ -1,4 +1,6 @@
-"""One `/metrics` for a capture and its workers: the workers' samples are told apart by the label `worker`."""
+"""One `/metrics` for a capture and its workers:
+the workers' samples are told apart by the label `worker`.
+"""
 
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -33,15 +35,21 @@ class WorkersRegistry(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         """All families; a worker that does not answer is `tidemark_capture_worker_up` 0."""
         families = {family.name: family for family in OWN.collect()}
-        up = Metric("tidemark_capture_worker_up", "1 if the worker process answered this scrape", "gauge")
+        up = Metric(
+            "tidemark_capture_worker_up", "1 if the worker process answered this scrape", "gauge"
+        )
         for worker in self.workers:
             label = {"worker": str(worker.number)}
             text = _scrape(worker.http)
             up.add_sample(up.name, label, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
-                if family.name.endswith("_created"):  # a part of another family, which has the label already
+                if family.name.endswith(
+                    "_created"
+                ):  # a part of another family, which has the label already
                     continue
-                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 for sample in family.samples:
                     merged.add_sample(sample.name, {**sample.labels, **label}, sample.value)
         if self.workers:

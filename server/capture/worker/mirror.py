@@ -1,6 +1,8 @@
-"""How far the tables of a share are, as its worker last told: all that is asked often is answered from here.
+"""How far the tables of a share are, as its worker last told:
+all that is asked often is answered from here.
 
-Positions only move forward: a message that was overtaken by an acknowledgement's answer changes nothing back.
+Positions only move forward: a message that was overtaken by an acknowledgement's answer changes
+nothing back.
 """
 
 import threading
@@ -30,7 +32,10 @@ class Mirror:
         for told in message.spans:
             span = span_of(told.span)
             resolved_ts, checkpoint_ts = self.table(span)
-            self._spans[span] = max(resolved_ts, told.resolved_ts), max(checkpoint_ts, told.checkpoint_ts)
+            self._spans[span] = (
+                max(resolved_ts, told.resolved_ts),
+                max(checkpoint_ts, told.checkpoint_ts),
+            )
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)
         self.stats = ProcessorStats(

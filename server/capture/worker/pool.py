@@ -1,7 +1,8 @@
-"""The worker processes of a capture: started with it, restarted when they die, drained after it, and found by number.
+"""The worker processes of a capture: started with it, restarted when they die,
+drained after it, and found by number.
 
-They are children as those of `tidemark up`: whatever kills the capture ends them at once. Their sockets lie in the
-capture's data directory, for its user only.
+They are children as those of `tidemark up`: whatever kills the capture ends them at once. Their
+sockets lie in the capture's data directory, for its user only.
 """
 
 import asyncio
@@ -29,7 +30,10 @@ _THREADS_PER_WORKER: Final = 4
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long a connection may take; a busy worker answers late
+    (
+        "grpc.min_reconnect_backoff_ms",
+        2_000,
+    ),  # how long a connection may take; a busy worker answers late
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 
@@ -37,7 +41,9 @@ _OPTIONS: Final = [
 class Worker:
     """One worker process; `number` counts from 0."""
 
-    def __init__(self, number: int, directory: Path, child: Child, advertise_host: str, scheme: str) -> None:
+    def __init__(
+        self, number: int, directory: Path, child: Child, advertise_host: str, scheme: str
+    ) -> None:
         self.number = number
         self.child = child
         self.control = control_socket(directory, number)
@@ -77,12 +83,15 @@ class Pool:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = tuple(workers)
-        self.executor = ThreadPoolExecutor(_THREADS_PER_WORKER * len(self.workers), thread_name_prefix="workers")
+        self.executor = ThreadPoolExecutor(
+            _THREADS_PER_WORKER * len(self.workers), thread_name_prefix="workers"
+        )
         """For asking several workers at the same time."""
 
     def owner(self, span: Span) -> Worker:
         """The table's worker: the same as long as their number is."""
-        # a worker's sorter deals its tables by the same hash: by the part of it that is not used here
+        # a worker's sorter deals its tables by the same hash: by the part of it that is not used
+        # here
         return self.workers[get_db(span, len(self.workers) * _SORTER_SHARDS) // _SORTER_SHARDS]
 
     @asynccontextmanager

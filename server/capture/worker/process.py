@@ -1,4 +1,6 @@
-"""A worker process, put together: coordinator and stores on one side, its capture and Flight readers on the other."""
+"""A worker process, put together: coordinator and stores on one side,
+its capture and Flight readers on the other.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +38,9 @@ class WorkerConfig:
     data_dir: str = setting("./data/capture", "the capture's data directory")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     flight_addr: str = setting("127.0.0.1:0", "Arrow Flight address: the rows of its tables")
-    flight_token_file: str = setting("", "file with the token that readers must bring at flight_addr; empty: none")
+    flight_token_file: str = setting(
+        "", "file with the token that readers must bring at flight_addr; empty: none"
+    )
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
     stream_silence_seconds: float = setting(SILENT_S, "as the capture's", least=0.001)
@@ -58,16 +62,22 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         asyncio.TaskGroup() as tasks,
     ):
         context = SourceContext(pd, feeds, kv)
-        resources = Resources(context, sorter_directory(directory, number), config.memory_quota_bytes)
+        resources = Resources(
+            context, sorter_directory(directory, number), config.memory_quota_bytes
+        )
         host = Host(tasks, partial(LocalProcessor, resources))
         server = RpcServer()
         server.add_service(
-            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], WorkerService(host, sources(context))
+            worker_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+            WorkerService(host, sources(context)),
         )
         locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
         async with (
             serving_flight(
-                Rows(host), config.flight_addr, security=security, token_file=config.flight_token_file
+                Rows(host),
+                config.flight_addr,
+                security=security,
+                token_file=config.flight_token_file,
             ) as flight,
             serving_flight(Rows(host), flight_socket(directory, number)),
             server.listen(control_socket(directory, number)),

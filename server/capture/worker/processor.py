@@ -1,8 +1,9 @@
-"""A changefeed whose tables are divided among the capture's worker processes; behaves as one that runs in one process.
+"""A changefeed whose tables are divided among the capture's worker processes;
+behaves as one that runs in one process.
 
-An error of one share ends them all: the runner decides, as ever, whether to begin again at the checkpoint. So does the
-death of a worker, which is started again meanwhile. No range changes by that: what is above the checkpoint is pulled
-anew, and is the same.
+An error of one share ends them all: the runner decides, as ever, whether to begin again at the
+checkpoint. So does the death of a worker, which is started again meanwhile. No range changes by
+that: what is above the checkpoint is pulled anew, and is the same.
 """
 
 import asyncio
@@ -69,9 +70,14 @@ class WorkersProcessor(ProcessorPosition):
         return (self._pool.owner(span).location,)
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
-        """See `Processor.blockers`; of a worker that is silent, what was known of its tables before."""
+        """See `Processor.blockers`; of a worker that is silent,
+        what was known of its tables before.
+        """
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(_blockers(share, most, with_locks=with_locks)) for share in self._shares]
+            asked = [
+                tasks.create_task(_blockers(share, most, with_locks=with_locks))
+                for share in self._shares
+            ]
         found = [table for task in asked for table in task.result()]
         return heapq.nsmallest(most, found, key=lambda table: table.resolved_ts)
 
@@ -96,10 +102,14 @@ class WorkersProcessor(ProcessorPosition):
     def wipe(self) -> None:
         """See `Processor.wipe`."""
         for worker in self._pool.workers:
-            shutil.rmtree(sorter_directory(self._directory, worker.number) / self._name, ignore_errors=True)
+            shutil.rmtree(
+                sorter_directory(self._directory, worker.number) / self._name, ignore_errors=True
+            )
 
     @asynccontextmanager
-    async def _serving(self, shares: tuple[RemoteShare, ...], sink: CombinedSink) -> AsyncIterator[None]:
+    async def _serving(
+        self, shares: tuple[RemoteShare, ...], sink: CombinedSink
+    ) -> AsyncIterator[None]:
         self._shares = shares
         try:
             yield
@@ -108,7 +118,9 @@ class WorkersProcessor(ProcessorPosition):
             self._shares, self.sink, self.table_pullers = (), None, ()
             self._catalog.listener = None
 
-    def _follow(self, schemas: Puller, router: SchemaChangeRouter, tasks: asyncio.TaskGroup) -> None:
+    def _follow(
+        self, schemas: Puller, router: SchemaChangeRouter, tasks: asyncio.TaskGroup
+    ) -> None:
         """Pull the schema changes here, and deal them to the shares."""
         self._catalog.listener = router
         self.table_pullers = tuple(getattr(schemas, "table_pullers", ()))
@@ -122,7 +134,9 @@ class WorkersProcessor(ProcessorPosition):
             tasks.create_task(dump.run(), name=f"dump of {self._name}")
 
     def _dealt(self, workers: Sequence[Worker]) -> dict[Worker, RemoteShare]:
-        """One share for each worker that has tables of this changefeed, and for each of `workers`."""
+        """One share for each worker that has tables of this changefeed,
+        and for each of `workers`.
+        """
         tables: dict[Worker, list[SourceTable]] = {worker: [] for worker in workers}
         changes: dict[Worker, list[TableChange]] = {}
         for table in self._catalog.at(self.start_ts):
@@ -131,7 +145,9 @@ class WorkersProcessor(ProcessorPosition):
             for worker, change in changes_by_worker(self._catalog, ddl, self._pool.owner).items():
                 changes.setdefault(worker, []).append(change)
         return {
-            worker: RemoteShare(worker, self._name, tables.get(worker, ()), self.start_ts, changes.get(worker, ()))
+            worker: RemoteShare(
+                worker, self._name, tables.get(worker, ()), self.start_ts, changes.get(worker, ())
+            )
             for worker in tables.keys() | changes.keys()
         }
 

@@ -1,8 +1,9 @@
-"""A worker's share of a running changefeed, seen from the capture: a mirror of its progress, and calls for the rest.
+"""A worker's share of a running changefeed, seen from the capture: a mirror of its progress,
+and calls for the rest.
 
-The share lives exactly as long as the stream of `run`: a worker whose capture goes away ends it, a capture whose worker
-goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC, both over Unix sockets; every call
-has a deadline.
+The share lives exactly as long as the stream of `run`: a worker whose capture goes away ends it, a
+capture whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over
+gRPC, both over Unix sockets; every call has a deadline.
 """
 
 import asyncio
@@ -67,7 +68,9 @@ class RemoteShare:
         for change in changes:
             self._note(change.tables, change.commit_ts)
 
-    async def run(self, target_ts: int, moved: Callable[[], None], *, limited: bool = False) -> None:
+    async def run(
+        self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
+    ) -> None:
         """Run the share until cancelled; `moved` is called whenever it has told something.
 
         One that is `limited` gives no rows above what `limit` says.
@@ -116,7 +119,9 @@ class RemoteShare:
 
     def change(self, change: TableChange) -> None:
         """Let a schema change come in force; it has when this returns."""
-        request = pb.ChangeShareRequest(changefeed=self._changefeed, change=wire.change_message(change))
+        request = pb.ChangeShareRequest(
+            changefeed=self._changefeed, change=wire.change_message(change)
+        )
         self._note(change.tables, change.commit_ts)
         self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S))
 
@@ -134,7 +139,11 @@ class RemoteShare:
         return self.mirror.checkpoint_ts if span is None else self.mirror.table(span)[1]
 
     def cut(
-        self, start_ts: int, max_rows: int | None = None, max_bytes: int | None = None, span: Span | None = None
+        self,
+        start_ts: int,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        span: Span | None = None,
     ) -> int:
         """See `Share.cut`."""
         assert span is not None, "a cut over several tables is chosen over all shares"
@@ -153,7 +162,11 @@ class RemoteShare:
         return wire.part_of(self._ask(lambda stub: stub.Extents(request, timeout=_CALL_S)))
 
     def plan_tables(
-        self, spans: Sequence[Span] | None, start_ts: int, end_ts: int, slice_bytes: int | None = None
+        self,
+        spans: Sequence[Span] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
     ) -> list[Slice]:
         """See `Share.plan_tables`."""
         request = pb.PlanTablesRequest(
@@ -180,7 +193,9 @@ class RemoteShare:
         request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
         return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S))
 
-    def read(self, span: Span, start_ts: int, end_ts: int, *, before: bool = False) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> Iterator[pa.RecordBatch]:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
         ticket = Ticket(self._changefeed, self._name(span, start_ts), start_ts, end_ts).document()
         batches = self._batches(ticket | {"before": True} if before else ticket)
@@ -189,19 +204,29 @@ class RemoteShare:
 
     def blockers(self, limit: int, *, with_locks: bool) -> list[capture_pb2.TableBlockers]:
         """The share's tables that are furthest behind, and why."""
-        request = pb.GetTableBlockersRequest(changefeed=self._changefeed, limit=limit, with_locks=with_locks)
-        return list(self._ask(lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S)).tables)
+        request = pb.GetTableBlockersRequest(
+            changefeed=self._changefeed, limit=limit, with_locks=with_locks
+        )
+        return list(
+            self._ask(lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S)).tables
+        )
 
     def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
         """The same as far as it was known before `problem`."""
-        tables = heapq.nsmallest(limit, self.tables.values(), key=lambda table: self.resolved_ts(table.span))
+        tables = heapq.nsmallest(
+            limit, self.tables.values(), key=lambda table: self.resolved_ts(table.span)
+        )
         return [
             capture_pb2.TableBlockers(
                 name=table.name,
                 table_id=table.span.table_id,
                 resolved_ts=self.resolved_ts(table.span),
                 checkpoint_ts=self.checkpoint_ts(table.span),
-                regions=[capture_pb2.RegionBlockers(resolved_ts=self.resolved_ts(table.span), problem=problem)],
+                regions=[
+                    capture_pb2.RegionBlockers(
+                        resolved_ts=self.resolved_ts(table.span), problem=problem
+                    )
+                ],
             )
             for table in tables
         ]

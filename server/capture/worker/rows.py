@@ -1,4 +1,6 @@
-"""What a worker's Flight ports hand out: the rows of its tables. Everything else is asked of the capture.
+"""What a worker's Flight ports hand out: the rows of its tables.
+
+Everything else is asked of the capture.
 
 A worker knows a share of a changefeed only: its own `latest` or `ack` would be wrong for the whole.
 """
@@ -33,15 +35,24 @@ class Rows:
         hosted, sink = self._host.running(changefeed)
         version = hosted.assignment.catalog.versions.of_range(table, start_ts, end_ts)
         if version is None:
-            raise TableNotExistsError(f"this worker has no table {table!r} of changefeed {changefeed}; plan again")
+            raise TableNotExistsError(
+                f"this worker has no table {table!r} of changefeed {changefeed}; plan again"
+            )
         try:
             self._waiting.resolved(sink, version.span, end_ts, READ_WAIT_S)
-            return schema_of(version.mounter, before=before), sink.read(version.span, start_ts, end_ts, before=before)
+            return schema_of(version.mounter, before=before), sink.read(
+                version.span, start_ts, end_ts, before=before
+            )
         except TableNotFoundError as err:
             raise self._host.not_running(changefeed) from err
 
     def describe(
-        self, changefeed: str, ts: int | None = None, *, before: bool = False, known_ts: int | None = None
+        self,
+        changefeed: str,
+        ts: int | None = None,
+        *,
+        before: bool = False,
+        known_ts: int | None = None,
     ) -> FeedDescription:
         """Refused."""
         del ts, before, known_ts
@@ -85,5 +96,6 @@ class Rows:
 
 def _rows_only(changefeed: str) -> WorkerRowsOnlyError:
     return WorkerRowsOnlyError(
-        f"a worker hands out rows only; ask the capture's own Flight address about changefeed {changefeed}"
+        "a worker hands out rows only; ask the capture's own Flight address about changefeed "
+        f"{changefeed}"
     )

@@ -1,7 +1,10 @@
-"""Schema changes sent to the shares that have their tables, and how far these are known. Pure but for its sending.
+"""Schema changes sent to the shares that have their tables, and how far these are known.
 
-A span stays with its worker whatever it is called; a name may go from one worker to another, when its table gets a new
-span. So each worker is told which names end in its spans and which begin there, and nothing of the others.
+Pure but for its sending.
+
+A span stays with its worker whatever it is called; a name may go from one worker to another, when
+its table gets a new span. So each worker is told which names end in its spans and which begin
+there, and nothing of the others.
 """
 
 import asyncio
@@ -30,10 +33,14 @@ class _Part:
 
     def change(self, ddl: Ddl) -> TableChange:
         names = {table.name for table in self.begun}
-        return TableChange(ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), ddl.truncated)
+        return TableChange(
+            ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), ddl.truncated
+        )
 
 
-def changes_by_worker(catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]) -> dict[Worker, TableChange]:
+def changes_by_worker(
+    catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]
+) -> dict[Worker, TableChange]:
     """A change that is in force in `catalog`, as the workers concerned are told it."""
     parts: dict[Worker, _Part] = {}
     for versions in catalog.versions.spans_of(ddl):
@@ -79,7 +86,9 @@ class SchemaChangeRouter:
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def run(self) -> None:
-        """Tell the shares how far the schema changes are known, until cancelled; raises WorkerLostError."""
+        """Tell the shares how far the schema changes are known, until cancelled;
+        raises WorkerLostError.
+        """
         while True:
             await self._moved.wait()
             self._moved.clear()

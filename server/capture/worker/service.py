@@ -30,7 +30,9 @@ class WorkerService:
         self._host = host
         self._make_source = make_source
 
-    async def Run(self, request: pb.RunRequest, context: Context) -> AsyncIterator[pb.ShareProgress]:
+    async def Run(
+        self, request: pb.RunRequest, context: Context
+    ) -> AsyncIterator[pb.ShareProgress]:
         """Run a share as long as the capture listens."""
         del context
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
@@ -47,7 +49,9 @@ class WorkerService:
         if hosted.error is not None:
             raise hosted.error
 
-    async def ChangeShare(self, request: pb.ChangeShareRequest, context: Context) -> pb.ChangeShareResponse:
+    async def ChangeShare(
+        self, request: pb.ChangeShareRequest, context: Context
+    ) -> pb.ChangeShareResponse:
         """A schema change of the share's tables."""
         del context
         hosted, _ = self._host.running(request.changefeed)
@@ -55,7 +59,9 @@ class WorkerService:
         await assignment.catalog.change(wire.change_of(request.change, assignment.source))
         return pb.ChangeShareResponse()
 
-    async def LimitShare(self, request: pb.LimitShareRequest, context: Context) -> pb.LimitShareResponse:
+    async def LimitShare(
+        self, request: pb.LimitShareRequest, context: Context
+    ) -> pb.LimitShareResponse:
         """How far the schema changes are known."""
         del context
         hosted, _ = self._host.running(request.changefeed)
@@ -84,11 +90,15 @@ class WorkerService:
         bounds, span = wire.bounds_of(request), wire.span_of(request.span)
 
         def cut(sink: LocalSink) -> pb.CutTableResponse:
-            return pb.CutTableResponse(end_ts=sink.cut(request.start_ts, bounds.max_rows, bounds.max_bytes, span))
+            return pb.CutTableResponse(
+                end_ts=sink.cut(request.start_ts, bounds.max_rows, bounds.max_bytes, span)
+            )
 
         return await self._asked(request.changefeed, cut)
 
-    async def PlanTables(self, request: pb.PlanTablesRequest, context: Context) -> pb.PlanTablesResponse:
+    async def PlanTables(
+        self, request: pb.PlanTablesRequest, context: Context
+    ) -> pb.PlanTablesResponse:
         """How much each table has in a range."""
         del context
 
@@ -106,7 +116,9 @@ class WorkerService:
         def ack(sink: LocalSink) -> pb.AckShareResponse:
             checkpoint_ts = sink.ack(request.ts, span)
             share_ts = sink.checkpoint_ts()
-            return pb.AckShareResponse(checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=_ends(hosted))
+            return pb.AckShareResponse(
+                checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=_ends(hosted)
+            )
 
         return await self._asked(request.changefeed, ack)
 
@@ -119,7 +131,9 @@ class WorkerService:
         tables = await hosted.processor.blockers(request.limit, with_locks=request.with_locks)
         return pb.GetTableBlockersResponse(tables=tables)
 
-    async def DumpTable(self, request: pb.DumpTableRequest, context: Context) -> pb.DumpTableResponse:
+    async def DumpTable(
+        self, request: pb.DumpTableRequest, context: Context
+    ) -> pb.DumpTableResponse:
         """A round of a dump."""
         del context
         hosted, _ = self._host.running(request.changefeed)
@@ -146,12 +160,19 @@ class _Told:
         self._spoke_s = float("-inf")
 
     def news(self, hosted: Hosted) -> pb.ShareProgress | None:
-        """What has changed since the last call; a message without news after a second of silence."""
+        """What has changed since the last call; a message without news after a second of
+        silence.
+        """
         sink = hosted.processor.sink
         if sink is None:
             return None
-        resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()  # before the tables': never above them
-        spans = [versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)]
+        resolved_ts, checkpoint_ts = (
+            sink.resolved_ts(),
+            sink.checkpoint_ts(),
+        )  # before the tables': never above them
+        spans = [
+            versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)
+        ]
         self.tables = len(spans)
         moved = [status for span in spans if (status := self._moved(sink, span))]
         now_s = asyncio.get_running_loop().time()
@@ -174,7 +195,9 @@ class _Told:
         if self._known.get(span) == position:
             return None
         self._known[span] = position
-        return pb.SpanProgress(span=wire.span_message(span), resolved_ts=position[0], checkpoint_ts=position[1])
+        return pb.SpanProgress(
+            span=wire.span_message(span), resolved_ts=position[0], checkpoint_ts=position[1]
+        )
 
 
 def _chunks(hosted: Hosted) -> LocalChunks | None:

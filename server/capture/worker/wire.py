@@ -1,4 +1,7 @@
-"""Values of the worker contract as messages and back; bounds and tables that are missing mean all. Pure."""
+"""Values of the worker contract as messages and back; bounds and tables that are missing mean all.
+
+Pure.
+"""
 
 from collections.abc import Iterable
 
@@ -21,7 +24,9 @@ from storage.tidb.document import read_document
 
 def table_message(table: SourceTable) -> changefeed_pb2.Table:
     """A table as the changefeed's record has it."""
-    return changefeed_pb2.Table(schema_name=table.record.schema_name, table_info_json=table.record.table_info_json)
+    return changefeed_pb2.Table(
+        schema_name=table.record.schema_name, table_info_json=table.record.table_info_json
+    )
 
 
 def table_record(message: changefeed_pb2.Table) -> TableRecord:
@@ -36,7 +41,12 @@ def assignment(request: pb.RunRequest, source: Source) -> Assignment:
     terms = Terms(request.changefeed, TableFilter(["*.*"]))
     catalog = FeedCatalog(terms, source, history, request.checkpoint_ts, _kept_elsewhere)
     return Assignment(
-        request.changefeed, source, catalog, request.checkpoint_ts, request.target_ts, limited=request.limited
+        request.changefeed,
+        source,
+        catalog,
+        request.checkpoint_ts,
+        request.target_ts,
+        limited=request.limited,
     )
 
 
@@ -54,7 +64,9 @@ def change_message(change: TableChange) -> pb.ShareChange:
 def change_of(message: pb.ShareChange, source: Source) -> TableChange:
     """What `change_message` wrote."""
     tables = tuple(source.table(table_record(table)) for table in message.tables)
-    return TableChange(message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated))
+    return TableChange(
+        message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated)
+    )
 
 
 def span_message(span: Span) -> pb.TableSpan:
@@ -67,7 +79,9 @@ def span_of(message: pb.TableSpan) -> Span:
     return Span(message.table_id, message.start_key, message.end_key)
 
 
-def extents_request(changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds) -> pb.ExtentsRequest:
+def extents_request(
+    changefeed: str, start_ts: int, upper_ts: int, bounds: Bounds
+) -> pb.ExtentsRequest:
     """Ask for a part of a cut."""
     return pb.ExtentsRequest(
         changefeed=changefeed,
@@ -89,13 +103,24 @@ def bounds_of(request: pb.ExtentsRequest | pb.CutTableRequest) -> Bounds:
 def plan_of(request: pb.PlanTablesRequest) -> tuple[list[Span] | None, int, int, int | None]:
     """The tables, the range, and the size of slices."""
     spans = None if request.all_tables else list(map(span_of, request.spans))
-    return spans, request.start_ts, request.end_ts, request.slice_bytes if request.HasField("slice_bytes") else None
+    return (
+        spans,
+        request.start_ts,
+        request.end_ts,
+        request.slice_bytes if request.HasField("slice_bytes") else None,
+    )
 
 
 def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
     """What lies where."""
     plans = [
-        pb.TablePlan(rows=it.rows, bytes=it.bytes, span=span_message(it.span), start_ts=it.start_ts, end_ts=it.end_ts)
+        pb.TablePlan(
+            rows=it.rows,
+            bytes=it.bytes,
+            span=span_message(it.span),
+            start_ts=it.start_ts,
+            end_ts=it.end_ts,
+        )
         for it in slices
     ]
     return pb.PlanTablesResponse(plans=plans)
@@ -103,7 +128,9 @@ def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
 
 def slices_of(message: pb.PlanTablesResponse) -> list[Slice]:
     """What `plan_message` wrote."""
-    return [Slice(span_of(it.span), it.start_ts, it.end_ts, it.rows, it.bytes) for it in message.plans]
+    return [
+        Slice(span_of(it.span), it.start_ts, it.end_ts, it.rows, it.bytes) for it in message.plans
+    ]
 
 
 def part_message(part: CutPart) -> pb.ExtentsResponse:
@@ -131,7 +158,9 @@ def part_of(message: pb.ExtentsResponse) -> CutPart:
 
 def _stored(message: pb.ShareChange) -> SchemaChange:
     tables = tuple(map(table_record, message.tables))
-    return SchemaChange(message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated))
+    return SchemaChange(
+        message.commit_ts, message.query, tables, tuple(message.dropped), tuple(message.truncated)
+    )
 
 
 async def _kept_elsewhere(change: SchemaChange) -> None:
@@ -142,7 +171,10 @@ def _extent(message: pb.RowExtent) -> PackedExtent:
     if not message.rows or not message.commit_ts or len(message.commit_ts) != len(message.counts):
         raise CorruptError("a worker process sent an extent without rows, or with unequal columns")
     try:
-        commit_ts, counts = np.frombuffer(message.commit_ts, "<u8"), np.frombuffer(message.counts, "<i8")
+        commit_ts, counts = (
+            np.frombuffer(message.commit_ts, "<u8"),
+            np.frombuffer(message.counts, "<i8"),
+        )
     except ValueError as err:
         raise CorruptError(f"a worker process sent an extent that cannot be read: {err}") from err
     return PackedExtent(message.rows, message.bytes, commit_ts, counts)

@@ -1,1 +1,3 @@
-"""What a cluster is made of: stores, regions, ids, shared settings; and the calls of PD about them."""
+"""What a cluster is made of: stores, regions, ids, shared settings;
+and the calls of PD about them.
+"""

@@ -1,8 +1,10 @@
-"""A cluster: its id, its stores, its regions and ids in memory and in the metadata; and the RPCs about them.
+"""A cluster: its id, its stores, its regions and ids in memory and in the metadata;
+and the RPCs about them.
 
-Stores, bootstrap and ids are durable before they are answered. Regions are what stores report again and again, so
-they are written behind, by `Cluster.run`; the metadata's copy only shortens the time after a restart.
-`ClusterService` answers Bootstrap, AllocID, PutStore, StoreHeartbeat and the other RPCs that are not about regions.
+Stores, bootstrap and ids are durable before they are answered. Regions are what stores report again
+and again, so they are written behind, by `Cluster.run`; the metadata's copy only shortens the time
+after a restart. `ClusterService` answers Bootstrap, AllocID, PutStore, StoreHeartbeat and the other
+RPCs that are not about regions.
 """
 
 import asyncio
@@ -49,14 +51,17 @@ async def load_cluster_id(meta: Meta, configured: int) -> int:
     stored = int(_U64.unpack(pair.value)[0]) if pair else await _create_cluster_id(meta, configured)
     if configured and stored != configured:
         raise ClusterIdMismatchError(
-            f"the metadata belongs to cluster {stored}, not {configured}; drop --cluster-id or use other metadata"
+            f"the metadata belongs to cluster {stored}, not {configured}; drop --cluster-id or "
+            "use other metadata"
         )
     return stored
 
 
 async def _create_cluster_id(meta: Meta, configured: int) -> int:
     fresh = configured or (int(time.time()) << 32) + secrets.randbits(32)
-    created = await meta.txn([Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)])
+    created = await meta.txn(
+        [Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)]
+    )
     return fresh if created.succeeded else int(_U64.unpack(created.pairs[0][0].value)[0])
 
 
@@ -98,7 +103,9 @@ class Cluster:
             for pair in await metadata.get_prefix(self._keys.path("raft/r/")):
                 self.regions.report(metapb_pb2.Region.FromString(pair.value), metapb_pb2.Peer())
         except DecodeError as err:
-            raise CorruptError(f"a stored store or region cannot be read: {err}; restore the metadata") from err
+            raise CorruptError(
+                f"a stored store or region cannot be read: {err}; restore the metadata"
+            ) from err
         await self._ids.load()
         self._next_id = self._ids.value + 1
         self._count()
@@ -185,7 +192,9 @@ class Cluster:
 
     async def _reserve_ids(self, count: int) -> None:
         if self._next_id + count > _IDS_END:
-            raise RefusedError(pdpb_pb2.UNKNOWN, f"{count} ids are asked for, {_IDS_END - self._next_id} are left")
+            raise RefusedError(
+                pdpb_pb2.UNKNOWN, f"{count} ids are asked for, {_IDS_END - self._next_id} are left"
+            )
         await self._ids.raise_to(min(self._next_id + max(count, _ID_WINDOW), _IDS_END) - 1)
 
     async def put_back_ids(self) -> None:
@@ -214,17 +223,23 @@ class ClusterService:
         """The handlers by the names of their RPCs."""
         headers = self._headers
         return {
-            "IsBootstrapped": headers.call_before_bootstrap(pdpb_pb2.IsBootstrappedResponse, self.is_bootstrapped),
+            "IsBootstrapped": headers.call_before_bootstrap(
+                pdpb_pb2.IsBootstrappedResponse, self.is_bootstrapped
+            ),
             "Bootstrap": headers.call_before_bootstrap(pdpb_pb2.BootstrapResponse, self.bootstrap),
             "AllocID": headers.call_before_bootstrap(pdpb_pb2.AllocIDResponse, self.alloc_id),
             "GetStore": headers.call(pdpb_pb2.GetStoreResponse, self.get_store),
             "GetAllStores": headers.call(pdpb_pb2.GetAllStoresResponse, self.get_all_stores),
             "PutStore": headers.call(pdpb_pb2.PutStoreResponse, self.put_store),
             "StoreHeartbeat": headers.call(pdpb_pb2.StoreHeartbeatResponse, self.store_heartbeat),
-            "GetClusterConfig": headers.call(pdpb_pb2.GetClusterConfigResponse, self.get_cluster_config),
+            "GetClusterConfig": headers.call(
+                pdpb_pb2.GetClusterConfigResponse, self.get_cluster_config
+            ),
         }
 
-    async def is_bootstrapped(self, _request: pdpb_pb2.IsBootstrappedRequest) -> pdpb_pb2.IsBootstrappedResponse:
+    async def is_bootstrapped(
+        self, _request: pdpb_pb2.IsBootstrappedRequest
+    ) -> pdpb_pb2.IsBootstrappedResponse:
         """Whether a store has started the cluster."""
         return pdpb_pb2.IsBootstrappedResponse(bootstrapped=self._cluster.bootstrapped)
 
@@ -251,7 +266,9 @@ class ClusterService:
             raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")
         return pdpb_pb2.GetStoreResponse(store=store, stats=self._cluster.stats.get(store.id))
 
-    async def get_all_stores(self, request: pdpb_pb2.GetAllStoresRequest) -> pdpb_pb2.GetAllStoresResponse:
+    async def get_all_stores(
+        self, request: pdpb_pb2.GetAllStoresRequest
+    ) -> pdpb_pb2.GetAllStoresResponse:
         """All stores, or all that are not removed."""
         stores = [
             store
@@ -266,7 +283,9 @@ class ClusterService:
             await self._cluster.put_store(registered(request.store, self._cluster.stores))
         return pdpb_pb2.PutStoreResponse()
 
-    async def store_heartbeat(self, request: pdpb_pb2.StoreHeartbeatRequest) -> pdpb_pb2.StoreHeartbeatResponse:
+    async def store_heartbeat(
+        self, request: pdpb_pb2.StoreHeartbeatRequest
+    ) -> pdpb_pb2.StoreHeartbeatResponse:
         """A store lives; its numbers are kept in memory."""
         store_id = request.stats.store_id
         store = self._cluster.stores.get(store_id)
@@ -278,13 +297,19 @@ class ClusterService:
         version = cluster_version(self._cluster.stores.values())
         return pdpb_pb2.StoreHeartbeatResponse(cluster_version=version)
 
-    async def get_cluster_config(self, _request: pdpb_pb2.GetClusterConfigRequest) -> pdpb_pb2.GetClusterConfigResponse:
+    async def get_cluster_config(
+        self, _request: pdpb_pb2.GetClusterConfigRequest
+    ) -> pdpb_pb2.GetClusterConfigResponse:
         """The cluster's id and replica count."""
-        return pdpb_pb2.GetClusterConfigResponse(cluster=metapb_pb2.Cluster(id=self._cluster.id, max_peer_count=3))
+        return pdpb_pb2.GetClusterConfigResponse(
+            cluster=metapb_pb2.Cluster(id=self._cluster.id, max_peer_count=3)
+        )
 
 
 def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str:
-    """What is wrong with the first store and region, in PD's words (server/util: checkBootstrapRequest); or nothing."""
+    """What is wrong with the first store and region, in PD's words (server/util:
+    checkBootstrapRequest); or nothing.
+    """
     store, region, where = request.store, request.region, f"for bootstrap {cluster_id}"
     peers = region.peers
     peer = peers[0] if peers else metapb_pb2.Peer()
@@ -292,7 +317,10 @@ def _bootstrap_fault(request: pdpb_pb2.BootstrapRequest, cluster_id: int) -> str
         (not request.HasField("store"), f"missing store meta {where}"),
         (not store.id, "invalid zero store id"),
         (not request.HasField("region"), f"missing region meta {where}"),
-        (region.start_key or region.end_key, f"invalid first region key range, must all be empty {where}"),
+        (
+            region.start_key or region.end_key,
+            f"invalid first region key range, must all be empty {where}",
+        ),
         (not region.id, "invalid zero region id"),
         (len(peers) != 1, f"invalid first region peer count {len(peers)}, must be 1 {where}"),
         (peer.store_id != store.id, f"invalid peer store id {peer.store_id} != {store.id} {where}"),

@@ -1,6 +1,8 @@
-"""pdpb.PD: settings that all of a cluster's components share, kept under `/global/config/` where PD keeps them.
+"""pdpb.PD: settings that all of a cluster's components share,
+kept under `/global/config/` where PD keeps them.
 
-These calls carry no cluster id, and no header but the watch's refusals: they work before bootstrap, as PD's do.
+These calls carry no cluster id, and no header but the watch's refusals: they work before bootstrap,
+as PD's do.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -19,11 +21,15 @@ from storage.meta.meta import Delete, Get, KeyValue, Op, Put, WatchEvent
 
 ROOT = "/global/config/"
 RESOURCE_GROUP = "resource_group/"
-"""Where TiDB's resource control keeps its settings, which TiDB 7.0 reads through these calls; nobody writes there."""
+"""Where TiDB's resource control keeps its settings,
+which TiDB 7.0 reads through these calls; nobody writes there.
+"""
 
 
 class ConfigPathError(StatusError):
-    """The path leaves the shared settings; everything else in the metadata is not for these calls."""
+    """The path leaves the shared settings; everything else in the metadata is not for these
+    calls.
+    """
 
     def __init__(self, path: str) -> None:
         text = f'global config path "{path}" is not allowed'
@@ -56,7 +62,9 @@ class GlobalConfigService:
     async def load_global_config(
         self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any
     ) -> pdpb_pb2.LoadGlobalConfigResponse:
-        """The named items, each with its own error if it does not exist; without names all under the path."""
+        """The named items, each with its own error if it does not exist;
+        without names all under the path.
+        """
         path = _readable(request.config_path)
         if request.names:
             items = [await self._named(path, name) for name in request.names]
@@ -70,22 +78,30 @@ class GlobalConfigService:
     async def watch_global_config(
         self, request: pdpb_pb2.WatchGlobalConfigRequest, _context: Any
     ) -> AsyncIterator[pdpb_pb2.WatchGlobalConfigResponse]:
-        """Changes from `revision` on (0: from now), a message a batch; a deleted item comes without its value."""
+        """Changes from `revision` on (0: from now), a message a batch;
+        a deleted item comes without its value.
+        """
         prefix = _readable(request.config_path).encode()
         try:
             async for events in self._metadata.watch(prefix, request.revision):
                 yield pdpb_pb2.WatchGlobalConfigResponse(
-                    changes=[_changed(event) for event in events], revision=events[-1].pair.mod_revision
+                    changes=[_changed(event) for event in events],
+                    revision=events[-1].pair.mod_revision,
                 )
         except CompactedError:
-            text = f"required watch revision: {request.revision} is smaller than current compact/min revision"
+            text = (
+                f"required watch revision: {request.revision} is smaller than current compact/min "
+                "revision"
+            )
             refusal = self._headers.refused(RefusedError(pdpb_pb2.DATA_COMPACTED, text))
             yield pdpb_pb2.WatchGlobalConfigResponse(header=refusal)
 
     async def _named(self, path: str, name: str) -> pdpb_pb2.GlobalConfigItem:
         pair = await self._metadata.get(_key(path, name))
         if pair is None:
-            error = pdpb_pb2.Error(type=pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found")
+            error = pdpb_pb2.Error(
+                type=pdpb_pb2.GLOBAL_CONFIG_NOT_FOUND, message=f"key {name} not found"
+            )
             return pdpb_pb2.GlobalConfigItem(name=name, error=error)
         return pdpb_pb2.GlobalConfigItem(name=name, payload=pair.value)
 

@@ -1,9 +1,11 @@
-"""pdpb.PD: where keys are (lookups, scans, region heartbeats), and the splitting and scattering of regions.
+"""pdpb.PD: where keys are (lookups, scans, region heartbeats),
+and the splitting and scattering of regions.
 
-`RegionService` answers from the region map and takes the stores' reports in. `RegionSplitService` gives ids to
-splits, and does what PD's schedulers do: with one copy of a region there is nothing to move, so scattering is done at
-once. A split requested by a client is done by the store that leads the region: the coordinator calls the store, which
-reports back as after a split of its own, before the client is answered.
+`RegionService` answers from the region map and takes the stores' reports in. `RegionSplitService`
+gives ids to splits, and does what PD's schedulers do: with one copy of a region there is nothing to
+move, so scattering is done at once. A split requested by a client is done by the store that leads
+the region: the coordinator calls the store, which reports back as after a split of its own, before
+the client is answered.
 """
 
 from collections import defaultdict
@@ -22,7 +24,9 @@ from server.coordinator.cluster.stores import is_removed
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.header import Headers
 
-_REGION_HEARTBEATS_TOTAL = Counter("tidemark_coordinator_region_heartbeats_total", "Region heartbeats received")
+_REGION_HEARTBEATS_TOTAL = Counter(
+    "tidemark_coordinator_region_heartbeats_total", "Region heartbeats received"
+)
 
 
 class RegionService:
@@ -41,7 +45,9 @@ class RegionService:
             "GetPrevRegion": headers.call(pdpb_pb2.GetRegionResponse, self.get_prev_region),
             "GetRegionByID": headers.call(pdpb_pb2.GetRegionResponse, self.get_region_by_id),
             "ScanRegions": headers.call(pdpb_pb2.ScanRegionsResponse, self.scan_regions),
-            "BatchScanRegions": headers.call(pdpb_pb2.BatchScanRegionsResponse, self.batch_scan_regions),
+            "BatchScanRegions": headers.call(
+                pdpb_pb2.BatchScanRegionsResponse, self.batch_scan_regions
+            ),
             "QueryRegion": self.query_region,
             "RegionHeartbeat": self.region_heartbeat,
         }
@@ -50,15 +56,21 @@ class RegionService:
         """The region that holds a key."""
         return _answer(self._regions.find(request.region_key))
 
-    async def get_prev_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
+    async def get_prev_region(
+        self, request: pdpb_pb2.GetRegionRequest
+    ) -> pdpb_pb2.GetRegionResponse:
         """The region before the one that holds a key."""
         return _answer(self._regions.before(request.region_key))
 
-    async def get_region_by_id(self, request: pdpb_pb2.GetRegionByIDRequest) -> pdpb_pb2.GetRegionResponse:
+    async def get_region_by_id(
+        self, request: pdpb_pb2.GetRegionByIDRequest
+    ) -> pdpb_pb2.GetRegionResponse:
         """The region of an id."""
         return _answer(self._regions.by_id(request.region_id))
 
-    async def scan_regions(self, request: pdpb_pb2.ScanRegionsRequest) -> pdpb_pb2.ScanRegionsResponse:
+    async def scan_regions(
+        self, request: pdpb_pb2.ScanRegionsRequest
+    ) -> pdpb_pb2.ScanRegionsResponse:
         """Regions of a key range in order, at most `limit`; a limit <= 0 is none."""
         regions = self._scan(request.start_key, request.end_key, request.limit)
         return pdpb_pb2.ScanRegionsResponse(
@@ -67,8 +79,12 @@ class RegionService:
             regions=[message_of(known) for known in regions],
         )
 
-    async def batch_scan_regions(self, request: pdpb_pb2.BatchScanRegionsRequest) -> pdpb_pb2.BatchScanRegionsResponse:
-        """Regions of several key ranges in order, each region once, at most `limit`; a limit <= 0 is none."""
+    async def batch_scan_regions(
+        self, request: pdpb_pb2.BatchScanRegionsRequest
+    ) -> pdpb_pb2.BatchScanRegionsResponse:
+        """Regions of several key ranges in order, each region once, at most `limit`;
+        a limit <= 0 is none.
+        """
         _check_ranges(request.ranges)
         regions: dict[int, KnownRegion] = {}
         for key_range in request.ranges:
@@ -94,9 +110,11 @@ class RegionService:
     async def region_heartbeat(
         self, requests: AsyncIterator[pdpb_pb2.RegionHeartbeatRequest], _context: Any
     ) -> AsyncIterator[pdpb_pb2.RegionHeartbeatResponse]:
-        """Take reports in; only refusals are answered, with the leader that sent the report as `target_peer`.
+        """Take reports in; only refusals are answered,
+        with the leader that sent the report as `target_peer`.
 
-        The stream ends with the client's half of it, or when a store reports that is not registered.
+        The stream ends with the client's half of it, or when a store reports that is not
+        registered.
         """
         async for request in requests:
             self._headers.check(request.header)
@@ -119,7 +137,10 @@ class RegionService:
         check_region(request.region)
         reported = self._cluster.report(request.region, request.leader)
         if reported.newer is not None:
-            text = f"region is stale: region {one_line(request.region)} origin {one_line(reported.newer)}"
+            text = (
+                f"region is stale: region {one_line(request.region)} origin "
+                f"{one_line(reported.newer)}"
+            )
             raise RefusedError(pdpb_pb2.UNKNOWN, text)
 
     def _scan(self, start_key: bytes, end_key: bytes, limit: int) -> list[KnownRegion]:
@@ -128,7 +149,9 @@ class RegionService:
     def _query(self, request: pdpb_pb2.QueryRegionRequest) -> pdpb_pb2.QueryRegionResponse:
         if not self._headers.bootstrapped():
             return pdpb_pb2.QueryRegionResponse(
-                header=self._headers.refused(RefusedError(pdpb_pb2.NOT_BOOTSTRAPPED, "cluster is not bootstrapped"))
+                header=self._headers.refused(
+                    RefusedError(pdpb_pb2.NOT_BOOTSTRAPPED, "cluster is not bootstrapped")
+                )
             )
         by_key = [self._regions.find(key) for key in request.keys]
         by_prev = [self._regions.before(key) for key in request.prev_keys]
@@ -171,7 +194,10 @@ def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion], limit:
     else:
         if 0 < limit <= len(pieces):
             return  # the caller asks on from where this answer ends
-    raise RefusedError(pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE, "found regions do not contain the whole key range")
+    raise RefusedError(
+        pdpb_pb2.REGIONS_NOT_CONTAIN_ALL_KEY_RANGE,
+        "found regions do not contain the whole key range",
+    )
 
 
 MAX_SPLITS = 1000
@@ -186,7 +212,9 @@ _log = structlog.get_logger(__name__)
 
 
 class RegionSplitService:
-    """Splits on request of a store, and on request of anybody; scatters, which here are done at once."""
+    """Splits on request of a store, and on request of anybody; scatters,
+    which here are done at once.
+    """
 
     def __init__(self, headers: Headers, cluster: Cluster, connect: Connect) -> None:
         self._headers = headers
@@ -199,7 +227,9 @@ class RegionSplitService:
         headers = self._headers
         return {
             "AskBatchSplit": headers.call(pdpb_pb2.AskBatchSplitResponse, self.ask_batch_split),
-            "ReportBatchSplit": headers.call(pdpb_pb2.ReportBatchSplitResponse, self.report_batch_split),
+            "ReportBatchSplit": headers.call(
+                pdpb_pb2.ReportBatchSplitResponse, self.report_batch_split
+            ),
             "SplitRegions": headers.call(pdpb_pb2.SplitRegionsResponse, self.split_regions),
             "SplitAndScatterRegions": headers.call(
                 pdpb_pb2.SplitAndScatterRegionsResponse, self.split_and_scatter_regions
@@ -208,7 +238,9 @@ class RegionSplitService:
             "GetOperator": headers.call(pdpb_pb2.GetOperatorResponse, self.get_operator),
         }
 
-    async def ask_batch_split(self, request: pdpb_pb2.AskBatchSplitRequest) -> pdpb_pb2.AskBatchSplitResponse:
+    async def ask_batch_split(
+        self, request: pdpb_pb2.AskBatchSplitRequest
+    ) -> pdpb_pb2.AskBatchSplitResponse:
         """Ids for the new regions of a split and for their peers."""
         if not request.HasField("region"):
             raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, "missing region for split")
@@ -217,7 +249,10 @@ class RegionSplitService:
         width = 1 + len(request.region.peers)
         total = request.split_count * width
         if total > MAX_SPLIT_IDS:
-            raise _refused(f"a split takes at most {MAX_SPLIT_IDS} ids, not {total}: {width - 1} peers are too many")
+            raise _refused(
+                f"a split takes at most {MAX_SPLIT_IDS} ids, not {total}: {width - 1} peers are "
+                "too many"
+            )
         self._check_known(request.region)
         if not total:
             return pdpb_pb2.AskBatchSplitResponse()
@@ -229,10 +264,14 @@ class RegionSplitService:
         ]
         return pdpb_pb2.AskBatchSplitResponse(ids=splits)
 
-    async def report_batch_split(self, request: pdpb_pb2.ReportBatchSplitRequest) -> pdpb_pb2.ReportBatchSplitResponse:
+    async def report_batch_split(
+        self, request: pdpb_pb2.ReportBatchSplitRequest
+    ) -> pdpb_pb2.ReportBatchSplitResponse:
         """Take a split's outcome in; PD waits for the heartbeats that follow."""
         regions = request.regions
-        if len(regions) < 2 or any(left.end_key != right.start_key for left, right in pairwise(regions)):
+        if len(regions) < 2 or any(
+            left.end_key != right.start_key for left, right in pairwise(regions)
+        ):
             raise _refused("invalid split region")
         for region in regions:
             check_region(region)
@@ -240,8 +279,12 @@ class RegionSplitService:
             self._cluster.report(region, metapb_pb2.Peer())
         return pdpb_pb2.ReportBatchSplitResponse()
 
-    async def split_regions(self, request: pdpb_pb2.SplitRegionsRequest) -> pdpb_pb2.SplitRegionsResponse:
-        """Make encoded keys the first ones of regions; answers these, and how many of 100 keys were done."""
+    async def split_regions(
+        self, request: pdpb_pb2.SplitRegionsRequest
+    ) -> pdpb_pb2.SplitRegionsResponse:
+        """Make encoded keys the first ones of regions; answers these,
+        and how many of 100 keys were done.
+        """
         done, percentage = await self._split(request.split_keys, request.retry_limit)
         return pdpb_pb2.SplitRegionsResponse(regions_id=done, finished_percentage=percentage)
 
@@ -256,17 +299,27 @@ class RegionSplitService:
             regions_id=done, split_finished_percentage=percentage, scatter_finished_percentage=100
         )
 
-    async def scatter_region(self, request: pdpb_pb2.ScatterRegionRequest) -> pdpb_pb2.ScatterRegionResponse:
+    async def scatter_region(
+        self, request: pdpb_pb2.ScatterRegionRequest
+    ) -> pdpb_pb2.ScatterRegionResponse:
         """Done at once: each region has one copy, and it stays where it is."""
         if request.regions_id:
-            failed = [region_id for region_id in request.regions_id if self._regions.by_id(region_id) is None]
+            failed = [
+                region_id
+                for region_id in request.regions_id
+                if self._regions.by_id(region_id) is None
+            ]
             percentage = 100 * (len(request.regions_id) - len(failed)) // len(request.regions_id)
-            return pdpb_pb2.ScatterRegionResponse(finished_percentage=percentage, failed_regions_id=failed)
+            return pdpb_pb2.ScatterRegionResponse(
+                finished_percentage=percentage, failed_regions_id=failed
+            )
         if self._regions.by_id(request.region_id) is None and not request.HasField("region"):
             raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, f"region {request.region_id} not found")
         return pdpb_pb2.ScatterRegionResponse(finished_percentage=100)
 
-    async def get_operator(self, _request: pdpb_pb2.GetOperatorRequest) -> pdpb_pb2.GetOperatorResponse:
+    async def get_operator(
+        self, _request: pdpb_pb2.GetOperatorRequest
+    ) -> pdpb_pb2.GetOperatorResponse:
         """There are none: clients that wait for one to end go on."""
         raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, "Not Found")
 
@@ -276,7 +329,9 @@ class RegionSplitService:
             for known, inside in self._undone(split_keys):
                 await self._ask_store(known, inside)
         holders = [(key, self._regions.find(key)) for key in split_keys]
-        done = [holder.region.id for key, holder in holders if holder and holder.region.start_key == key]
+        done = [
+            holder.region.id for key, holder in holders if holder and holder.region.start_key == key
+        ]
         return done, 100 * len(done) // len(split_keys) if split_keys else 0
 
     def _undone(self, keys: Sequence[bytes]) -> list[tuple[KnownRegion, list[bytes]]]:
@@ -285,7 +340,9 @@ class RegionSplitService:
             known = self._regions.find(key)
             if known is not None and known.region.start_key != key:
                 inside[known.region.id].append(key)
-        holders = ((self._regions.by_id(region_id), split_keys) for region_id, split_keys in inside.items())
+        holders = (
+            (self._regions.by_id(region_id), split_keys) for region_id, split_keys in inside.items()
+        )
         return [(holder, split_keys) for holder, split_keys in holders if holder is not None]
 
     async def _ask_store(self, known: KnownRegion, keys: Sequence[bytes]) -> None:
@@ -301,7 +358,10 @@ class RegionSplitService:
                 await tikvpb_pb2_grpc.TikvStub(channel).SplitRegion(request, timeout=_CALL_SECONDS)
             except grpc.aio.AioRpcError as err:
                 _log.warning(
-                    "a store does not split", store_id=store.id, region_id=known.region.id, error=err.details()
+                    "a store does not split",
+                    store_id=store.id,
+                    region_id=known.region.id,
+                    error=err.details(),
                 )
 
     def _check_known(self, region: metapb_pb2.Region) -> None:

@@ -2,9 +2,10 @@
 
 Invariants (PD's core.RegionsInfo):
 1. At most one region holds a key.
-2. A report is stale, and changes nothing, when its epoch is behind the known one of the same region, or its version
-   behind that of a region it overlaps.
-3. A report that is not stale replaces what it overlaps: a split or merge was heard of from its outcome.
+2. A report is stale, and changes nothing, when its epoch is behind the known one of the same
+   region, or its version behind that of a region it overlaps.
+3. A report that is not stale replaces what it overlaps: a split or merge was heard of from its
+   outcome.
 """
 
 import bisect
@@ -28,7 +29,8 @@ class KnownRegion:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """What a report did: `saved` is set when there is something new to keep, `removed` are ids that are gone.
+    """What a report did: `saved` is set when there is something new to keep,
+    `removed` are ids that are gone.
 
     `newer` is set when it did nothing: a known region that the report is stale beside.
     """
@@ -55,11 +57,15 @@ class Regions:
         return len(self._by_id)
 
     def report(self, region: metapb_pb2.Region, leader: metapb_pb2.Peer) -> Reported:
-        """Take one heartbeat in; without a leader the known one stays, or else the first peer is taken."""
+        """Take one heartbeat in; without a leader the known one stays,
+        or else the first peer is taken.
+        """
         known = self._by_id.get(region.id)
         if known is not None and _behind(region.region_epoch, known.region.region_epoch):
             return Reported(newer=known.region)
-        overlapped = [other.region for other in self._overlapping(region) if other.region.id != region.id]
+        overlapped = [
+            other.region for other in self._overlapping(region) if other.region.id != region.id
+        ]
         for other in overlapped:
             if region.region_epoch.version < other.region_epoch.version:
                 return Reported(newer=other)
@@ -86,7 +92,9 @@ class Regions:
             return None
         at = bisect.bisect_left(self._starts, holder.region.start_key) - 1
         known = self._by_id[self._ids[at]] if at >= 0 else None
-        return known if known is not None and known.region.end_key == holder.region.start_key else None
+        return (
+            known if known is not None and known.region.end_key == holder.region.start_key else None
+        )
 
     def scan(self, start_key: bytes, end_key: bytes) -> Iterator[KnownRegion]:
         """Regions that touch `[start_key, end_key)`, in key order; `end_key == b""`: to the end."""
@@ -126,7 +134,9 @@ def _behind(new: metapb_pb2.RegionEpoch, known: metapb_pb2.RegionEpoch) -> bool:
     return new.version < known.version or new.conf_ver < known.conf_ver
 
 
-def _leader(region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegion | None) -> metapb_pb2.Peer:
+def _leader(
+    region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegion | None
+) -> metapb_pb2.Peer:
     if leader.id:
         return leader
     if known is not None and known.leader in region.peers:
@@ -135,14 +145,18 @@ def _leader(region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegi
 
 
 def check_region(region: metapb_pb2.Region) -> None:
-    """Whether a region can be one at all; PD lets reversed bounds through and loses what they cover.
+    """Whether a region can be one at all; PD lets reversed bounds through and loses what they
+    cover.
 
     Raises:
         RefusedError: it cannot.
     """
     bounded = not region.end_key or region.start_key < region.end_key
     if not (region.id and region.peers and region.region_epoch.version and bounded):
-        text = f"invalid request region, it needs an id, peers, an epoch and bounds in order: {one_line(region)}"
+        text = (
+            "invalid request region, it needs an id, peers, an epoch and bounds in order: "
+            f"{one_line(region)}"
+        )
         raise RefusedError(pdpb_pb2.UNKNOWN, text)
 
 

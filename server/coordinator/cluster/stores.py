@@ -1,4 +1,5 @@
-"""Which stores may register, and what a registration changes (pure; PD's server/cluster: putStoreImpl).
+"""Which stores may register, and what a registration changes (pure;
+PD's server/cluster: putStoreImpl).
 
 Invariants:
 1. No two stores that are not removed share an address, be it one for clients or one for peers.
@@ -33,12 +34,17 @@ def version_of(store: metapb_pb2.Store) -> Version:
     """
     version = _parsed(store.version)
     if version is None:
-        raise _refused(f"invalid put store {one_line(store)}, error: {store.version} is not in dotted-tri format")
+        raise _refused(
+            f"invalid put store {one_line(store)}, error: {store.version} is not in dotted-tri "
+            "format"
+        )
     return version
 
 
 def cluster_version(stores: Iterable[metapb_pb2.Store]) -> str:
-    """The oldest version among the stores that are not removed, as `8.5.0`; empty without stores."""
+    """The oldest version among the stores that are not removed, as `8.5.0`;
+    empty without stores.
+    """
     versions = [_parsed(store.version) for store in stores if not is_removed(store)]
     oldest = min((version for version in versions if version), default=())
     return ".".join(map(str, oldest))
@@ -74,7 +80,10 @@ def _check_addresses(store: metapb_pb2.Store, other: metapb_pb2.Store) -> None:
     taken = {other.address, other.peer_address} - {""}
     for address, kind in ((store.address, "address"), (store.peer_address, "peer address")):
         if address in taken:
-            raise _refused(f"duplicated store {kind}: {one_line(store)}, already registered by {one_line(other)}")
+            raise _refused(
+                f"duplicated store {kind}: {one_line(store)}, already registered by "
+                f"{one_line(other)}"
+            )
 
 
 def _merged(store: metapb_pb2.Store, known: metapb_pb2.Store) -> metapb_pb2.Store:

@@ -1,1 +1,3 @@
-"""The etcd API on the coordinator's port: answered from embedded metadata (`service`), or passed on (`proxy`)."""
+"""The etcd API on the coordinator's port: answered from embedded metadata (`service`),
+or passed on (`proxy`).
+"""

@@ -1,7 +1,8 @@
-"""etcd's election and lock services on the coordinator's port, by the recipe of etcd's `concurrency` package.
+"""etcd's election and lock services on the coordinator's port,
+by the recipe of etcd's `concurrency` package.
 
-Who wants a name puts `<name>/<lease in hex>` under its lease and waits until no older key is left under `<name>/`. So a
-candidate of a client library and one of these calls stand in one line.
+Who wants a name puts `<name>/<lease in hex>` under its lease and waits until no older key is left
+under `<name>/`. So a candidate of a client library and one of these calls stand in one line.
 """
 
 from collections.abc import AsyncIterator
@@ -26,15 +27,21 @@ class ElectionService:
     def __init__(self, etcd: EmbeddedEtcd) -> None:
         self._etcd = etcd
 
-    async def campaign(self, request: election_pb2.CampaignRequest) -> election_pb2.CampaignResponse:
-        """Wait until the candidate leads; it does as long as its lease lives and it does not resign."""
+    async def campaign(
+        self, request: election_pb2.CampaignRequest
+    ) -> election_pb2.CampaignResponse:
+        """Wait until the candidate leads; it does as long as its lease lives and it does not
+        resign.
+        """
         key, revision = await self._join_queue(request.name, request.lease, request.value)
         leader = election_pb2.LeaderKey(
             name=request.name, key=key, rev=revision, lease=int(key.rpartition(b"/")[2], 16)
         )
         return election_pb2.CampaignResponse(header=self._header(), leader=leader)
 
-    async def proclaim(self, request: election_pb2.ProclaimRequest) -> election_pb2.ProclaimResponse:
+    async def proclaim(
+        self, request: election_pb2.ProclaimRequest
+    ) -> election_pb2.ProclaimResponse:
         """Change the leader's value."""
         leader = request.leader
         put = rpc_pb2.PutRequest(key=leader.key, value=request.value, lease=leader.lease)
@@ -50,7 +57,9 @@ class ElectionService:
             raise StatusError(grpc.StatusCode.UNKNOWN, "election: no leader")
         return election_pb2.LeaderResponse(header=response.header, kv=response.kvs[0])
 
-    async def observe(self, request: election_pb2.LeaderRequest) -> AsyncIterator[election_pb2.LeaderResponse]:
+    async def observe(
+        self, request: election_pb2.LeaderRequest
+    ) -> AsyncIterator[election_pb2.LeaderResponse]:
         """Every leader and every value it proclaims, from now on."""
         prefix, announced = request.name + b"/", kv_pb2.KeyValue()
         whole = rpc_pb2.WatchCreateRequest(key=prefix, range_end=prefix_end(prefix))
@@ -64,7 +73,9 @@ class ElectionService:
     async def resign(self, request: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
         """Let the next one lead; nothing happens if this one does not stand any more."""
         delete = rpc_pb2.DeleteRangeRequest(key=request.leader.key)
-        done = await self._if_created(request.leader, rpc_pb2.RequestOp(request_delete_range=delete))
+        done = await self._if_created(
+            request.leader, rpc_pb2.RequestOp(request_delete_range=delete)
+        )
         return election_pb2.ResignResponse(header=done.header)
 
     async def lock(self, request: lock_pb2.LockRequest) -> lock_pb2.LockResponse:
@@ -86,7 +97,9 @@ class ElectionService:
         put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value, lease=lease))
         get = rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))
         absent = rpc_pb2.Compare(key=key, target=rpc_pb2.Compare.CREATE, create_revision=0)
-        done = await self._etcd.txn(rpc_pb2.TxnRequest(compare=[absent], success=[put], failure=[get]))
+        done = await self._etcd.txn(
+            rpc_pb2.TxnRequest(compare=[absent], success=[put], failure=[get])
+        )
         revision = done.header.revision
         if not done.succeeded:
             joined = done.responses[0].response_range.kvs[0]
@@ -97,7 +110,9 @@ class ElectionService:
             await self._wait_deleted(ahead.kvs[0].key, ahead.header.revision + 1)
         return key, revision
 
-    async def _first(self, prefix: bytes, order: Any, max_create_revision: int = 0) -> rpc_pb2.RangeResponse:
+    async def _first(
+        self, prefix: bytes, order: Any, max_create_revision: int = 0
+    ) -> rpc_pb2.RangeResponse:
         return await self._etcd.read(
             rpc_pb2.RangeRequest(
                 key=prefix,
@@ -109,17 +124,23 @@ class ElectionService:
             )
         )
 
-    async def _if_created(self, leader: election_pb2.LeaderKey, op: rpc_pb2.RequestOp) -> rpc_pb2.TxnResponse:
+    async def _if_created(
+        self, leader: election_pb2.LeaderKey, op: rpc_pb2.RequestOp
+    ) -> rpc_pb2.TxnResponse:
         if not leader.key:
             raise StatusError(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
-        ours = rpc_pb2.Compare(key=leader.key, target=rpc_pb2.Compare.CREATE, create_revision=leader.rev)
+        ours = rpc_pb2.Compare(
+            key=leader.key, target=rpc_pb2.Compare.CREATE, create_revision=leader.rev
+        )
         return await self._etcd.txn(rpc_pb2.TxnRequest(compare=[ours], success=[op]))
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
         watch_request = rpc_pb2.WatchCreateRequest(key=key, start_revision=start_revision)
         async with aclosing(self._etcd.watch(watch_request)) as changes:
             async for response in changes:
-                if response.canceled or any(event.type == kv_pb2.Event.DELETE for event in response.events):
+                if response.canceled or any(
+                    event.type == kv_pb2.Event.DELETE for event in response.events
+                ):
                     return
 
     def _header(self) -> rpc_pb2.ResponseHeader:

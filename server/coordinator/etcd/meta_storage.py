@@ -1,6 +1,7 @@
 """meta_storagepb.MetaStorage: PD's simple API of the metadata, for clients that do not speak etcd.
 
-The messages are etcd's with another header, so they are passed through their bytes. Refusals travel in the header.
+The messages are etcd's with another header, so they are passed through their bytes. Refusals travel
+in the header.
 """
 
 from collections.abc import AsyncIterator
@@ -25,7 +26,10 @@ class MetaStorageService:
     async def Get(self, request: pb.GetRequest, _context: Any) -> pb.GetResponse:
         """Read a key or range."""
         etcd_request = rpc_pb2.RangeRequest(
-            key=request.key, range_end=request.range_end, limit=request.limit, revision=request.revision
+            key=request.key,
+            range_end=request.range_end,
+            limit=request.limit,
+            revision=request.revision,
         )
         try:
             response = await self._etcd.read(etcd_request)
@@ -51,17 +55,25 @@ class MetaStorageService:
 
     async def Delete(self, request: pb.DeleteRequest, _context: Any) -> pb.DeleteResponse:
         """Delete a key or range; durable when it returns."""
-        etcd_request = rpc_pb2.DeleteRangeRequest(key=request.key, range_end=request.range_end, prev_kv=request.prev_kv)
+        etcd_request = rpc_pb2.DeleteRangeRequest(
+            key=request.key, range_end=request.range_end, prev_kv=request.prev_kv
+        )
         try:
             done, revision = await self._apply(rpc_pb2.RequestOp(request_delete_range=etcd_request))
         except EtcdError as err:
             return pb.DeleteResponse(header=self._refused(err))
         deleted = done.response_delete_range
         before = [_pair(pair) for pair in deleted.prev_kvs]
-        return pb.DeleteResponse(header=self._header(revision), deleted=deleted.deleted, prev_kvs=before)
+        return pb.DeleteResponse(
+            header=self._header(revision), deleted=deleted.deleted, prev_kvs=before
+        )
 
-    async def Watch(self, request: pb.WatchRequest, _context: Any) -> AsyncIterator[pb.WatchResponse]:
-        """Changes from `start_revision` on (0: from now); the stream ends when they are no longer kept."""
+    async def Watch(
+        self, request: pb.WatchRequest, _context: Any
+    ) -> AsyncIterator[pb.WatchResponse]:
+        """Changes from `start_revision` on (0: from now);
+        the stream ends when they are no longer kept.
+        """
         etcd_request = rpc_pb2.WatchCreateRequest(
             key=request.key,
             range_end=request.range_end,
@@ -73,7 +85,9 @@ class MetaStorageService:
                 yield self._cancelled(response, request.start_revision)
                 return
             if response.events:
-                events = [pb.Event.FromString(event.SerializeToString()) for event in response.events]
+                events = [
+                    pb.Event.FromString(event.SerializeToString()) for event in response.events
+                ]
                 yield pb.WatchResponse(header=self._header(response.header.revision), events=events)
 
     async def _apply(self, operation: rpc_pb2.RequestOp) -> tuple[rpc_pb2.ResponseOp, int]:
@@ -86,7 +100,10 @@ class MetaStorageService:
         oldest = response.compact_revision
         text, kind = response.cancel_reason, pb.UNKNOWN
         if oldest:
-            text = f"required watch revision: {start_revision} is smaller than current compact/min revision {oldest}."
+            text = (
+                f"required watch revision: {start_revision} is smaller than current compact/min "
+                f"revision {oldest}."
+            )
             kind = pb.DATA_COMPACTED
         header = self._header(response.header.revision)
         header.error.CopyFrom(pb.Error(type=kind, message=text))
@@ -96,7 +113,9 @@ class MetaStorageService:
         return pb.ResponseHeader(cluster_id=self._cluster_id, revision=revision)
 
     def _refused(self, err: EtcdError) -> pb.ResponseHeader:
-        return pb.ResponseHeader(cluster_id=self._cluster_id, error=pb.Error(type=pb.UNKNOWN, message=err.text))
+        return pb.ResponseHeader(
+            cluster_id=self._cluster_id, error=pb.Error(type=pb.UNKNOWN, message=err.text)
+        )
 
 
 def _pair(pair: kv_pb2.KeyValue) -> pb.KeyValue:

@@ -1,9 +1,10 @@
 """The coordinator's own keys: clients may read them through its port, and not write them.
 
-Whoever deletes or overwrites PD's records under the leader stops the timestamps, or makes numbers come twice. Those who
-have a reason, an operator with a snapshot or pd-recover, go to the etcd itself. What clients of PD do write lies
-elsewhere: TiDB, TiCDC, BR and TiProxy below `/tidb`, `/topology`, `/keyspaces/tidb` and `/tiproxy`, pumps below
-`/tidb-binlog`, our own daemons below `/tidemark/default`, shared settings below `/global/config`.
+Whoever deletes or overwrites PD's records under the leader stops the timestamps, or makes numbers
+come twice. Those who have a reason, an operator with a snapshot or pd-recover, go to the etcd
+itself. What clients of PD do write lies elsewhere: TiDB, TiCDC, BR and TiProxy below `/tidb`,
+`/topology`, `/keyspaces/tidb` and `/tiproxy`, pumps below `/tidb-binlog`, our own daemons below
+`/tidemark/default`, shared settings below `/global/config`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,8 +43,10 @@ class OwnKeysError(PermissionDeniedError):
     def __init__(self, key: bytes) -> None:
         name = key.decode(errors="backslashreplace")
         super().__init__(
-            f"{PermissionDeniedError.text}: [TM:ErrMetaOwnKeys] the keys below {name} are the coordinator's own; "
-            "change what they say by PD's calls, or, while all coordinators are stopped, in etcd itself"
+            f"{PermissionDeniedError.text}: [TM:ErrMetaOwnKeys] the keys below {name} are the "
+            "coordinator's own; "
+            "change what they say by PD's calls, or, while all coordinators are stopped, in etcd "
+            "itself"
         )
 
 
@@ -60,7 +63,8 @@ def check_request(request: Any) -> None:
 
 
 def check_bytes(method: str, request: bytes) -> None:
-    """As `check_request`, of a request that is passed on as it came; what is no message is left to etcd.
+    """As `check_request`, of a request that is passed on as it came;
+    what is no message is left to etcd.
 
     Raises:
         OwnKeysError: it would write one of our keys.

@@ -1,8 +1,10 @@
-"""etcd's services on the coordinator's port, passed on byte for byte to the real etcd: any method, any message.
+"""etcd's services on the coordinator's port, passed on byte for byte to the real etcd:
+any method, any message.
 
-A call without a token of its own carries the coordinator's (`storage.meta.user`): whoever may speak to the coordinator
-finds etcd there without an account, as behind a PD; the coordinator's own TLS says who that is. And the members'
-client addresses are told to be the coordinators': clients that follow them (TiDB does, every 30 s) need reach no etcd.
+A call without a token of its own carries the coordinator's (`storage.meta.user`): whoever may speak
+to the coordinator finds etcd there without an account, as behind a PD; the coordinator's own TLS
+says who that is. And the members' client addresses are told to be the coordinators': clients that
+follow them (TiDB does, every 30 s) need reach no etcd.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,7 +35,9 @@ _OWN = (":", "grpc-", "user-agent", "content-type", "te")
 
 
 class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Handles every method of etcd's packages: the unary ones we know as such, all others as streams of bytes."""
+    """Handles every method of etcd's packages: the unary ones we know as such,
+    all others as streams of bytes.
+    """
 
     def __init__(self, remote: RemoteEtcd, members: Members) -> None:
         self._remote = remote
@@ -44,7 +48,11 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         method: str = handler_call_details.method
         if method in _UNARY:
             return grpc.unary_unary_rpc_method_handler(self._answer(method))
-        return grpc.stream_stream_rpc_method_handler(self._stream(method)) if method.startswith(_PREFIXES) else None
+        return (
+            grpc.stream_stream_rpc_method_handler(self._stream(method))
+            if method.startswith(_PREFIXES)
+            else None
+        )
 
     def _answer(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
         async def forward(request: bytes, context: Any) -> bytes:
@@ -61,7 +69,9 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
         return forward
 
-    async def _check_lease(self, request: bytes, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]) -> None:
+    async def _check_lease(
+        self, request: bytes, channel: grpc.aio.Channel, metadata: list[tuple[str, str]]
+    ) -> None:
         """Refuse to revoke a lease that our own keys hang on: the leader's, the members'.
 
         Raises:
@@ -73,7 +83,9 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except DecodeError:
             return
         lease_request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease, keys=True)
-        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(lease_request, metadata=tuple(metadata))
+        answer = await rpc_pb2_grpc.LeaseStub(channel).LeaseTimeToLive(
+            lease_request, metadata=tuple(metadata)
+        )
         check_keys(answer.keys)
 
     def _stream(self, method: str) -> Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]:
@@ -89,8 +101,12 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         return forward
 
     @asynccontextmanager
-    async def _forwarding(self, context: Any) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
-        """Where to, and with which metadata; what fails in the block, fails for the caller as it did for us."""
+    async def _forwarding(
+        self, context: Any
+    ) -> AsyncIterator[tuple[grpc.aio.Channel, str, list[tuple[str, str]]]]:
+        """Where to, and with which metadata; what fails in the block,
+        fails for the caller as it did for us.
+        """
         address = self._remote.address
         try:
             channel, ours = await self._remote.connected()
@@ -101,8 +117,13 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except grpc.aio.AioRpcError as err:
             failure = self._remote.failed(err, address)
             if isinstance(failure, InvalidTokenError) and not _has_token(context):
-                await context.abort(grpc.StatusCode.UNAVAILABLE, f"{failure.text}; a new one is asked for, try again")
-            await context.abort(err.code(), err.details() or "", tuple(err.trailing_metadata() or ()))
+                await context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    f"{failure.text}; a new one is asked for, try again",
+                )
+            await context.abort(
+                err.code(), err.details() or "", tuple(err.trailing_metadata() or ())
+            )
 
     def _with_our_urls(self, answer: bytes) -> bytes:
         member_list = rpc_pb2.MemberListResponse.FromString(answer)
@@ -113,7 +134,9 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
 
 def _metadata(context: Any, ours: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    theirs = [(key, value) for key, value in context.invocation_metadata() if not key.startswith(_OWN)]
+    theirs = [
+        (key, value) for key, value in context.invocation_metadata() if not key.startswith(_OWN)
+    ]
     return theirs if _has_token(context) else [*theirs, *ours]
 
 

@@ -1,10 +1,10 @@
 """etcd's services on the coordinator's port, answered by the embedded metadata server.
 
-`EtcdService` registers them all: KV and Lease straight from the server, Watch (`WatchService`: one stream, many
-watches; the rules are in `storage.meta.store.watchers`), Cluster, Maintenance and Auth as far as one embedded member
-has them (`MaintenanceService`), elections and locks (`server.coordinator.etcd.election`). Everything else of etcd is
-refused with what to do instead (`Unsupported`). What the server holds is exposed as gauges, read when they are
-scraped.
+`EtcdService` registers them all: KV and Lease straight from the server, Watch (`WatchService`: one
+stream, many watches; the rules are in `storage.meta.store.watchers`), Cluster, Maintenance and Auth
+as far as one embedded member has them (`MaintenanceService`), elections and locks
+(`server.coordinator.etcd.election`). Everything else of etcd is refused with what to do instead
+(`Unsupported`). What the server holds is exposed as gauges, read when they are scraped.
 """
 
 import asyncio
@@ -34,20 +34,29 @@ _Requests = AsyncIterator[rpc_pb2.WatchRequest]
 _Inbox = asyncio.Queue[rpc_pb2.WatchRequest | None]
 VERSION = "3.4.0"
 _REVISION = Gauge("tidemark_coordinator_metadata_revision", "The last durable revision")
-_COMPACT_REVISION = Gauge("tidemark_coordinator_metadata_compact_revision", "The first revision whose past is kept")
-_BYTES = Gauge("tidemark_coordinator_metadata_bytes", "Bytes in memory: pairs of now, kept changes", ["kind"])
+_COMPACT_REVISION = Gauge(
+    "tidemark_coordinator_metadata_compact_revision", "The first revision whose past is kept"
+)
+_BYTES = Gauge(
+    "tidemark_coordinator_metadata_bytes", "Bytes in memory: pairs of now, kept changes", ["kind"]
+)
 _LEASES = Gauge("tidemark_coordinator_metadata_leases", "Leases held")
-_WATCHERS = Gauge("tidemark_coordinator_metadata_watchers", "Streams and loops that wait for changes")
+_WATCHERS = Gauge(
+    "tidemark_coordinator_metadata_watchers", "Streams and loops that wait for changes"
+)
 _WAITING = Gauge("tidemark_coordinator_metadata_waiting_requests", "Requests in the queue")
 _SLOW_WATCHES_TOTAL = Counter(
-    "tidemark_coordinator_metadata_slow_watches_total", "Watches cancelled because what they had not seen was forgotten"
+    "tidemark_coordinator_metadata_slow_watches_total",
+    "Watches cancelled because what they had not seen was forgotten",
 )
 
 
 class EtcdService:
     """All of etcd's services put together; `tasks` owns the readers of client streams."""
 
-    def __init__(self, etcd: EmbeddedEtcd, cluster_id: int, members: Members, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, etcd: EmbeddedEtcd, cluster_id: int, members: Members, tasks: asyncio.TaskGroup
+    ) -> None:
         self._etcd = etcd
         self._cluster_id = cluster_id
         self._election = ElectionService(etcd)
@@ -59,7 +68,11 @@ class EtcdService:
         _expose(self._etcd)
         unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
         calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
-        calls |= {"LeaseKeepAlive": self.keep_alive, "Watch": self._watch.watch, "Observe": self.observe}
+        calls |= {
+            "LeaseKeepAlive": self.keep_alive,
+            "Watch": self._watch.watch,
+            "Observe": self.observe,
+        }
         for stubs in (rpc_pb2, election_pb2, lock_pb2):
             for service in stubs.DESCRIPTOR.services_by_name.values():
                 server.add_service(service, SimpleNamespace(**calls))
@@ -119,7 +132,9 @@ class EtcdService:
             "Unlock": election.unlock,
         }
 
-    def _call(self, function: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _call(
+        self, function: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, _context: Any) -> Any:
             try:
                 check_request(request)
@@ -152,17 +167,26 @@ class WatchService:
     """`tasks` owns the readers of client streams; `complete` fills headers."""
 
     def __init__(
-        self, etcd: EmbeddedEtcd, tasks: asyncio.TaskGroup, complete: Callable[[rpc_pb2.ResponseHeader], None]
+        self,
+        etcd: EmbeddedEtcd,
+        tasks: asyncio.TaskGroup,
+        complete: Callable[[rpc_pb2.ResponseHeader], None],
     ) -> None:
         self._etcd = etcd
         self._tasks = tasks
         self._complete = complete
 
-    async def watch(self, requests: _Requests, _context: object) -> AsyncIterator[rpc_pb2.WatchResponse]:
-        """All watches of one client; what they have not seen waits in the kept events, not in memory of theirs."""
+    async def watch(
+        self, requests: _Requests, _context: object
+    ) -> AsyncIterator[rpc_pb2.WatchResponse]:
+        """All watches of one client; what they have not seen waits in the kept events,
+        not in memory of theirs.
+        """
         inbox: _Inbox = asyncio.Queue(_INBOX)
         with self._etcd.watching() as (watchers, woken):
-            reader = self._tasks.create_task(_read(requests, inbox, woken), name="etcd-watch-reader")
+            reader = self._tasks.create_task(
+                _read(requests, inbox, woken), name="etcd-watch-reader"
+            )
             try:
                 async for response in self._responses(inbox, watchers, woken):
                     self._complete(response.header)
@@ -220,7 +244,11 @@ class MaintenanceService:
     """One member that always leads; `header` makes a filled header."""
 
     def __init__(
-        self, etcd: EmbeddedEtcd, member_id: int, members: Members, header: Callable[[], rpc_pb2.ResponseHeader]
+        self,
+        etcd: EmbeddedEtcd,
+        member_id: int,
+        members: Members,
+        header: Callable[[], rpc_pb2.ResponseHeader],
     ) -> None:
         self._etcd = etcd
         self._member_id = member_id
@@ -282,7 +310,9 @@ class MaintenanceService:
         """There are no users; mTLS says who may come in."""
         return rpc_pb2.AuthStatusResponse(header=self._header())
 
-    async def authenticate(self, _request: rpc_pb2.AuthenticateRequest) -> rpc_pb2.AuthenticateResponse:
+    async def authenticate(
+        self, _request: rpc_pb2.AuthenticateRequest
+    ) -> rpc_pb2.AuthenticateResponse:
         """Raises: AuthNotEnabledError: always; etcd's clients then go on without a token."""
         raise AuthNotEnabledError
 
@@ -296,7 +326,9 @@ def _name(alarm: Any) -> str:
 
 
 class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Answers etcd's calls that an embedded server has no use for: members, users, snapshots of bbolt files."""
+    """Answers etcd's calls that an embedded server has no use for: members, users,
+    snapshots of bbolt files.
+    """
 
     _PREFIXES = ("/etcdserverpb.", "/v3electionpb.", "/v3lockpb.")
 
@@ -309,8 +341,10 @@ class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic 
         async def refuse(_requests: object, context: Any) -> None:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"etcdserver: embedded metadata has no {method.lstrip('/')}; for users, members and snapshots run etcd "
-                "and start the coordinator with --metadata etcd://host:port (etcdctl make-mirror copies the keys)",
+                f"etcdserver: embedded metadata has no {method.lstrip('/')}; for users, members "
+                "and snapshots run etcd "
+                "and start the coordinator with --metadata etcd://host:port (etcdctl make-mirror "
+                "copies the keys)",
             )
 
         return grpc.stream_stream_rpc_method_handler(refuse)

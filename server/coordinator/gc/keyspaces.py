@@ -1,4 +1,7 @@
-"""keyspacepb.Keyspace: the keyspaces that PD recorded, and DEFAULT, which every cluster has. None is made here."""
+"""keyspacepb.Keyspace: the keyspaces that PD recorded, and DEFAULT, which every cluster has.
+
+None is made here.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +26,9 @@ def keyspace_of(record: bytes) -> Keyspace:
     except DecodeError as err:
         raise ValueError("not a KeyspaceMeta") from err
     key, level = _GC_OF_ITS_OWN
-    return Keyspace(meta.id, meta.name, meta.config.get(key) == level, meta.state == keyspacepb_pb2.ENABLED)
+    return Keyspace(
+        meta.id, meta.name, meta.config.get(key) == level, meta.state == keyspacepb_pb2.ENABLED
+    )
 
 
 class KeyspaceService:
@@ -43,7 +48,9 @@ class KeyspaceService:
             "GetAllKeyspaces": self._headers.call(load_all, self.get_all_keyspaces),
         }
 
-    async def load_keyspace(self, request: keyspacepb_pb2.LoadKeyspaceRequest) -> keyspacepb_pb2.LoadKeyspaceResponse:
+    async def load_keyspace(
+        self, request: keyspacepb_pb2.LoadKeyspaceRequest
+    ) -> keyspacepb_pb2.LoadKeyspaceResponse:
         """The keyspace of a name."""
         return _found(meta for meta in await self._metas() if meta.name == request.name)
 

@@ -1,7 +1,8 @@
-"""pdpb.PD: the old GC RPCs, UpdateServiceGCSafePoint, UpdateGCSafePoint, GetGCSafePoint, and their V2 with a keyspace.
+"""pdpb.PD: the old GC RPCs, UpdateServiceGCSafePoint, UpdateGCSafePoint, GetGCSafePoint,
+and their V2 with a keyspace.
 
-The two hot ones, UpdateServiceGCSafePoint and GetGCSafePoint, are batch functions: the requests that gather on a
-route share one metadata transaction.
+The two hot ones, UpdateServiceGCSafePoint and GetGCSafePoint, are batch functions: the requests
+that gather on a route share one metadata transaction.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,7 +36,9 @@ class GcClassicService:
     def calls(self) -> Mapping[str, Any]:
         """The handlers of single requests by the names of their RPCs."""
         handler = refusing_by_status(self.update_gc_safe_point)
-        return {"UpdateGCSafePoint": self._headers.call(pdpb_pb2.UpdateGCSafePointResponse, handler)}
+        return {
+            "UpdateGCSafePoint": self._headers.call(pdpb_pb2.UpdateGCSafePointResponse, handler)
+        }
 
     def batches(self) -> Mapping[str, BatchHandler]:
         """The batch handlers by the names of their RPCs."""
@@ -47,25 +50,38 @@ class GcClassicService:
     async def update_gc_safe_point(
         self, request: pdpb_pb2.UpdateGCSafePointRequest
     ) -> pdpb_pb2.UpdateGCSafePointResponse:
-        """UpdateGCSafePoint: answers the safe point that holds, which may be less than requested."""
+        """UpdateGCSafePoint: answers the safe point that holds,
+        which may be less than requested.
+        """
         check_names_no_service(request, "UpdateServiceGCSafePoint")
         new_safe_point = await self._safe_points.update_gc_safe_point(request.safe_point)
         return pdpb_pb2.UpdateGCSafePointResponse(new_safe_point=new_safe_point)
 
     async def get_gc_safe_points(self, requests: Sequence[bytes]) -> Sequence[Answer]:
-        """GetGCSafePoint, from memory; also a request without any field, as grpcurl sends it (PD refuses it)."""
-        response = pdpb_pb2.GetGCSafePointResponse(header=self._headers.ok, safe_point=self._safe_points.gc_safe_point)
+        """GetGCSafePoint, from memory; also a request without any field,
+        as grpcurl sends it (PD refuses it).
+        """
+        response = pdpb_pb2.GetGCSafePointResponse(
+            header=self._headers.ok, safe_point=self._safe_points.gc_safe_point
+        )
         answer = response.SerializeToString()
         answer_to_empty = answer if self._safe_points.compat is Compat.CLASSIC else None
         return [(not raw and answer_to_empty) or self._refusal(raw) or answer for raw in requests]
 
     async def update_service_gc_safe_points(self, requests: Sequence[bytes]) -> Sequence[Answer]:
-        """UpdateServiceGCSafePoint: apply all requests in one go; a bad request is answered by itself."""
+        """UpdateServiceGCSafePoint: apply all requests in one go;
+        a bad request is answered by itself.
+        """
         parsed = [self._parse(raw) for raw in requests]
         outcomes = iter(
-            await self._safe_points.update_services([item for item in parsed if isinstance(item, ServiceUpdate)])
+            await self._safe_points.update_services(
+                [item for item in parsed if isinstance(item, ServiceUpdate)]
+            )
         )
-        return [self._answer(next(outcomes)) if isinstance(item, ServiceUpdate) else item for item in parsed]
+        return [
+            self._answer(next(outcomes)) if isinstance(item, ServiceUpdate) else item
+            for item in parsed
+        ]
 
     def _refusal(self, raw: bytes) -> Answer | None:
         request = self._request(pdpb_pb2.GetGCSafePointRequest, raw)
@@ -87,7 +103,9 @@ class GcClassicService:
             self._headers.check(request.header)
             self._headers.check_bootstrapped()
         except RefusedError as err:  # the header has the same field number in every answer of PD
-            return pdpb_pb2.GetGCSafePointResponse(header=self._headers.refused(err)).SerializeToString()
+            return pdpb_pb2.GetGCSafePointResponse(
+                header=self._headers.refused(err)
+            ).SerializeToString()
         except StatusError as err:
             return err
         except DecodeError:
@@ -111,7 +129,9 @@ _OBSOLETE = "WatchGCSafePointV2 is obsolete. Poll GetAllKeyspacesGCStates instea
 
 
 class GcV2Service:
-    """GetGCSafePointV2, UpdateGCSafePointV2, UpdateServiceSafePointV2, GetAllGCSafePointV2; the watch is refused."""
+    """GetGCSafePointV2, UpdateGCSafePointV2, UpdateServiceSafePointV2, GetAllGCSafePointV2;
+    the watch is refused.
+    """
 
     def __init__(self, headers: Headers, safe_points: SafePointService) -> None:
         self._headers = headers
@@ -121,11 +141,26 @@ class GcV2Service:
         """The handlers by the names of their RPCs."""
         handlers = (
             ("GetGCSafePointV2", pdpb_pb2.GetGCSafePointV2Response, self.get_gc_safe_point_v2),
-            ("UpdateGCSafePointV2", pdpb_pb2.UpdateGCSafePointV2Response, self.update_gc_safe_point_v2),
-            ("UpdateServiceSafePointV2", pdpb_pb2.UpdateServiceSafePointV2Response, self.update_service_safe_point_v2),
-            ("GetAllGCSafePointV2", pdpb_pb2.GetAllGCSafePointV2Response, self.get_all_gc_safe_point_v2),
+            (
+                "UpdateGCSafePointV2",
+                pdpb_pb2.UpdateGCSafePointV2Response,
+                self.update_gc_safe_point_v2,
+            ),
+            (
+                "UpdateServiceSafePointV2",
+                pdpb_pb2.UpdateServiceSafePointV2Response,
+                self.update_service_safe_point_v2,
+            ),
+            (
+                "GetAllGCSafePointV2",
+                pdpb_pb2.GetAllGCSafePointV2Response,
+                self.get_all_gc_safe_point_v2,
+            ),
         )
-        calls = {name: self._headers.call(answer, refusing_by_status(handler)) for name, answer, handler in handlers}
+        calls = {
+            name: self._headers.call(answer, refusing_by_status(handler))
+            for name, answer, handler in handlers
+        }
         return {**calls, "WatchGCSafePointV2": self.watch_gc_safe_point_v2}
 
     async def get_gc_safe_point_v2(
@@ -140,7 +175,9 @@ class GcV2Service:
     ) -> pdpb_pb2.UpdateGCSafePointV2Response:
         """Move it; answers what holds."""
         check_names_no_service(request, "UpdateServiceSafePointV2")
-        new_safe_point = await self._safe_points.update_gc_safe_point(request.safe_point, request.keyspace_id)
+        new_safe_point = await self._safe_points.update_gc_safe_point(
+            request.safe_point, request.keyspace_id
+        )
         return pdpb_pb2.UpdateGCSafePointV2Response(new_safe_point=new_safe_point)
 
     async def update_service_safe_point_v2(

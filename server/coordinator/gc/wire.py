@@ -1,6 +1,7 @@
 """What the services of GC share: how scopes and barriers look on the wire, and how refusals travel.
 
-The old calls refuse with gRPC status Unknown, the newer ones with `header.error` of type UNKNOWN and status OK.
+The old calls refuse with gRPC status Unknown, the newer ones with `header.error` of type UNKNOWN
+and status OK.
 """
 
 from functools import wraps
@@ -27,14 +28,22 @@ MAX_ID_BYTES = 1024
 
 
 def scope_of(request: Any) -> int:
-    """The keyspace a request names; without a scope the null keyspace, with an empty one keyspace 0, as in PD."""
-    return int(request.keyspace_scope.keyspace_id) if request.HasField("keyspace_scope") else NULL_KEYSPACE
+    """The keyspace a request names; without a scope the null keyspace,
+    with an empty one keyspace 0, as in PD.
+    """
+    return (
+        int(request.keyspace_scope.keyspace_id)
+        if request.HasField("keyspace_scope")
+        else NULL_KEYSPACE
+    )
 
 
 def checked_id(raw: bytes) -> str:
     """A service id as text. Raises: SafePointRequestError: not UTF-8, or too long."""
     if len(raw) > MAX_ID_BYTES:
-        raise errors.bad_argument("barrierID", f"{len(raw)} bytes long, at most {MAX_ID_BYTES} are kept")
+        raise errors.bad_argument(
+            "barrierID", f"{len(raw)} bytes long, at most {MAX_ID_BYTES} are kept"
+        )
     try:
         return raw.decode()
     except UnicodeDecodeError as err:
@@ -44,8 +53,9 @@ def checked_id(raw: bytes) -> str:
 def check_names_no_service(request: Any, service_call: str) -> None:
     """Refuse a request about GC's own safe point that carries a service's id or TTL.
 
-    The first design of service safe points put `service_id` and `TTL` into UpdateGCSafePoint itself. PD never read them
-    there and moves GC's own safe point, past everything that other services hold back with later calls.
+    The first design of service safe points put `service_id` and `TTL` into UpdateGCSafePoint
+    itself. PD never read them there and moves GC's own safe point, past everything that other
+    services hold back with later calls.
 
     Raises:
         SafePointRequestError: it does; `service_call` is the call it should have been.
@@ -57,17 +67,22 @@ def check_names_no_service(request: Any, service_call: str) -> None:
     if any(field.data and field.field_number <= beyond for field in fields):
         name = request.DESCRIPTOR.name.removesuffix("Request")
         raise SafePointRequestError(
-            f"[TM:ErrGcSafePointOfService] {name} moves GC's own safe point and takes no service id or TTL; "
+            f"[TM:ErrGcSafePointOfService] {name} moves GC's own safe point and takes no service "
+            "id or TTL; "
             f"call {service_call} to hold back GC for a service"
         )
 
 
-def barrier_info(barrier: ServiceSafePoint, safe_points: SafePointService) -> pdpb_pb2.GCBarrierInfo:
+def barrier_info(
+    barrier: ServiceSafePoint, safe_points: SafePointService
+) -> pdpb_pb2.GCBarrierInfo:
     """A barrier with the TTL it has left; the largest number stands for ever."""
     return pdpb_pb2.GCBarrierInfo(**_fields(barrier, safe_points))
 
 
-def global_barrier_info(barrier: ServiceSafePoint, safe_points: SafePointService) -> pdpb_pb2.GlobalGCBarrierInfo:
+def global_barrier_info(
+    barrier: ServiceSafePoint, safe_points: SafePointService
+) -> pdpb_pb2.GlobalGCBarrierInfo:
     """A global barrier, likewise."""
     return pdpb_pb2.GlobalGCBarrierInfo(**_fields(barrier, safe_points))
 

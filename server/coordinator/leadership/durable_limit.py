@@ -1,13 +1,14 @@
-"""A number that only grows, kept in the metadata twice: the end of the timestamps, or ids, that may be handed out.
+"""A number that only grows, kept in the metadata twice: the end of the timestamps, or ids,
+that may be handed out.
 
 Invariants:
 1. Nothing at or above the number is handed out before the number is durable.
-2. Both records are written in one transaction, on condition that neither has changed since: a write that was given up
-   for lost may still arrive, and must not undo a later one.
-3. Only the leader writes them. If either is not what the leader wrote, somebody else did it behind its back: the leader
-   puts back the larger number and steps down, and the next term reads afresh.
-4. A new term goes on from the larger of the two. So neither deleting one of them nor setting it back makes the number
-   smaller; only when both are gone is it unknown what was handed out.
+2. Both records are written in one transaction, on condition that neither has changed since: a write
+   that was given up for lost may still arrive, and must not undo a later one.
+3. Only the leader writes them. If either is not what the leader wrote, somebody else did it behind
+   its back: the leader puts back the larger number and steps down, and the next term reads afresh.
+4. A new term goes on from the larger of the two. So neither deleting one of them nor setting it
+   back makes the number smaller; only when both are gone is it unknown what was handed out.
 """
 
 import struct
@@ -26,7 +27,9 @@ _log = structlog.get_logger(__name__)
 
 
 class StateLostError(CorruptError):
-    """The metadata no longer says what was handed out, or whose it is; going on could hand out something twice."""
+    """The metadata no longer says what was handed out, or whose it is;
+    going on could hand out something twice.
+    """
 
     code = "ErrCoordinatorStateLost"
 
@@ -50,30 +53,41 @@ class DurableLimit:
         """
         records = await self._read()
         numbers = [number for record in records if (number := _number(record)) is not None]
-        unreadable = [record.key for record in records if record is not None and _number(record) is None]
+        unreadable = [
+            record.key for record in records if record is not None and _number(record) is None
+        ]
         name = self._keys[0].decode(errors="backslashreplace")
         if not numbers and (unreadable or must_exist):
             raise StateLostError(
                 f"{name} and its copy below {COPY_PREFIX.decode()} are gone or cannot be read, "
-                "so it is not known what this cluster has handed out already; restore the metadata from a snapshot, "
-                "or put a number above all that was handed out at that key (8 bytes, big-endian), then start again"
+                "so it is not known what this cluster has handed out already; restore the "
+                "metadata from a snapshot, "
+                "or put a number above all that was handed out at that key (8 bytes, big-endian), "
+                "then start again"
             )
         if unreadable:
             _log.error(
-                "a record of the coordinator cannot be read; its copy is used", keys=[repr(key) for key in unreadable]
+                "a record of the coordinator cannot be read; its copy is used",
+                keys=[repr(key) for key in unreadable],
             )
         self.value = max(numbers, default=0)
         self._revisions = [record.mod_revision if record else 0 for record in records]
 
     async def raise_to(self, number: int) -> None:
-        """Make `number` durable, unless an earlier write of ours made another one durable meanwhile: look at `value`.
+        """Make `number` durable, unless an earlier write of ours made another one durable
+        meanwhile: look at `value`.
 
         Raises:
             NotLeaderError: somebody else wrote the records, or leads; the term is over.
         """
         self._attempts.add(number)
-        guards = [Compare.unchanged(key, revision) for key, revision in zip(self._keys, self._revisions, strict=True)]
-        result = await self._metadata.txn(guards, self._puts(number), [Get(key) for key in self._keys])
+        guards = [
+            Compare.unchanged(key, revision)
+            for key, revision in zip(self._keys, self._revisions, strict=True)
+        ]
+        result = await self._metadata.txn(
+            guards, self._puts(number), [Get(key) for key in self._keys]
+        )
         if result.succeeded:
             self.value = number
             self._revisions = [result.revision] * len(self._keys)
@@ -83,7 +97,9 @@ class DurableLimit:
 
     async def put_back(self) -> None:
         """Write the largest known number to both records, whatever they hold now."""
-        stored = [number for record in await self._read() if (number := _number(record)) is not None]
+        stored = [
+            number for record in await self._read() if (number := _number(record)) is not None
+        ]
         if number := max([self.value, *self._attempts, *stored]):
             await self._metadata.txn((), self._puts(number))
 

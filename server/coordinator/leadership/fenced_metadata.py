@@ -1,11 +1,14 @@
-"""A leader's access to the metadata: every transaction carries its fence, so a deposed leader can write nothing.
+"""A leader's access to the metadata: every transaction carries its fence,
+so a deposed leader can write nothing.
 
-`FencedMetadata` also knows its own writes by their revisions, so that a write of somebody else is told from them.
+`FencedMetadata` also knows its own writes by their revisions, so that a write of somebody else is
+told from them.
 
-`StateGuard` ends a term whose state somebody else changes in the metadata, because the term's memory is no longer
-what the metadata says. With embedded metadata nobody else can: etcd's API on the coordinator's port refuses it
-(`server.coordinator.etcd.own_keys`). A real etcd has ports of its own. Safepoints and keyspaces are not guarded here:
-an operator and PD may change them, and `gcsafepoint.state.stored` follows.
+`StateGuard` ends a term whose state somebody else changes in the metadata, because the term's
+memory is no longer what the metadata says. With embedded metadata nobody else can: etcd's API on
+the coordinator's port refuses it (`server.coordinator.etcd.own_keys`). A real etcd has ports of its
+own. Safepoints and keyspaces are not guarded here: an operator and PD may change them, and
+`gcsafepoint.state.stored` follows.
 """
 
 import asyncio
@@ -40,7 +43,9 @@ class FencedMetadata:
         self._uncertain: set[bytes] = set()
         """Keys of writes that may or may not have happened, until they are written again."""
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
         """As `Meta.txn`, under the fence.
 
         Raises:
@@ -50,19 +55,24 @@ class FencedMetadata:
         with self._tracking_write(_written([*success, *failure])) as outcome:
             result = await self._meta.txn([*fence, *compares], success, failure)
             outcome.certain = True
-            outcome.revision = result.revision if _written(success if result.succeeded else failure) else 0
+            outcome.revision = (
+                result.revision if _written(success if result.succeeded else failure) else 0
+            )
         if not result.succeeded and fence and not (await self._meta.txn(fence, ())).succeeded:
             self.leadership.end("the leader's key is no longer ours")
             self.leadership.check()
         return result
 
     async def write(self, ops: Sequence[Op]) -> None:
-        """Write without other conditions; more than `MAX_OPS` go in several transactions, in order."""
+        """Write without other conditions; more than `MAX_OPS` go in several transactions,
+        in order.
+        """
         for part in _parts(ops):
             await self.txn((), part)
 
     async def foreign_write(self, prefix: bytes, start_revision: int) -> WatchEvent:
-        """Wait until somebody else writes a key under `prefix`, from `start_revision` on; returns the first such write.
+        """Wait until somebody else writes a key under `prefix`, from `start_revision` on;
+        returns the first such write.
 
         Raises:
             CompactedError: what was written is no longer known.
@@ -75,12 +85,16 @@ class FencedMetadata:
 
     async def _is_own(self, pair: KeyValue) -> bool:
         if self._under_way and pair.mod_revision not in self._own:
-            await asyncio.wait(set(self._under_way))  # the answer that names this revision may still be on its way
+            await asyncio.wait(
+                set(self._under_way)
+            )  # the answer that names this revision may still be on its way
         return pair.mod_revision in self._own or pair.key in self._uncertain
 
     @contextmanager
     def _tracking_write(self, keys: Sequence[bytes]) -> Iterator["_Outcome"]:
-        """Record what the block writes: the keys of a transaction without an answer stay uncertain."""
+        """Record what the block writes: the keys of a transaction without an answer stay
+        uncertain.
+        """
         outcome = _Outcome()
         under_way: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if keys:
@@ -120,14 +134,18 @@ class StateGuard:
         self._prefixes = [*limits, *(COPY_PREFIX + key for key in limits), *state]
 
     async def run(self, put_back: Sequence[Callable[[], Awaitable[None]]]) -> None:
-        """End the leadership at the first foreign write, after `put_back` has restored what must not be lost."""
+        """End the leadership at the first foreign write,
+        after `put_back` has restored what must not be lost.
+        """
         if not self._metadata.leadership.fence:
             return
         async with asyncio.TaskGroup() as tasks:
             for prefix in self._prefixes:
                 tasks.create_task(self._watch(prefix, put_back), name=f"state-{prefix.decode()}")
 
-    async def _watch(self, prefix: bytes, put_back: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    async def _watch(
+        self, prefix: bytes, put_back: Sequence[Callable[[], Awaitable[None]]]
+    ) -> None:
         try:
             event = await self._metadata.foreign_write(prefix, self._start_revision)
         except CompactedError:
@@ -140,7 +158,8 @@ class StateGuard:
         if leadership.ended.is_set():
             return
         _log.error(
-            "the coordinator's own state was changed: this term ends, the next one reads it afresh", reason=reason
+            "the coordinator's own state was changed: this term ends, the next one reads it afresh",
+            reason=reason,
         )
         for restore in put_back:
             with suppress(NotLeaderError, MetaUnavailableError, TimeoutError):
@@ -151,7 +170,9 @@ class StateGuard:
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of a transaction: whether its answer came, and the revision at which it wrote (0: nothing)."""
+    """What became of a transaction: whether its answer came,
+    and the revision at which it wrote (0: nothing).
+    """
 
     certain: bool = False
     revision: int = 0

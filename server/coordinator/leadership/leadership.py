@@ -2,13 +2,15 @@
 
 Invariants:
 
-1. Nothing is answered at or after `deadline`: it is counted from before the lease's renewal was requested, so no
-   other coordinator can lead earlier, and a process that was stopped and continued knows before it hears anything.
-2. Every write carries `fence`, the create revision of the leader key: what was on its way when the lease ended fails.
+1. Nothing is answered at or after `deadline`: it is counted from before the lease's renewal was
+   requested, so no other coordinator can lead earlier, and a process that was stopped and continued
+   knows before it hears anything.
+2. Every write carries `fence`, the create revision of the leader key: what was on its way when the
+   lease ended fails.
 3. A right that ended never comes back; whoever leads again has a new one, and a new term's memory.
 
-`while_leading` and `batch_while_leading` interrupt RPCs when the term ends, so that no client waits for a coordinator
-that cannot answer.
+`while_leading` and `batch_while_leading` interrupt RPCs when the term ends, so that no client waits
+for a coordinator that cannot answer.
 """
 
 import asyncio
@@ -29,7 +31,9 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class Leadership:
-    """A held leader key; without arguments it is of a coordinator whose metadata nobody else can reach."""
+    """A held leader key; without arguments it is of a coordinator whose metadata nobody else can
+    reach.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class Leadership:
         return not self.ended.is_set() and self._clock() < self._deadline()
 
     def check(self) -> None:
-        """Raises: NotLeaderError: another coordinator may lead; nothing in memory is to be trusted."""
+        """Raises: NotLeaderError: another coordinator may lead;
+        nothing in memory is to be trusted.
+        """
         if not self.held:
             raise self.refusal()
 
@@ -91,13 +97,19 @@ class Leadership:
 
 
 def while_leading(handler: Any, leadership: Leadership) -> Any:
-    """The same gRPC handler; when the leadership ends, its calls and streams end with `not leader`."""
+    """The same gRPC handler; when the leadership ends,
+    its calls and streams end with `not leader`.
+    """
     functions = {kind: getattr(handler, kind) for kind in _KINDS}
-    return handler._replace(**{kind: _guarded(call, leadership) for kind, call in functions.items() if call})
+    return handler._replace(
+        **{kind: _guarded(call, leadership) for kind, call in functions.items() if call}
+    )
 
 
 def batch_while_leading(function: BatchHandler, leadership: Leadership) -> BatchHandler:
-    """The same batch function; when the leadership ends, all of its batch are answered with `not leader`."""
+    """The same batch function; when the leadership ends,
+    all of its batch are answered with `not leader`.
+    """
 
     async def answers(requests: Sequence[bytes]) -> Sequence[Answer]:
         async with leadership.while_held():

@@ -1,10 +1,11 @@
 """The coordinators of a cluster: who they are, who of them leads, and how one of them stays listed.
 
-`Membership` lists this coordinator as `/pd/<cluster>/member/<id>/tidemark`, with a lease of minutes: clients keep the
-list and try everybody on it, so a restart, or an etcd that is away for a while, must not shorten it. It reads leader
-and members from the metadata every second and whenever the leader's key changes, and updates `Members`.
-`MemberService` answers clients from there, on every coordinator, whether it leads or not. A reading older than
-`STALE_AFTER_S` names no leader: the coordinator then says that it does not know, and the client tries another member.
+`Membership` lists this coordinator as `/pd/<cluster>/member/<id>/tidemark`, with a lease of
+minutes: clients keep the list and try everybody on it, so a restart, or an etcd that is away for a
+while, must not shorten it. It reads leader and members from the metadata every second and whenever
+the leader's key changes, and updates `Members`. `MemberService` answers clients from there, on
+every coordinator, whether it leads or not. A reading older than `STALE_AFTER_S` names no leader:
+the coordinator then says that it does not know, and the client tries another member.
 """
 
 import asyncio
@@ -35,11 +36,15 @@ def member_at(address: str, *, tls: bool) -> pdpb_pb2.Member:
     """The member that is reached at `host:port`; its id stays when it restarts."""
     member_id = int.from_bytes(hashlib.sha256(address.encode()).digest()[:8])
     url = f"{'https' if tls else 'http'}://{address}"
-    return pdpb_pb2.Member(name=f"tidemark-{address}", member_id=member_id, peer_urls=[url], client_urls=[url])
+    return pdpb_pb2.Member(
+        name=f"tidemark-{address}", member_id=member_id, peer_urls=[url], client_urls=[url]
+    )
 
 
 class Members:
-    """The coordinators of one cluster as one of them, `me`, knows them; before the first `update` only itself."""
+    """The coordinators of one cluster as one of them, `me`, knows them;
+    before the first `update` only itself.
+    """
 
     def __init__(self, me: pdpb_pb2.Member, clock: Callable[[], float] = time.monotonic) -> None:
         self.me = me
@@ -66,17 +71,27 @@ class Members:
         """Who leads; None when nobody does, or we do not know."""
         if self.leadership is not None and self.leadership.held:
             return self.me
-        if self._clock() >= self._stale_at or self._leader is None or self._leader.member_id == self.me.member_id:
+        if (
+            self._clock() >= self._stale_at
+            or self._leader is None
+            or self._leader.member_id == self.me.member_id
+        ):
             return None
         return self._leader
 
-    def update(self, leader: pdpb_pb2.Member | None, listed: Sequence[pdpb_pb2.Member], read_at: float) -> None:
+    def update(
+        self, leader: pdpb_pb2.Member | None, listed: Sequence[pdpb_pb2.Member], read_at: float
+    ) -> None:
         """Take over a reading of the metadata, made since `read_at` (monotonic s).
 
         It ends a leadership of ours that it does not show.
         """
         ours = self.leadership
-        if ours is not None and read_at >= ours.since and (leader is None or leader.member_id != self.me.member_id):
+        if (
+            ours is not None
+            and read_at >= ours.since
+            and (leader is None or leader.member_id != self.me.member_id)
+        ):
             ours.end("the leader's key is gone, or another coordinator's")
         self._leader = leader
         self.listed = tuple(listed) or (self.me,)
@@ -118,7 +133,9 @@ class Membership:
         while True:
             try:
                 async with await self._meta.grant_lease(_LISTED_S) as lease:
-                    await self._meta.put(self._keys.member(me.member_id), me.SerializeToString(), lease.id)
+                    await self._meta.put(
+                        self._keys.member(me.member_id), me.SerializeToString(), lease.id
+                    )
                     await lease.lost.wait()
             except (MetaUnavailableError, LeaseNotFoundError) as err:
                 _log.warning("this coordinator is not listed yet", reason=err.message)
@@ -140,8 +157,14 @@ class Membership:
             read_at = time.monotonic()
             try:
                 leaders, members = (await self._meta.txn((), reads)).pairs
-                listed = [_member(pair.value) for pair in members if pair.key == self._listed_key(pair.value)]
-                self._members.update(_member(leaders[0].value) if leaders else None, listed, read_at)
+                listed = [
+                    _member(pair.value)
+                    for pair in members
+                    if pair.key == self._listed_key(pair.value)
+                ]
+                self._members.update(
+                    _member(leaders[0].value) if leaders else None, listed, read_at
+                )
             except MetaUnavailableError as err:
                 _log.warning("it is not known who leads", reason=err.message)
             try:
@@ -172,8 +195,12 @@ class MemberService:
         """The handlers by the names of their RPCs."""
         return {"GetMembers": self.get_members, "GetClusterInfo": self.get_cluster_info}
 
-    async def get_members(self, _request: pdpb_pb2.GetMembersRequest, _context: Any) -> pdpb_pb2.GetMembersResponse:
-        """GetMembers: asked before a client knows the cluster id; without a leader it asks again, or another member."""
+    async def get_members(
+        self, _request: pdpb_pb2.GetMembersRequest, _context: Any
+    ) -> pdpb_pb2.GetMembersResponse:
+        """GetMembers: asked before a client knows the cluster id;
+        without a leader it asks again, or another member.
+        """
         leader = self._members.leader
         return pdpb_pb2.GetMembersResponse(
             header=self._header, members=self._members.listed, leader=leader, etcd_leader=leader
@@ -183,4 +210,6 @@ class MemberService:
         self, _request: pdpb_pb2.GetClusterInfoRequest, _context: Any
     ) -> pdpb_pb2.GetClusterInfoResponse:
         """GetClusterInfo: all services are in this process."""
-        return pdpb_pb2.GetClusterInfoResponse(header=self._header, serviceModes=[pdpb_pb2.PD_SVC_MODE])
+        return pdpb_pb2.GetClusterInfoResponse(
+            header=self._header, serviceModes=[pdpb_pb2.PD_SVC_MODE]
+        )

@@ -1,7 +1,8 @@
 """The HTTP API on the client port: routes, and who answers them.
 
-Only the leader knows stores, regions and rules. A follower sends the client there with 307, which Go's clients follow
-with method and body, and curl does with -L; PD passes such requests on itself, to the same effect.
+Only the leader knows stores, regions and rules. A follower sends the client there with 307, which
+Go's clients follow with method and body, and curl does with -L; PD passes such requests on itself,
+to the same effect.
 """
 
 import asyncio
@@ -28,10 +29,14 @@ _SCAN_REGIONS = 16
 _SLICE_REGIONS = 1024
 """Looked at in one turn of the loop: a cluster has up to a million."""
 _MAX_REGIONS = 1024
-"""In one answer: making it stops the timestamps for some milliseconds. The rest is had by `regions/key`."""
+"""In one answer: making it stops the timestamps for some milliseconds. The rest is had by
+`regions/key`.
+"""
 
 LeaderHandler = Callable[[LeaderTerm, Request, Sequence[str]], Awaitable[Answer]]
-"""Answers a request from the present term; the strings are what stands for `{…}` in the route's path."""
+"""Answers a request from the present term; the strings are what stands for `{…}` in the route's
+path.
+"""
 
 
 class PdHttp:
@@ -50,16 +55,26 @@ class PdHttp:
         """The answer to a request; raises nothing that is the client's fault."""
         methods, arguments = self._find(request.path)
         if methods is None:
-            return fault(404, "ErrPathUnknown", f"nothing is served at {request.path[:256]}; see docs/design/0011")
+            return fault(
+                404,
+                "ErrPathUnknown",
+                f"nothing is served at {request.path[:256]}; see docs/design/0011",
+            )
         handler = methods.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
             taken = ", ".join(sorted(methods))
-            return fault(405, "ErrMethodNotAllowed", f"{request.path[:256]} takes {taken}, not {request.method}")
+            return fault(
+                405,
+                "ErrMethodNotAllowed",
+                f"{request.path[:256]} takes {taken}, not {request.method}",
+            )
         if request.path.removeprefix(PREFIX) in self._member_routes:
             return self._member_routes[request.path.removeprefix(PREFIX)]()
         return await self._answer_as_leader(handler, request, arguments)
 
-    async def _answer_as_leader(self, handler: Any, request: Request, arguments: Sequence[str]) -> Answer:
+    async def _answer_as_leader(
+        self, handler: Any, request: Request, arguments: Sequence[str]
+    ) -> Answer:
         term = self._current.term
         if term is None:
             return self._redirect_to_leader(request)
@@ -78,7 +93,11 @@ class PdHttp:
     def _redirect_to_leader(self, request: Request) -> Answer:
         """Send the client to the leader, if we know who leads and do not mean ourselves."""
         leader = self._members.leader
-        if leader is None or not leader.client_urls or leader.member_id == self._members.me.member_id:
+        if (
+            leader is None
+            or not leader.client_urls
+            or leader.member_id == self._members.me.member_id
+        ):
             return fault(503, "ErrNotLeader", self._members.not_leader().message)
         query = f"?{request.raw_query}" if request.raw_query else ""
         location = f"{leader.client_urls[0]}{request.path}{query}"
@@ -92,9 +111,13 @@ class PdHttp:
             return None, ()
         parts = path.removeprefix(PREFIX).rstrip("/").split("/")
         for names, methods in self._routes:
-            if len(names) == len(parts) and all(name in ("{}", part) for name, part in zip(names, parts, strict=True)):
+            if len(names) == len(parts) and all(
+                name in ("{}", part) for name, part in zip(names, parts, strict=True)
+            ):
                 given = [part for name, part in zip(names, parts, strict=True) if name == "{}"]
-                return methods, [unquote_to_bytes(part).decode(errors="surrogateescape") for part in given]
+                return methods, [
+                    unquote_to_bytes(part).decode(errors="surrogateescape") for part in given
+                ]
         return None, ()
 
     def _table(self) -> dict[str, dict[str, Any]]:
@@ -143,7 +166,9 @@ class PdHttp:
         )
 
     def _all_members(self) -> Answer:
-        return json_answer(documents.members(self._cluster_id, self._members.listed, self._members.leader))
+        return json_answer(
+            documents.members(self._cluster_id, self._members.listed, self._members.leader)
+        )
 
     def _leader(self) -> Answer:
         leader = self._members.leader
@@ -171,13 +196,17 @@ async def cluster(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answ
 
 async def cluster_status(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """Whether a store has started the cluster."""
-    return json_answer({"is_initialized": term.cluster.bootstrapped, "replication_status": "REPLICATED"})
+    return json_answer(
+        {"is_initialized": term.cluster.bootstrapped, "replication_status": "REPLICATED"}
+    )
 
 
 async def stores(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All stores."""
     counts = await _count_regions(term, b"", b"")
-    listed = [documents.store(term.cluster, one, counts) for _, one in sorted(term.cluster.stores.items())]
+    listed = [
+        documents.store(term.cluster, one, counts) for _, one in sorted(term.cluster.stores.items())
+    ]
     return json_answer({"count": len(listed), "stores": listed})
 
 
@@ -191,13 +220,17 @@ async def store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -
 
 async def regions(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """The first regions, by key; as many as one answer may have."""
-    return json_answer(documents.regions(_first_regions(term, b"", b"", _limit(request, _MAX_REGIONS))))
+    return json_answer(
+        documents.regions(_first_regions(term, b"", b"", _limit(request, _MAX_REGIONS)))
+    )
 
 
 async def regions_from_key(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
     """`?key=&end_key=&limit=`: regions from a key on; the keys are percent-encoded bytes."""
     start, end = request.query_bytes("key"), request.query_bytes("end_key")
-    return json_answer(documents.regions(_first_regions(term, start, end, _limit(request, _SCAN_REGIONS))))
+    return json_answer(
+        documents.regions(_first_regions(term, start, end, _limit(request, _SCAN_REGIONS)))
+    )
 
 
 async def regions_of_store(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
@@ -240,7 +273,9 @@ async def safe_points(term: LeaderTerm, _request: Request, _: Sequence[str]) -> 
     return json_answer(safe_points_document(await term.safe_points.view()))
 
 
-async def delete_safe_point(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
+async def delete_safe_point(
+    term: LeaderTerm, _request: Request, arguments: Sequence[str]
+) -> Answer:
     """Remove a service's safe point."""
     [outcome] = await term.safe_points.update_services([ServiceUpdate(arguments[0], 0, 0)])
     if isinstance(outcome, TidemarkError):
@@ -280,7 +315,9 @@ async def label_rules_by_ids(term: LeaderTerm, request: Request, _: Sequence[str
     ids = body_of(request)
     if not (isinstance(ids, list) and all(isinstance(rule_id, str) for rule_id in ids)):
         raise RuleContentError("the body is a JSON list of rule ids")
-    return json_answer([term.rules.labels[rule_id] for rule_id in ids if rule_id in term.rules.labels])
+    return json_answer(
+        [term.rules.labels[rule_id] for rule_id in ids if rule_id in term.rules.labels]
+    )
 
 
 async def patch_label_rules(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
@@ -305,10 +342,15 @@ async def get_label_rule(term: LeaderTerm, _request: Request, arguments: Sequenc
     return json_answer(rule, 200 if rule else 404)
 
 
-async def delete_label_rule(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
+async def delete_label_rule(
+    term: LeaderTerm, _request: Request, arguments: Sequence[str]
+) -> Answer:
     """Remove one rule."""
     if arguments[0] not in term.rules.labels:
-        return json_answer(f"[PD:region:ErrRegionRuleNotFound]region label rule not found for id {arguments[0]}", 404)
+        return json_answer(
+            f"[PD:region:ErrRegionRuleNotFound]region label rule not found for id {arguments[0]}",
+            404,
+        )
     await term.rules.change_labels((), [arguments[0]])
     return Answer(200, b"Delete rule successfully.")
 
@@ -357,7 +399,8 @@ async def _count_regions(term: LeaderTerm, start: bytes, end: bytes) -> document
 
 
 async def scan_in_turns(regions: Regions, start: bytes, end: bytes) -> AsyncIterator[KnownRegion]:
-    """Regions that touch `[start, end)`, by slices: others are answered in between, and regions may split and merge.
+    """Regions that touch `[start, end)`, by slices: others are answered in between,
+    and regions may split and merge.
 
     What was passed already is not given again, whatever it has become.
     """

@@ -1,4 +1,6 @@
-"""Members, stores and regions in the shapes that PD's HTTP clients parse (PD client/http/types.go)."""
+"""Members, stores and regions in the shapes that PD's HTTP clients parse (PD
+client/http/types.go).
+"""
 
 import time
 from collections import Counter
@@ -29,14 +31,18 @@ def member(one: pdpb_pb2.Member) -> dict[str, Any]:
     }
 
 
-def members(cluster_id: int, listed: Iterable[pdpb_pb2.Member], leader: pdpb_pb2.Member | None) -> dict[str, Any]:
+def members(
+    cluster_id: int, listed: Iterable[pdpb_pb2.Member], leader: pdpb_pb2.Member | None
+) -> dict[str, Any]:
     """All coordinators, and which of them leads."""
     led = {"leader": member(leader), "etcd_leader": member(leader)} if leader else {}
     return {"header": {"cluster_id": cluster_id}, "members": [member(one) for one in listed], **led}
 
 
 class RegionCounts:
-    """How many regions there are, and for each store how many it has and leads; filled by one walk over them."""
+    """How many regions there are, and for each store how many it has and leads;
+    filled by one walk over them.
+    """
 
     def __init__(self) -> None:
         self.regions = 0
@@ -154,7 +160,11 @@ def _meta(one: metapb_pb2.Store) -> dict[str, Any]:
     )
     document |= {name: value for name in names if (value := getattr(one, name))}
     node_state = metapb_pb2.NodeState.Name(one.node_state)
-    return document | {"node_state": one.node_state, "state_name": state_name(one), "node_state_name": node_state}
+    return document | {
+        "node_state": one.node_state,
+        "state_name": state_name(one),
+        "node_state_name": node_state,
+    }
 
 
 def _peer(peer: metapb_pb2.Peer) -> dict[str, Any]:

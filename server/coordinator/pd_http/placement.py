@@ -1,9 +1,17 @@
-"""Routes of placement rules: rules, groups, and bundles of a group with its rules, as TiDB and pd-ctl send them."""
+"""Routes of placement rules: rules, groups, and bundles of a group with its rules,
+as TiDB and pd-ctl send them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from server.coordinator.pd_http.rules import Document, RuleContentError, body_of, placement_rule, rule_group
+from server.coordinator.pd_http.rules import (
+    Document,
+    RuleContentError,
+    body_of,
+    placement_rule,
+    rule_group,
+)
 from server.coordinator.term import LeaderTerm
 from server.routes import Answer, Request, json_answer
 
@@ -46,7 +54,11 @@ async def rules_of_group(term: LeaderTerm, _request: Request, arguments: Sequenc
 async def get_rule(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """One rule."""
     rule = term.rules.placement.get((arguments[0], arguments[1]))
-    return json_answer(rule) if rule else json_answer("[PD:placement:ErrRuleNotFound]rule not found", 404)
+    return (
+        json_answer(rule)
+        if rule
+        else json_answer("[PD:placement:ErrRuleNotFound]rule not found", 404)
+    )
 
 
 async def set_rule(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
@@ -66,7 +78,9 @@ async def delete_rule(term: LeaderTerm, _request: Request, arguments: Sequence[s
 
 async def all_groups(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answer:
     """All groups that have properties."""
-    return json_answer(sorted(term.rules.groups.values(), key=lambda group: (group.get("index", 0), group["id"])))
+    return json_answer(
+        sorted(term.rules.groups.values(), key=lambda group: (group.get("index", 0), group["id"]))
+    )
 
 
 async def get_group(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
@@ -93,7 +107,9 @@ async def bundles(term: LeaderTerm, _request: Request, _: Sequence[str]) -> Answ
     """Every group with its rules."""
     names = {group_id for group_id, _ in term.rules.placement} | set(term.rules.groups)
     listed = [_bundle(term, name) for name in names]
-    return json_answer(sorted(listed, key=lambda bundle: (bundle["group_index"], bundle["group_id"])))
+    return json_answer(
+        sorted(listed, key=lambda bundle: (bundle["group_index"], bundle["group_id"]))
+    )
 
 
 async def set_bundles(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
@@ -101,7 +117,11 @@ async def set_bundles(term: LeaderTerm, request: Request, _: Sequence[str]) -> A
     given = [_checked_bundle(bundle) for bundle in _list(body_of(request))]
     partial = request.query.get("partial", ["false"])[0] == "true"
     named = {bundle["group_id"] for bundle in given}
-    gone = set() if partial else {group_id for group_id, _ in term.rules.placement} | set(term.rules.groups)
+    gone = (
+        set()
+        if partial
+        else {group_id for group_id, _ in term.rules.placement} | set(term.rules.groups)
+    )
     await _replace(term, given, gone - named)
     return json_answer("Update rules and groups successfully.")
 
@@ -114,9 +134,13 @@ async def get_bundle(term: LeaderTerm, _request: Request, arguments: Sequence[st
 async def set_bundle(term: LeaderTerm, request: Request, arguments: Sequence[str]) -> Answer:
     """Set a group with its rules."""
     given = body_of(request)
-    bundle = _checked_bundle({"group_id": arguments[0], **given} if isinstance(given, dict) else given)
+    bundle = _checked_bundle(
+        {"group_id": arguments[0], **given} if isinstance(given, dict) else given
+    )
     if bundle["group_id"] != arguments[0]:
-        raise RuleContentError(f"group id {bundle['group_id']} does not match request URI {arguments[0]}")
+        raise RuleContentError(
+            f"group id {bundle['group_id']} does not match request URI {arguments[0]}"
+        )
     await _replace(term, [bundle], set())
     return json_answer("Update group and rules successfully.")
 
@@ -165,7 +189,11 @@ def _checked_bundle(given: Any) -> Document:
     if not isinstance(given, dict):
         raise RuleContentError("a group of rules is a JSON object")
     group_id = given.get("group_id") or given.get("id")
-    properties = {"id": group_id, "index": given.get("group_index", 0), "override": given.get("group_override", False)}
+    properties = {
+        "id": group_id,
+        "index": given.get("group_index", 0),
+        "override": given.get("group_override", False),
+    }
     group = rule_group(properties)
     rules = [
         placement_rule({**rule, "group_id": group["id"]} if isinstance(rule, dict) else rule)
@@ -178,7 +206,9 @@ async def _replace(term: LeaderTerm, given: Sequence[Document], gone: set[str]) 
     """Let the given groups have these rules and no others, and remove the groups in `gone`."""
     replaced = {bundle["group_id"] for bundle in given} | gone
     changes: Changes = {key: None for key in term.rules.placement if key[0] in replaced}
-    groups: dict[str, Document | None] = {name: None for name in term.rules.groups if name in replaced}
+    groups: dict[str, Document | None] = {
+        name: None for name in term.rules.groups if name in replaced
+    }
     for bundle in given:
         group = bundle["group"]
         if len(group) > 1:

@@ -1,9 +1,11 @@
-"""Placement rules and region labels: kept for TiDB, which writes them with its DDL and reads them again.
+"""Placement rules and region labels: kept for TiDB,
+which writes them with its DDL and reads them again.
 
 Nothing follows them: a region has one copy, and nobody schedules.
 
-Records have PD's keys and JSON. Rules live in the term's memory; every change is durable before it is answered.
-Source: PD pkg/schedule/labeler/rules.go, pkg/schedule/placement/rule.go (what is refused, and in which words).
+Records have PD's keys and JSON. Rules live in the term's memory; every change is durable before it
+is answered. Source: PD pkg/schedule/labeler/rules.go, pkg/schedule/placement/rule.go (what is
+refused, and in which words).
 """
 
 import asyncio
@@ -70,7 +72,9 @@ class RuleStore:
 
     async def change_labels(self, sets: Sequence[Document], deletes: Iterable[str]) -> None:
         """Delete, then set; durable when it returns."""
-        changed = {rule_id: None for rule_id in deletes if rule_id in self.labels} | {rule["id"]: rule for rule in sets}
+        changed = {rule_id: None for rule_id in deletes if rule_id in self.labels} | {
+            rule["id"]: rule for rule in sets
+        }
         async with self._changing:
             await self._write(self.labels, changed, lambda rule_id: f"region_label/{rule_id}")
 
@@ -86,7 +90,9 @@ class RuleStore:
 
     def of_group(self, group_id: str) -> list[Document]:
         """The placement rules of a group, in PD's order."""
-        return self.ordered(rule for (owner, _), rule in self.placement.items() if owner == group_id)
+        return self.ordered(
+            rule for (owner, _), rule in self.placement.items() if owner == group_id
+        )
 
     def ordered(self, rules: Iterable[Document] | None = None) -> list[Document]:
         """Placement rules by group, index and id; without an argument all of them."""
@@ -94,13 +100,18 @@ class RuleStore:
         return sorted(chosen, key=lambda rule: (rule["group_id"], rule.get("index", 0), rule["id"]))
 
     async def _write(
-        self, rules: dict[Any, Document], changed: Mapping[Any, Document | None], tail: Callable[[Any], str]
+        self,
+        rules: dict[Any, Document],
+        changed: Mapping[Any, Document | None],
+        tail: Callable[[Any], str],
     ) -> None:
         items = list(changed.items())
         for at in range(0, len(items), MAX_OPS):
             part = items[at : at + MAX_OPS]
             ops: list[Op] = [
-                Delete(self._keys.path(tail(key))) if rule is None else Put(self._keys.path(tail(key)), _json(rule))
+                Delete(self._keys.path(tail(key)))
+                if rule is None
+                else Put(self._keys.path(tail(key)), _json(rule))
                 for key, rule in part
             ]
             await self._metadata.txn((), ops)
@@ -122,7 +133,9 @@ def body_of(request: Request) -> Any:
 def label_rule(given: Any) -> Document:
     """A region label rule, checked. Raises: RuleContentError."""
     rule = _document(given, "label rule")
-    rule_id = _id(rule, "id", "[PD:region:ErrRegionRuleContent]invalid region rule content, empty rule id")
+    rule_id = _id(
+        rule, "id", "[PD:region:ErrRegionRuleContent]invalid region rule content, empty rule id"
+    )
     labels = rule.get("labels")
     if not isinstance(labels, list) or not labels:
         raise _bad_label("no region labels")
@@ -143,13 +156,17 @@ def label_rule(given: Any) -> Document:
 def placement_rule(given: Any) -> Document:
     """A placement rule, checked. Raises: RuleContentError."""
     rule = _document(given, "placement rule")
-    empty = "[PD:placement:ErrRuleContent]invalid rule content, group ID and rule ID must not be empty"
+    empty = (
+        "[PD:placement:ErrRuleContent]invalid rule content, group ID and rule ID must not be empty"
+    )
     checked: Document = {"group_id": _id(rule, "group_id", empty), "id": _id(rule, "id", empty)}
     if index := _number(rule, "index"):
         checked["index"] = index
     if rule.get("override"):
         checked["override"] = True
-    checked |= _key_range({"start_key": rule.get("start_key", ""), "end_key": rule.get("end_key", "")})
+    checked |= _key_range(
+        {"start_key": rule.get("start_key", ""), "end_key": rule.get("end_key", "")}
+    )
     if rule.get("role") not in _ROLES:
         raise _bad_placement(f"invalid role {rule.get('role')}")
     count = _number(rule, "count")
@@ -164,7 +181,9 @@ def placement_rule(given: Any) -> Document:
 def rule_group(given: Any) -> Document:
     """The properties of a group of placement rules, checked. Raises: RuleContentError."""
     group = _document(given, "rule group")
-    checked: Document = {"id": _id(group, "id", "[PD:placement:ErrRuleContent]invalid rule content, empty group id")}
+    checked: Document = {
+        "id": _id(group, "id", "[PD:placement:ErrRuleContent]invalid rule content, empty group id")
+    }
     if index := _number(group, "index"):
         checked["index"] = index
     if group.get("override"):
@@ -206,9 +225,13 @@ def _key_range(given: Any) -> Document:
     for name in ("start_key", "end_key"):
         text = part.get(name)
         try:
-            bounds.append(bytes.fromhex(text) if isinstance(text, str) and " " not in text else _not_hex(text))
+            bounds.append(
+                bytes.fromhex(text) if isinstance(text, str) and " " not in text else _not_hex(text)
+            )
         except ValueError as err:
-            raise RuleContentError(f"[PD:hex:ErrHexDecodingString]decode string {text} error") from err
+            raise RuleContentError(
+                f"[PD:hex:ErrHexDecodingString]decode string {text} error"
+            ) from err
     if bounds[1] and bounds[1] <= bounds[0]:
         raise _bad_label("endKey should be greater than startKey")
     return {"start_key": part["start_key"], "end_key": part["end_key"]}

@@ -1,8 +1,10 @@
-"""Rounds of chunks, where their table is pulled: read at one timestamp under a hold, and added to the table's changes.
+"""Rounds of chunks, where their table is pulled: read at one timestamp under a hold,
+and added to the table's changes.
 
     hold → a fresh timestamp S → hold_below(S) → pages are read at S → add_held
 
-Whoever wants them may be another process: a capture asks the worker that pulls the table (`server.capture.worker`).
+Whoever wants them may be another process: a capture asks the worker that pulls the table
+(`server.capture.worker`).
 """
 
 import asyncio
@@ -104,7 +106,9 @@ def _as_stored(_table: SourceTable, keys: pa.Array) -> pa.Array:
 class LocalChunks:
     """Implements `Chunks` for the tables of this process."""
 
-    def __init__(self, tables: PulledTables, store: ClusterStore, keys_of: KeysOf = _as_stored) -> None:
+    def __init__(
+        self, tables: PulledTables, store: ClusterStore, keys_of: KeysOf = _as_stored
+    ) -> None:
         """`keys_of` gives the keys under which the changes of a table tell its rows."""
         self._held = tables
         self._store = store
@@ -123,14 +127,21 @@ class LocalChunks:
         }
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
-        """See `Chunks.read`; rounds of one table come one after the other. Not to be cancelled: a hold would stay."""
+        """See `Chunks.read`; rounds of one table come one after the other.
+
+        Not to be cancelled: a hold would stay.
+        """
         table = self._held.all().get(table_id)
         if table is None:
-            raise TableAwayError(f"table {table_id} is not pulled here now; its chunk is read later")
+            raise TableAwayError(
+                f"table {table_id} is not pulled here now; its chunk is read later"
+            )
         async with table.rounds:
             answer = await self._round(table, pages)
         if self._held.all().get(table_id) is not table:
-            raise TableAwayError(f"table {table_id} was pulled anew while it was read; its chunk is read again")
+            raise TableAwayError(
+                f"table {table_id} was pulled anew while it was read; its chunk is read again"
+            )
         return answer
 
     async def _round(self, table: HoldableTable, pages: Sequence[Page]) -> RoundRead:
@@ -148,7 +159,9 @@ class LocalChunks:
             raise
         return RoundRead(ts, table.generation, tuple(page for page, _ in page_rows))
 
-    async def _page(self, table: SourceTable, page: Page, ts: int) -> tuple[PageRead, pa.RecordBatch]:
+    async def _page(
+        self, table: SourceTable, page: Page, ts: int
+    ) -> tuple[PageRead, pa.RecordBatch]:
         began = time.monotonic()
         keys, values = await self._store.page(page.begin, page.end, ts, page.limit)
         count, size = len(keys), keys.nbytes + values.nbytes

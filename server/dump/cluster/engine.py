@@ -1,11 +1,14 @@
-"""The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own, so no windows are needed.
+"""The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own,
+so no windows are needed.
 
-A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`held.py`), and comes
-as updates at commit_ts S. The feed brings what is at or below S in front of it, and what is above S behind it.
-Invariants:
-1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is read again.
-2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`); when it is pulled
-   anew, its rows may be lost with the puller, so nothing ahead of the checkpoint counts any more.
+A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`held.py`),
+and comes as updates at commit_ts S. The feed brings what is at or below S in front of it, and what
+is above S behind it. Invariants:
+1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is
+   read again.
+2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`);
+   when it is pulled anew, its rows may be lost with the puller, so nothing ahead of the checkpoint
+   counts any more.
 3. GC cannot have passed S when the chunk was read: the store says so, or it is read again.
 """
 
@@ -37,7 +40,9 @@ _GONE_S: Final = 10.0
 _LAG_MS: Final = 10_000
 """A table whose changes are this far behind is not read from, as that would only make it later."""
 EVERY_TABLE: Final = 0
-"""The table id of what versions before this one said of all tables: that workers do not dump them."""
+"""The table id of what versions before this one said of all tables:
+that workers do not dump them.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +61,9 @@ class _Pick:
 class ClusterDump:
     """Of one run of one changefeed; on the event loop."""
 
-    def __init__(self, changefeed: str, records: DumpRecords, surveyor: Surveyor, chunks: Chunks) -> None:
+    def __init__(
+        self, changefeed: str, records: DumpRecords, surveyor: Surveyor, chunks: Chunks
+    ) -> None:
         self._changefeed = changefeed
         self._records = records
         self._surveyor = surveyor
@@ -89,7 +96,9 @@ class ClusterDump:
             try:
                 busy = await self._next()
             except TidemarkError as err:
-                _log.warning("dump waits", changefeed=self._changefeed, code=err.code, error=err.message)
+                _log.warning(
+                    "dump waits", changefeed=self._changefeed, code=err.code, error=err.message
+                )
                 busy = False
             if not busy:
                 await asyncio.sleep(_IDLE_S)
@@ -116,7 +125,9 @@ class ClusterDump:
     async def _taken_up(self, job: Job | None) -> Job | None:
         before, self._job = self._job, job
         if job is None or before is None or job.id != before.id:
-            durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
+            durable = (
+                {each.table_id: each for each in await self._records.tables(job)} if job else {}
+            )
             if durable.pop(EVERY_TABLE, None) is not None:
                 await self._records.delete_table(EVERY_TABLE)
             self._keeper.begin(durable)
@@ -140,14 +151,18 @@ class ClusterDump:
         new = {
             table_id: pulled
             for table_id, pulled in here.items()
-            if table_id not in self._surveyed and self._is_taken(job, table_id, pulled) and not self._is_over(table_id)
+            if table_id not in self._surveyed
+            and self._is_taken(job, table_id, pulled)
+            and not self._is_over(table_id)
         }
         for table_id, pulled in new.items():
             fresh = TableProgress(pulled.table.name, table_id, job.id)
             self._dumps.setdefault(table_id, TableDump(fresh))
         self._drop_missing(here)
         first = sorted(new, key=lambda table_id: -job.priority_of(new[table_id].table.name))
-        await together(self._survey_one(table_id, new[table_id]) for table_id in first[: job.parallel])
+        await together(
+            self._survey_one(table_id, new[table_id]) for table_id in first[: job.parallel]
+        )
 
     async def _survey_one(self, table_id: int, pulled: Pulled) -> None:
         dump = self._dumps[table_id]
@@ -175,10 +190,16 @@ class ClusterDump:
                 dump.moved_to(TableState.DROPPED)
 
     def _pick(self, job: Job) -> list[_Pick]:
-        """The ranges that are next: of up to `parallel` tables; several of each where there are fewer tables."""
+        """The ranges that are next: of up to `parallel` tables;
+        several of each where there are fewer tables.
+        """
         here = self._chunks.tables()
         self._forget_lost(here)
-        ready = [self._dumps[table_id] for table_id in self._surveyed if self._keeps_up(table_id, here[table_id])]
+        ready = [
+            self._dumps[table_id]
+            for table_id in self._surveyed
+            if self._keeps_up(table_id, here[table_id])
+        ]
         dumps = job.foremost(ready)[: job.parallel]
         chosen = [(dump, self._surveyed[dump.durable.table_id]) for dump in dumps]
         most = max(job.parallel // max(len(dumps), 1), 1)
@@ -191,7 +212,9 @@ class ClusterDump:
         behind_ms = physical_ms(self._last_ts) - physical_ms(pulled.resolved_ts)
         dump = self._dumps[table_id]
         if behind_ms > _LAG_MS and dump.durable.state is TableState.DUMPING:
-            self._note(dump, f"waits: the table's changes are {behind_ms // 1000} s behind, and go first")
+            self._note(
+                dump, f"waits: the table's changes are {behind_ms // 1000} s behind, and go first"
+            )
             return False
         return True
 
@@ -200,7 +223,10 @@ class ClusterDump:
         dump, surveyed = pick.dump, pick.surveyed
         limit = surveyed.pace.limit(job, len(pick.places))
         at = [(place, *dump.ahead(place)) for place in pick.places]
-        pages = [Page(surveyed.begin(place, part), surveyed.ranges[place].end_key, limit) for place, part, _ in at]
+        pages = [
+            Page(surveyed.begin(place, part), surveyed.ranges[place].end_key, limit)
+            for place, part, _ in at
+        ]
         try:
             read = await self._chunks.read(pick.table_id, pages)
         except TidemarkError as err:
@@ -210,12 +236,17 @@ class ClusterDump:
             return 0, 0
         self._note(dump, "")
         self._forget_lost(self._chunks.tables())
-        if self._surveyed.get(pick.table_id) is not surveyed or read.generation != surveyed.generation:
+        if (
+            self._surveyed.get(pick.table_id) is not surveyed
+            or read.generation != surveyed.generation
+        ):
             metrics.AGAIN.inc(len(pages))
         else:
             for (place, _, epoch), page, page_read in zip(at, pages, read.pages, strict=True):
                 last = cursor_of(page_read.last) if page_read.rows else None
-                chunk = Read(place, epoch, last, page_read.ends, page_read.rows, page_read.size_bytes)
+                chunk = Read(
+                    place, epoch, last, page_read.ends, page_read.rows, page_read.size_bytes
+                )
                 dump.read(chunk)
                 dump.closed(chunk, read.ts)
                 surveyed.saw(place, page, page_read)
@@ -224,7 +255,10 @@ class ClusterDump:
 
     def _counted(self, read: RoundRead) -> tuple[int, int]:
         self._last_ts = max(self._last_ts, read.ts)
-        rows, size = sum(each.rows for each in read.pages), sum(each.size_bytes for each in read.pages)
+        rows, size = (
+            sum(each.rows for each in read.pages),
+            sum(each.size_bytes for each in read.pages),
+        )
         metrics.ROWS.inc(rows)
         metrics.BYTES.inc(size)
         return rows, size
@@ -233,7 +267,12 @@ class ClusterDump:
         """What a table waits for, in its status."""
         if error != dump.durable.error:
             if error:
-                _log.warning("table is dumped later", changefeed=self._changefeed, table=dump.durable.name, error=error)
+                _log.warning(
+                    "table is dumped later",
+                    changefeed=self._changefeed,
+                    table=dump.durable.name,
+                    error=error,
+                )
             dump.moved_to(dump.durable.state, error)
 
 

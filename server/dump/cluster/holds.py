@@ -1,14 +1,17 @@
-"""What lets a chunk in between a table's changes: its resolved_ts is held below the chunk's until that was added.
+"""What lets a chunk in between a table's changes:
+its resolved_ts is held below the chunk's until that was added.
 
     hold → a fresh timestamp S → hold_below(S) → the chunk is read at S → add_held
 
-Nothing that was promised is taken back: where the table was resolved before `hold`, it stays, and S must be above.
-Invariants:
+Nothing that was promised is taken back: where the table was resolved before `hold`, it stays, and S
+must be above. Invariants:
 1. Between `hold_below(S)` and the end of the hold, what stands behind is resolved to S - 1 at most.
-2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the next promise.
-3. Of a log that brings all tables each can be held by itself (`HoldableLogRows`). While a schema change comes in force
-   no round is under way: the change resolves tables that end up to its own commit_ts, which may be above a chunk's; so
-   it waits for the chunk, and the next round finds the tables after it.
+2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the
+   next promise.
+3. Of a log that brings all tables each can be held by itself (`HoldableLogRows`). While a schema
+   change comes in force no round is under way: the change resolves tables that end up to its own
+   commit_ts, which may be above a chunk's; so it waits for the chunk, and the next round finds the
+   tables after it.
 """
 
 import asyncio
@@ -34,7 +37,9 @@ class HoldLateError(ConflictError):
 
 
 class HoldableRows:
-    """Implements `server.puller.source.Rows` for one table; every call may block, and may come from any thread."""
+    """Implements `server.puller.source.Rows` for one table; every call may block,
+    and may come from any thread.
+    """
 
     def __init__(self, span: Span, start_ts: int, rows: Rows) -> None:
         self.executor = rows.executor
@@ -76,7 +81,9 @@ class HoldableRows:
         """
         with self._lock:
             if ts <= self.resolved_ts:
-                raise HoldLateError(f"table {self._span.table_id} is resolved up to {self.resolved_ts} already")
+                raise HoldLateError(
+                    f"table {self._span.table_id} is resolved up to {self.resolved_ts} already"
+                )
             self._limit = ts - 1
             self._pass_on()
 
@@ -116,7 +123,9 @@ class PulledTables:
 
     def __init__(self) -> None:
         self.ends = 0
-        """How many were, and are not any more: chunks of them may be lost that the checkpoint has not reached."""
+        """How many were, and are not any more: chunks of them may be lost that the checkpoint has
+        not reached.
+        """
         self._pulled: dict[Span, HoldableTable] = {}
         self._begun = 0
 
@@ -147,7 +156,9 @@ class PulledTables:
 class HoldablePuller:
     """Implements `server.puller.source.Puller` for one table whose `rows` can be held."""
 
-    def __init__(self, table: SourceTable, rows: HoldableRows, puller: Puller, tables: PulledTables) -> None:
+    def __init__(
+        self, table: SourceTable, rows: HoldableRows, puller: Puller, tables: PulledTables
+    ) -> None:
         self._table = table
         self._rows = rows
         self._puller = puller

@@ -1,4 +1,6 @@
-"""How many rows a chunk of the cluster has, and when the next may be read: by time, bytes and the job's rates. Pure."""
+"""How many rows a chunk of the cluster has, and when the next may be read: by time,
+bytes and the job's rates. Pure.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,14 +14,18 @@ _TARGET_BYTES: Final = 1 << 20
 
 @dataclass(slots=True)
 class ChunkPace:
-    """Of one table: as many rows as take about `_TARGET_S` and `_TARGET_BYTES`, changed by a factor of two."""
+    """Of one table: as many rows as take about `_TARGET_S` and `_TARGET_BYTES`,
+    changed by a factor of two.
+    """
 
     rows: int = 64
     row_bytes: float = 0.0
     """Of the last chunk, on average."""
 
     def limit(self, job: Job, pages: int) -> int:
-        """How many rows each of so many pages may have: together no more than the job allows in a second."""
+        """How many rows each of so many pages may have:
+        together no more than the job allows in a second.
+        """
         most = [self.rows]
         if job.rows_per_s:
             most.append(job.rows_per_s // pages)
@@ -32,7 +38,9 @@ class ChunkPace:
         if rows == 0:
             return
         self.row_bytes = size_bytes / rows
-        target_rows = min(rows * _TARGET_S / max(seconds, 1e-4), _TARGET_BYTES / max(self.row_bytes, 1))
+        target_rows = min(
+            rows * _TARGET_S / max(seconds, 1e-4), _TARGET_BYTES / max(self.row_bytes, 1)
+        )
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
     def failed(self) -> None:

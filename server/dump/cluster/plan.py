@@ -1,8 +1,10 @@
-"""Where a table of the cluster is split into ranges, and how many rows it has left, by how dense its keys are. Pure.
+"""Where a table of the cluster is split into ranges, and how many rows it has left,
+by how dense its keys are. Pure.
 
-Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a slow dump, never a
-wrong one. Where the table has several regions, which are about as large as one another, ranges end where regions do;
-else, and within regions, keys are taken as numbers and split in equal steps.
+Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a
+slow dump, never a wrong one. Where the table has several regions, which are about as large as one
+another, ranges end where regions do; else, and within regions, keys are taken as numbers and split
+in equal steps.
 """
 
 import bisect
@@ -21,9 +23,15 @@ RANGES_MAX: Final = 32
 _DIGITS: Final = 12
 _NUMBER_BYTES: Final = len(record_key(0, 0))
 _ALL: Final = bytes(range(256))
-_LETTERS: Final = (string.digits, string.hexdigits[:16], string.digits + "ABCDEF", string.ascii_lowercase)
+_LETTERS: Final = (
+    string.digits,
+    string.hexdigits[:16],
+    string.digits + "ABCDEF",
+    string.ascii_lowercase,
+)
 _ALPHABETS: Final = [
-    bytes(sorted(it.encode())) for it in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
+    bytes(sorted(it.encode()))
+    for it in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
 ]
 
 
@@ -55,7 +63,9 @@ def planned_ranges(extents: Sequence[Extent]) -> tuple[Range, ...]:
 
 
 def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange] | None:
-    """Where ranges as progress has them lie in the parts, both in key order; None: they are of other parts."""
+    """Where ranges as progress has them lie in the parts, both in key order; None:
+    they are of other parts.
+    """
     key_spans: list[KeyRange] = []
     left = list(ranges)
     for part in parts:
@@ -71,7 +81,9 @@ def key_ranges(ranges: Sequence[Range], parts: Sequence[Span]) -> list[KeyRange]
 
 
 def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]:
-    """At most `pieces` - 1 keys of a scale, ascending: bounds of regions first, equal steps between them."""
+    """At most `pieces` - 1 keys of a scale, ascending: bounds of regions first,
+    equal steps between them.
+    """
     inner = [key for key in bounds if scale.first < key < scale.last]
     if len(inner) >= pieces - 1:
         return [inner[number * len(inner) // pieces] for number in range(1, pieces)]
@@ -84,10 +96,11 @@ def cuts(scale: "KeyScale", bounds: Iterable[bytes], pieces: int) -> list[bytes]
 
 
 class KeyScale:
-    """Keys from the first to the last of some as numbers, in about the same order; others are taken as the nearest.
+    """Keys from the first to the last of some as numbers, in about the same order;
+    others are taken as the nearest.
 
-    Each byte is a digit. Text uses few of them: where all bytes that were seen at a place are of one of `_ALPHABETS`,
-    its letters are the digits.
+    Each byte is a digit. Text uses few of them: where all bytes that were seen at a place are of
+    one of `_ALPHABETS`, its letters are the digits.
     """
 
     def __init__(self, seen: Sequence[bytes]) -> None:
@@ -102,7 +115,9 @@ class KeyScale:
 
     def at(self, key: bytes) -> int:
         """Where a key is; at least 0."""
-        nearest = min(max(key, self.first), self.last)[self._same : self._same + _DIGITS].ljust(_DIGITS, b"\0")
+        nearest = min(max(key, self.first), self.last)[self._same : self._same + _DIGITS].ljust(
+            _DIGITS, b"\0"
+        )
         number = 0
         for byte, digits in zip(nearest, self._digits, strict=True):
             number = number * len(digits) + min(bisect.bisect_left(digits, byte), len(digits) - 1)
@@ -125,11 +140,15 @@ def _alphabet(seen: Iterable[bytes], place: int) -> bytes:
 
 
 class Outlook:
-    """How many rows the ranges of a table still have: by the density of what was seen of each, or of all."""
+    """How many rows the ranges of a table still have: by the density of what was seen of each,
+    or of all.
+    """
 
     def __init__(self, ranges: Sequence[KeyRange], extents: Sequence[Extent]) -> None:
         self._ranges = ranges
-        parts = [next(each for each in extents if _within(key_range, each.part)) for key_range in ranges]
+        parts = [
+            next(each for each in extents if _within(key_range, each.part)) for key_range in ranges
+        ]
         self._scales = [each.scale for each in parts]
         self._seen: dict[int, tuple[int, int]] = {}
         self.counted: frozenset[int] = frozenset()

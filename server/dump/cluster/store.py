@@ -1,4 +1,6 @@
-"""What a dump reads of the cluster's store: pages of rows at a timestamp, and how its keys lie, to plan by."""
+"""What a dump reads of the cluster's store: pages of rows at a timestamp, and how its keys lie,
+to plan by.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -32,7 +34,9 @@ class ClusterStore:
         """A timestamp above all that anybody has."""
         return await self._pd.tso()
 
-    async def page(self, begin: bytes, end: bytes, ts: int, limit: int) -> tuple[pa.Array, pa.Array]:
+    async def page(
+        self, begin: bytes, end: bytes, ts: int, limit: int
+    ) -> tuple[pa.Array, pa.Array]:
         """Keys and values of the first `limit` rows of `[begin, end)` at `ts`.
 
         Raises:
@@ -50,8 +54,10 @@ class ClusterStore:
         safe_point = await self._pd.gc_safe_point()
         if ts < safe_point:
             raise ChunkLostError(
-                f"the store's GC passed {ts} while a chunk was read at it, and stands at {safe_point}: it is read "
-                "again at a later timestamp; if this is said again and again, GC keeps too little history"
+                f"the store's GC passed {ts} while a chunk was read at it, and stands at "
+                f"{safe_point}: it is read "
+                "again at a later timestamp; if this is said again and again, GC keeps too little "
+                "history"
             )
 
     async def keys(self, begin: bytes, end: bytes, ts: int, limit: int) -> list[bytes]:
@@ -63,7 +69,9 @@ class ClusterStore:
         return await self._snapshot(ts).last_key(begin, end)
 
     async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
-        """Where regions begin within `(begin, end)`; none if these are more than can be asked for at once."""
+        """Where regions begin within `(begin, end)`;
+        none if these are more than can be asked for at once.
+        """
         routes = await self._pd.scan_regions(encode_bytes(begin), encode_bytes(end), _REGIONS_MAX)
         starts = [region_start(route) for route in routes] if len(routes) < _REGIONS_MAX else []
         return [key for key in starts if begin < key < end]

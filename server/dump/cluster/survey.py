@@ -1,7 +1,8 @@
 """A table of the cluster before it is read: its ranges, and how many rows they seem to have.
 
-Each part's first and last key and a few keys of each range are read at one timestamp. What is concerned is progress
-and balance only, so these reads need no hold; a range that was planned before stays, wherever the table's keys are now.
+Each part's first and last key and a few keys of each range are read at one timestamp. What is
+concerned is progress and balance only, so these reads need no hold; a range that was planned before
+stays, wherever the table's keys are now.
 """
 
 from collections.abc import Hashable, Sequence
@@ -68,7 +69,9 @@ class Surveyed:
     def left(self, dump: TableDump) -> int:
         """How many rows there still seem to be."""
         ahead = ((place, dump.ahead(place)[0]) for place in range(len(self.ranges)))
-        return self.outlook.left([(place, self.begin(place, at)) for place, at in ahead if not at.done])
+        return self.outlook.left(
+            [(place, self.begin(place, at)) for place, at in ahead if not at.done]
+        )
 
 
 class Surveyor:
@@ -86,7 +89,9 @@ class Surveyor:
         parts, ts = self._store.parts(pulled.table), await self._store.now()
         extents: list[Extent] = []
         for first in range(0, len(parts), _AT_A_TIME):
-            extents += await together(self._extent(part, ts) for part in parts[first : first + _AT_A_TIME])
+            extents += await together(
+                self._extent(part, ts) for part in parts[first : first + _AT_A_TIME]
+            )
         ranges = key_ranges(dump.durable.ranges, parts)
         if dump.durable.state is TableState.WAITING or ranges is None:
             planned = planned_ranges(extents)
@@ -107,10 +112,15 @@ class Surveyor:
         return Extent(part, KeyScale([*keys, last]), tuple(bounds))
 
     async def _sample(self, surveyed: Surveyed, dump: TableDump, ts: int) -> None:
-        unknown = (place for place in range(len(surveyed.ranges)) if place not in surveyed.outlook.counted)
+        unknown = (
+            place for place in range(len(surveyed.ranges)) if place not in surveyed.outlook.counted
+        )
         left = [place for place in unknown if not dump.ahead(place)[0].done]
         for first in range(0, len(left), _AT_A_TIME):
-            await together(self._sample_one(surveyed, dump, place, ts) for place in left[first : first + _AT_A_TIME])
+            await together(
+                self._sample_one(surveyed, dump, place, ts)
+                for place in left[first : first + _AT_A_TIME]
+            )
 
     async def _sample_one(self, surveyed: Surveyed, dump: TableDump, place: int, ts: int) -> None:
         begin = surveyed.begin(place, dump.ahead(place)[0])

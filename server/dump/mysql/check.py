@@ -1,13 +1,14 @@
-"""Whether a chunk is what its table holds: sums by the server over the chunk's keys, and by us over what was decoded.
+"""Whether a chunk is what its table holds: sums by the server over the chunk's keys,
+and by us over what was decoded.
 
     digest of a row  = CRC32(texts of its columns, joined by commas) * 2654435761, as u64
     total of a range = COUNT(*), BIT_XOR(digest)
 
-The factor is there as CRC-32 alone is linear: its exclusive-or stays the same when two rows swap values of one column.
-A chunk is read, then its range is summed, both between the two watermarks of its window. Equal totals: it is right.
-Else digests are asked for row by row, which gives the keys that differ, and what the log changed in the window tells
-which of them may: any other key had one and the same row all the time (`window.py`). Nothing waits for quiet.
-Pure.
+The factor is there as CRC-32 alone is linear: its exclusive-or stays the same when two rows swap
+values of one column. A chunk is read, then its range is summed, both between the two watermarks of
+its window. Equal totals: it is right. Else digests are asked for row by row, which gives the keys
+that differ, and what the log changed in the window tells which of them may: any other key had one
+and the same row all the time (`window.py`). Nothing waits for quiet. Pure.
 """
 
 from collections.abc import Sequence
@@ -57,7 +58,9 @@ class Digests:
     @property
     def total(self) -> Total:
         """Of all of them."""
-        return Total(len(self.keys), int(np.bitwise_xor.reduce(self.digests)) if len(self.digests) else 0)
+        return Total(
+            len(self.keys), int(np.bitwise_xor.reduce(self.digests)) if len(self.digests) else 0
+        )
 
     def differing(self, other: "Digests") -> pa.Array:
         """The keys that not both have, or with another digest."""
@@ -66,7 +69,9 @@ class Digests:
         mine = np.zeros(len(other.keys), np.uint64)
         mine[present] = self.digests[np.asarray(place.drop_null())]
         theirs = other.keys.filter(pa.array(~present | (mine != other.digests)))
-        return pa.concat_arrays([theirs, self.keys.filter(pc.invert(pc.is_in(self.keys, value_set=other.keys)))])
+        return pa.concat_arrays(
+            [theirs, self.keys.filter(pc.invert(pc.is_in(self.keys, value_set=other.keys)))]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +90,25 @@ class Check:
     def __init__(self, query: ChunkQuery) -> None:
         self._query = query
         self._table = query.table
-        self._taken = [each for each in enumerate(query.table.columns) if each[1].name not in query.left_out]
+        self._taken = [
+            each for each in enumerate(query.table.columns) if each[1].name not in query.left_out
+        ]
         candidates = [(place, canonical(column, stored(column))) for place, column in self._taken]
-        self._columns: list[tuple[int, Canonical]] = [(place, each) for place, each in candidates if each is not None]
-        texts = ", ".join(["','", *(each.sql for _, each in self._columns)]) if self._columns else "',', ''"
+        self._columns: list[tuple[int, Canonical]] = [
+            (place, each) for place, each in candidates if each is not None
+        ]
+        texts = (
+            ", ".join(["','", *(each.sql for _, each in self._columns)])
+            if self._columns
+            else "',', ''"
+        )
         self._digest = f"CRC32(CONCAT_WS({texts})) * {FACTOR}"
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """The names of columns that cannot be compared, as the server and we write them differently."""
+        """The names of columns that cannot be compared,
+        as the server and we write them differently.
+        """
         places = {place for place, _ in self._columns}
         return tuple(column.name for place, column in self._taken if place not in places)
 
@@ -114,7 +129,11 @@ class Check:
         """
         columns = arrow_columns(self._table, rows)
         texts = [each.text(columns[place]) for place, each in self._columns]
-        joined = pc.binary_join_element_wise(*texts, b",") if texts else pa.array([b""] * len(rows), pa.binary())
+        joined = (
+            pc.binary_join_element_wise(*texts, b",")
+            if texts
+            else pa.array([b""] * len(rows), pa.binary())
+        )
         return Digests(keys, crc32s(joined).astype(np.uint64) * np.uint64(FACTOR))
 
     def total(self, rows: pa.Array) -> Total:
@@ -151,9 +170,12 @@ class DumpChunkDiffersError(CorruptError):
         shown = ", ".join(key.hex() for key in keys.slice(0, 3).to_pylist())
         after, until = (shown_cursor(each) for each in (doubt.part.after, doubt.part.until))
         return cls(
-            f"rows of {table} with keys in ({after}, {until}] are not as the server has them, also when read again: "
-            f"read {doubt.ours}; the server has {doubt.theirs}; {len(keys)} keys differ: {shown}, … (stored bytes). "
-            "Nothing of it was delivered. If a condition depends on more than the row, correct it; else report this, "
+            f"rows of {table} with keys in ({after}, {until}] are not as the server has them, "
+            "also when read again: "
+            f"read {doubt.ours}; the server has {doubt.theirs}; {len(keys)} keys differ: {shown}, "
+            "… (stored bytes). "
+            "Nothing of it was delivered. If a condition depends on more than the row, correct "
+            "it; else report this, "
             "and dump the table without --verify, or leave it out"
         )
 
@@ -165,7 +187,9 @@ class Repairs:
         self._keys: set[bytes] = set()
 
     def again(self, keys: pa.Array) -> bool:
-        """A chunk differs at these keys; returns whether reading it again may help: not if one of them did before."""
+        """A chunk differs at these keys; returns whether reading it again may help:
+        not if one of them did before.
+        """
         new_keys = set(keys.to_pylist())
         helps = not new_keys & self._keys
         self._keys |= new_keys
@@ -176,7 +200,9 @@ def _content(rows: pa.Array) -> tuple[Bytes, npt.NDArray[np.int64]]:
     """The bytes of rows behind their format byte, and where each row begins."""
     _, offsets, content = rows.buffers()
     begin = np.frombuffer(offsets, np.int32)[rows.offset : rows.offset + len(rows)].astype(np.int64)
-    return Bytes(np.concatenate([np.frombuffer(content, np.uint8), np.zeros(PAD_BYTES, np.uint8)])), begin + 1
+    return Bytes(
+        np.concatenate([np.frombuffer(content, np.uint8), np.zeros(PAD_BYTES, np.uint8)])
+    ), begin + 1
 
 
 def shown_cursor(cursor: Cursor | None) -> str:

@@ -1,15 +1,17 @@
-"""The canonical text of a value: the same bytes by SQL at the server and of the decoded, typed value that is delivered.
+"""The canonical text of a value: the same bytes by SQL at the server and of the decoded,
+typed value that is delivered.
 
     text = '-'                            null; so are dates that no calendar has
-         | number                         integers, BIT, YEAR; days of a DATE; microseconds of DATETIME
-                                          and TIMESTAMP
+         | number                         integers, BIT, YEAR; days of a DATE;
+                                          microseconds of DATETIME and TIMESTAMP
          | digits, with all of the scale  DECIMAL
          | '=', 8 bytes                   FLOAT, DOUBLE: IEEE 754, in SQL the WKB of a point
          | clock                          TIME
          | length, ':', bytes             others: characters of UTF-8, or bytes
          | length, ':', CRC-32            those that may be long, so that a row's text is short
 
-A value's text tells where it ends, so texts joined by commas are equal only if the values are. Pure.
+A value's text tells where it ends, so texts joined by commas are equal only if the values are.
+Pure.
 """
 
 import zlib
@@ -27,12 +29,26 @@ from storage.mysql.schema import Column
 from storage.mysql.types import INTEGERS, STRINGS, Type
 
 _CHARSETS: Final = UTF8 | {
-    *("latin1", "latin2", "latin5", "latin7", "cp850", "cp852", "cp1250", "cp1251", "koi8r", "macce", "macroman"),
+    *(
+        "latin1",
+        "latin2",
+        "latin5",
+        "latin7",
+        "cp850",
+        "cp852",
+        "cp1250",
+        "cp1251",
+        "koi8r",
+        "macce",
+        "macroman",
+    ),
     *("gb2312", "gbk", "ucs2", "utf16", "utf16le", "utf32"),
 }
 """Those whose every character the server and we know as the same one; others differ in some."""
 _LONG_FROM: Final = 3
-"""Bytes of the length before a value: MEDIUMTEXT, LONGTEXT and the like are summed by themselves."""
+"""Bytes of the length before a value: MEDIUMTEXT,
+LONGTEXT and the like are summed by themselves.
+"""
 _SRID_BYTES: Final = 4
 _FLOAT_BYTES: Final = 8
 
@@ -48,7 +64,9 @@ class Canonical:
 
 
 def canonical(column: Column, name: str) -> Canonical | None:
-    """How a column, by its quoted name, is compared; None: it cannot be, as both sides write it differently."""
+    """How a column, by its quoted name, is compared; None: it cannot be,
+    as both sides write it differently.
+    """
     rule = _of_type(column, name)
     if rule is None:
         return None
@@ -57,7 +75,9 @@ def canonical(column: Column, name: str) -> Canonical | None:
 
 
 def crc32s(texts: pa.Array) -> np.ndarray:
-    """The CRC-32 of each text, 0 for null: zlib, called from C; as arithmetic on columns of bytes it takes no less."""
+    """The CRC-32 of each text, 0 for null: zlib, called from C;
+    as arithmetic on columns of bytes it takes no less.
+    """
     _, offsets, content = texts.buffers()
     if content is None or not len(texts):
         return np.full(len(texts), zlib.crc32(b""), np.uint32)
@@ -92,7 +112,9 @@ def _is_long(column: Column) -> bool:
 
 def _bytes(sql: str, *, is_long: bool) -> tuple[str, Text]:
     shown = f"CRC32({sql})" if is_long else sql
-    return f"CONCAT(LENGTH({sql}), ':', {shown})", lambda values: _sized(values, pc.binary_length, is_long=is_long)
+    return f"CONCAT(LENGTH({sql}), ':', {shown})", lambda values: _sized(
+        values, pc.binary_length, is_long=is_long
+    )
 
 
 def _characters(column: Column, name: str) -> tuple[str, Text] | None:
@@ -101,7 +123,9 @@ def _characters(column: Column, name: str) -> tuple[str, Text] | None:
     is_long = _is_long(column)
     utf8 = f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)"
     shown = f"CRC32({utf8})" if is_long else utf8
-    return f"CONCAT(CHAR_LENGTH({name}), ':', {shown})", lambda values: _sized(values, pc.utf8_length, is_long=is_long)
+    return f"CONCAT(CHAR_LENGTH({name}), ':', {shown})", lambda values: _sized(
+        values, pc.utf8_length, is_long=is_long
+    )
 
 
 def _sized(values: pa.Array, length: Callable[[pa.Array], pa.Array], *, is_long: bool) -> pa.Array:
@@ -144,7 +168,10 @@ def _bits(values: pa.Array) -> pa.Array:
 def _floats(values: pa.Array) -> pa.Array:
     numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0), "<f8")
     marked = np.hstack(
-        [np.full((len(numbers), 1), ord("="), np.uint8), numbers.view(np.uint8).reshape(-1, _FLOAT_BYTES)]
+        [
+            np.full((len(numbers), 1), ord("="), np.uint8),
+            numbers.view(np.uint8).reshape(-1, _FLOAT_BYTES),
+        ]
     )
     ends = pa.py_buffer(np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(_FLOAT_BYTES + 1))
     content = pa.py_buffer(np.ascontiguousarray(marked))
@@ -161,7 +188,10 @@ def _decimals(precision: int, scale: int) -> Text:
         if not scale:
             return _numbers(values)
         whole = pa.Array.from_buffers(
-            pa.decimal128(DECIMAL_DIGITS_MAX, 0), len(values), values.buffers(), offset=values.offset
+            pa.decimal128(DECIMAL_DIGITS_MAX, 0),
+            len(values),
+            values.buffers(),
+            offset=values.offset,
         )
         signed = whole.cast(pa.string())
         digits = pc.utf8_lpad(pc.utf8_ltrim(signed, "-"), scale + 1, "0")
@@ -173,7 +203,9 @@ def _decimals(precision: int, scale: int) -> Text:
 
 
 _ASCII: Final = "CAST(CAST({0} AS CHAR) AS BINARY)"
-"""Characters beside a float's bytes would make the row's text one of characters, with `?` for bytes that are none."""
+"""Characters beside a float's bytes would make the row's text one of characters,
+with `?` for bytes that are none.
+"""
 _IS_DAY: Final = "YEAR({0}) > 0 AND DAYOFMONTH({0}) <= DAYOFMONTH(LAST_DAY({0}))"
 _SINCE: Final = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {0})"
 _OTHERS: Final[dict[Type, tuple[str, Text]]] = {

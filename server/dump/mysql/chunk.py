@@ -1,8 +1,10 @@
-"""The SELECT of a chunk: the next rows of a table in the order of its key, in the server's own collation.
+"""The SELECT of a chunk: the next rows of a table in the order of its key,
+in the server's own collation.
 
-Keys are compared by the server only: a cursor is the server's own bytes, bound again as they came. Text is bound as
-bytes and read in the column's character set and collation: no conversion, no client's order comes in between.
-A session that runs it has `time_zone = '+00:00'` and `character_set_results = NULL`. Pure.
+Keys are compared by the server only: a cursor is the server's own bytes, bound again as they came.
+Text is bound as bytes and read in the column's character set and collation: no conversion, no
+client's order comes in between. A session that runs it has `time_zone = '+00:00'` and
+`character_set_results = NULL`. Pure.
 """
 
 import itertools
@@ -34,11 +36,16 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
-_ROWS_FIRST, _ROWS_MAX = 64, 65_536  # rows of 16 MiB exist, and how large they are is known when they are read
+_ROWS_FIRST, _ROWS_MAX = (
+    64,
+    65_536,
+)  # rows of 16 MiB exist, and how large they are is known when they are read
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
 _SHOWN_AS_TEXT: Final = frozenset({4, 16})
-"""The sizes of MariaDB's INET4, and of UUID and INET6, which a log tells as BINARY and a SELECT gives as text."""
+"""The sizes of MariaDB's INET4, and of UUID and INET6,
+which a log tells as BINARY and a SELECT gives as text.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,26 @@ class ChunkQuery:
     collations: Mapping[str, str]
     where: str = ""
     left_out: frozenset[str] = frozenset()
-    """Columns that the changefeed does not take: they are read as NULL, so rows keep their shape."""
+    """Columns that the changefeed does not take: they are read as NULL,
+    so rows keep their shape.
+    """
     by_bytes: frozenset[str] = frozenset()
-    """Key columns whose values the server does not compare as its index orders them: slow, as no index has bytes."""
+    """Key columns whose values the server does not compare as its index orders them: slow,
+    as no index has bytes.
+    """
 
     def sql(self, *, after: bool, until: bool) -> str:
-        """The query, for a cursor to begin behind, for a last key, or for neither; the limit is its last parameter."""
-        columns = ["NULL" if each.name in self.left_out else selected(each) for each in self.table.columns]
+        """The query, for a cursor to begin behind, for a last key, or for neither;
+        the limit is its last parameter.
+        """
+        columns = [
+            "NULL" if each.name in self.left_out else selected(each) for each in self.table.columns
+        ]
         key = ", ".join(name for name, _ in self._key)
-        return f"SELECT {', '.join(columns)} {self.of(after=after, until=until)} ORDER BY {key} LIMIT ?"
+        return (
+            f"SELECT {', '.join(columns)} {self.of(after=after, until=until)} ORDER BY {key} "
+            "LIMIT ?"
+        )
 
     def of(self, *, after: bool, until: bool) -> str:
         """The rest of any query over a range: FROM, and WHERE if there is a condition."""
@@ -70,7 +88,12 @@ class ChunkQuery:
 
     def bounds(self, part: Range) -> list[Cell]:
         """What to bind for `of`."""
-        return [cell for cursor in (part.after, part.until) if cursor is not None for cell in _repeated(cursor)]
+        return [
+            cell
+            for cursor in (part.after, part.until)
+            if cursor is not None
+            for cell in _repeated(cursor)
+        ]
 
     @property
     def _key(self) -> list[tuple[str, str]]:
@@ -95,12 +118,16 @@ class ChunkQuery:
         column = self.table.columns[place]
         if not column.is_text:
             return stored(column) if column.name in self.by_bytes else quoted(column.name), "?"
-        return quoted(column.name), f"CONVERT(? USING {column.charset}) COLLATE {self.collations[column.name]}"
+        return quoted(
+            column.name
+        ), f"CONVERT(? USING {column.charset}) COLLATE {self.collations[column.name]}"
 
 
 @dataclass(slots=True)
 class ChunkSize:
-    """How many rows to ask for: as many as take about `_TARGET_S` and `TARGET_BYTES`, changed by a factor of two."""
+    """How many rows to ask for: as many as take about `_TARGET_S` and `TARGET_BYTES`,
+    changed by a factor of two.
+    """
 
     rows: int = _ROWS_FIRST
 
@@ -108,7 +135,9 @@ class ChunkSize:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)  # a slow server gets no easier with few rows
+        in_time = max(
+            rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST
+        )  # a slow server gets no easier with few rows
         target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 
@@ -118,7 +147,9 @@ class ChunkSize:
 
 
 def split_ranges(column: Column, least: int, most: int, parts: int) -> tuple[Range, ...]:
-    """The key space of a table with one integer key, in equal steps between its least and greatest key."""
+    """The key space of a table with one integer key,
+    in equal steps between its least and greatest key.
+    """
     assert column.type in INTEGERS, "only integers have equal steps"
     steps = sorted({least + (most - least) * part // parts for part in range(1, parts)})
     cursors = [None, *((integer(step, unsigned=column.unsigned),) for step in steps), None]
@@ -143,7 +174,9 @@ def last_row(rows: pa.Array) -> bytes:
 
 
 def _beyond(key: Sequence[tuple[str, str]], strict: str, last: str) -> str:
-    """Keys on one side of a cursor, the one with it, too, if `last` takes it: an index finds its first column."""
+    """Keys on one side of a cursor, the one with it, too, if `last` takes it:
+    an index finds its first column.
+    """
     (name, value), rest = key[0], key[1:]
     if not rest:
         return f"{name} {last} {value}"
@@ -157,14 +190,20 @@ def _repeated(cursor: Cursor) -> list[Cell]:
 
 
 def selected(column: Column) -> str:
-    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers, what a log tells as bytes as bytes."""
+    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers,
+    what a log tells as bytes as bytes.
+    """
     return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else stored(column)
 
 
 def stored(column: Column) -> str:
-    """A column's stored bytes, where its name may give text: UUID, INET6 and INET4 look like BINARY in a log."""
+    """A column's stored bytes, where its name may give text: UUID,
+    INET6 and INET4 look like BINARY in a log.
+    """
     name = quoted(column.name)
-    may_be_text = column.type is Type.STRING and column.charset == BINARY and column.meta in _SHOWN_AS_TEXT
+    may_be_text = (
+        column.type is Type.STRING and column.charset == BINARY and column.meta in _SHOWN_AS_TEXT
+    )
     return f"CAST({name} AS BINARY({column.meta}))" if may_be_text else name
 
 
@@ -181,4 +220,8 @@ def _sized(content: bytes) -> bytes:
     size = len(content)
     if size < 0xFB:
         return bytes((size,)) + content
-    return (b"\xfc" + size.to_bytes(2, "little") if size < 1 << 16 else b"\xfd" + size.to_bytes(3, "little")) + content
+    return (
+        b"\xfc" + size.to_bytes(2, "little")
+        if size < 1 << 16
+        else b"\xfd" + size.to_bytes(3, "little")
+    ) + content

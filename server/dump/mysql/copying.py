@@ -1,11 +1,14 @@
-"""What the log asks of a dump: rows that no event brings, of partitions that come and go, or tables renamed to be ours.
+"""What the log asks of a dump: rows that no event brings, of partitions that come and go,
+or tables renamed to be ours.
 
-And a key of other columns, or in another order, by which nobody can tell any more what was read before.
-Invariants:
-1. What a table is set back to is durable before its change is in force at the target: no crash leaves rows out.
-2. A table whose dump is done is not begun anew by itself where rows come or go by partitions: emptying it at the target
-   is somebody's decision. Where a DDL changes values that no event tells, it is, unless the source's URI says `stop`:
-   the job is made, or goes on, for that table (docs/design/0029).
+And a key of other columns, or in another order, by which nobody can tell any more what was read
+before. Invariants:
+1. What a table is set back to is durable before its change is in force at the target: no crash
+   leaves rows out.
+2. A table whose dump is done is not begun anew by itself where rows come or go by partitions:
+   emptying it at the target is somebody's decision. Where a DDL changes values that no event tells,
+   it is, unless the source's URI says `stop`: the job is made, or goes on, for that table
+   (docs/design/0029).
 """
 
 import asyncio
@@ -47,7 +50,9 @@ class DumpCopying:
         self._job: Job | None = None
         self._looked = asyncio.Event()
         self._earlier: set[str] = set()
-        """Tables that an earlier life was reading again, and whose DDL the log has yet to tell once more."""
+        """Tables that an earlier life was reading again,
+        and whose DDL the log has yet to tell once more.
+        """
 
     def taken_up(self, job: Job | None) -> None:
         """This is what the metadata asks for."""
@@ -68,10 +73,18 @@ class DumpCopying:
             return
         self._earlier = {name for name, ts in job.since_ts.items() if ts > start_ts}
         names = {name for name, ts in job.since_ts.items() if ts == start_ts}
-        tables = {table_id: each.name for table_id, each in self._listener.tables().items() if each.name in names}
+        tables = {
+            table_id: each.name
+            for table_id, each in self._listener.tables().items()
+            if each.name in names
+        }
         if tables:
             self._listener.read_again(start_ts, tables, job.reasons)
-            _log.warning("tables are still to be read again", changefeed=self._changefeed, tables=sorted(names))
+            _log.warning(
+                "tables are still to be read again",
+                changefeed=self._changefeed,
+                tables=sorted(names),
+            )
 
     async def reads_again(self, again: Again) -> bool:
         """See `Copying.reads_again`."""
@@ -98,8 +111,14 @@ class DumpCopying:
         return True
 
     def _reads_again_any(self, names: Collection[str]) -> bool:
-        """Whether cuts wait, or will wait, for one of these tables: that is no dump which shows it in part anyway."""
-        again = {table.name for table_id, table in self._listener.tables().items() if table_id in self._listener.again}
+        """Whether cuts wait, or will wait, for one of these tables:
+        that is no dump which shows it in part anyway.
+        """
+        again = {
+            table.name
+            for table_id, table in self._listener.tables().items()
+            if table_id in self._listener.again
+        }
         return not (self._earlier | again).isdisjoint(names)
 
     async def copies_anew(self, names: Collection[str]) -> bool:
@@ -118,7 +137,12 @@ def _extended(job: Job | None, again: Again) -> Job:
     """The job with these tables in it, and why."""
     reasons, since_ts = dict(again.reasons), dict.fromkeys(again.reasons, again.commit_ts)
     if job is None:
-        return Job(uuid.uuid4().hex, tables=tuple(map(glob.escape, reasons)), reasons=reasons, since_ts=since_ts)
+        return Job(
+            uuid.uuid4().hex,
+            tables=tuple(map(glob.escape, reasons)),
+            reasons=reasons,
+            since_ts=since_ts,
+        )
     missing = [glob.escape(name) for name in reasons if not job.takes(name)]
     return replace(
         job,

@@ -1,11 +1,14 @@
-"""The engine of a dump: round after round of low watermark, chunks, high watermark, beside the log of its changefeed.
+"""The engine of a dump: round after round of low watermark, chunks, high watermark,
+beside the log of its changefeed.
 
-A round reads up to `parallel` chunks, of several tables and of several ranges of one table, under one pair of
-watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the log sets the pace and memory is bounded.
-Invariants:
+A round reads up to `parallel` chunks, of several tables and of several ranges of one table, under
+one pair of watermarks. At most `ROUNDS_MAX` rounds wait for the log to pass them, so the log sets
+the pace and memory is bounded. Invariants:
 1. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`).
-2. A table that cannot be read stops, with what the server said; the others go on. None is left out silently.
-It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it (`server.dump.mysql.lag`).
+2. A table that cannot be read stops, with what the server said; the others go on. None is left out
+   silently.
+It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it
+(`server.dump.mysql.lag`).
 """
 
 import asyncio
@@ -50,7 +53,9 @@ _log = structlog.get_logger(__name__)
 class DumpEngine:
     """Of one changefeed; its rows are added by the log, through `listener`."""
 
-    def __init__(self, changefeed: str, options: MySqlOptions, records: DumpRecords, listener: DumpListener) -> None:
+    def __init__(
+        self, changefeed: str, options: MySqlOptions, records: DumpRecords, listener: DumpListener
+    ) -> None:
         self._changefeed = changefeed
         self._records = records
         self._listener = listener
@@ -89,7 +94,9 @@ class DumpEngine:
             try:
                 busy = await self._next()
             except TidemarkError as err:
-                _log.warning("dump waits", changefeed=self._changefeed, code=err.code, error=err.message)
+                _log.warning(
+                    "dump waits", changefeed=self._changefeed, code=err.code, error=err.message
+                )
                 self._note(str(err))
                 self._threads.hang_up()
                 await asyncio.sleep(backoff.next_s())
@@ -99,12 +106,16 @@ class DumpEngine:
                 await self._wait(_IDLE_S)
 
     async def _next(self) -> bool:
-        """A round, if there is anything to do and the log keeps up; returns whether to go on at once."""
+        """A round, if there is anything to do and the log keeps up;
+        returns whether to go on at once.
+        """
         job = await self._taken_up(await self._wanted())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         if await self._plan_waiting(job):
-            await self._round(job, ())  # tried again when the log is further: it has passed some of these
+            await self._round(
+                job, ()
+            )  # tried again when the log is further: it has passed some of these
             return True
         if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
             await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
@@ -134,16 +145,22 @@ class DumpEngine:
         return self._job
 
     async def _taken_up(self, job: Job | None) -> Job | None:
-        """See to the job as it is now, and to tables that are new; None: there is nothing to do for it yet."""
+        """See to the job as it is now, and to tables that are new; None:
+        there is nothing to do for it yet.
+        """
         before = self._job
         if job is None or before is None or job.id != before.id:
             if self._listener.rounds:
                 return None  # they are of the job before: the log passes them soon
-            durable = {each.table_id: each for each in await self._records.tables(job)} if job else {}
+            durable = (
+                {each.table_id: each for each in await self._records.tables(job)} if job else {}
+            )
             self._paces.clear()
             self._refusals.clear()
             self._keeper.begin(durable)
-            self._listener.take_up({table_id: TableDump(each) for table_id, each in durable.items()})
+            self._listener.take_up(
+                {table_id: TableDump(each) for table_id, each in durable.items()}
+            )
         elif job.attempt != before.attempt:
             self._retry_failed()
         self._job = job
@@ -152,7 +169,11 @@ class DumpEngine:
             dumps = {each.durable.table_id for each in self._listener.all_dumps()}
         again = self._listener.again
         for table_id, table in self._listener.tables().items():
-            if job is not None and table_id not in dumps and (table_id in again or job.takes(table.name)):
+            if (
+                job is not None
+                and table_id not in dumps
+                and (table_id in again or job.takes(table.name))
+            ):
                 self._listener.add(table_id, fresh(table.name, table_id, job.id))
         return job
 
@@ -166,7 +187,9 @@ class DumpEngine:
                     dump.moved_to(TableState.DUMPING if dump.durable.chunks else TableState.WAITING)
 
     async def _plan_waiting(self, job: Job) -> bool:
-        """All tables soon, as only then it is known how much there is; returns whether one was refused."""
+        """All tables soon, as only then it is known how much there is;
+        returns whether one was refused.
+        """
         with self._listener.looking():
             tables = [each.durable for each in self._listener.all_dumps()]
         waiting = [each for each in tables if each.state is TableState.WAITING]
@@ -199,13 +222,24 @@ class DumpEngine:
         return True
 
     def _where(self, job: Job, table_id: int) -> str:
-        """The condition under which rows are read: a table that is read again has lost those that do not meet it."""
-        return "" if table_id in self._listener.again else job.where.get(self._listener.name(table_id), "")
+        """The condition under which rows are read: a table that is read again has lost those that
+        do not meet it.
+        """
+        return (
+            ""
+            if table_id in self._listener.again
+            else job.where.get(self._listener.name(table_id), "")
+        )
 
     def _begun(self, job: Job, table: SourceTable, version: int, query: ChunkQuery) -> Pace:
         """A table is read in this version from here on."""
         if job.verify and (columns := Check(query).unchecked):
-            _log.warning("columns not compared", changefeed=self._changefeed, table=table.name, columns=columns)
+            _log.warning(
+                "columns not compared",
+                changefeed=self._changefeed,
+                table=table.name,
+                columns=columns,
+            )
         pace = self._paces[table.span.table_id] = Pace(version, query, ChunkSize())
         return pace
 
@@ -237,7 +271,9 @@ class DumpEngine:
         metrics.BYTES.inc(size)
         return rows, size
 
-    async def _read(self, job: Job, server: Server, pick: Pick) -> Taken | Refused | MySqlUnavailableError | None:
+    async def _read(
+        self, job: Job, server: Server, pick: Pick
+    ) -> Taken | Refused | MySqlUnavailableError | None:
         """One chunk of a round; anything else: there is none."""
         described = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
         if described is None:
@@ -246,7 +282,9 @@ class DumpEngine:
         try:
             pace = self._paces.get(pick.table_id)
             if pace is None or pace.version != version:
-                query = await self._threads.call(server.query, table, self._where(job, pick.table_id))
+                query = await self._threads.call(
+                    server.query, table, self._where(job, pick.table_id)
+                )
                 pace = self._begun(job, table, version, query)
             pace.begin(pick.epoch)
             taken = await self._threads.call(self._read_by_one, job, server, pick, pace)
@@ -262,12 +300,16 @@ class DumpEngine:
         reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
         limit = job.step(self._marks.guard.rows(pace.size.rows))
         try:
-            return reader.read(pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify)
+            return reader.read(
+                pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify
+            )
         finally:
             server.done(reader)
 
     def _forgive(self, refused: Iterable[Refused]) -> None:
-        """A DDL that the log has not passed yet may be the reason: it is tried again when the log is further."""
+        """A DDL that the log has not passed yet may be the reason:
+        it is tried again when the log is further.
+        """
         for each in self._refusals.last(refused):
             self._fail(each.table_id, TableState.FAILED, str(each.error))
 
@@ -276,7 +318,12 @@ class DumpEngine:
             dump = self._listener.dump(table_id)
             if dump is not None and not dump.durable.state.is_over:
                 dump.moved_to(state, error)
-                _log.error("table not dumped", changefeed=self._changefeed, table=dump.durable.name, error=error)
+                _log.error(
+                    "table not dumped",
+                    changefeed=self._changefeed,
+                    table=dump.durable.name,
+                    error=error,
+                )
         if state is TableState.FAILED:
             self._listener.cannot_read_again(table_id, error)
 

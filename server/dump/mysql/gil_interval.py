@@ -1,7 +1,8 @@
-"""How long a thread that reads chunks may keep the log's waiting: shorter while there are rounds, as before otherwise.
+"""How long a thread that reads chunks may keep the log's waiting:
+shorter while there are rounds, as before otherwise.
 
-Python has one interval for the whole process, and 5 ms by default: that would be the log's lag for each batch. Between
-rounds, and without dumps, the other threads of the process get theirs back.
+Python has one interval for the whole process, and 5 ms by default: that would be the log's lag for
+each batch. Between rounds, and without dumps, the other threads of the process get theirs back.
 """
 
 import sys

@@ -1,9 +1,10 @@
 """How hard a dump may read, so that the log lags little more than it would without it. Pure.
 
-Lag is from a watermark's commit to its arrival through the log. It is measured with every round, and now and then by a
-watermark of no round while nothing is read, which tells what is usual on this machine at this time. Rounds that lag
-more, by the median, as single ones are late for many reasons, halve the ease; others raise it slowly. With less ease
-chunks are smaller, fewer are read at a time, and nothing is read for a while after each round.
+Lag is from a watermark's commit to its arrival through the log. It is measured with every round,
+and now and then by a watermark of no round while nothing is read, which tells what is usual on this
+machine at this time. Rounds that lag more, by the median, as single ones are late for many reasons,
+halve the ease; others raise it slowly. With less ease chunks are smaller, fewer are read at a time,
+and nothing is read for a while after each round.
 """
 
 from collections import deque
@@ -22,7 +23,9 @@ QUIET_FIRST: Final = 5
 """Measured before anything is read."""
 QUIET_EVERY_S: Final = 1.0
 SHARE_MIN: Final = 1 / 2
-"""Of a chunk's rows: each round costs as much again as this half, so smaller ones would be CPU for nothing."""
+"""Of a chunk's rows: each round costs as much again as this half,
+so smaller ones would be CPU for nothing.
+"""
 _QUIET: Final = 32
 _BUSY: Final = 6
 _RAISE: Final = 1.1
@@ -56,7 +59,10 @@ class LagGuard:
     def busy(self, lag_s: float) -> None:
         """The lag of a round."""
         self._busy.append(lag_s)
-        if median(self._busy) > self.limit_s or lag_s > LAG_FACTOR * max(self._quiet, default=0.0) + FAR_S:
+        if (
+            median(self._busy) > self.limit_s
+            or lag_s > LAG_FACTOR * max(self._quiet, default=0.0) + FAR_S
+        ):
             self.ease = max(self.ease / 2, EASE_MIN)
             self._busy.clear()  # what was read at the pace before tells nothing of this one
         else:
@@ -76,7 +82,9 @@ class LagGuard:
 
 
 class Lags:
-    """Watermarks on their way through the log, by their identifiers; in no order, as an arrival may be seen first."""
+    """Watermarks on their way through the log, by their identifiers; in no order,
+    as an arrival may be seen first.
+    """
 
     def __init__(self) -> None:
         self._written: dict[str, float | None] = {}

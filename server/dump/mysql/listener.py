@@ -1,7 +1,8 @@
-"""The dump's ear at the log: implements `LogListener`; keeps windows and tables in the order of the log.
+"""The dump's ear at the log: implements `LogListener`;
+keeps windows and tables in the order of the log.
 
-The log's thread calls it, and the engine asks and tells it things from the event loop and its readers' threads: one
-lock for all.
+The log's thread calls it, and the engine asks and tells it things from the event loop and its
+readers' threads: one lock for all.
 """
 
 import threading
@@ -31,7 +32,9 @@ _log = structlog.get_logger(__name__)
 class DumpListener:
     """Of one changefeed; `tables` are those in force where its log begins to be read."""
 
-    def __init__(self, changefeed: str, tables: Sequence[SourceTable], holds: Holds | None = None) -> None:
+    def __init__(
+        self, changefeed: str, tables: Sequence[SourceTable], holds: Holds | None = None
+    ) -> None:
         """While tables are read again, `holds` is told when they are complete."""
         self._changefeed = changefeed
         self._holds = holds or Holds()
@@ -53,14 +56,18 @@ class DumpListener:
         with self._lock:
             self._windows.changed(span.table_id, keys)
 
-    def watermark(self, values: Mapping[str, object], commit_ts: int) -> Sequence[tuple[Span, pa.RecordBatch]]:
+    def watermark(
+        self, values: Mapping[str, object], commit_ts: int
+    ) -> Sequence[tuple[Span, pa.RecordBatch]]:
         """See `LogListener.watermark`."""
         if values["changefeed_id"] != self._changefeed:
             return []
         unique_identifier = str(values["unique_identifier"])
         with self._lock:
             self._lags.arrived(unique_identifier, time.monotonic())
-            closed = self._windows.watermark(unique_identifier, int(str(values["event_type"])), commit_ts)
+            closed = self._windows.watermark(
+                unique_identifier, int(str(values["event_type"])), commit_ts
+            )
             batches = []
             for each in closed:
                 dump = self._dumps.get(each.chunk.table_id)
@@ -106,9 +113,13 @@ class DumpListener:
         self.on_news()
 
     def begin_anew(self, names: Collection[str], job: Job) -> bool:
-        """What was read of these tables does not count; False, and nothing has changed: one is not being dumped."""
+        """What was read of these tables does not count; False, and nothing has changed:
+        one is not being dumped.
+        """
         with self._lock:
-            here = {table_id: table for table_id, table in self._tables.items() if table.name in names}
+            here = {
+                table_id: table for table_id, table in self._tables.items() if table.name in names
+            }
             dumps = {table_id: self._dumps.get(table_id) for table_id in here}
             for table_id, dump in dumps.items():
                 if not (_is_dumped(dump.durable.state) if dump else job.takes(here[table_id].name)):
@@ -119,10 +130,11 @@ class DumpListener:
             return True
 
     def read_again(self, ts: int, tables: Mapping[int, str], reasons: Mapping[str, str]) -> None:
-        """Read tables again behind the DDL at `ts`, whatever was read of them; cuts wait until they are complete.
+        """Read tables again behind the DDL at `ts`, whatever was read of them;
+        cuts wait until they are complete.
 
-        They are given by id, with their names behind the DDL, and reasons by name. One whose dump has not begun is
-        begun by the engine.
+        They are given by id, with their names behind the DDL, and reasons by name. One whose dump
+        has not begun is begun by the engine.
         """
         with self._lock:
             for table_id, name in tables.items():
@@ -140,14 +152,18 @@ class DumpListener:
             dump.restart(table_id)
 
     def _change_again(self, change: TableChange, before: Mapping[int, SourceTable]) -> None:
-        """A DDL touches tables that are read again: what was read of them is of another schema, or they are gone."""
+        """A DDL touches tables that are read again: what was read of them is of another schema,
+        or they are gone.
+        """
         touched = {*change.dropped, *change.truncated, *(table.name for table in change.tables)}
         for table_id in list(self._rereading):
             now, earlier = self._tables.get(table_id), before.get(table_id)
             if now is None and earlier is not None:
                 del self._rereading[table_id]
                 self._holds.leave(table_id)
-            elif now is not None and (now.name in touched or (earlier is not None and earlier.name in touched)):
+            elif now is not None and (
+                now.name in touched or (earlier is not None and earlier.name in touched)
+            ):
                 self._holds.begin(change.commit_ts, table_id)
                 self._set_back(table_id)
         self._end_again(change.commit_ts)
@@ -161,13 +177,17 @@ class DumpListener:
             self._holds.end(ts)
             self._rereading.clear()
             metrics.READING_AGAIN.labels(self._changefeed).set(0)
-            _log.info("tables are read again and complete", changefeed=self._changefeed, commit_ts=ts)
+            _log.info(
+                "tables are read again and complete", changefeed=self._changefeed, commit_ts=ts
+            )
 
     # By the engine
 
     @property
     def again(self) -> frozenset[int]:
-        """Tables that are read again, for which cuts wait: before all others, and with all their rows."""
+        """Tables that are read again, for which cuts wait: before all others,
+        and with all their rows.
+        """
         with self._lock:
             return frozenset(self._rereading)
 
@@ -187,7 +207,8 @@ class DumpListener:
         if name is not None:
             since_ts = self._holds.open_since
             self._holds.error = RereadFailedError(
-                f"{name} cannot be read again, and cuts wait for it since the DDL at {since_ts}: {error}. "
+                f"{name} cannot be read again, and cuts wait for it since the DDL at {since_ts}: "
+                f"{error}. "
                 f"Mend that, then `tidemark cli changefeed dumpresume -c {self._changefeed}`"
             )
 
@@ -253,7 +274,9 @@ class DumpListener:
             return (table, self._windows.version(table_id)) if table is not None else None
 
     def known_at(self, table_id: int, place: int, epoch: int) -> tuple[SourceTable, int] | None:
-        """The same for a chunk of a range; None if that was set back since, too: its cursor may be of another key."""
+        """The same for a chunk of a range; None if that was set back since, too:
+        its cursor may be of another key.
+        """
         with self._lock:
             dump, table = self._dumps.get(table_id), self._tables.get(table_id)
             if dump is None or table is None or not dump.is_now(place, epoch):
@@ -303,7 +326,9 @@ class DumpListener:
         else:
             dump.moved_to(TableState.FAILED, str(error))
             self._tell_failed(table_id, str(error))
-        _log.error("chunk differs", changefeed=self._changefeed, read_again=helps, error=error.message)
+        _log.error(
+            "chunk differs", changefeed=self._changefeed, read_again=helps, error=error.message
+        )
 
     def _restart(self, table_id: int) -> None:
         dump = self._dumps.get(table_id)

@@ -50,7 +50,9 @@ class Pace:
     """Of the last range that was read; -1: none was."""
 
     def begin(self, epoch: int) -> None:
-        """A chunk of this epoch is read next; a later one than before comes of chunks that were lost: smaller, then."""
+        """A chunk of this epoch is read next; a later one than before comes of chunks that were
+        lost: smaller, then.
+        """
         if 0 <= self.epoch < epoch:
             self.size.halve()
         self.epoch = max(self.epoch, epoch)
@@ -72,7 +74,9 @@ class Refusals:
         self._found: dict[int, tuple[int, int]] = {}
 
     def last(self, refused: Iterable[Refused]) -> list[Refused]:
-        """Count those of one round; gives tables for which it was the last attempt in this version."""
+        """Count those of one round; gives tables for which it was the last attempt in this
+        version.
+        """
         final = []
         for each in {each.table_id: each for each in refused}.values():
             version, count = self._found.get(each.table_id, (each.version, 0))

@@ -1,7 +1,9 @@
-"""Reads of a dump at the server: watermarks, plans, chunks; blocking, each reader in a thread of its own.
+"""Reads of a dump at the server: watermarks, plans, chunks; blocking,
+each reader in a thread of its own.
 
-All are sessions with one server, as a chunk shows what is before a watermark only where that was written.
-`ServerThreads` is that server as the event loop asks it: connected when it is first needed, each call in a thread.
+All are sessions with one server, as a chunk shows what is before a watermark only where that was
+written. `ServerThreads` is that server as the event loop asks it: connected when it is first
+needed, each call in a thread.
 """
 
 import asyncio
@@ -46,7 +48,9 @@ _COLUMNS = (
     " WHERE table_schema = %s AND table_name = %s"
 )
 _KNOWN_UUID = "^([0-9a-f-]{14}[0-7][0-9a-f-]{4}[89ab][0-9a-f-]{16}|0{8}(-0{4}){3}-0{12}|f{8}(-f{4}){3}-f{12})$"
-_ROWS = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+_ROWS = (
+    "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+)
 
 
 Ask = Callable[..., list[tuple[Any, ...]]]
@@ -65,7 +69,9 @@ class Taken:
 
 
 class Server:
-    """The sessions of a dump: one that writes watermarks and looks things up, and one for each reader."""
+    """The sessions of a dump: one that writes watermarks and looks things up,
+    and one for each reader.
+    """
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         """Log in; raises as `log_in`, and as `watermarks.prepare`."""
@@ -88,7 +94,9 @@ class Server:
         with self._asking:
             return prepared_xids(self._session)
 
-    def plan(self, table: SourceTable, where: str, parts: int) -> tuple[ChunkQuery, tuple[Range, ...], int]:
+    def plan(
+        self, table: SourceTable, where: str, parts: int
+    ) -> tuple[ChunkQuery, tuple[Range, ...], int]:
         """How a table is read, in which ranges, and about how many rows it has."""
         name = (table.record.schema_name, table.record.table_name)
         query = self.query(table, where)
@@ -108,7 +116,9 @@ class Server:
         return chunk_query(self._ask, table, where)
 
     def _matching(self, query: ChunkQuery, rows: int) -> int:
-        """About how many rows the condition takes, as the server's optimizer thinks; of a refused one all."""
+        """About how many rows the condition takes, as the server's optimizer thinks;
+        of a refused one all.
+        """
         with self._asking, suppress(InvalidError):
             estimate = self._session.named(
                 f"{self._session.flavor.explain} SELECT 1 {query.of(after=False, until=False)}"
@@ -124,7 +134,8 @@ class Server:
         """One that nobody uses; give it back by `done`.
 
         Raises:
-            MySqlUnavailableError: the server is gone, or lets nobody in any more, which is no fault of a table.
+            MySqlUnavailableError: the server is gone, or lets nobody in any more, which is no fault
+                of a table.
         """
         if self._idle:
             return self._idle.pop()
@@ -169,7 +180,8 @@ class ChunkReader:
         """Read the next rows of a range; to `verify` compare them with sums of the server, too.
 
         Raises:
-            MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table has other columns now.
+            MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table
+                has other columns now.
             MySqlUnavailableError: the connection broke.
         """
         began = time.monotonic()
@@ -179,10 +191,18 @@ class ChunkReader:
         last = query.cursor(last_row(rows)) if count else None
         read = Read(place, epoch, last, count < limit, count, rows.nbytes, verify)
         keys = keys_of(query.table, rows)
-        doubt = self._doubt(query, Range(part.after, part.until if read.ends else last), keys, rows) if verify else None
-        return Taken(Chunk(table_id, version, read, keys, rows, doubt), rows.nbytes, time.monotonic() - began)
+        doubt = (
+            self._doubt(query, Range(part.after, part.until if read.ends else last), keys, rows)
+            if verify
+            else None
+        )
+        return Taken(
+            Chunk(table_id, version, read, keys, rows, doubt), rows.nbytes, time.monotonic() - began
+        )
 
-    def _doubt(self, query: ChunkQuery, part: Range, keys: pa.Array, rows: pa.Array) -> Doubt | None:
+    def _doubt(
+        self, query: ChunkQuery, part: Range, keys: pa.Array, rows: pa.Array
+    ) -> Doubt | None:
         """What of the rows of a range is not as the server has it now."""
         check, bounds = Check(query), query.bounds(part)
         ours = check.ours(keys, rows)
@@ -210,15 +230,19 @@ def chunk_query(ask: Ask, table: SourceTable, where: str = "") -> ChunkQuery:
     collations = {column: collation for column, _, collation in columns if collation is not None}
     whole, taken = Table.parse(table.record.table_info), source_columns(table.mounter)
     left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
-    uuids = [column for column, kind, _ in columns if kind.lower() == "uuid" and column in whole.primary_key]
+    uuids = [
+        column
+        for column, kind, _ in columns
+        if kind.lower() == "uuid" and column in whole.primary_key
+    ]
     return ChunkQuery(name[0], whole, collations, where, left_out, _misordered(ask, name, uuids))
 
 
 def _misordered(ask: Ask, name: TableName, uuids: Sequence[str]) -> frozenset[str]:
     """Those of a table's UUID columns that hold what is of no known version and variant.
 
-    MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY key` passes over
-    rows (seen on 10.11: 1043 of 2000).
+    MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY
+    key` passes over rows (seen on 10.11: 1043 of 2000).
     """
     table = ".".join(map(quoted, name))
     return frozenset(

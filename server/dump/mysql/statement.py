@@ -1,9 +1,10 @@
-"""Prepared SELECTs whose rows stay as they arrive: binary-protocol packets in one buffer, no object per row.
+"""Prepared SELECTs whose rows stay as they arrive: binary-protocol packets in one buffer,
+no object per row.
 
     response = columns n, definition * columns, end, row*, end
 
-A row begins with 0, an end with 254, an error with 255. A packet of 16 MB - 1 goes on in the next one;
-such rows are joined. Source: MySQL's protocol documentation.
+A row begins with 0, an end with 254, an error with 255. A packet of 16 MB - 1 goes on in the next
+one; such rows are joined. Source: MySQL's protocol documentation.
 """
 
 import socket
@@ -33,7 +34,10 @@ _EXECUTED = struct.Struct("<BIBI")
 
 
 class Statement:
-    """One prepared statement of a session; its thread's only. It lives as long as the session does."""
+    """One prepared statement of a session; its thread's only.
+
+    It lives as long as the session does.
+    """
 
     def __init__(self, session: Session, query: str) -> None:
         """Prepare it.
@@ -73,7 +77,9 @@ class Statement:
         return rows
 
     def pieces(self) -> Iterator[pa.Array]:
-        """Run it; the same rows as they arrive. To be used up before anything else is asked of the session.
+        """Run it; the same rows as they arrive.
+
+        To be used up before anything else is asked of the session.
 
         Raises: as `rows`.
         """
@@ -157,7 +163,9 @@ class _Packets:
                 yield _formatted(pa.array([self.one()], pa.binary()))
 
     def _whole_rows(self, bounds: list[int]) -> None:
-        """Note where each row lies that has arrived, up to the first packet that is something else."""
+        """Note where each row lies that has arrived,
+        up to the first packet that is something else.
+        """
         data, at, last = self._data, self._at, len(self._data) - _HEAD.size - 1
         unpack, append = _HEAD.unpack_from, bounds.append
         while at <= last:
@@ -172,7 +180,9 @@ class _Packets:
 
     def _array(self, bounds: list[int]) -> pa.Array:
         pairs = np.array(bounds, np.int64).reshape(-1, 2)
-        return _formatted(Bytes(bytes(self._data) + bytes(PAD_BYTES)).slices(pairs[:, 0], pairs[:, 1]))
+        return _formatted(
+            Bytes(bytes(self._data) + bytes(PAD_BYTES)).slices(pairs[:, 0], pairs[:, 1])
+        )
 
     def _next(self) -> tuple[int, int]:
         """Where the body of the next packet lies."""
@@ -201,4 +211,9 @@ def _bound(parameters: Sequence[Cell]) -> bytes:
     if not parameters:
         return b""
     types = b"".join(struct.pack("<H", parameter.type) for parameter in parameters)
-    return bytes((len(parameters) + 7) // 8) + b"\x01" + types + b"".join(each.data for each in parameters)
+    return (
+        bytes((len(parameters) + 7) // 8)
+        + b"\x01"
+        + types
+        + b"".join(each.data for each in parameters)
+    )

@@ -1,9 +1,11 @@
 """Watermarks: one row for each changefeed, in a table of their own, changed each time.
 
-    changefeed_dump.changefeed_dump_event(id, changefeed_id, unique_identifier, event_type, create_time, update_time)
+    changefeed_dump.changefeed_dump_event(id, changefeed_id, unique_identifier, event_type,
+    create_time, update_time)
 
-`unique_identifier` is new each time, as an UPDATE that changes nothing is not logged. MySQL has no AUTO_RANDOM.
-`Marks` writes those of one dump, and knows how far their place in the log lags behind their commit.
+`unique_identifier` is new each time, as an UPDATE that changes nothing is not logged. MySQL has no
+AUTO_RANDOM. `Marks` writes those of one dump, and knows how far their place in the log lags behind
+their commit.
 """
 
 import time
@@ -33,11 +35,14 @@ PRIMARY KEY (id),
 UNIQUE KEY (changefeed_id)
 ) ENGINE=InnoDB COMMENT 'written by tidemark while it dumps tables'""",
 )
-_EXISTS = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+_EXISTS = (
+    "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+)
 _WRITE = (
     f"INSERT INTO {TABLE} (changefeed_id, unique_identifier, event_type, create_time, update_time)"  # noqa: S608 - names of ours
     " VALUES (%s, %s, %s, UNIX_TIMESTAMP(), UNIX_TIMESTAMP()) ON DUPLICATE KEY UPDATE"
-    " unique_identifier = VALUES(unique_identifier), event_type = VALUES(event_type), update_time = VALUES(update_time)"
+    " unique_identifier = VALUES(unique_identifier), event_type = VALUES(event_type), update_time "
+    "= VALUES(update_time)"
 )
 _QUIET_S: Final = 1.0
 """More lag than this, while nothing is read, is not waited for."""
@@ -60,7 +65,9 @@ def write(session: Session, changefeed: str, unique_identifier: str, kind: int) 
 
 
 class Marks:
-    """`commit` writes one at the server and tells the listener when; `wait` is for news of the log, at most so long."""
+    """`commit` writes one at the server and tells the listener when;
+    `wait` is for news of the log, at most so long.
+    """
 
     def __init__(
         self,
@@ -83,7 +90,9 @@ class Marks:
             raise
 
     async def looked(self) -> bool:
-        """What rounds lag, and now and then what is usual; False: the log must pass the rounds first."""
+        """What rounds lag, and now and then what is usual; False:
+        the log must pass the rounds first.
+        """
         self._busy(self._listener.lags().values())
         metrics.EASE.set(self.guard.ease)
         while self.guard.quiet_wanted(time.monotonic()):

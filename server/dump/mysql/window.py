@@ -1,17 +1,23 @@
-"""The windows of a dump (the DBLog algorithm): chunks read between two written watermarks, and what changed meanwhile.
+"""The windows of a dump (the DBLog algorithm): chunks read between two written watermarks,
+and what changed meanwhile.
 
-    low watermark committed → SELECTs of chunks → high watermark written → … → the log passes low … high
+    low watermark committed → SELECTs of chunks → high watermark written → … → the log passes low …
+    high
 
-A chunk shows every change before the low watermark in the log, and none after the high one. Rows that the log changes
-in between may be older or newer than that change, so the log's are taken; the others are as of the high watermark, and
-come with its commit_ts. Invariants:
-1. A row of a chunk is given at most once, and only if the log, low to high, has no image with exactly its key.
+A chunk shows every change before the low watermark in the log, and none after the high one. Rows
+that the log changes in between may be older or newer than that change, so the log's are taken; the
+others are as of the high watermark, and come with its commit_ts. Invariants:
+1. A row of a chunk is given at most once, and only if the log, low to high, has no image with
+   exactly its key.
 2. A chunk is given only if its table has the columns at the high watermark with which it was read.
-3. A chunk that was checked is given only if each row that the log, low to high, did not change is the server's.
-4. A chunk is given only if it shows all XA transactions that the log has committed before the low watermark. Servers
-   log `XA COMMIT` first and commit then, in no order with others (seen with MariaDB 10.11): what the server still calls
-   prepared behind the low watermark, and the log had committed in front of it, may not be shown.
-5. Watermarks that are not of a round under way (of another process, of one that was given up) change nothing.
+3. A chunk that was checked is given only if each row that the log, low to high, did not change is
+   the server's.
+4. A chunk is given only if it shows all XA transactions that the log has committed before the low
+   watermark. Servers log `XA COMMIT` first and commit then, in no order with others (seen with
+   MariaDB 10.11): what the server still calls prepared behind the low watermark, and the log had
+   committed in front of it, may not be shown.
+5. Watermarks that are not of a round under way (of another process, of one that was given up)
+   change nothing.
 Pure; called in the order of the log, by one thread at a time.
 """
 
@@ -32,12 +38,16 @@ HIGH: Final = 2
 CHANGED_BYTES_MAX: Final = 128 << 20
 """More keys than these in one window, and its chunks are read again, smaller."""
 _XA_MAX: Final = 4096
-"""How many of the last commits of XA transactions may be under way: more than a server has sessions."""
+"""How many of the last commits of XA transactions may be under way:
+more than a server has sessions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one table, in the order of their keys; `keys` are canonical, `values` behind their format byte."""
+    """Rows of one table, in the order of their keys; `keys` are canonical,
+    `values` behind their format byte.
+    """
 
     table_id: int
     version: int
@@ -52,7 +62,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A chunk whose window has closed; `rows` None: it must be read again; `differing` keys have other rows."""
+    """A chunk whose window has closed; `rows` None: it must be read again;
+    `differing` keys have other rows.
+    """
 
     chunk: Chunk
     rows: pa.RecordBatch | None
@@ -95,10 +107,13 @@ class Windows:
         """A round is about to write its low watermark, then to read from these tables."""
         self._rounds.append(_Round(low, high, frozenset(tables)))
 
-    def fill(self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str] = frozenset()) -> None:
+    def fill(
+        self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str] = frozenset()
+    ) -> None:
         """What the round has read; it is about to write its high watermark.
 
-        `xa_prepared` are the XA transactions that the server had prepared between the low watermark and the reads.
+        `xa_prepared` are the XA transactions that the server had prepared between the low watermark
+        and the reads.
         """
         for each in self._rounds:
             if each.high == high:
@@ -119,7 +134,9 @@ class Windows:
                     each.changed.clear()
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
-        """The log has passed an XA transaction's PREPARE (it waits for its commit) or its COMMIT."""
+        """The log has passed an XA transaction's PREPARE (it waits for its commit) or its
+        COMMIT.
+        """
         self._xa_committed.pop(xid, None)
         if not waits:
             self._xa_committed[xid] = None
@@ -127,7 +144,9 @@ class Windows:
                 del self._xa_committed[next(iter(self._xa_committed))]
 
     def table_changed(self, table_id: int) -> None:
-        """The log has passed a change of the table's columns, or its end, or all its rows went at once."""
+        """The log has passed a change of the table's columns, or its end,
+        or all its rows went at once.
+        """
         self._versions[table_id] = self.version(table_id) + 1
 
     def watermark(self, unique_identifier: str, kind: int, commit_ts: int) -> list[Closed]:
@@ -140,7 +159,9 @@ class Windows:
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
         lost: list[Closed] = []
-        while (first := self._rounds.popleft()).high != unique_identifier:  # its high watermark was never written
+        while (
+            first := self._rounds.popleft()
+        ).high != unique_identifier:  # its high watermark was never written
             lost += [Closed(chunk, None) for chunk in first.chunks]
         return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
 
@@ -156,4 +177,6 @@ class Windows:
         if not changed:
             return Closed(chunk, snapshot_rows(chunk.keys, chunk.values, commit_ts))
         kept = pc.invert(pc.is_in(chunk.keys, value_set=pa.concat_arrays(changed)))
-        return Closed(chunk, snapshot_rows(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts))
+        return Closed(
+            chunk, snapshot_rows(chunk.keys.filter(kept), chunk.values.filter(kept), commit_ts)
+        )

@@ -1,1 +1,3 @@
-"""The log of a MySQL-protocol server (MySQL, MariaDB): transport, transactions, schema by log position, preflight."""
+"""The log of a MySQL-protocol server (MySQL, MariaDB): transport, transactions,
+schema by log position, preflight.
+"""

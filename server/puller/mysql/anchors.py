@@ -1,8 +1,11 @@
-"""What the metadata keeps of a changefeed's log: where to begin for a checkpoint, and which times were believed.
+"""What the metadata keeps of a changefeed's log: where to begin for a checkpoint,
+and which times were believed.
 
 Invariants:
-1. Whoever begins for a checkpoint takes the largest anchor at or below it, and drops all above: they are written again.
-2. The distance of two anchors is at most a 32nd of their age, or `EVERY_S`: little is read twice, few are kept.
+1. Whoever begins for a checkpoint takes the largest anchor at or below it, and drops all above:
+   they are written again.
+2. The distance of two anchors is at most a 32nd of their age, or `EVERY_S`: little is read twice,
+   few are kept.
 """
 
 import itertools
@@ -38,7 +41,9 @@ class Anchors:
         """
         found = [Anchor.from_json(pair.value) for pair in await self._meta.get_prefix(self._prefix)]
         usable = [anchor for anchor in found if anchor.ts <= start_ts]
-        await self._meta.write_all([Delete(self._key(anchor.ts)) for anchor in found if anchor.ts > start_ts])
+        await self._meta.write_all(
+            [Delete(self._key(anchor.ts)) for anchor in found if anchor.ts > start_ts]
+        )
         self._kept = [anchor.ts for anchor in usable]
         return usable[-1] if usable else None
 
@@ -56,7 +61,9 @@ class Anchors:
 
 
 class ClockRecord:
-    """The changefeed's clock in the metadata; of two captures that read one log, only one can write it."""
+    """The changefeed's clock in the metadata; of two captures that read one log,
+    only one can write it.
+    """
 
     def __init__(self, meta: Meta, changefeed: str) -> None:
         self._meta = meta
@@ -82,7 +89,9 @@ class ClockRecord:
         unchanged = Compare.unchanged(self._key, self._revision)
         result = await self._meta.txn([unchanged], [Put(self._key, clock.to_json())])
         if not result.succeeded:
-            raise UnavailableError("another capture has judged times of the log, which is read again by them")
+            raise UnavailableError(
+                "another capture has judged times of the log, which is read again by them"
+            )
         self._revision = result.revision
 
 

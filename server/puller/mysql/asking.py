@@ -25,7 +25,9 @@ class Askers(Executor):
         """See `Executor.submit`."""
         future: Future[T] = Future()
         call = partial(fn, *args, **kwargs)
-        threading.Thread(target=self._make, args=(future, call), name=self._name, daemon=True).start()
+        threading.Thread(
+            target=self._make, args=(future, call), name=self._name, daemon=True
+        ).start()
         return future
 
     def _make(self, future: Future[Any], call: Callable[[], Any]) -> None:

@@ -7,6 +7,7 @@ A table that has one cannot be replicated: the target would keep its rows as the
 def cascade_fault(foreign_key: str) -> str:
     """Why a table with that foreign key cannot be replicated, and what to do."""
     return (
-        f"its rows change by the foreign key {foreign_key}, which the log does not have; ALTER TABLE … DROP FOREIGN "
+        f"its rows change by the foreign key {foreign_key}, which the log does not have; ALTER "
+        "TABLE … DROP FOREIGN "
         "KEY, then add it with RESTRICT, and change the rows by statements of your own"
     )

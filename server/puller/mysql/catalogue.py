@@ -1,4 +1,6 @@
-"""Reads the server's catalogue: the definitions of its tables, and what they are at a place in the log."""
+"""Reads the server's catalogue: the definitions of its tables,
+and what they are at a place in the log.
+"""
 
 import re
 from collections import defaultdict
@@ -15,7 +17,13 @@ from server.puller.mysql.tracker import TRANSACTIONAL, row_key
 from server.puller.mysql.tree import TableName
 from storage.mysql.schema import Column, Index
 
-SYSTEM_SCHEMAS: Final = ("mysql", "information_schema", "performance_schema", "sys", WATERMARK_SCHEMA)
+SYSTEM_SCHEMAS: Final = (
+    "mysql",
+    "information_schema",
+    "performance_schema",
+    "sys",
+    WATERMARK_SCHEMA,
+)
 _TABLES = """
 SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
@@ -33,18 +41,25 @@ CONCAT(constraint_name, ' (ON DELETE ', delete_rule, ' ON UPDATE ', update_rule,
 FROM information_schema.referential_constraints
 WHERE (delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR update_rule NOT IN ('RESTRICT', 'NO ACTION')) AND """
 _DEFAULTS = "SELECT character_set_name, default_collate_name FROM information_schema.character_sets"
-_SCHEMA_COLLATION = "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
+_SCHEMA_COLLATION = (
+    "SELECT default_collation_name FROM information_schema.schemata WHERE schema_name = %s"
+)
 _TRIGGERS = """
 SELECT COUNT(*) FROM information_schema.triggers WHERE event_object_schema = %s AND event_object_table = %s"""
 _MARIADB_ROUTINES = "SELECT type, CONVERT(body USING utf8mb4) FROM mysql.proc"
-_ROUTINES = "SELECT routine_type, routine_definition FROM information_schema.routines WHERE routine_schema <> 'sys'"
+_ROUTINES = (
+    "SELECT routine_type, routine_definition FROM information_schema.routines WHERE "
+    "routine_schema <> 'sys'"
+)
 _TRIGGER_BODIES = "SELECT 'TRIGGER', action_statement FROM information_schema.triggers"
 _COLLATIONS = "SELECT collation_name, id FROM information_schema.collations WHERE id IS NOT NULL"
 _MARIADB_COLLATIONS = """
 SELECT full_collation_name, id FROM information_schema.collation_character_set_applicability WHERE id IS NOT NULL"""
 
 
-def read_definitions(session: Session, names: Sequence[TableName] | None = None) -> dict[TableName, Definition]:
+def read_definitions(
+    session: Session, names: Sequence[TableName] | None = None
+) -> dict[TableName, Definition]:
     """The tables of these names that exist; without names all tables of users.
 
     Raises:
@@ -59,7 +74,9 @@ def read_definitions(session: Session, names: Sequence[TableName] | None = None)
     collations = _collations(session)
     cascades = {
         (schema, table): cascade_fault(key)
-        for schema, table, key in session.execute(_CASCADES + _condition(names, "constraint_schema")[0], values)
+        for schema, table, key in session.execute(
+            _CASCADES + _condition(names, "constraint_schema")[0], values
+        )
     }
     by_table: dict[TableName, list[tuple[Any, ...]]] = defaultdict(list)
     for row in columns:
@@ -76,7 +93,9 @@ def read_definitions(session: Session, names: Sequence[TableName] | None = None)
 def read_collations(session: Session) -> Collations:
     """The server's collations, and the default one of each character set."""
     by_name = _collations(session)
-    defaults = {str(charset): by_name.get(str(name), 0) for charset, name in session.execute(_DEFAULTS)}
+    defaults = {
+        str(charset): by_name.get(str(name), 0) for charset, name in session.execute(_DEFAULTS)
+    }
     return Collations(by_name, defaults)
 
 
@@ -87,14 +106,18 @@ def schema_collation(session: Session, schema: str) -> str:
 
 
 def changes_alone(session: Session, name: TableName) -> bool:
-    """Whether it is a base table whose rows change without triggers, which may change those of others."""
+    """Whether it is a base table whose rows change without triggers,
+    which may change those of others.
+    """
     tables = session.execute(_TABLES + _condition([name])[0], list(name))
     ((triggers,),) = session.execute(_TRIGGERS, list(name))
     return bool(tables) and not triggers
 
 
 def may_nest_savepoints(session: Session) -> bool:
-    """Whether a function or trigger may set savepoints: one does now, or the user may not see all of them."""
+    """Whether a function or trigger may set savepoints: one does now,
+    or the user may not see all of them.
+    """
     grants = " ".join(str(row[0]) for row in session.execute("SHOW GRANTS"))
     everywhere = " ".join(re.findall(r"GRANT (.*?) ON \*\.\* TO", grants))
     if not re.search(r"ALL PRIVILEGES|\bTRIGGER\b", everywhere):
@@ -112,7 +135,9 @@ def may_nest_savepoints(session: Session) -> bool:
     return bool(saves - {"PROCEDURE"}) or (bool(saves) and calls)
 
 
-def _condition(names: Sequence[TableName] | None, schema: str = "table_schema") -> tuple[str, list[str]]:
+def _condition(
+    names: Sequence[TableName] | None, schema: str = "table_schema"
+) -> tuple[str, list[str]]:
     if names is None:
         return f"{schema} NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})", list(SYSTEM_SCHEMAS)
     each = " OR ".join([f"({schema} = %s AND table_name = %s)"] * len(names))
@@ -162,7 +187,9 @@ def _definition(
 
 
 def _keys(rows: Sequence[tuple[Any, ...]]) -> dict[TableName, tuple[Index, ...]]:
-    parts: dict[TableName, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    parts: dict[TableName, dict[tuple[str, str], list[str]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for schema, table, index, non_unique, column in rows:
         kind = "plain" if int(non_unique) else "primary" if index == "PRIMARY" else "unique"
         parts[schema, table][str(index), kind].append(str(column) if column is not None else "")

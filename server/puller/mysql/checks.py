@@ -1,4 +1,6 @@
-"""Whether a server's settings and tables let its log tell the truth, each fault with its way out. Pure.
+"""Whether a server's settings and tables let its log tell the truth, each fault with its way out.
+
+Pure.
 
 A failure would make a target wrong or a changefeed stop; a warning is what an operator should know.
 """
@@ -58,7 +60,9 @@ def check_settings(facts: Facts) -> Iterator[Check]:
         if name in facts.variables:
             found = facts.variables[name]
             good = found.upper() == wanted
-            yield Check(name, OK if good else state, found or "''", "" if good else why, "" if good else fix)
+            yield Check(
+                name, OK if good else state, found or "''", "" if good else why, "" if good else fix
+            )
     if not facts.flavor.is_mariadb:
         yield from _mysql_only(facts)
     yield from _filters(facts)
@@ -67,8 +71,12 @@ def check_settings(facts: Facts) -> Iterator[Check]:
     yield from _misc(facts)
 
 
-def check_tables(facts: Facts, read: Callable[[TableRecord], object], target: str = "") -> Iterator[Check]:
-    """The tables that are to be replicated to a target of this format; `read` raises TableIneligibleError."""
+def check_tables(
+    facts: Facts, read: Callable[[TableRecord], object], target: str = ""
+) -> Iterator[Check]:
+    """The tables that are to be replicated to a target of this format;
+    `read` raises TableIneligibleError.
+    """
     faults = 0
     for place, definition in enumerate(facts.definitions):
         try:
@@ -76,7 +84,13 @@ def check_tables(facts: Facts, read: Callable[[TableRecord], object], target: st
         except TableIneligibleError as err:
             faults += 1
             name = ".".join(definition.name)
-            yield Check(f"table {name}", FAILURE, "cannot be replicated", err.message, _table_fix(definition))
+            yield Check(
+                f"table {name}",
+                FAILURE,
+                "cannot be replicated",
+                err.message,
+                _table_fix(definition),
+            )
     try:
         check_distinct(target, (definition.name for definition in facts.definitions))
     except SourceError as err:
@@ -89,8 +103,10 @@ def check_tables(facts: Facts, read: Callable[[TableRecord], object], target: st
             f"foreign key {'.'.join(table)}.{constraint}",
             FAILURE,
             rule,
-            "rows that a foreign key changes are not in the log: the target would keep them as they were",
-            f"ALTER TABLE `{table[0]}`.`{table[1]}` DROP FOREIGN KEY `{constraint}`, and add it again with RESTRICT; "
+            "rows that a foreign key changes are not in the log: the target would keep them as "
+            "they were",
+            f"ALTER TABLE `{table[0]}`.`{table[1]}` DROP FOREIGN KEY `{constraint}`, and add it "
+            "again with RESTRICT; "
             "or leave the table out",
         )
     if not facts.cascades:
@@ -99,23 +115,53 @@ def check_tables(facts: Facts, read: Callable[[TableRecord], object], target: st
 
 _ROWS_WHY = "without it rows, or some of their columns, are not in the log"
 _WANTED: Final = (
-    ("log_bin", "ON", FAILURE, "there is no log to read", "[mysqld] log_bin=binlog, then restart the server"),
+    (
+        "log_bin",
+        "ON",
+        FAILURE,
+        "there is no log to read",
+        "[mysqld] log_bin=binlog, then restart the server",
+    ),
     ("sql_log_bin", "ON", FAILURE, "sessions write no log", "SET GLOBAL sql_log_bin=ON"),
-    ("binlog_format", "ROW", FAILURE, _ROWS_WHY, "SET GLOBAL binlog_format='ROW'; sessions must connect anew"),
-    ("binlog_row_image", "FULL", FAILURE, _ROWS_WHY, "SET GLOBAL binlog_row_image='FULL'; sessions must connect anew"),
+    (
+        "binlog_format",
+        "ROW",
+        FAILURE,
+        _ROWS_WHY,
+        "SET GLOBAL binlog_format='ROW'; sessions must connect anew",
+    ),
+    (
+        "binlog_row_image",
+        "FULL",
+        FAILURE,
+        _ROWS_WHY,
+        "SET GLOBAL binlog_row_image='FULL'; sessions must connect anew",
+    ),
     (
         "binlog_row_metadata",
         "FULL",
         FAILURE,
-        "without it the log does not tell names, signs and keys of columns: schemas would not be known by place",
+        (
+            "without it the log does not tell names, signs and keys of columns: schemas would not be "
+            "known by place"
+        ),
         "SET GLOBAL binlog_row_metadata='FULL'",
     ),
-    ("binlog_row_value_options", "", FAILURE, "partial JSON is not read", "SET GLOBAL binlog_row_value_options=''"),
+    (
+        "binlog_row_value_options",
+        "",
+        FAILURE,
+        "partial JSON is not read",
+        "SET GLOBAL binlog_row_value_options=''",
+    ),
     (
         "gtid_strict_mode",
         "ON",
         WARNING,
-        "without it replicas may order transactions differently, so that a failover would not be exact",
+        (
+            "without it replicas may order transactions differently, so that a failover would not be "
+            "exact"
+        ),
         "SET GLOBAL gtid_strict_mode=ON",
     ),
     (
@@ -129,7 +175,10 @@ _WANTED: Final = (
         "sync_binlog",
         "1",
         WARNING,
-        "after a crash of its machine the server may give GTIDs that were read to other transactions",
+        (
+            "after a crash of its machine the server may give GTIDs that were read to other "
+            "transactions"
+        ),
         "SET GLOBAL sync_binlog=1",
     ),
     (
@@ -146,15 +195,28 @@ def _version(flavor: Flavor) -> Check:
     least = (10, 5) if flavor.is_mariadb else (8, 0)
     good = flavor.number >= least
     why = "" if good else "its log lacks the columns' names and signs (binlog_row_metadata)"
-    fix = "" if good else f"upgrade to {'MariaDB' if flavor.is_mariadb else 'MySQL'} {least[0]}.{least[1]} or later"
+    fix = (
+        ""
+        if good
+        else f"upgrade to {'MariaDB' if flavor.is_mariadb else 'MySQL'} {least[0]}.{least[1]} or later"
+    )
     return Check("version", OK if good else FAILURE, flavor.version, why, fix)
 
 
 def _mysql_only(facts: Facts) -> Iterator[Check]:
     found = facts.variables.get("gtid_mode", "OFF")
     if found.upper() != "ON":
-        why = "without GTIDs only this very server can be read, and not after its log files are numbered anew"
-        yield Check("gtid_mode", FAILURE if facts.several_hosts else WARNING, found, why, "SET GLOBAL gtid_mode=ON")
+        why = (
+            "without GTIDs only this very server can be read, and not after its log files are "
+            "numbered anew"
+        )
+        yield Check(
+            "gtid_mode",
+            FAILURE if facts.several_hosts else WARNING,
+            found,
+            why,
+            "SET GLOBAL gtid_mode=ON",
+        )
     else:
         yield Check("gtid_mode", OK, found)
 
@@ -164,26 +226,51 @@ def _filters(facts: Facts) -> Iterator[Check]:
     for name in ("binlog_do_db", "binlog_ignore_db"):
         found = status.get(name, "")
         why = "" if not found else "changes of some schemas are not written to the log"
-        yield Check(name, FAILURE if found else OK, found or "none", why, f"remove {name} and restart" if found else "")
+        yield Check(
+            name,
+            FAILURE if found else OK,
+            found or "none",
+            why,
+            f"remove {name} and restart" if found else "",
+        )
 
 
 def _replica(facts: Facts) -> Iterator[Check]:
     if not facts.replica_status:
         return
-    updates = facts.variables.get("log_slave_updates", facts.variables.get("log_replica_updates", "OFF"))
+    updates = facts.variables.get(
+        "log_slave_updates", facts.variables.get("log_replica_updates", "OFF")
+    )
     good = updates.upper() in ("ON", "1")
     why = "" if good else "this is a replica that does not log what it replicates"
     yield Check(
-        "log_slave_updates", OK if good else FAILURE, updates, why, "" if good else "[mysqld] log_slave_updates=ON"
+        "log_slave_updates",
+        OK if good else FAILURE,
+        updates,
+        why,
+        "" if good else "[mysqld] log_slave_updates=ON",
     )
     for status in facts.replica_status:
         filters = {name: value for name, value in status.items() if _is_filter(str(name)) and value}
         why = "" if not filters else "this replica leaves out some of what its primary has"
-        yield Check("replication filters", FAILURE if filters else OK, ", ".join(map(str, filters)) or "none", why)
-    order = facts.variables.get("replica_preserve_commit_order", facts.variables.get("slave_preserve_commit_order"))
+        yield Check(
+            "replication filters",
+            FAILURE if filters else OK,
+            ", ".join(map(str, filters)) or "none",
+            why,
+        )
+    order = facts.variables.get(
+        "replica_preserve_commit_order", facts.variables.get("slave_preserve_commit_order")
+    )
     if order is not None and order.upper() not in ("ON", "1"):
         why = "rows may be committed here in another order than in the log"
-        yield Check("replica_preserve_commit_order", FAILURE, order, why, "SET GLOBAL replica_preserve_commit_order=ON")
+        yield Check(
+            "replica_preserve_commit_order",
+            FAILURE,
+            order,
+            why,
+            "SET GLOBAL replica_preserve_commit_order=ON",
+        )
 
 
 def _is_filter(name: str) -> bool:
@@ -204,26 +291,54 @@ def _retention(variables: Mapping[str, str]) -> Check:
     if seconds >= _DAY_S:
         return Check("log retention", OK, shown)
     why = "a changefeed that stands still for so long loses its log, and must be dumped anew"
-    return Check("log retention", WARNING, shown, why, "SET GLOBAL binlog_expire_logs_seconds=604800")
+    return Check(
+        "log retention", WARNING, shown, why, "SET GLOBAL binlog_expire_logs_seconds=604800"
+    )
 
 
 def _misc(facts: Facts) -> Iterator[Check]:
     if facts.variables.get("wsrep_on", "OFF").upper() == "ON":
-        why = "each node has GTIDs of its own unless wsrep_gtid_mode is ON: name one node only in the source URI"
+        why = (
+            "each node has GTIDs of its own unless wsrep_gtid_mode is ON: name one node only in "
+            "the source URI"
+        )
         yield Check("galera", WARNING, "wsrep_on", why)
-    domains = {part.split("-")[0] for part in facts.variables.get("gtid_binlog_pos", "").split(",") if part}
+    domains = {
+        part.split("-")[0] for part in facts.variables.get("gtid_binlog_pos", "").split(",") if part
+    }
     if len(domains) > 1:
-        why = "each server may have transactions of different domains in another order: a failover would not be exact"
-        fix = "write under one gtid_domain_id; FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…) forgets old ones"
+        why = (
+            "each server may have transactions of different domains in another order: a failover "
+            "would not be exact"
+        )
+        fix = (
+            "write under one gtid_domain_id; FLUSH BINARY LOGS DELETE_DOMAIN_ID=(…) forgets old "
+            "ones"
+        )
         state = FAILURE if facts.several_hosts else WARNING
         yield Check("gtid domains", state, ", ".join(sorted(domains)), why, fix)
     if abs(facts.clock_skew_s) > _SKEW_S:
         why = "commit_ts are taken from the server's clock, lag is counted by ours"
-        yield Check("clock", WARNING, f"{facts.clock_skew_s:+.1f} s", why, "synchronise both clocks (NTP)")
-    everything = any(" ON *.* " in grant and ("SELECT" in grant or "ALL PRIVILEGES" in grant) for grant in facts.grants)
-    why = "" if everything else "the catalogue hides tables that the user may not read: a filter would not find them"
+        yield Check(
+            "clock", WARNING, f"{facts.clock_skew_s:+.1f} s", why, "synchronise both clocks (NTP)"
+        )
+    everything = any(
+        " ON *.* " in grant and ("SELECT" in grant or "ALL PRIVILEGES" in grant)
+        for grant in facts.grants
+    )
+    why = (
+        ""
+        if everything
+        else "the catalogue hides tables that the user may not read: a filter would not find them"
+    )
     fix = "" if everything else "GRANT SELECT ON *.* TO the user"
-    yield Check("tables seen", OK if everything else WARNING, "all" if everything else "those with a grant", why, fix)
+    yield Check(
+        "tables seen",
+        OK if everything else WARNING,
+        "all" if everything else "those with a grant",
+        why,
+        fix,
+    )
 
 
 def _table_fix(definition: Definition) -> str:

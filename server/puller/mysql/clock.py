@@ -1,20 +1,23 @@
-"""Which times of a log are believed: one that is far in the future must not move all commit_ts behind it. Pure.
+"""Which times of a log are believed: one that is far in the future must not move all commit_ts
+behind it. Pure.
 
-A time is odd if it was more than `max-clock-skew` after the present when its transaction was read for the first time.
-Odd times count as nothing in the fold of commit_ts (`position`). Whoever reads the log again must decide the same, at
-whatever present, so decisions are kept with the changefeed, durable before a commit_ts that depends on them is used:
+A time is odd if it was more than `max-clock-skew` after the present when its transaction was read
+for the first time. Odd times count as nothing in the fold of commit_ts (`position`). Whoever reads
+the log again must decide the same, at whatever present, so decisions are kept with the changefeed,
+durable before a commit_ts that depends on them is used:
 
     horizon = (from_ts, until_ms, odd_ts)
 
-Transactions whose predecessor has a commit_ts >= `from_ts`, and below the next horizon's, are believed up to
-`until_ms`. Of those that are later, the ones whose predecessor has a commit_ts <= `odd_ts` were judged, and are odd.
-The first one behind these is judged by the present: it extends `until_ms` to the present plus the skew, or is odd.
+Transactions whose predecessor has a commit_ts >= `from_ts`, and below the next horizon's, are
+believed up to `until_ms`. Of those that are later, the ones whose predecessor has a commit_ts <=
+`odd_ts` were judged, and are odd. The first one behind these is judged by the present: it extends
+`until_ms` to the present plus the skew, or is odd.
 
 Invariants:
-1. Times up to `until_ms` need no judgement, so one horizon lasts for about the skew's length of log, and a log that is
-   read hours late needs one.
-2. `until_ms` of a horizon is extended only while nothing was judged odd by it; else the next horizon begins. So what
-   was decided about a transaction never changes.
+1. Times up to `until_ms` need no judgement, so one horizon lasts for about the skew's length of
+   log, and a log that is read hours late needs one.
+2. `until_ms` of a horizon is extended only while nothing was judged odd by it; else the next
+   horizon begins. So what was decided about a transaction never changes.
 """
 
 import json
@@ -47,7 +50,9 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the times of transactions that were not judged yet are, and the clock that says so from now on."""
+    """What the times of transactions that were not judged yet are,
+    and the clock that says so from now on.
+    """
 
     clock: "Clock"
     odd_ms: Sequence[int]
@@ -62,11 +67,15 @@ class Clock:
 
     @classmethod
     def believing(cls, until_ms: int = _FOR_EVER_MS) -> Self:
-        """The clock of a log about which nothing was decided: times up to `until_ms` are believed."""
+        """The clock of a log about which nothing was decided:
+        times up to `until_ms` are believed.
+        """
         return cls([Horizon(0, until_ms)])
 
     def fold(self, previous_ts: int, times: Times) -> tuple[Times, int | None]:
-        """The commit_ts of transactions that follow `previous_ts`, and which of them must be judged first, if any."""
+        """The commit_ts of transactions that follow `previous_ts`,
+        and which of them must be judged first, if any.
+        """
         last = self.horizons[-1]
         if len(times) and previous_ts >= last.from_ts and times.max() <= last.until_ms:
             return fold(previous_ts, times), None
@@ -109,7 +118,9 @@ class Clock:
         return Judgement(Clock([*past, last][-_HORIZONS_MAX:]), times[odd].tolist())
 
     def _in_force(self, previous_ts: int) -> tuple[Horizon, int | None]:
-        """The horizon of the transaction that follows, and from which commit_ts on the next one is in force."""
+        """The horizon of the transaction that follows,
+        and from which commit_ts on the next one is in force.
+        """
         following = None
         for horizon in reversed(self.horizons):
             if horizon.from_ts <= previous_ts:
@@ -119,7 +130,9 @@ class Clock:
 
     def to_json(self) -> bytes:
         """As the metadata keeps it."""
-        return json.dumps({"horizons": [astuple(each) for each in self.horizons]}, separators=(",", ":")).encode()
+        return json.dumps(
+            {"horizons": [astuple(each) for each in self.horizons]}, separators=(",", ":")
+        ).encode()
 
     @classmethod
     def from_json(cls, value: bytes) -> Self:
@@ -131,7 +144,9 @@ class Clock:
         try:
             return cls(list(_horizons(json.loads(value)["horizons"])))
         except (ValueError, TypeError, KeyError) as err:
-            raise CorruptError(f"the clock of a MySQL source in the metadata cannot be read: {err!r}") from err
+            raise CorruptError(
+                f"the clock of a MySQL source in the metadata cannot be read: {err!r}"
+            ) from err
 
 
 def _horizons(rows: Sequence[Sequence[int]]) -> Iterator[Horizon]:

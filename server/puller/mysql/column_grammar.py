@@ -26,11 +26,29 @@ _TEXTS: Final = {
     "CHARACTER": "char", "CLOB": "longtext", "NCHAR": "char", "NVARCHAR": "varchar",
 }  # fmt: skip
 _NUMBERS: Final = frozenset(
-    {"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "year", "bit"}
+    {
+        "tinyint",
+        "smallint",
+        "mediumint",
+        "int",
+        "bigint",
+        "decimal",
+        "float",
+        "double",
+        "year",
+        "bit",
+    }
 )
 _CHANGES_ROWS: Final = frozenset({"CASCADE", "SET"})
 _NOW: Final = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"})
-_BARE_FUNCTIONS: Final = _NOW | {"CURRENT_DATE", "CURRENT_TIME", "CURRENT_USER", "CURRENT_ROLE", "CURDATE", "CURTIME"}
+_BARE_FUNCTIONS: Final = _NOW | {
+    "CURRENT_DATE",
+    "CURRENT_TIME",
+    "CURRENT_USER",
+    "CURRENT_ROLE",
+    "CURDATE",
+    "CURTIME",
+}
 
 
 @dataclass(slots=True)
@@ -148,13 +166,17 @@ class ColumnReader(TokenReader):
         self.expect(")")
         return length, scale
 
-    def _finished(self, base: str, word: str, length: int | None, scale: int | None, *, is_text: bool) -> TypeSpec:
+    def _finished(
+        self, base: str, word: str, length: int | None, scale: int | None, *, is_text: bool
+    ) -> TypeSpec:
         if base == "float" and length is not None and scale is None:
             base, length = ("double" if length > 24 else "float"), None
         if base in ("varchar", "varbinary") and length is None:
             raise NotUnderstoodError(f"{base} without a length")
         if is_text:
-            spec = TypeSpec(base, length, charset="utf8mb3" if word in ("NCHAR", "NVARCHAR") else "")
+            spec = TypeSpec(
+                base, length, charset="utf8mb3" if word in ("NCHAR", "NVARCHAR") else ""
+            )
             return self._text_attributes(spec)
         if base in ("tinyblob", "blob", "mediumblob", "longblob", "varbinary"):
             return TypeSpec(base, length, compressed=self._compressed())
@@ -314,7 +336,10 @@ class ColumnReader(TokenReader):
 
     def _versioned(self, column: _Column) -> bool:
         del column
-        if not (self.skip("WITH", "SYSTEM", "VERSIONING") or self.skip("WITHOUT", "SYSTEM", "VERSIONING")):
+        if not (
+            self.skip("WITH", "SYSTEM", "VERSIONING")
+            or self.skip("WITHOUT", "SYSTEM", "VERSIONING")
+        ):
             raise NotUnderstoodError("WITH is of system versioning")
         return True
 
@@ -344,7 +369,12 @@ class ColumnReader(TokenReader):
         introducer = ""
         after = self.peek(1)
         introduces = after is not None and after.sort in (Sort.STRING, Sort.HEX, Sort.BITS)
-        if introduces and after is not None and token.sort is Sort.WORD and token.text.startswith("_"):
+        if (
+            introduces
+            and after is not None
+            and token.sort is Sort.WORD
+            and token.text.startswith("_")
+        ):
             introducer, token = token.text[1:].lower(), after
             self.at += 1
         if token.sort is Sort.STRING:
@@ -355,9 +385,15 @@ class ColumnReader(TokenReader):
         if token.is_word("NULL", "TRUE", "FALSE"):
             self.at += 1
             word = token.text.upper()
-            return Literal("null") if word == "NULL" else Literal("number", str(int(word == "TRUE")))
+            return (
+                Literal("null") if word == "NULL" else Literal("number", str(int(word == "TRUE")))
+            )
         following = self.peek(1)
-        if token.is_word("DATE", "TIME", "TIMESTAMP") and following is not None and following.sort is Sort.STRING:
+        if (
+            token.is_word("DATE", "TIME", "TIMESTAMP")
+            and following is not None
+            and following.sort is Sort.STRING
+        ):
             self.at += 1
             return Literal("string", self.string())
         return None
@@ -458,7 +494,9 @@ class ColumnReader(TokenReader):
             elif self.skip("COMMENT"):
                 self.skip("=")
                 self.string()
-            elif self.skip_any("KEY_BLOCK_SIZE", "ENGINE_ATTRIBUTE", "SECONDARY_ENGINE_ATTRIBUTE", "CLUSTERING"):
+            elif self.skip_any(
+                "KEY_BLOCK_SIZE", "ENGINE_ATTRIBUTE", "SECONDARY_ENGINE_ATTRIBUTE", "CLUSTERING"
+            ):
                 self.skip("=")
                 self.next()
             else:

@@ -1,4 +1,7 @@
-"""What a declared type is in the log: the columns of TABLE_MAP events, made of a statement's tree. Pure."""
+"""What a declared type is in the log: the columns of TABLE_MAP events, made of a statement's tree.
+
+Pure.
+"""
 
 import re
 from collections.abc import Mapping
@@ -45,7 +48,9 @@ _COMPRESSED: Final = {Type.VARCHAR: Type.VARCHAR_COMPRESSED, Type.BLOB: Type.BLO
 
 
 class LostError(Exception):
-    """What a statement makes of a table is not known from the statement; the message says what of it."""
+    """What a statement makes of a table is not known from the statement;
+    the message says what of it.
+    """
 
 
 def character_bytes(collation: int) -> int:
@@ -77,7 +82,9 @@ class Collations:
 
     def _default(self, charset: str) -> int:
         charset = "utf8mb3" if charset == "utf8" else charset
-        found = self.defaults.get(charset, self.defaults.get("utf8" if charset == "utf8mb3" else charset))
+        found = self.defaults.get(
+            charset, self.defaults.get("utf8" if charset == "utf8mb3" else charset)
+        )
         if found is None:
             raise LostError(f"the character set {charset} is not known")
         return found
@@ -96,7 +103,9 @@ def _renamed(collation: str) -> str:
     return "utf8_" + collation.removeprefix("utf8mb3_")
 
 
-def column_of_definition(definition: ColumnDef, usual: int, collations: Collations, *, mariadb: bool) -> Column:
+def column_of_definition(
+    definition: ColumnDef, usual: int, collations: Collations, *, mariadb: bool
+) -> Column:
     """The column, without an id; `usual` is the table's own collation, 0 if that is not known.
 
     Raises:
@@ -119,7 +128,9 @@ def column_of_definition(definition: ColumnDef, usual: int, collations: Collatio
     )
 
 
-def _type_of(spec: TypeSpec, usual: int, collations: Collations, *, mariadb: bool) -> tuple[Type, int, int]:
+def _type_of(
+    spec: TypeSpec, usual: int, collations: Collations, *, mariadb: bool
+) -> tuple[Type, int, int]:
     base = spec.base
     if base in _PLAIN:
         return _PLAIN[base], 0, BINARY
@@ -173,7 +184,11 @@ def _varying(size: int) -> tuple[Type, int]:
 
 def _blob(declared: int, spec: TypeSpec, width: int) -> int:
     """How many bytes hold the length: TEXT(n) and BLOB(n) are the least type that n fits into."""
-    return _length_bytes(width * spec.length) if spec.length and spec.base in ("text", "blob") else declared
+    return (
+        _length_bytes(width * spec.length)
+        if spec.length and spec.base in ("text", "blob")
+        else declared
+    )
 
 
 def _length_bytes(size: int) -> int:

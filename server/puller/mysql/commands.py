@@ -22,14 +22,18 @@ def packet(payload: bytes, number: int = 0) -> bytes:
 
 
 def register(server_id: int, name: str = "") -> bytes:
-    """Say who is going to read, so that `SHOW SLAVE HOSTS` lists us; the answer is OK or an error."""
+    """Say who is going to read, so that `SHOW SLAVE HOSTS` lists us;
+    the answer is OK or an error.
+    """
     host = name.encode()[:60]
     head = struct.pack("<BIB", COM_REGISTER_SLAVE, server_id, len(host)) + host
     return packet(head + struct.pack("<BBHII", 0, 0, 0, 0, 0))
 
 
 def dump(server_id: int, file: str = "", position: int = _FIRST_POSITION, flags: int = 0) -> bytes:
-    """Ask for events from a place in a file; MariaDB takes the place from `@slave_connect_state` where that is set."""
+    """Ask for events from a place in a file; MariaDB takes the place from `@slave_connect_state`
+    where that is set.
+    """
     return packet(struct.pack("<BIHI", COM_BINLOG_DUMP, position, flags, server_id) + file.encode())
 
 

@@ -1,4 +1,7 @@
-"""Committed transactions of one buffer of events, gathered so that their rows are decoded together. Pure."""
+"""Committed transactions of one buffer of events, gathered so that their rows are decoded together.
+
+Pure.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -44,7 +47,12 @@ class Runs:
         """Where the open transaction's part in this buffer begins."""
         return self._opened_at
 
-    def add(self, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], commit_ts: npt.NDArray[np.int64]) -> None:
+    def add(
+        self,
+        begin: npt.NDArray[np.int64],
+        end: npt.NDArray[np.int64],
+        commit_ts: npt.NDArray[np.int64],
+    ) -> None:
         """Transactions `[begin, end)`."""
         if len(begin):
             self._begin.append(begin)
@@ -67,7 +75,11 @@ class Runs:
 def joined(parts: Sequence[Events]) -> Events:
     """The same events in a buffer of their own."""
     return join_events(
-        [events.header(number) + events.body(number) for events in parts for number in range(len(events))]
+        [
+            events.header(number) + events.body(number)
+            for events in parts
+            for number in range(len(events))
+        ]
     )
 
 

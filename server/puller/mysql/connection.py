@@ -1,6 +1,8 @@
-"""Sessions with a server, by PyMySQL: login, TLS, statements; every error enters here and leaves as one of ours.
+"""Sessions with a server, by PyMySQL: login, TLS, statements;
+every error enters here and leaves as one of ours.
 
-A session is used by one thread at a time, and is always in autocommit, UTC, and with a time limit on each answer.
+A session is used by one thread at a time, and is always in autocommit, UTC, and with a time limit
+on each answer.
 """
 
 import socket
@@ -44,14 +46,20 @@ class Flavor:
 
     @property
     def explain(self) -> str:
-        """EXPLAIN with rows and the share that a condition takes by name; MySQL 9 answers plain EXPLAIN with a text."""
+        """EXPLAIN with rows and the share that a condition takes by name;
+        MySQL 9 answers plain EXPLAIN with a text.
+        """
         return "EXPLAIN EXTENDED" if self.is_mariadb else "EXPLAIN FORMAT=TRADITIONAL"
 
     @property
     def number(self) -> tuple[int, int]:
         """Major and minor version; (0, 0) if they cannot be read."""
         parts = self.version.removeprefix("5.5.5-").split(".")
-        return (int(parts[0]), int(parts[1])) if len(parts) > 1 and all(p.isdecimal() for p in parts[:2]) else (0, 0)
+        return (
+            (int(parts[0]), int(parts[1]))
+            if len(parts) > 1 and all(p.isdecimal() for p in parts[:2])
+            else (0, 0)
+        )
 
 
 class Session:
@@ -81,7 +89,9 @@ class Session:
         found: socket.socket = vars(self.connection)["_sock"]
         return found
 
-    def execute(self, statement: str, values: Sequence[object] | None = None) -> list[tuple[Any, ...]]:
+    def execute(
+        self, statement: str, values: Sequence[object] | None = None
+    ) -> list[tuple[Any, ...]]:
         """Run one statement; its rows, if it has any.
 
         Raises:
@@ -97,7 +107,9 @@ class Session:
         return self.execute(statement, values)[0]
 
     def named(self, statement: str) -> list[dict[str, Any]]:
-        """The rows of a statement by column name, for SHOW statements whose columns differ from server to server."""
+        """The rows of a statement by column name, for SHOW statements whose columns differ from
+        server to server.
+        """
         with answers(statement[:80]), self.connection.cursor() as cursor:
             cursor.execute(statement)
             names = [column[0] for column in cursor.description or ()]
@@ -105,7 +117,9 @@ class Session:
 
     def variables(self) -> dict[str, str]:
         """All global variables, their names in lower case."""
-        return {str(name).lower(): str(value) for name, value in self.execute("SHOW GLOBAL VARIABLES")}
+        return {
+            str(name).lower(): str(value) for name, value in self.execute("SHOW GLOBAL VARIABLES")
+        }
 
 
 @contextmanager
@@ -164,7 +178,9 @@ def _greeting_of(where: str) -> Iterator[None]:
     except _GARBLED as err:
         if "pynacl" in str(err):
             raise MySqlLoginError(f"{where} wants client_ed25519: pip install pynacl") from err
-        raise MySqlUnavailableError(f"{where} does not answer as a MySQL or MariaDB server does ({err!r})") from err
+        raise MySqlUnavailableError(
+            f"{where} does not answer as a MySQL or MariaDB server does ({err!r})"
+        ) from err
 
 
 def _password(options: MySqlOptions) -> bytes:
@@ -192,9 +208,13 @@ def _tls(options: MySqlOptions) -> dict[str, Any]:
 def _error_of(err: Exception, doing: str) -> TidemarkError:
     cause = getattr(err, "original_exception", err)
     if isinstance(cause, ssl.SSLError):
-        return MySqlTlsError(f"{doing}: TLS failed: {cause}; check tls, ca, cert and key of the source URI")
+        return MySqlTlsError(
+            f"{doing}: TLS failed: {cause}; check tls, ca, cert and key of the source URI"
+        )
     if isinstance(err, pymysql.Error) and err.args and err.args[0] == CR.CR_AUTH_PLUGIN_CANNOT_LOAD:
-        return MySqlLoginError(f"{doing}: {err.args[1]}; to send it, add tls=verify and ca=/path to the source URI")
+        return MySqlLoginError(
+            f"{doing}: {err.args[1]}; to send it, add tls=verify and ca=/path to the source URI"
+        )
     if isinstance(err, pymysql.Error) and err.args and isinstance(err.args[0], int) and err.args[0]:
         return refusal(err.args[0], str(err.args[1] if len(err.args) > 1 else ""), doing)
     return MySqlUnavailableError(f"{doing}: {err}")

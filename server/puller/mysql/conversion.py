@@ -1,7 +1,9 @@
-"""Whether an ALTER of a column leaves all stored values as they are, or changes some, which no event tells. Pure.
+"""Whether an ALTER of a column leaves all stored values as they are, or changes some,
+which no event tells. Pure.
 
-Only what surely changes nothing passes: wider types of the same kind, other collations of the same characters, members
-of an ENUM or SET at its end; and, where the session is strict, what fails rather than changes a value.
+Only what surely changes nothing passes: wider types of the same kind, other collations of the same
+characters, members of an ENUM or SET at its end; and, where the session is strict, what fails
+rather than changes a value.
 """
 
 from typing import Final
@@ -22,7 +24,9 @@ _SUPERSETS: Final = {
 def change_of_values(old: Column, new: Column, dialect: Dialect, *, ignores: bool) -> str:
     """Why stored values may be others after the change; nothing where they are not."""
     strict = dialect.is_strict and not ignores
-    return _change_of_rows(old, new, strict=strict) or _change_of_type(old, new, dialect, strict=strict)
+    return _change_of_rows(old, new, strict=strict) or _change_of_type(
+        old, new, dialect, strict=strict
+    )
 
 
 def _change_of_rows(old: Column, new: Column, *, strict: bool) -> str:
@@ -53,7 +57,11 @@ def _change_of_type(old: Column, new: Column, dialect: Dialect, *, strict: bool)
         same = new.elems[: len(old.elems)] == old.elems and old.charset == new.charset
         return "" if same else "its members are others"
     if old.type in (Type.FLOAT, Type.DOUBLE):
-        return "" if old.unsigned == new.unsigned or not new.unsigned or strict else "numbers may be cut"
+        return (
+            ""
+            if old.unsigned == new.unsigned or not new.unsigned or strict
+            else "numbers may be cut"
+        )
     if old.type in _FRACTIONS and old.as_text:
         return "" if new.meta == old.meta else "texts of moments have another number of digits"
     if old.type in _FRACTIONS:

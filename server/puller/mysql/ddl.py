@@ -1,6 +1,9 @@
-"""Reads the statements of a log: transactions that begin and end, DDL as trees, rows as statements. Pure.
+"""Reads the statements of a log: transactions that begin and end, DDL as trees, rows as statements.
 
-What is not understood to its last token is `UNKNOWN`, with all names in it: whoever captures one of them must stop.
+Pure.
+
+What is not understood to its last token is `UNKNOWN`, with all names in it: whoever captures one of
+them must stop.
 """
 
 import re
@@ -35,7 +38,8 @@ _FIXED: Final = {
 }
 _FIRST_WORD: Final = re.compile(r"\s*(\w+)\b")
 _XA: Final = re.compile(
-    r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$", re.I | re.S
+    r"\s*XA\s+(START|BEGIN|END|PREPARE|COMMIT|ROLLBACK)\s+(.*?)\s*(ONE\s+PHASE)?\s*;?\s*$",
+    re.I | re.S,
 )
 _DML_CHARACTERS_MAX: Final = 1 << 16
 """A longer one is not cut into tokens: what it changes counts as not sure."""
@@ -61,18 +65,29 @@ def read_statement(query: str, schema: str, *, dialect: Dialect = _ANY) -> State
         kind = Kind.ROLLBACK_TO if tree.undoes else Kind.SAVEPOINT
         return Statement(kind, savepoint=tree.name, tree=tree)
     actions = tuple(_actions(tree))
-    return Statement(_kind(tree), actions, _words(query) if isinstance(tree, Dml) else frozenset(), tree=tree)
+    return Statement(
+        _kind(tree), actions, _words(query) if isinstance(tree, Dml) else frozenset(), tree=tree
+    )
 
 
 def statement_of(query: Query, dialect: Dialect) -> Statement:
-    """The statement of a Query event; one that failed is in a log only if it has done something before it failed."""
+    """The statement of a Query event; one that failed is in a log only if it has done something
+    before it failed.
+    """
     statement = read_statement(query.sql, query.schema, dialect=of_session(dialect, query))
     if not query.error_code or statement.kind is not Kind.DDL:
         return statement
     tree = statement.tree
-    if isinstance(tree, CreateTable) and tree.replace:  # what it was to replace is gone, and nothing is made
-        return Statement(Kind.DDL, (Action(Verb.DROPPED, tree.name),), tree=DropTables((tree.name,)))
-    reason = f"it failed with error {query.error_code} of the server, and what it did before is not known"
+    if (
+        isinstance(tree, CreateTable) and tree.replace
+    ):  # what it was to replace is gone, and nothing is made
+        return Statement(
+            Kind.DDL, (Action(Verb.DROPPED, tree.name),), tree=DropTables((tree.name,))
+        )
+    reason = (
+        f"it failed with error {query.error_code} of the server, and what it did before is not "
+        "known"
+    )
     return Statement(Kind.UNKNOWN, words=_words(query.sql), reason=reason)
 
 
@@ -90,8 +105,14 @@ def of_session(dialect: Dialect, query: Query) -> Dialect:
 def _kind(tree: Tree) -> Kind:
     if isinstance(tree, Dml) or (isinstance(tree, CreateTable) and tree.temporary):
         return Kind.ROWS
-    changes = isinstance(tree, AlterTable | CreateTable | DropTables | RenameTables | TruncateTable | DropSchema)
-    return Kind.DDL if changes and not (isinstance(tree, DropTables) and tree.temporary) else Kind.NOTHING
+    changes = isinstance(
+        tree, AlterTable | CreateTable | DropTables | RenameTables | TruncateTable | DropSchema
+    )
+    return (
+        Kind.DDL
+        if changes and not (isinstance(tree, DropTables) and tree.temporary)
+        else Kind.NOTHING
+    )
 
 
 def _actions(tree: Tree) -> Iterator[Action]:
@@ -120,7 +141,9 @@ def _create_actions(tree: CreateTable) -> Iterator[Action]:
 
 def _alter_actions(tree: AlterTable) -> Iterator[Action]:
     renamed: TableName | None = None
-    if tree.ignore and any(isinstance(spec, AddKey) and spec.key.kind != "plain" for spec in tree.specs):
+    if tree.ignore and any(
+        isinstance(spec, AddKey) and spec.key.kind != "plain" for spec in tree.specs
+    ):
         yield Action(Verb.ROWS_MOVED, tree.name)
     for spec in tree.specs:
         if isinstance(spec, RenameTable):
@@ -139,13 +162,20 @@ def _words(query: str) -> frozenset[str]:
 
 
 def _xa_statement(verb: str, xid: str, one_phase: str | None) -> Statement:
-    kinds = {"START": Kind.XA_START, "BEGIN": Kind.XA_START, "END": Kind.XA_END, "PREPARE": Kind.NOTHING}
+    kinds = {
+        "START": Kind.XA_START,
+        "BEGIN": Kind.XA_START,
+        "END": Kind.XA_END,
+        "PREPARE": Kind.NOTHING,
+    }
     kinds |= {"COMMIT": Kind.COMMIT if one_phase else Kind.XA_COMMIT, "ROLLBACK": Kind.XA_ROLLBACK}
     return Statement(kinds[verb.upper()], xid=_xid(xid))
 
 
 def _xid(text: str) -> str:
-    """Global and branch id in hexadecimal, whether the log has them as `X'31',X'32',1` or as `'1','2'`."""
+    """Global and branch id in hexadecimal, whether the log has them as `X'31',X'32',1` or as
+    `'1','2'`.
+    """
     found = re.findall(r"[xX]'([0-9a-fA-F]*)'|'((?:[^']|'')*)'", text)
     parts = [hexed.lower() or plain.replace("''", "'").encode().hex() for hexed, plain in found[:2]]
     return ",".join([*parts, "", ""][:2])

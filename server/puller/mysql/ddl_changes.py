@@ -1,7 +1,8 @@
-"""Brings schema changes of the log in force: what a statement did to the tables, as the tracker computes it.
+"""Brings schema changes of the log in force: what a statement did to the tables,
+as the tracker computes it.
 
-What its tree does not tell is taken from the log behind the statement, or from the catalogue; the rows of a table that
-was there before are read again then.
+What its tree does not tell is taken from the log behind the statement, or from the catalogue; the
+rows of a table that was there before are read again then.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,16 @@ from server.puller.mysql.tables import (
     same_keys,
     told_by_log,
 )
-from server.puller.mysql.tracker import Context, Tracked, altered, copied, created, faults_of, row_key, taken_over
+from server.puller.mysql.tracker import (
+    Context,
+    Tracked,
+    altered,
+    copied,
+    created,
+    faults_of,
+    row_key,
+    taken_over,
+)
 from server.puller.mysql.transactions import Stated
 from server.puller.mysql.tree import AlterTable, CreateTable, TableName
 from server.puller.source import Catalog, TableChange
@@ -41,7 +51,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Helps:
-    """What the server says that is no table's past: its collations; and what records of old versions lack."""
+    """What the server says that is no table's past: its collations;
+    and what records of old versions lack.
+    """
 
     collations: Collations = field(default_factory=Collations)
     schema_collation: str = ""
@@ -51,7 +63,9 @@ class Helps:
 
 @dataclass(slots=True)
 class Outcome:
-    """The touched tables after a statement, by their new names; `lost` are those it does not tell of, and why."""
+    """The touched tables after a statement, by their new names;
+    `lost` are those it does not tell of, and why.
+    """
 
     tracked: dict[TableName, Tracked] = field(default_factory=dict)
     lost: dict[TableName, str] = field(default_factory=dict)
@@ -90,13 +104,17 @@ class DdlChanges:
         return self._tables.effect(stated.statement, self._catalog.wants)
 
     def changed_by_statement(self, stated: Stated) -> TableName | None:
-        """The only table whose rows a statement changes by itself; whoever may have triggers asks the catalogue."""
+        """The only table whose rows a statement changes by itself;
+        whoever may have triggers asks the catalogue.
+        """
         if stated.statement.kind is not Kind.ROWS or not self._tables.by_name:
             return None
         return changed_alone(stated.statement)
 
     def incomplete(self, effect: Effect) -> list[TableName]:
-        """Touched tables whose records do not say enough to follow a statement: they were written by an old version."""
+        """Touched tables whose records do not say enough to follow a statement:
+        they were written by an old version.
+        """
         known = [(name, self._tables.by_id(table_id)) for name, table_id in effect.touched.items()]
         return [name for name, table in known if table is not None and _is_incomplete(table.record)]
 
@@ -112,12 +130,20 @@ class DdlChanges:
                 outcome.tracked[name] = self._tracked(stated, effect, name, before, helps)
             except LostError as err:
                 outcome.lost[name] = str(err)
-                if isinstance(stated.statement.tree, CreateTable) and name == stated.statement.tree.name:
+                if (
+                    isinstance(stated.statement.tree, CreateTable)
+                    and name == stated.statement.tree.name
+                ):
                     outcome.faults[name] = faults_of(stated.statement.tree)
         return outcome
 
-    def _tracked(self, stated: Stated, effect: Effect, name: TableName, before: Table | None, helps: Helps) -> Tracked:
-        tree, context = stated.statement.tree, Context(helps.collations, stated.dialect, helps.schema_collation)
+    def _tracked(
+        self, stated: Stated, effect: Effect, name: TableName, before: Table | None, helps: Helps
+    ) -> Tracked:
+        tree, context = (
+            stated.statement.tree,
+            Context(helps.collations, stated.dialect, helps.schema_collation),
+        )
         if name in effect.taken_over:
             raise LostError("another table has taken its place")
         if isinstance(tree, CreateTable):
@@ -141,19 +167,28 @@ class DdlChanges:
         return created(tree, table_id, first, context)
 
     def _first_column_id(self, name: TableName) -> int:
-        """Of a new table: the columns of one that it replaces do not share their ids with any of it."""
+        """Of a new table: the columns of one that it replaces do not share their ids with any of
+        it.
+        """
         replaced = self._tables.by_name.get(name)
         return Table.parse(replaced.record.table_info).free_column_id if replaced else 1
 
-    async def apply(self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]) -> None:
-        """Bring a statement in force; `seen` are tables that the statement does not tell, right behind it.
+    async def apply(
+        self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]
+    ) -> None:
+        """Bring a statement in force; `seen` are tables that the statement does not tell,
+        right behind it.
 
         Raises:
             TableIneligibleError: a table can no longer be replicated.
             RowsMovedError: rows came, went or changed beside the log, and nobody copies them.
         """
         unclear = self._unclear(effect, outcome) | self._taken_over(stated, effect, outcome, seen)
-        unclear = {name: why for name, why in unclear.items() if not self._rows.is_empty(effect.touched[name])}
+        unclear = {
+            name: why
+            for name, why in unclear.items()
+            if not self._rows.is_empty(effect.touched[name])
+        }
         foreign = await self._foreign(stated, effect, unclear)
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
@@ -161,7 +196,9 @@ class DdlChanges:
             if record is not None:
                 brought += self._taken(name, record)
         replaced = [name for name in effect.dropped if name in effect.touched]
-        emptied = [name for names in (effect.truncated, effect.moved, unclear, replaced) for name in names]
+        emptied = [
+            name for names in (effect.truncated, effect.moved, unclear, replaced) for name in names
+        ]
         await self._change(
             TableChange(
                 stated.commit_ts,
@@ -175,12 +212,16 @@ class DdlChanges:
         self._note_empty(stated, effect)
 
     def _note_empty(self, stated: Stated, effect: Effect) -> None:
-        """Which tables have no rows behind the statement, so that one which changes values has nothing to change."""
+        """Which tables have no rows behind the statement,
+        so that one which changes values has nothing to change.
+        """
         is_created = isinstance(stated.statement.tree, CreateTable)
         created = {name for name, table_id in effect.touched.items() if is_created and table_id < 0}
         now = self._tables.by_name
         moved = {
-            table.span.table_id for name, table in now.items() if effect.names_before.get(name, name) in effect.moved
+            table.span.table_id
+            for name, table in now.items()
+            if effect.names_before.get(name, name) in effect.moved
         }
         self._rows.note_rows(moved)
         empty = ({*effect.truncated} | created) - {*effect.filled, *effect.moved}
@@ -188,7 +229,9 @@ class DdlChanges:
 
     def _unclear(self, effect: Effect, outcome: Outcome) -> dict[TableName, str]:
         """Tables whose rows must be read again, by their new names, and why."""
-        reasons = {name: "; ".join(each.unclear) for name, each in outcome.tracked.items() if each.unclear}
+        reasons = {
+            name: "; ".join(each.unclear) for name, each in outcome.tracked.items() if each.unclear
+        }
         return reasons | {
             name: why
             for name, why in outcome.lost.items()
@@ -203,15 +246,21 @@ class DdlChanges:
             known = self._tables.by_id(effect.touched[name])
             if known is not None:
                 before = Table.parse(known.record.table_info)
-                definition = self._found(seen[name].table, before, None).identified(before, before.free_column_id)
-                tracked = taken_over(before, definition.table(before.id), Context(dialect=stated.dialect))
+                definition = self._found(seen[name].table, before, None).identified(
+                    before, before.free_column_id
+                )
+                tracked = taken_over(
+                    before, definition.table(before.id), Context(dialect=stated.dialect)
+                )
                 reasons |= {name: "; ".join(tracked.unclear)} if tracked.unclear else {}
         return reasons
 
     def _stated_record(
         self, stated: Stated, name: TableName, table_id: int, outcome: Outcome, seen: Seen | None
     ) -> TableRecord | None:
-        """The new record of a table that a statement touched; None: it stays, or is gone before it has any row."""
+        """The new record of a table that a statement touched; None: it stays,
+        or is gone before it has any row.
+        """
         known, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
         is_new = known is None
         if tracked is not None and not (is_new and seen is not None and seen.sure):
@@ -222,9 +271,17 @@ class DdlChanges:
             if known is None:
                 return None
             table = Table.parse(known.record.table_info)
-            definition = Definition(name, table.columns, table.primary_key).identified(table, table.free_column_id)
+            definition = Definition(name, table.columns, table.primary_key).identified(
+                table, table.free_column_id
+            )
         else:
-            before = Table.parse(known.record.table_info) if known else tracked.table if tracked else None
+            before = (
+                Table.parse(known.record.table_info)
+                if known
+                else tracked.table
+                if tracked
+                else None
+            )
             free = before.free_column_id if before else self._first_column_id(name)
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
@@ -232,7 +289,9 @@ class DdlChanges:
         record = record_of(definition, table_id if known else new_id(stated.commit_ts, name))
         return None if known is not None and known.record.whole == record else record
 
-    def _found(self, found: Definition | TableMap, before: Table | None, other: Definition | None) -> Definition:
+    def _found(
+        self, found: Definition | TableMap, before: Table | None, other: Definition | None
+    ) -> Definition:
         if isinstance(found, Definition):
             return found
         told = told_by_log(found, [*([before] if before else []), *([other] if other else [])])
@@ -240,11 +299,19 @@ class DdlChanges:
             return told
         return replace(told, indexes=_kept(before, told), collation=before.collation)
 
-    async def _foreign(self, stated: Stated, effect: Effect, unclear: Mapping[TableName, str]) -> Sequence[TableName]:
-        """Names whose rows would be missing; what is copied anew, read again, or copied first, misses none."""
+    async def _foreign(
+        self, stated: Stated, effect: Effect, unclear: Mapping[TableName, str]
+    ) -> Sequence[TableName]:
+        """Names whose rows would be missing; what is copied anew, read again,
+        or copied first, misses none.
+        """
         names = {before: name for name, before in effect.names_before.items()}
         moved = {names.get(name, name): "rows move beside the log" for name in effect.moved}
-        if moved and self._copying is not None and await self._copying.copies_anew(_dotted(effect.moved)):
+        if (
+            moved
+            and self._copying is not None
+            and await self._copying.copies_anew(_dotted(effect.moved))
+        ):
             moved = {}
         filled = dict.fromkeys(effect.filled, "its rows are in no event")
         if filled and self._copying is not None and await self._copying.copies(_dotted(filled)):
@@ -252,12 +319,16 @@ class DdlChanges:
         if filled and self._copying is None and effect.foreign:
             return effect.foreign
         again = {**unclear, **filled}
-        again |= {name: "; ".join(filter(None, (why, unclear.get(name)))) for name, why in moved.items()}
+        again |= {
+            name: "; ".join(filter(None, (why, unclear.get(name)))) for name, why in moved.items()
+        }
         if again and not await self._read_again(stated, effect, again):
             raise _rows_moved({".".join(name): why for name, why in again.items()}, stated)
         return ()
 
-    async def _read_again(self, stated: Stated, effect: Effect, reasons: Mapping[TableName, str]) -> bool:
+    async def _read_again(
+        self, stated: Stated, effect: Effect, reasons: Mapping[TableName, str]
+    ) -> bool:
         if self._copying is None:
             return False
         tables: dict[int, str] = {}
@@ -269,30 +340,43 @@ class DdlChanges:
         return await self._copying.reads_again(Again(stated.commit_ts, tables, told))
 
     async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
-        """Rows came whose table is another one than any statement of the log said; `found` is what the server says.
+        """Rows came whose table is another one than any statement of the log said;
+        `found` is what the server says.
 
         Raises:
             TableIneligibleError: as `apply`.
         """
         name, told = untold.name, untold.told
         known = self._tables.by_name.get(name)
-        if not self._catalog.wants(*name) or (found is None and told.columns[0].name == _SEQUENCE_COLUMN):
+        if not self._catalog.wants(*name) or (
+            found is None and told.columns[0].name == _SEQUENCE_COLUMN
+        ):
             self._rows.ignored.add(name)
             return
         if not told.is_full:
             told.to_table(0)  # raises RowMetadataError
         before = Table.parse(known.record.table_info) if known else None
-        definition = self._found(told, before, found).identified(before, before.free_column_id if before else 1)
+        definition = self._found(told, before, found).identified(
+            before, before.free_column_id if before else 1
+        )
         if found is not None:
             definition = replace(definition, faults=found.faults)
-        record = record_of(definition, known.span.table_id if known else new_id(untold.commit_ts - 1, name))
+        record = record_of(
+            definition, known.span.table_id if known else new_id(untold.commit_ts - 1, name)
+        )
         if known is not None and known.record.whole == record:
             return
         brought = self._taken(name, record)
         if not brought:
             return
-        _log.warning("table changed without a statement in the log", table=".".join(name), commit_ts=untold.commit_ts)
-        await self._change(TableChange(untold.commit_ts - 1, "/* as rows have it */", tuple(brought)), ())
+        _log.warning(
+            "table changed without a statement in the log",
+            table=".".join(name),
+            commit_ts=untold.commit_ts,
+        )
+        await self._change(
+            TableChange(untold.commit_ts - 1, "/* as rows have it */", tuple(brought)), ()
+        )
 
     def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
         table = self._catalog.table(record)
@@ -313,7 +397,9 @@ class DdlChanges:
             self._listener.changed_schema(change)
 
     async def _copy_rekeyed(self, tables: Sequence[SourceTable]) -> None:
-        """Where a key is in another order, the last one that was copied tells nothing of what is still to be."""
+        """Where a key is in another order, the last one that was copied tells nothing of what is
+        still to be.
+        """
         if self._copying is None:
             return
         for table in tables:
@@ -323,10 +409,16 @@ class DdlChanges:
 
 
 def completed(table: Table, definition: Definition) -> Table:
-    """The table with what records of old versions lack, as far as the catalogue, which may be further, fits them."""
+    """The table with what records of old versions lack, as far as the catalogue,
+    which may be further, fits them.
+    """
     indexes = table.indexes
     theirs = definition.indexes
-    if indexes is None and theirs is not None and row_key(table.columns, theirs) == table.primary_key:
+    if (
+        indexes is None
+        and theirs is not None
+        and row_key(table.columns, theirs) == table.primary_key
+    ):
         indexes = theirs
     return replace(table, indexes=indexes, collation=table.collation or definition.collation)
 
@@ -346,7 +438,9 @@ def _definition_of(name: TableName, tracked: Tracked) -> Definition:
 def _kept(before: Table, told: Definition) -> tuple[Index, ...] | None:
     """The keys of a table whose columns the log tells anew: those whose columns are still there."""
     names = {column.name for column in told.columns}
-    kept = tuple(index for index in before.indexes or () if names.issuperset(filter(None, index.columns)))
+    kept = tuple(
+        index for index in before.indexes or () if names.issuperset(filter(None, index.columns))
+    )
     return kept if before.indexes is not None and row_key(told.columns, kept) == told.key else None
 
 
@@ -358,8 +452,11 @@ def _rows_moved(names: Mapping[str, str], stated: Stated) -> RowsMovedError:
     shown = ", ".join(f"{name} ({why})" for name, why in sorted(names.items()))
     asked = " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
-        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, takes or changes "
-        f"rows that are in no event of the log: {shown}. Ask for them by `tidemark cli changefeed dumpstart {asked}` "
-        "(dumprestart, if a dump is under way), then resume the changefeed: what the target has of them is emptied "
+        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, "
+        "takes or changes "
+        f"rows that are in no event of the log: {shown}. Ask for them by `tidemark cli changefeed "
+        f"dumpstart {asked}` "
+        "(dumprestart, if a dump is under way), then resume the changefeed: what the target has "
+        "of them is emptied "
         "there, and filled by the dump"
     )

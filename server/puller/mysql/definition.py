@@ -1,6 +1,7 @@
 """A table's definition in the server's catalogue, as the columns its log will have. Pure.
 
-The types and `meta` are those of TABLE_MAP events, so that a definition can be compared with what the log says.
+The types and `meta` are those of TABLE_MAP events, so that a definition can be compared with what
+the log says.
 """
 
 import re
@@ -80,12 +81,16 @@ class Definition:
 
     def table(self, table_id: int) -> Table:
         """Its record's content, under an id of ours."""
-        columns = tuple(replace(column, id=column.id or place + 1) for place, column in enumerate(self.columns))
+        columns = tuple(
+            replace(column, id=column.id or place + 1) for place, column in enumerate(self.columns)
+        )
         free = self.next_column_id or 1 + max((column.id for column in columns), default=0)
         return Table(table_id, self.name[1], columns, self.key, free, self.collation, self.indexes)
 
     def identified(self, before: Table | None, free: int) -> "Definition":
-        """Its columns with the ids that those of their names had; `free` is the first that none has had."""
+        """Its columns with the ids that those of their names had;
+        `free` is the first that none has had.
+        """
         ids = {column.name.lower(): column for column in before.columns} if before else {}
         columns: list[Column] = []
         for column in self.columns:
@@ -116,7 +121,9 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
         meta=meta,
         unsigned="unsigned" in declared.lower().split(),
         nullable=row["is_nullable"] == "YES",
-        collation=collations.get(str(row["collation_name"]), BINARY) if row["collation_name"] else BINARY,
+        collation=collations.get(str(row["collation_name"]), BINARY)
+        if row["collation_name"]
+        else BINARY,
         elems=_elems(declared) if column_type in (Type.ENUM, Type.SET) else (),
         generated=str(row.get("generation_expression") or ""),
         auto_increment="auto_increment" in str(row.get("extra", "")).lower(),

@@ -10,7 +10,9 @@ class MySqlUnavailableError(UnavailableError):
 
 
 class BarrierInterruptedError(UnavailableError):
-    """The server went away while a schema change was looked at, and what follows it was not taken yet."""
+    """The server went away while a schema change was looked at,
+    and what follows it was not taken yet.
+    """
 
     code = "ErrMySQLUnavailable"
 
@@ -40,19 +42,25 @@ class MySqlStatementError(InvalidError):
 
 
 class GtidDomainsError(InvalidError):
-    """Several servers are named, and transactions of several GTID domains: each may have them in another order."""
+    """Several servers are named, and transactions of several GTID domains:
+    each may have them in another order.
+    """
 
     code = "ErrMySQLGtidDomains"
 
 
 class LogPurgedError(NotFoundError):
-    """The server no longer has the part of its log that comes next: only a new dump brings the tables up to date."""
+    """The server no longer has the part of its log that comes next:
+    only a new dump brings the tables up to date.
+    """
 
     code = "ErrMySQLLogPurged"
 
 
 class LogBehindError(InvalidError):
-    """The server's log ends before what was read already, or has other transactions: nothing is ever rewound."""
+    """The server's log ends before what was read already, or has other transactions:
+    nothing is ever rewound.
+    """
 
     code = "ErrMySQLGtidNotOnServer"
 
@@ -94,18 +102,29 @@ class RowsMovedError(InvalidError):
 
 
 class TornTransactionError(UnavailableError):
-    """A large transaction of which rows were given lost them: the log is read again without those rows.
+    """A large transaction of which rows were given lost them:
+    the log is read again without those rows.
 
     The server died within it, or ROLLBACK TO SAVEPOINT undid some of them.
     """
 
     code = "ErrMySQLTransactionTorn"
 
-    def __init__(self, gtid: str, place: tuple[str, int], rows: tuple[tuple[int, int], ...] | None = None) -> None:
-        why = "was never ended by the server" if rows is None else "undid some of its rows (ROLLBACK TO SAVEPOINT)"
-        super().__init__(f"transaction {gtid}, which is large, {why}: the log is read again without these rows")
+    def __init__(
+        self, gtid: str, place: tuple[str, int], rows: tuple[tuple[int, int], ...] | None = None
+    ) -> None:
+        why = (
+            "was never ended by the server"
+            if rows is None
+            else "undid some of its rows (ROLLBACK TO SAVEPOINT)"
+        )
+        super().__init__(
+            f"transaction {gtid}, which is large, {why}: the log is read again without these rows"
+        )
         self.place = place
-        """The log's file, and the offset behind its first event: its GTID may be given out again."""
+        """The log's file, and the offset behind its first event:
+        its GTID may be given out again.
+        """
         self.rows = rows
         """Which of its row events are undone, as ranges; None: all."""
 
@@ -123,12 +142,16 @@ class XaTooLargeError(InvalidError):
 
 
 class XaUnknownError(InvalidError):
-    """An XA transaction was committed whose rows the log held before the changefeed began to read it."""
+    """An XA transaction was committed whose rows the log held before the changefeed began to read
+    it.
+    """
 
     code = "ErrMySQLXAUnknown"
 
 
 class NoAnchorError(InvalidError):
-    """The log of the server begins after the wanted start, or nothing is known of that part of it."""
+    """The log of the server begins after the wanted start,
+    or nothing is known of that part of it.
+    """
 
     code = "ErrMySQLStartUnknown"

@@ -1,7 +1,8 @@
 """The grammar of the statements in a log: a tree for each, or none at all. Pure.
 
-Every token is taken by a rule. Where a rule takes a rest unread, that rest is a body that the statement only stores (a
-view, a trigger, a grant), or partitions' bounds; what is left makes the statement one that is not understood.
+Every token is taken by a rule. Where a rule takes a rest unread, that rest is a body that the
+statement only stores (a view, a trigger, a grant), or partitions' bounds; what is left makes the
+statement one that is not understood.
 """
 
 import itertools
@@ -43,7 +44,20 @@ from server.puller.mysql.tree import (
 )
 
 ROW_VERBS: Final = frozenset(
-    {"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO", "SELECT", "VALUES", "HANDLER", "EXECUTE"}
+    {
+        "INSERT",
+        "UPDATE",
+        "DELETE",
+        "REPLACE",
+        "LOAD",
+        "CALL",
+        "WITH",
+        "DO",
+        "SELECT",
+        "VALUES",
+        "HANDLER",
+        "EXECUTE",
+    }
 )
 _STORED: Final = frozenset(
     re.findall(
@@ -57,7 +71,18 @@ _STORED: Final = frozenset(
 """Objects whose CREATE, ALTER and DROP change neither tables nor their rows."""
 _ACCOUNTS: Final = ("GRANT", "REVOKE")
 _MAINTAINS: Final = ("ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "CHECKSUM")
-_SERVER: Final = ("FLUSH", "RESET", "PURGE", "INSTALL", "UNINSTALL", "KILL", "SHUTDOWN", "SHOW", "HELP", "USE")
+_SERVER: Final = (
+    "FLUSH",
+    "RESET",
+    "PURGE",
+    "INSTALL",
+    "UNINSTALL",
+    "KILL",
+    "SHUTDOWN",
+    "SHOW",
+    "HELP",
+    "USE",
+)
 _SET_ACCOUNTS: Final = ("PASSWORD", "ROLE", "DEFAULT", "RESOURCE")
 _PLAIN_OPTIONS: Final = frozenset(
     re.findall(
@@ -72,7 +97,15 @@ _PLAIN_OPTIONS: Final = frozenset(
     )
 )
 _PARTITION_ROWS: Final = ("DROP", "TRUNCATE")
-_PARTITION_PLAIN: Final = ("COALESCE", "REORGANIZE", "ANALYZE", "CHECK", "OPTIMIZE", "REBUILD", "REPAIR")
+_PARTITION_PLAIN: Final = (
+    "COALESCE",
+    "REORGANIZE",
+    "ANALYZE",
+    "CHECK",
+    "OPTIMIZE",
+    "REBUILD",
+    "REPAIR",
+)
 
 
 class StatementReader(ColumnReader):
@@ -127,12 +160,16 @@ class StatementReader(ColumnReader):
     # Rows
 
     def _dml(self, verb: str) -> Dml:
-        """Only a single base table is a sure target; a rest of any kind may call what changes others."""
+        """Only a single base table is a sure target;
+        a rest of any kind may call what changes others.
+        """
         tokens = self.tokens
         calls = frozenset(
             token.text.lower()
             for token, after in itertools.pairwise(tokens)
-            if token.sort in (Sort.WORD, Sort.NAME) and after.sort is Sort.SYMBOL and after.text == "("
+            if token.sort in (Sort.WORD, Sort.NAME)
+            and after.sort is Sort.SYMBOL
+            and after.text == "("
         )
         self.at += 1
         try:
@@ -154,7 +191,11 @@ class StatementReader(ColumnReader):
             if not self.skip("FROM"):
                 return None
             target = self.table_name()
-            return target if self.ended or self.sees(";") or self._sees_any("WHERE", "ORDER", "LIMIT") else None
+            return (
+                target
+                if self.ended or self.sees(";") or self._sees_any("WHERE", "ORDER", "LIMIT")
+                else None
+            )
         if verb == "UPDATE":
             while self.skip_any("LOW_PRIORITY", "IGNORE"):
                 pass
@@ -183,7 +224,9 @@ class StatementReader(ColumnReader):
         return self._create_index()
 
     def _stored(self) -> Harmless:
-        """CREATE, ALTER or DROP of what is no table: definer and options, then the kind of object."""
+        """CREATE, ALTER or DROP of what is no table: definer and options,
+        then the kind of object.
+        """
         while not self._sees_any(*_STORED):
             option = self.skip_any("DEFINER", "ALGORITHM", "SQL", "AGGREGATE")
             if option in ("DEFINER", "ALGORITHM"):
@@ -223,7 +266,9 @@ class StatementReader(ColumnReader):
             like = self.table_name()
             self.expect(")")
         if like is not None:
-            return CreateTable(name, replace=replace, temporary=temporary, if_not_exists=absent, like=like)
+            return CreateTable(
+                name, replace=replace, temporary=temporary, if_not_exists=absent, like=like
+            )
         columns: list[ColumnDef] = []
         keys: list[Key] = []
         options: list[Spec] = []
@@ -236,7 +281,16 @@ class StatementReader(ColumnReader):
         logs_rows |= self.skip("START", "TRANSACTION")
         selects = self._query()
         return CreateTable(
-            name, tuple(columns), tuple(keys), tuple(options), replace, temporary, absent, None, selects, logs_rows
+            name,
+            tuple(columns),
+            tuple(keys),
+            tuple(options),
+            replace,
+            temporary,
+            absent,
+            None,
+            selects,
+            logs_rows,
         )
 
     def _element(self, columns: list[ColumnDef], keys: list[Key], options: list[Spec]) -> None:
@@ -252,7 +306,11 @@ class StatementReader(ColumnReader):
             columns.append(self.column())
 
     def _query_follows(self, ahead: int) -> bool:
-        while (token := self.peek(ahead)) is not None and token.sort is Sort.SYMBOL and token.text == "(":
+        while (
+            (token := self.peek(ahead)) is not None
+            and token.sort is Sort.SYMBOL
+            and token.text == "("
+        ):
             ahead += 1
         token = self.peek(ahead)
         return token is not None and token.is_word("SELECT", "WITH", "VALUES", "TABLE")
@@ -433,7 +491,11 @@ class StatementReader(ColumnReader):
     def _spec(self) -> Iterator[Spec]:
         begin = self.at
         token = self.peek()
-        read = self._SPECS.get(token.text.upper()) if token is not None and token.sort is Sort.WORD else None
+        read = (
+            self._SPECS.get(token.text.upper())
+            if token is not None and token.sort is Sort.WORD
+            else None
+        )
         if read is not None:
             self.at += 1
             yield from read(self)
@@ -446,7 +508,9 @@ class StatementReader(ColumnReader):
         self.at = begin
         option = self._table_option()
         if option is None:
-            raise NotUnderstoodError(f"{token.text if token else ''!r} is no change of a table that is known")
+            raise NotUnderstoodError(
+                f"{token.text if token else ''!r} is no change of a table that is known"
+            )
         yield option
         while (option := self._table_option()) is not None:
             yield option
@@ -635,7 +699,9 @@ class StatementReader(ColumnReader):
             if self.skip("INTO"):
                 self.parentheses()
             else:
-                while self.skip_any("EXTENDED", "QUICK", "FAST", "MEDIUM", "CHANGED", "FOR", "UPGRADE"):
+                while self.skip_any(
+                    "EXTENDED", "QUICK", "FAST", "MEDIUM", "CHANGED", "FOR", "UPGRADE"
+                ):
                     pass
         yield NoEffect(f"{what} PARTITION")
 
@@ -718,14 +784,18 @@ class StatementReader(ColumnReader):
         return TruncateTable(name)
 
     def _maintains(self) -> Harmless:
-        """ANALYZE TABLE and the like; MariaDB's ANALYZE runs the statement that follows, if one does."""
+        """ANALYZE TABLE and the like; MariaDB's ANALYZE runs the statement that follows,
+        if one does.
+        """
         self.skip_any("NO_WRITE_TO_BINLOG", "LOCAL")
         if not self.skip_any("TABLE", "TABLES"):
             raise NotUnderstoodError("it may run another statement")
         return self._rest("maintenance")
 
     def _set(self) -> Harmless:
-        """SET of an account; values of variables may be computed by functions, which may change rows."""
+        """SET of an account; values of variables may be computed by functions,
+        which may change rows.
+        """
         if not self._sees_any(*_SET_ACCOUNTS):
             raise NotUnderstoodError("SET of something else than an account")
         if self.sees("DEFAULT") and not self.sees("DEFAULT", "ROLE"):

@@ -1,4 +1,5 @@
-"""Rows that we write ourselves while nobody else does: the heartbeats of a server have no commit_ts, cuts would stand.
+"""Rows that we write ourselves while nobody else does:
+the heartbeats of a server have no commit_ts, cuts would stand.
 
     changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)
 
@@ -28,9 +29,14 @@ seq BIGINT UNSIGNED NOT NULL COMMENT 'grows with each heartbeat',
 written_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3) ON UPDATE CURRENT_TIMESTAMP(3)
 ) ENGINE=InnoDB COMMENT 'written by tidemark while the server is idle'""",
 )
-_EXISTS = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = 'tidemark_heartbeat'"
+_EXISTS = (
+    "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = %s AND table_name = "
+    "'tidemark_heartbeat'"
+)
 _log = structlog.get_logger(__name__)
-_WRITE = f"INSERT INTO {TABLE} (changefeed_id, seq) VALUES (%s, 1) ON DUPLICATE KEY UPDATE seq = seq + 1"  # noqa: S608 - ours
+_WRITE = (
+    f"INSERT INTO {TABLE} (changefeed_id, seq) VALUES (%s, 1) ON DUPLICATE KEY UPDATE seq = seq + 1"  # noqa: S608 - ours
+)
 
 
 class Heart:
@@ -41,7 +47,9 @@ class Heart:
         self._options = options
 
     async def run(self, position_ts: Callable[[], int], executor: Executor) -> None:
-        """Beat when `position_ts` has not moved for a while, until it is cancelled or the server takes no rows."""
+        """Beat when `position_ts` has not moved for a while,
+        until it is cancelled or the server takes no rows.
+        """
         every_s = self._options.idle_row_ms / 1000
         loop = asyncio.get_running_loop()
         while every_s:
@@ -55,14 +63,17 @@ class Heart:
             except MySqlUnavailableError:
                 continue  # who reads the log says so
             except TidemarkError as err:
-                _log.warning("no heartbeat rows: cuts stand while the server is idle", error=err.message)
+                _log.warning(
+                    "no heartbeat rows: cuts stand while the server is idle", error=err.message
+                )
                 return
 
     def _beat(self) -> None:
         with log_in(self._options) as session:
             if session.row("SELECT @@global.read_only")[0]:
                 raise MySqlPrivilegeError(
-                    "the server only reads (read_only): a row of ours would part it from its primary"
+                    "the server only reads (read_only): a row of ours would part it from its "
+                    "primary"
                 )
             prepare(session)
             beat(session, self._changefeed)

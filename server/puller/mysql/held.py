@@ -1,7 +1,8 @@
 """What rows hold in a column that is younger than they are, as their batches would show it. Pure.
 
-A constant DEFAULT becomes a value of the column as the server makes it one. Where that depends on what is not known
-here (expressions, time zones, character sets, values that do not fit), UnclearValueError says so: rows are read again.
+A constant DEFAULT becomes a value of the column as the server makes it one. Where that depends on
+what is not known here (expressions, time zones, character sets, values that do not fit),
+UnclearValueError says so: rows are read again.
 """
 
 import base64
@@ -51,14 +52,20 @@ def held_value(column: Column, definition: ColumnDef, dialect: Dialect) -> Value
         if number is None:
             raise UnclearValueError(f"it is computed ({default.text})")
         default = Literal("number", str(number))
-    if definition.type.scale is not None and column.type in (Type.FLOAT, Type.DOUBLE) and default is not None:
+    if (
+        definition.type.scale is not None
+        and column.type in (Type.FLOAT, Type.DOUBLE)
+        and default is not None
+    ):
         raise UnclearValueError("digits of a floating-point number are rounded off")
     try:
         if default is None or default.sort == "null":
             return None if column.nullable else _implicit(column, definition)
         return _constant(column, default, definition, dialect)
     except (ValueError, ArithmeticError, StopIteration, LookupError) as err:
-        raise UnclearValueError(f"{default.text if default else ''!r} is not understood: {err!r}") from err
+        raise UnclearValueError(
+            f"{default.text if default else ''!r} is not understood: {err!r}"
+        ) from err
 
 
 def _implicit(column: Column, definition: ColumnDef) -> Value:
@@ -146,7 +153,9 @@ def _integer(column: Column, literal: Literal) -> int:
         raise ValueError("a floating-point number")
     number = int(_number(literal).to_integral_value(ROUND_HALF_UP, context=_EXACT))
     bits = 8 * INTEGER_BYTES[column.type]
-    least, most = (0, (1 << bits) - 1) if column.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    least, most = (
+        (0, (1 << bits) - 1) if column.unsigned else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    )
     if column.type is Type.INT24:
         least, most = (0, (1 << 24) - 1) if column.unsigned else (-(1 << 23), (1 << 23) - 1)
     if not least <= number <= most:
@@ -209,7 +218,9 @@ def _member(column: Column, text: str) -> str:
         raise ValueError("which letters are equal depends on the collation")
     text = text.rstrip(" ")
     exact = [elem for elem in column.elems if elem == text]
-    return exact[0] if exact else next(elem for elem in column.elems if elem.lower() == text.lower())
+    return (
+        exact[0] if exact else next(elem for elem in column.elems if elem.lower() == text.lower())
+    )
 
 
 def _string(column: Column, literal: Literal, dialect: Dialect) -> str:
@@ -259,7 +270,11 @@ def _fitting(column: Column, text: str) -> str:
     if column.type is Type.STRING:
         text = text.rstrip(" ")
     width = character_bytes(column.collation)
-    if len(text) > (column.meta // width if column.type is not Type.BLOB else ((1 << 8 * column.meta) - 1) // width):
+    if len(text) > (
+        column.meta // width
+        if column.type is not Type.BLOB
+        else ((1 << 8 * column.meta) - 1) // width
+    ):
         raise ValueError("too long")
     return text
 
@@ -281,7 +296,9 @@ def _moment(column: Column, literal: Literal, dialect: Dialect) -> str | None:
     if literal.sort not in ("string", "number"):
         raise ValueError("no date")
     if text.isdecimal() and len(text) in (8, 14):
-        text = f"{text[:4]}-{text[4:6]}-{text[6:8]} " + ":".join(text[at : at + 2] for at in range(8, len(text), 2))
+        text = f"{text[:4]}-{text[4:6]}-{text[6:8]} " + ":".join(
+            text[at : at + 2] for at in range(8, len(text), 2)
+        )
     elif literal.sort == "number":
         raise ValueError("no date")
     days, _, clock = text.strip().replace("T", " ").partition(" ")
@@ -299,7 +316,9 @@ def _moment(column: Column, literal: Literal, dialect: Dialect) -> str | None:
 
 
 def _fraction(digits: str, count: int, dialect: Dialect) -> str:
-    """The digits of a second's fraction that are kept: MariaDB cuts the others off, MySQL rounds."""
+    """The digits of a second's fraction that are kept: MariaDB cuts the others off,
+    MySQL rounds.
+    """
     if len(digits.rstrip("0")) > count and (not dialect.mariadb or dialect.rounds_fractions):
         raise ValueError("fractions of a second are rounded")
     return digits[:count].ljust(count, "0")
@@ -316,14 +335,20 @@ def _time(column: Column, literal: Literal, dialect: Dialect) -> str:
     found = _TIME.fullmatch(text)
     if found is None or literal.sort == "number":
         raise ValueError("no time")
-    return _checked_time(sign, (found[2], found[3], found[4] or "0", found[5] or ""), column, dialect)
+    return _checked_time(
+        sign, (found[2], found[3], found[4] or "0", found[5] or ""), column, dialect
+    )
 
 
-def _checked_time(sign: str, parts: tuple[str, str, str, str], column: Column, dialect: Dialect) -> str:
+def _checked_time(
+    sign: str, parts: tuple[str, str, str, str], column: Column, dialect: Dialect
+) -> str:
     hours, minutes, seconds = map(int, parts[:3])
     if hours > _TIME_HOURS_MAX or minutes > 59 or seconds > 59:
         raise ValueError("out of range")
-    return _time_text(sign, hours, minutes, seconds, _fraction(parts[3], column.meta, dialect), column.meta)
+    return _time_text(
+        sign, hours, minutes, seconds, _fraction(parts[3], column.meta, dialect), column.meta
+    )
 
 
 def _time_text(sign: str, hours: int, minutes: int, seconds: int, fraction: str, count: int) -> str:

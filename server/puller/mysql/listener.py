@@ -1,7 +1,9 @@
-"""Who follows the log beside the changefeed: the dump, which opens and closes its windows at written watermarks.
+"""Who follows the log beside the changefeed: the dump,
+which opens and closes its windows at written watermarks.
 
-All calls are made by one thread, in the order of the log, and after the event that ends a transaction (its XID): a
-transaction that never ends is never told. What was told before a restart is told again from the checkpoint on.
+All calls are made by one thread, in the order of the log, and after the event that ends a
+transaction (its XID): a transaction that never ends is never told. What was told before a restart
+is told again from the checkpoint on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,21 +23,28 @@ class LogListener(Protocol):
     """Follows the log; it may block, and the log waits for it."""
 
     def changed(self, span: Span, keys: pa.BinaryArray) -> None:
-        """Rows of a table changed: the canonical keys of their before- and after-images, in log order.
+        """Rows of a table changed: the canonical keys of their before- and after-images,
+        in log order.
 
-        The keys of all transactions between two calls of `watermark` are told before the second one, never later.
+        The keys of all transactions between two calls of `watermark` are told before the second
+        one, never later.
         """
         ...
 
-    def watermark(self, values: Mapping[str, object], commit_ts: int) -> Sequence[tuple[Span, pa.RecordBatch]]:
+    def watermark(
+        self, values: Mapping[str, object], commit_ts: int
+    ) -> Sequence[tuple[Span, pa.RecordBatch]]:
         """A row of the watermark table was committed: its columns after the change, by name.
 
-        Returns the rows (RAW_SCHEMA, all with this commit_ts) to add before anything is resolved up to `commit_ts`.
+        Returns the rows (RAW_SCHEMA, all with this commit_ts) to add before anything is resolved up
+        to `commit_ts`.
         """
         ...
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
-        """An XA transaction waits for its commit from here on, or was committed; the xid as `hex,hex`."""
+        """An XA transaction waits for its commit from here on, or was committed;
+        the xid as `hex,hex`.
+        """
         ...
 
     def changed_schema(self, change: TableChange) -> None:
@@ -45,7 +54,9 @@ class LogListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Tables whose rows a DDL changes beside the log: by id their names behind it, and by these names why."""
+    """Tables whose rows a DDL changes beside the log: by id their names behind it,
+    and by these names why.
+    """
 
     commit_ts: int
     tables: Mapping[int, str]
@@ -53,14 +64,19 @@ class Again:
 
 
 class Copying(Protocol):
-    """Who copies tables beside the log, and so brings rows that the log never names; called on the event loop."""
+    """Who copies tables beside the log, and so brings rows that the log never names;
+    called on the event loop.
+    """
 
     async def copies(self, names: Collection[str]) -> bool:
-        """Whether each of these tables (`schema.table`), which are new, will be copied with what it holds."""
+        """Whether each of these tables (`schema.table`), which are new,
+        will be copied with what it holds.
+        """
         ...
 
     async def begin(self, start_ts: int) -> None:
-        """The log is about to be read above `start_ts`: what was to be read again there, and is not complete, still is.
+        """The log is about to be read above `start_ts`: what was to be read again there,
+        and is not complete, still is.
 
         Raises:
             UnavailableError: it cannot be looked up now.
@@ -68,10 +84,11 @@ class Copying(Protocol):
         ...
 
     async def reads_again(self, again: Again) -> bool:
-        """Read tables again by themselves, whether they were copied or not; durable when it returns.
+        """Read tables again by themselves, whether they were copied or not;
+        durable when it returns.
 
-        Until they are complete no cut is offered above the DDL. False, and nothing has changed: the changefeed is to
-        stop instead.
+        Until they are complete no cut is offered above the DDL. False, and nothing has changed: the
+        changefeed is to stop instead.
 
         Raises:
             UnavailableError: it cannot be made durable now.

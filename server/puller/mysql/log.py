@@ -1,4 +1,6 @@
-"""Finds a server that has what comes next in the log, and opens it there; where a log ends now, and where it begins."""
+"""Finds a server that has what comes next in the log, and opens it there; where a log ends now,
+and where it begins.
+"""
 
 import time
 from contextlib import closing
@@ -9,7 +11,12 @@ import structlog
 
 from server.puller.mysql.clock import Clock
 from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import GtidDomainsError, LogPurgedError, MySqlUnavailableError, NoAnchorError
+from server.puller.mysql.errors import (
+    GtidDomainsError,
+    LogPurgedError,
+    MySqlUnavailableError,
+    NoAnchorError,
+)
 from server.puller.mysql.lookahead import log_end
 from server.puller.mysql.options import MySqlOptions
 from server.puller.mysql.position import Anchor, LogPosition
@@ -76,7 +83,9 @@ def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
             raise
     silent = next((err for err in failures if isinstance(err, MySqlUnavailableError)), None)
     if silent is not None and len(failures) > 1:
-        raise MySqlUnavailableError("no server has what comes next: " + "; ".join(err.message for err in failures))
+        raise MySqlUnavailableError(
+            "no server has what comes next: " + "; ".join(err.message for err in failures)
+        )
     raise failures[0]
 
 
@@ -95,7 +104,9 @@ def present(options: MySqlOptions) -> Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a changefeed begins: all that was committed before is at or below `ts`; `anchor` is before what follows."""
+    """Where a changefeed begins: all that was committed before is at or below `ts`;
+    `anchor` is before what follows.
+    """
 
     anchor: Anchor
     ts: int
@@ -104,11 +115,13 @@ class Beginning:
 
 
 def beginning(options: MySqlOptions) -> Beginning:
-    """A ts that everything committed before is at or below, and an anchor before all rows of what follows it; blocks.
+    """A ts that everything committed before is at or below,
+    and an anchor before all rows of what follows it; blocks.
 
-    Rows of an XA transaction are in the log where it was prepared, maybe before the place at which it is committed. So
-    the ts is that of a later place, when no transaction is prepared any more that was so at the anchor. One that stays
-    prepared for longer than `_XA_WAIT_S` is told when it is committed (XaUnknownError).
+    Rows of an XA transaction are in the log where it was prepared, maybe before the place at which
+    it is committed. So the ts is that of a later place, when no transaction is prepared any more
+    that was so at the anchor. One that stays prepared for longer than `_XA_WAIT_S` is told when it
+    is committed (XaUnknownError).
 
     Raises:
         As `present`.
@@ -120,10 +133,15 @@ def beginning(options: MySqlOptions) -> Beginning:
         while (left := waiting & prepared_xids(session)) and time.monotonic() < deadline:
             time.sleep(_XA_LOOK_S)
         if left:
-            _log.warning("XA transactions stay prepared: their rows must be dumped if they commit", count=len(left))
+            _log.warning(
+                "XA transactions stay prepared: their rows must be dumped if they commit",
+                count=len(left),
+            )
         if (_gtids(session), *log_end(session)) == (anchor.gtids, anchor.file, anchor.position):
             clock = Clock.believing(believed_ms(session, options))
-            return Beginning(anchor, anchor.ts, clock)  # nothing is behind it, nor between its GTIDs and its offset
+            return Beginning(
+                anchor, anchor.ts, clock
+            )  # nothing is behind it, nor between its GTIDs and its offset
         until_ms = believed_ms(session, options)
         reader = log_in_to(session.address, options)
     return _ts_at_end(reader, anchor, options, Clock.believing(until_ms))
@@ -141,14 +159,16 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
         began_s = began(log_in_to(session.address, options), file, options)
     if began_s * 1000 > physical_ms(start_ts):
         raise LogPurgedError(
-            f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted start: leave the start "
+            f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted "
+            "start: leave the start "
             "out, and dump the tables"
         )
     return Anchor(0, "", file)
 
 
 def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
-    """The fold of commit_ts is over all domains in the log's order, which is each server's own between domains.
+    """The fold of commit_ts is over all domains in the log's order,
+    which is each server's own between domains.
 
     A row with a lower commit_ts on another server would be taken for one that was read already.
 
@@ -157,22 +177,30 @@ def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
     """
     if len(options.addresses) > 1 and anchor.domains > 1:
         raise GtidDomainsError(
-            f"the log has transactions of several GTID domains ({anchor.gtids}), which each server may have in another "
-            "order: name one server only in the source URI, or write under one gtid_domain_id and forget the others "
+            f"the log has transactions of several GTID domains ({anchor.gtids}), which each "
+            "server may have in another "
+            "order: name one server only in the source URI, or write under one gtid_domain_id and "
+            "forget the others "
             "(FLUSH BINARY LOGS DELETE_DOMAIN_ID)"
         )
 
 
 def _check_executed(session: Session, anchor: Anchor) -> None:
-    """A MySQL that lacks what was read would send what it has instead, or nothing for ever; MariaDB refuses by itself.
+    """A MySQL that lacks what was read would send what it has instead, or nothing for ever;
+    MariaDB refuses by itself.
 
-    Its log may be some ms ahead of what it says it has executed, and a replica further behind, so it is given a while.
+    Its log may be some ms ahead of what it says it has executed, and a replica further behind, so
+    it is given a while.
     """
     if not anchor.is_mysql or session.flavor.is_mariadb:
         return
-    ((missing,),) = session.execute("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (anchor.gtids, _EXECUTED_WAIT_S))
+    ((missing,),) = session.execute(
+        "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (anchor.gtids, _EXECUTED_WAIT_S)
+    )
     if missing:
-        ((lacking,),) = session.execute("SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (anchor.gtids,))
+        ((lacking,),) = session.execute(
+            "SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (anchor.gtids,)
+        )
         raise behind(f"(the server has not executed {lacking})")
 
 
@@ -180,12 +208,16 @@ def _present(session: Session) -> Anchor:
     gtids = _gtids(session)
     file, position = log_end(session)
     if not file:
-        raise NoAnchorError("the server writes no log: set log_bin; see `tidemark cli source check`")
+        raise NoAnchorError(
+            "the server writes no log: set log_bin; see `tidemark cli source check`"
+        )
     return Anchor(compose(_now_ms(session)), gtids, file, position)
 
 
 def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions, clock: Clock) -> Beginning:
-    """The commit_ts of the last transaction in the log now; times that are later than `clock` believes are odd."""
+    """The commit_ts of the last transaction in the log now;
+    times that are later than `clock` believes are odd.
+    """
     place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
     stream = open_stream(reader, place, options, 0, follow=False)
     with closing(stream), closing(OpenTransactions()) as shared:
@@ -194,7 +226,9 @@ def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions, clock: Cl
             for events in stream.take(_FIRST_S):
                 for item in transactions.take(events):
                     if isinstance(item, Unjudged):
-                        transactions.clock = transactions.clock.judge(item.previous_ts, item.times_ms, 0).clock
+                        transactions.clock = transactions.clock.judge(
+                            item.previous_ts, item.times_ms, 0
+                        ).clock
     return Beginning(anchor, transactions.position.ts, transactions.clock)
 
 
@@ -218,8 +252,8 @@ def _gtids(session: Session) -> str:
 def began(reader: Session, file: str, options: MySqlOptions) -> int:
     """The second in which a log file begins; `reader` is used up by it. Raises as `oldest`.
 
-    A file that was begun by a session that has SET timestamp has the session's time: if that is still to come, the
-    first time behind it counts.
+    A file that was begun by a session that has SET timestamp has the session's time: if that is
+    still to come, the first time behind it counts.
     """
     last_s = believed_ms(reader, options) // 1000
     stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)

@@ -1,9 +1,11 @@
-"""What tables are right behind a place in the log, even if we read it late and the server's catalogue is further.
+"""What tables are right behind a place in the log,
+even if we read it late and the server's catalogue is further.
 
-The catalogue is true for a place if nothing between that place and now is about the table. So the log is read ahead, on
-a connection of its own, from the place to the present: the first TABLE_MAP of a table tells its columns; a table that
-is not met keeps what the catalogue says. A DDL that is met only moves names: no row is between the place and it, so any
-columns do until it is reached. What is met later, while the catalogue was being read, is looked at again.
+The catalogue is true for a place if nothing between that place and now is about the table. So the
+log is read ahead, on a connection of its own, from the place to the present: the first TABLE_MAP of
+a table tells its columns; a table that is not met keeps what the catalogue says. A DDL that is met
+only moves names: no row is between the place and it, so any columns do until it is reached. What is
+met later, while the catalogue was being read, is looked at again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,12 +65,16 @@ class Lookahead:
 
     dialect: Dialect
     sought: dict[TableName, Sought]
-    """By the names they have at the place that was reached; those that need no more are left out."""
+    """By the names they have at the place that was reached;
+    those that need no more are left out.
+    """
     done: list[Sought] = field(default_factory=list)
     met: bool = False
     """Whether anything about one of them was met since this was last set to False."""
     passes: bool = False
-    """Whether the statement that comes changes nothing: it is a phase of an ALTER that is not its end."""
+    """Whether the statement that comes changes nothing:
+    it is a phase of an ALTER that is not its end.
+    """
 
     def see(self, events: Events, *, mariadb: bool) -> None:
         """Take the next events of the log."""
@@ -77,7 +83,9 @@ class Lookahead:
             if types[mark] == EventType.TABLE_MAP:
                 self._see_table(TableMap.parse(events.body(mark), mariadb=mariadb))
             elif types[mark] == EventType.MARIADB_GTID:
-                self.passes = MariaGtid.parse(events.header(mark), events.body(mark)).changes_nothing
+                self.passes = MariaGtid.parse(
+                    events.header(mark), events.body(mark)
+                ).changes_nothing
             elif types[mark] == EventType.FORMAT_DESCRIPTION:
                 self.dialect = dialect_of(events.body(mark), self.dialect)
             elif not self.passes:
@@ -111,9 +119,15 @@ class Lookahead:
 
 
 def definitions_behind(
-    session: Session, options: MySqlOptions, names: Sequence[TableName], place: Place, *, fold_case: bool
+    session: Session,
+    options: MySqlOptions,
+    names: Sequence[TableName],
+    place: Place,
+    *,
+    fold_case: bool,
 ) -> dict[TableName, Seen]:
-    """The tables of these names right behind a place in the log of the session's server; without those that are gone.
+    """The tables of these names right behind a place in the log of the session's server;
+    without those that are gone.
 
     Raises:
         MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
@@ -134,7 +148,9 @@ def definitions_behind(
             return _answer(look, found)
 
 
-def _touched(session: Session, options: MySqlOptions, look: Lookahead, begin: Place, end: Place) -> bool:
+def _touched(
+    session: Session, options: MySqlOptions, look: Lookahead, begin: Place, end: Place
+) -> bool:
     """Whether the log went on about one of the tables while the catalogue was read."""
     probe = Lookahead(look.dialect, {name: Sought(name) for name in look.sought})
     for events in _between(session, options, begin, end):
@@ -143,12 +159,16 @@ def _touched(session: Session, options: MySqlOptions, look: Lookahead, begin: Pl
 
 
 def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Seen]:
-    """Each table under the name that it has at the place: it may have been found under another one."""
+    """Each table under the name that it has at the place:
+    it may have been found under another one.
+    """
     answer = {}
     for sought in look.done:
         if sought.told is not None and not sought.gone:
             schema, table = sought.name
-            answer[sought.name] = Seen(replace(sought.told, schema=schema, table=table), not sought.altered)
+            answer[sought.name] = Seen(
+                replace(sought.told, schema=schema, table=table), not sought.altered
+            )
     for name, sought in look.sought.items():
         if name in found:
             answer[sought.name] = Seen(replace(found[name], name=sought.name), not sought.altered)
@@ -175,7 +195,9 @@ def _order(place: Place) -> tuple[int, int]:
 
 
 def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) -> Iterator[Events]:
-    """The events of the log from one place to another, compressed ones expanded; perhaps some more."""
+    """The events of the log from one place to another, compressed ones expanded;
+    perhaps some more.
+    """
     reader = log_in_to(session.address, options)
     try:
         stream = open_stream(reader, LogPlace("", *begin), options, _ANONYMOUS_READER, follow=False)

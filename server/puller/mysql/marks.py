@@ -1,4 +1,6 @@
-"""The events that begin and end transactions, or steer the log otherwise: found and read, many at once. Pure."""
+"""The events that begin and end transactions, or steer the log otherwise: found and read,
+many at once. Pure.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -52,7 +54,9 @@ class Marks:
     at: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.uint8]
     plain: npt.NDArray[np.bool_]
-    """XIDs, and the GTIDs that an XID ends: MariaDB's by their flags, MySQL's where BEGIN and XID are there, too."""
+    """XIDs, and the GTIDs that an XID ends: MariaDB's by their flags,
+    MySQL's where BEGIN and XID are there, too.
+    """
 
     @classmethod
     def of(cls, events: Events) -> "Marks":
@@ -62,7 +66,9 @@ class Marks:
         kinds = types[at]
         plain: npt.NDArray[np.bool_] = kinds == EventType.XID
         maria = kinds == EventType.MARIADB_GTID
-        plain[maria] = (events.data.u8(events.begin[at[maria]] + _MARIA_FLAGS_AT) & _UNUSUAL_FLAGS) == 0
+        plain[maria] = (
+            events.data.u8(events.begin[at[maria]] + _MARIA_FLAGS_AT) & _UNUSUAL_FLAGS
+        ) == 0
         begins = _plain_begins(events, at, kinds)
         plain[begins - 1] = True
         keep = np.ones(len(at), np.bool_)
@@ -79,10 +85,16 @@ def _plain_begins(
     gtids, queries, data = at[places - 1], at[places], events.data
     times = events.begin[gtids] + _MYSQL_TIMES_AT
     room = events.end[gtids] - times
-    told = (room >= 2 * _TIME_BYTES) | ((room >= _TIME_BYTES) & (data.number(times, _TIME_BYTES) & _ORIGINAL == 0))
+    told = (room >= 2 * _TIME_BYTES) | (
+        (room >= _TIME_BYTES) & (data.number(times, _TIME_BYTES) & _ORIGINAL == 0)
+    )
     body, end = events.begin[queries] + HEADER_BYTES, events.end[queries]
-    sql = body + 14 + data.u8(body + 8).astype(np.int64) + data.number(body + 11, 2).astype(np.int64)
-    begins = (end - sql == len(_BEGIN)) & (data.number(end - len(_BEGIN), len(_BEGIN)) == _BEGIN_NUMBER)
+    sql = (
+        body + 14 + data.u8(body + 8).astype(np.int64) + data.number(body + 11, 2).astype(np.int64)
+    )
+    begins = (end - sql == len(_BEGIN)) & (
+        data.number(end - len(_BEGIN), len(_BEGIN)) == _BEGIN_NUMBER
+    )
     found: npt.NDArray[np.signedinteger] = places[told & begins]
     return found
 
@@ -94,29 +106,39 @@ def stretches(plain: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     return ((first, last) for first, last in itertools.pairwise(edges) if first < last)
 
 
-def ends_of_runs(events: Events, gtids: npt.NDArray[np.int64], *, mariadb: bool) -> Sequence[tuple[int, int]]:
-    """The transactions to tell a position of, each with the number of the first one that it stands for.
+def ends_of_runs(
+    events: Events, gtids: npt.NDArray[np.int64], *, mariadb: bool
+) -> Sequence[tuple[int, int]]:
+    """The transactions to tell a position of, each with the number of the first one that it stands
+    for.
 
-    MariaDB: the last one of each domain. MySQL: the last of each row of numbers that one server gave without a gap.
+    MariaDB: the last one of each domain. MySQL: the last of each row of numbers that one server
+    gave without a gap.
     """
     headers, data = events.begin[gtids] + HEADER_BYTES, events.data
     if mariadb:
         return [(last, 0) for last in sorted(last_of_each(data.number(headers + 8, 4)))]
     high, low, gno = (data.number(headers + at, 8) for at in (1, 9, 17))
-    goes_on = (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (gno[1:] == gno[:-1] + (gno[:-1] > 0))
+    goes_on = (
+        (high[1:] == high[:-1]) & (low[1:] == low[:-1]) & (gno[1:] == gno[:-1] + (gno[:-1] > 0))
+    )
     ends = [*np.flatnonzero(~goes_on).tolist(), len(gtids) - 1] if len(gtids) else []
     firsts = [0, *(end + 1 for end in ends[:-1])]
     return [(end, int(gno[first])) for first, end in zip(firsts, ends, strict=False)]
 
 
-def times_ms(events: Events, gtids: npt.NDArray[np.int64], *, mariadb: bool) -> npt.NDArray[np.int64]:
+def times_ms(
+    events: Events, gtids: npt.NDArray[np.int64], *, mariadb: bool
+) -> npt.NDArray[np.int64]:
     """`physical_ms_of` for plain transactions, many at once."""
     headers = events.begin[gtids]
     if mariadb:
         return 1000 * events.data.number(headers, 4).astype(np.int64)
     times = headers + _MYSQL_TIMES_AT
     first = events.data.number(times, _TIME_BYTES)
-    us = np.where(first & _ORIGINAL, events.data.number(times + _TIME_BYTES, _TIME_BYTES), first).astype(np.int64)
+    us = np.where(
+        first & _ORIGINAL, events.data.number(times + _TIME_BYTES, _TIME_BYTES), first
+    ).astype(np.int64)
     seconds = 1000 * events.data.number(headers, 4).astype(np.int64)
     return np.where(us > 0, np.minimum(us // 1000, _LAST_MS), seconds)
 
@@ -135,11 +157,17 @@ def gtid_of(events: Events, mark: int) -> Gtid:
     if header[4] == EventType.MARIADB_GTID:
         return MariaGtid.parse(header, events.body(mark))
     body = events.body(mark)
-    return MysqlGtid.parse_tagged(body) if header[4] == EventType.GTID_TAGGED else MysqlGtid.parse(body)
+    return (
+        MysqlGtid.parse_tagged(body)
+        if header[4] == EventType.GTID_TAGGED
+        else MysqlGtid.parse(body)
+    )
 
 
 def physical_ms_of(gtid: Gtid, events: Events, mark: int) -> int:
-    """When a transaction was committed, as all servers of one history tell it; at most year 2106, as seconds are."""
+    """When a transaction was committed, as all servers of one history tell it;
+    at most year 2106, as seconds are.
+    """
     if isinstance(gtid, MysqlGtid) and gtid.committed_us:
         return min(gtid.committed_us // 1000, _LAST_MS)
     return 1000 * int.from_bytes(events.header(mark)[:4], "little")

@@ -1,12 +1,15 @@
-"""The transaction that a log is in the middle of: its events so far, and the savepoints it may go back to.
+"""The transaction that a log is in the middle of: its events so far,
+and the savepoints it may go back to.
 
-A server logs ROLLBACK TO SAVEPOINT, and the rows before it, where the transaction also made or dropped a temporary
-table, or wrote a table without transactions; else it cuts both out of its log. Rows of tables without transactions are
-in transactions of their own, so all rows of the transaction from the savepoint on are undone.
+A server logs ROLLBACK TO SAVEPOINT, and the rows before it, where the transaction also made or
+dropped a temporary table, or wrote a table without transactions; else it cuts both out of its log.
+Rows of tables without transactions are in transactions of their own, so all rows of the transaction
+from the savepoint on are undone.
 
 Invariants:
 1. `rows` counts the row events that are in force: going back to a savepoint cuts them like a stack.
-2. TABLE_MAPs stay when the rows behind them are undone: later rows of the same statement may lean on them.
+2. TABLE_MAPs stay when the rows behind them are undone: later rows of the same statement may lean
+   on them.
 3. If rows that are undone were given already, nothing more is given, and the end says which ones
    (TornTransactionError): the next reading leaves them out from the beginning.
 """
@@ -28,7 +31,9 @@ from storage.mysql.event import Events, EventType
 from storage.mysql.table_map import TableMap
 
 PART_BYTES: Final = 512 << 10
-"""About as large a part is held and given; files on disk are mapped as a whole, some dozens at a time."""
+"""About as large a part is held and given; files on disk are mapped as a whole,
+some dozens at a time.
+"""
 RowRanges: TypeAlias = tuple[tuple[int, int], ...]
 """Row events of one transaction, `[first, last)`, counted from its beginning."""
 
@@ -42,8 +47,10 @@ class Savepoint:
     read: int
     """How many row events were read before it, undone ones too."""
     rows_if_outer: int
-    """`rows` of the first savepoint of this name. If the later one was set by a function or trigger, whose savepoints
-    end with it, a ROLLBACK TO behind it means the first one; the log does not say which."""
+    """`rows` of the first savepoint of this name. If the later one was set by a function or
+    trigger, whose savepoints end with it, a ROLLBACK TO behind it means the first one; the log does
+    not say which.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,9 @@ class UnclearSavepoint:
     """The tables of its transaction; None: any."""
     reason: str
     nests: bool = False
-    """It is clear if no function and no trigger sets savepoints: the last one of the name is meant."""
+    """It is clear if no function and no trigger sets savepoints:
+    the last one of the name is meant.
+    """
 
 
 class Savepoints:
@@ -76,8 +85,8 @@ class Savepoints:
     def get(self, name: str) -> Savepoint | None:
         """The one that ROLLBACK TO goes back to; None: the log does not tell which one it is.
 
-        Servers compare names by a collation of their version, by which `é` may be `e`: the last of all that may be
-        equal must have the very same name.
+        Servers compare names by a collation of their version, by which `é` may be `e`: the last of
+        all that may be equal must have the very same name.
         """
         key = _folded(name)
         if self._all_ascii and key.isascii():
@@ -189,7 +198,11 @@ class OpenTransaction:
         """The tables that its rows may be of; None: not known any more."""
         if self.given:
             return None
-        maps = [(part, number) for part in self.parts for number in part.of(EventType.TABLE_MAP).tolist()]
+        maps = [
+            (part, number)
+            for part in self.parts
+            for number in part.of(EventType.TABLE_MAP).tolist()
+        ]
         return frozenset(TableMap.names(part.body(number)) for part, number in maps)
 
     def rows_left_out(self) -> RowRanges:
@@ -211,4 +224,6 @@ def _folded(name: str) -> str:
 def _may_equal(one: str, other: str) -> bool:
     """Whether two names may be one by some collation: of letters beyond ASCII nothing is known."""
     pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a == b or not (a.isascii() and b.isascii()) for a, b in pairs)
+    return len(one) == len(other) and all(
+        a == b or not (a.isascii() and b.isascii()) for a, b in pairs
+    )

@@ -38,7 +38,9 @@ _SERVER_ID_MAX = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MySqlOptions:
-    """`server_id` 0: one is leased; `idle_row_ms` 0: no heartbeat rows are written while the server is idle."""
+    """`server_id` 0: one is leased; `idle_row_ms` 0:
+    no heartbeat rows are written while the server is idle.
+    """
 
     addresses: tuple[Address, ...]
     user: str
@@ -54,13 +56,18 @@ class MySqlOptions:
     """How often an idle server shows that it lives; three of them missing end the connection."""
     connect_timeout_s: float = 10.0
     checksum: str = "verify"
-    """`trust` leaves the comparing of events with their checksums out, which takes half of the CPU."""
+    """`trust` leaves the comparing of events with their checksums out,
+    which takes half of the CPU.
+    """
     on_unclear_ddl: str = "reread"
-    """What becomes of a table whose stored values a DDL changes, which no event tells: its rows are read again by a
-    dump that begins by itself, or (`stop`) the changefeed stops."""
+    """What becomes of a table whose stored values a DDL changes, which no event tells: its rows are
+    read again by a dump that begins by itself, or (`stop`) the changefeed stops.
+    """
     max_clock_skew_ms: int = 600_000
-    """A transaction whose time in the log is later than the present by more than this does not move commit_ts on. In
-    the URI a number with its unit: `10m` (the default), `30s`, `2h`, `7d`; from 1s to 36500d."""
+    """A transaction whose time in the log is later than the present by more than this does not move
+    commit_ts on. In the URI a number with its unit: `10m` (the default), `30s`, `2h`, `7d`; from 1s
+    to 36500d.
+    """
     idle_row_ms: int = 3000
     """After so long without any transaction a heartbeat row is written, so that cuts move on."""
 
@@ -73,16 +80,24 @@ class MySqlOptions:
         """
         uri.check_options(_OPTIONS)
         if not uri.addresses or not uri.user:
-            raise SourceUriError("a mysql:// source needs a user and a server: mysql://user@host:3306")
+            raise SourceUriError(
+                "a mysql:// source needs a user and a server: mysql://user@host:3306"
+            )
         if uri.path.strip("/"):
-            raise SourceUriError("a mysql:// source has no path; choose tables by --filter 'schema.*'")
+            raise SourceUriError(
+                "a mysql:// source has no path; choose tables by --filter 'schema.*'"
+            )
         tls = _one_of(uri, "tls", _TLS[::-1] if "ca" in uri.options else _TLS)
         if tls.startswith("verify") and "ca" not in uri.options:
-            raise SourceUriError(f"tls={tls} needs ca=/path, the certificates to check the server against")
+            raise SourceUriError(
+                f"tls={tls} needs ca=/path, the certificates to check the server against"
+            )
         if ("cert" in uri.options) != ("key" in uri.options):
             raise SourceUriError("cert and key in the source URI belong together")
         return cls(
-            addresses=tuple(Address(server.host, server.port or DEFAULT_PORT) for server in uri.addresses),
+            addresses=tuple(
+                Address(server.host, server.port or DEFAULT_PORT) for server in uri.addresses
+            ),
             user=uri.user,
             password_file=uri.options.get("password-file", ""),
             password_env=uri.options.get("password-env", ""),
@@ -113,7 +128,9 @@ def _number(uri: SourceUri, name: str, default: int, least: int, most: int) -> i
     if text is None:
         return default
     if not text.isdecimal() or not least <= int(text) <= most:
-        raise SourceUriError(f"{name}={text!r} in the source URI: it is a whole number from {least} to {most}")
+        raise SourceUriError(
+            f"{name}={text!r} in the source URI: it is a whole number from {least} to {most}"
+        )
     return int(text)
 
 
@@ -122,5 +139,8 @@ def _duration_ms(uri: SourceUri, name: str, default: str) -> int:
     parts = _DURATION.fullmatch(text)
     duration_ms = int(parts[1]) * _UNIT_MS[parts[2]] if parts else 0
     if not 1000 <= duration_ms <= _SKEW_MAX_MS:
-        raise SourceUriError(f"{name}={text!r} in the source URI: it is a number with its unit, as 30s, 10m, 2h or 7d")
+        raise SourceUriError(
+            f"{name}={text!r} in the source URI: it is a number with its unit, as 30s, 10m, 2h or "
+            "7d"
+        )
     return duration_ms

@@ -1,6 +1,8 @@
-"""From the bytes of a log connection to events: packets that arrive in parts, packets of 16 MB, the end. Pure.
+"""From the bytes of a log connection to events: packets that arrive in parts, packets of 16 MB,
+the end. Pure.
 
-A packet of 16 MB - 1 goes on in the next one, which has no status byte: such an event is joined and given by itself.
+A packet of 16 MB - 1 goes on in the next one, which has no status byte: such an event is joined and
+given by itself.
 """
 
 import struct
@@ -21,11 +23,15 @@ EVENT_BYTES_MAX: Final = (1 << 30) + (1 << 20)
 
 @dataclass(slots=True)
 class Packets:
-    """What has arrived; `checksums` says whether a CRC32 follows each event, as was agreed with the server."""
+    """What has arrived; `checksums` says whether a CRC32 follows each event,
+    as was agreed with the server.
+    """
 
     checksums: bool
     verify: bool = False
-    """Compare each event with its checksum: half of the CPU of reading a log of small transactions."""
+    """Compare each event with its checksum: half of the CPU of reading a log of small
+    transactions.
+    """
     ended: bool = False
     """The server has sent all it has, as it was asked to."""
     _rest: bytes = b""

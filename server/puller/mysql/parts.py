@@ -1,4 +1,6 @@
-"""The events of transactions that have not ended, part by part: in memory, or on disk beyond the changefeed's share."""
+"""The events of transactions that have not ended, part by part: in memory,
+or on disk beyond the changefeed's share.
+"""
 
 import itertools
 import struct
@@ -19,7 +21,9 @@ _PLACE: Final = struct.Struct(">I")
 
 
 class Parts:
-    """Those of one transaction, in the order of the log; each is in a buffer of its own (`commits.joined`)."""
+    """Those of one transaction, in the order of the log;
+    each is in a buffer of its own (`commits.joined`).
+    """
 
     def __init__(self, rows: OpenRows[Events], number: int) -> None:
         self.size = 0
@@ -84,7 +88,8 @@ class HeldParts:
         return Parts(self._rows, next(self._numbers))
 
     def spill_if_short(self) -> None:
-        """Write all to disk if the changefeed holds too much in memory; waits while the disk refuses.
+        """Write all to disk if the changefeed holds too much in memory;
+        waits while the disk refuses.
 
         Raises:
             OpenTransactionsClosedError: `end` was called while the disk took nothing.
@@ -94,7 +99,8 @@ class HeldParts:
             self._rows.spill()
         if self._shared.used_bytes > _BYTES_MAX:
             raise XaTooLargeError(
-                f"prepared XA transactions hold more than {_BYTES_MAX >> 20} MiB of rows, which are kept in memory "
+                f"prepared XA transactions hold more than {_BYTES_MAX >> 20} MiB of rows, which "
+                "are kept in memory "
                 "here: commit or roll back the oldest (XA RECOVER on the server), then try again"
             )
 

@@ -1,12 +1,14 @@
-"""Where in a log we stand, and the commit_ts there: a fold over all transactions, that goes on from anchors. Pure.
+"""Where in a log we stand, and the commit_ts there: a fold over all transactions,
+that goes on from anchors. Pure.
 
     commit_ts(n) = max(commit_ts(n - 1) + 2, physical time of transaction n in TSO layout)
 
-over all transactions of the log in its order, whatever tables they touch. The commit_ts before each one, which no
-transaction has, belongs to schema changes: a transaction may bring one and rows above it (CREATE TABLE … SELECT). The
-time is one that replicas repeat, so that they give the same fold: with MariaDB the second of the GTID event; with MySQL
-the millisecond of the commit on the server that ran it, as a replica's event has the second of the last statement.
-An anchor is a place and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
+over all transactions of the log in its order, whatever tables they touch. The commit_ts before each
+one, which no transaction has, belongs to schema changes: a transaction may bring one and rows above
+it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that they give the same fold:
+with MariaDB the second of the GTID event; with MySQL the millisecond of the commit on the server
+that ran it, as a replica's event has the second of the last statement. An anchor is a place and its
+commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
 """
 
 import json
@@ -26,13 +28,17 @@ STEP: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """After which transaction we are: everything of the log before it has a commit_ts at or below `ts`."""
+    """After which transaction we are: everything of the log before it has a commit_ts at or below
+    `ts`.
+    """
 
     ts: int
     gtids: str
     """The GTIDs read, as the server writes them; empty where it has none."""
     file: str = ""
-    """With `position` the place in the log of the server that was read; another server has another one."""
+    """With `position` the place in the log of the server that was read;
+    another server has another one.
+    """
     position: int = 4
 
     def to_json(self) -> bytes:
@@ -49,7 +55,9 @@ class Anchor:
         try:
             return cls(**json.loads(value))
         except (ValueError, TypeError) as err:
-            raise CorruptError(f"an anchor of a MySQL source in the metadata cannot be read: {err!r}") from err
+            raise CorruptError(
+                f"an anchor of a MySQL source in the metadata cannot be read: {err!r}"
+            ) from err
 
     @property
     def domains(self) -> int:
@@ -83,7 +91,11 @@ class LogPosition:
         self.file = anchor.file
         self.position = anchor.position
         self._gtids: MariaGtidSet | MysqlGtidSet
-        self._gtids = MysqlGtidSet.parse(anchor.gtids) if anchor.is_mysql else MariaGtidSet.parse(anchor.gtids)
+        self._gtids = (
+            MysqlGtidSet.parse(anchor.gtids)
+            if anchor.is_mysql
+            else MariaGtidSet.parse(anchor.gtids)
+        )
 
     @property
     def anchor(self) -> Anchor:
@@ -100,7 +112,9 @@ class LogPosition:
         if not self.has_gtids:
             self._gtids = MysqlGtidSet.parse(gtids) if ":" in gtids else MariaGtidSet.parse(gtids)
 
-    def passed(self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int, first_gno: int = 0) -> None:
+    def passed(
+        self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int, first_gno: int = 0
+    ) -> None:
         """A transaction is complete; of MySQL's all from `first_gno` on, if it is given."""
         self.ts = ts
         self.position = next_position or self.position

@@ -1,4 +1,6 @@
-"""Asks a server whether its log can be followed, and proves it: a written row must come back through the log."""
+"""Asks a server whether its log can be followed, and proves it:
+a written row must come back through the log.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,15 @@ from server.changefeed.filter import TableFilter
 from server.changefeed.table import TableRecord
 from server.puller.mysql import heartbeat
 from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.checks import FAILURE, OK, WARNING, Check, Facts, check_settings, check_tables
+from server.puller.mysql.checks import (
+    FAILURE,
+    OK,
+    WARNING,
+    Check,
+    Facts,
+    check_settings,
+    check_tables,
+)
 from server.puller.mysql.connection import Session, log_in, log_in_to
 from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.log import present
@@ -54,7 +64,9 @@ def check_source(
             return
         if session.row("SELECT @@global.read_only")[0]:
             why = "no rows can be written here: cuts stand while it is idle, and dumps cannot run"
-            yield Check("watermark", WARNING, "read_only", why, "name the primary in the source URI")
+            yield Check(
+                "watermark", WARNING, "read_only", why, "name the primary in the source URI"
+            )
         elif write:
             yield _probe(session, options, server_id)
 
@@ -66,14 +78,18 @@ def _facts(session: Session, options: MySqlOptions, table_filter: TableFilter) -
     with suppress(TidemarkError):
         status = next(iter(session.named(_log_status_statement(session))), {})
     with suppress(TidemarkError):
-        replicas = session.named("SHOW ALL SLAVES STATUS" if session.flavor.is_mariadb else "SHOW REPLICA STATUS")
+        replicas = session.named(
+            "SHOW ALL SLAVES STATUS" if session.flavor.is_mariadb else "SHOW REPLICA STATUS"
+        )
     now_s = float(session.row("SELECT UNIX_TIMESTAMP(NOW(3))")[0])
     return Facts(
         flavor=session.flavor,
         variables=session.variables(),
         log_status=status,
         replica_status=replicas,
-        definitions=[definitions[name] for name in sorted(definitions) if table_filter.takes(*name)],
+        definitions=[
+            definitions[name] for name in sorted(definitions) if table_filter.takes(*name)
+        ],
         cascades=[each for each in _cascades(session) if table_filter.takes(*each[0])],
         grants=[str(row[0]) for row in session.execute("SHOW GRANTS")],
         clock_skew_s=now_s - time.time(),
@@ -82,7 +98,9 @@ def _facts(session: Session, options: MySqlOptions, table_filter: TableFilter) -
 
 
 def _cascades(session: Session) -> list[tuple[TableName, str, str]]:
-    return [((schema, table), name, rule) for schema, table, name, rule in session.execute(_CASCADES)]
+    return [
+        ((schema, table), name, rule) for schema, table, name, rule in session.execute(_CASCADES)
+    ]
 
 
 def _log_access(session: Session) -> Iterator[Check]:
@@ -110,18 +128,33 @@ def _probe(session: Session, options: MySqlOptions, server_id: int) -> Check:
         place = LogPlace(end.gtids, end.file, end.position, end.gtid_block)
         stream = open_stream(log_in_to(session.address, options), place, options, server_id)
     except TidemarkError as err:
-        return Check(name, FAILURE, "the log cannot be read", err.message, "GRANT REPLICATION SLAVE ON *.* TO the user")
+        return Check(
+            name,
+            FAILURE,
+            "the log cannot be read",
+            err.message,
+            "GRANT REPLICATION SLAVE ON *.* TO the user",
+        )
     try:
         heartbeat.beat(session, _PROBE)
         seen = _seen(stream, mariadb=session.flavor.is_mariadb)
     except TidemarkError as err:
-        return Check(name, FAILURE, "the log cannot be read", err.message, "GRANT REPLICATION SLAVE ON *.* TO the user")
+        return Check(
+            name,
+            FAILURE,
+            "the log cannot be read",
+            err.message,
+            "GRANT REPLICATION SLAVE ON *.* TO the user",
+        )
     finally:
         stream.close()
     if seen:
-        return Check(name, OK, f"came back through the log in {(time.monotonic() - began) * 1000:.0f} ms")
+        return Check(
+            name, OK, f"came back through the log in {(time.monotonic() - began) * 1000:.0f} ms"
+        )
     why = (
-        "a committed row did not come back: filters, sql_log_bin=0 for this user, or another server behind the address"
+        "a committed row did not come back: filters, sql_log_bin=0 for this user, or another "
+        "server behind the address"
     )
     return Check(name, FAILURE, f"not seen within {_PROBE_S:.0f} s", why)
 
@@ -133,7 +166,10 @@ def _seen(stream: LogStream, *, mariadb: bool) -> bool:
         for plain in chain.from_iterable(map(expanded, stream.take(1.0))):
             for group in maps.group(plain):
                 rows = b"".join(plain.body(int(number)) for number in group.numbers)
-                if f"{group.table.schema}.{group.table.table}" == heartbeat.TABLE and _PROBE.encode() in rows:
+                if (
+                    f"{group.table.schema}.{group.table.table}" == heartbeat.TABLE
+                    and _PROBE.encode() in rows
+                ):
                     return True
     return False
 

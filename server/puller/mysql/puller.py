@@ -1,9 +1,10 @@
-"""The puller of a MySQL-protocol server's log: one connection brings the changes of all tables of a changefeed.
+"""The puller of a MySQL-protocol server's log: one connection brings the changes of all tables of a
+changefeed.
 
 Invariants:
 1. Tables are resolved up to the last complete transaction, after all rows up to it were added.
-2. After a fault the log is read again behind the last complete transaction, from the first server that has it; rows of
-   the broken one were not added, or are added again as they were.
+2. After a fault the log is read again behind the last complete transaction, from the first server
+   that has it; rows of the broken one were not added, or are added again as they were.
 3. Nothing is kept here that the log and the anchors do not give again.
 """
 
@@ -94,8 +95,10 @@ class OddTimes:
             return ()
         latest = datetime.fromtimestamp(self.latest_ms / 1000, UTC).isoformat()
         text = (
-            f"{self.transactions} transactions of the log have times that were to come by more than max-clock-skew "
-            f"(the latest {latest}; SET timestamp, or the server's clock): they move commit_ts on by {STEP} only"
+            f"{self.transactions} transactions of the log have times that were to come by more "
+            "than max-clock-skew "
+            f"(the latest {latest}; SET timestamp, or the server's clock): they move commit_ts on "
+            f"by {STEP} only"
         )
         return (text,)
 
@@ -109,8 +112,9 @@ class Upstream:
     meta: Meta
     listener: LogListener | None = None
     torn: dict[tuple[str, int], RowRanges | None] = field(default_factory=dict)
-    """Where transactions begin that a server never ended, or that undid rows that were given (these); known as long as
-    the source."""
+    """Where transactions begin that a server never ended, or that undid rows that were given
+    (these); known as long as the source.
+    """
     copying: Copying | None = None
     odd_times: OddTimes = field(default_factory=OddTimes)
 
@@ -119,7 +123,12 @@ class LogPuller:
     """Implements `server.puller.source.Puller` for `tables`, those in force at `start_ts`."""
 
     def __init__(
-        self, tables: Sequence[SourceTable], start_ts: int, upstream: Upstream, rows: Rows, catalog: Catalog
+        self,
+        tables: Sequence[SourceTable],
+        start_ts: int,
+        upstream: Upstream,
+        rows: Rows,
+        catalog: Catalog,
     ) -> None:
         self.resolved_ts = start_ts
         self._start_ts = start_ts
@@ -129,7 +138,9 @@ class LogPuller:
         self._catalog = catalog
         self._was_without_tables = False
         self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
-        self._ddl = DdlChanges(self._tables, self._rows, catalog, upstream.listener, upstream.copying)
+        self._ddl = DdlChanges(
+            self._tables, self._rows, catalog, upstream.listener, upstream.copying
+        )
         self._anchors = Anchors(upstream.meta, upstream.changefeed)
         self._clock = ClockRecord(upstream.meta, upstream.changefeed)
         self._anchored_at = 0.0
@@ -171,12 +182,16 @@ class LogPuller:
     async def _pull(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         while True:
-            lease = leased_server_id(self._upstream.meta, self._upstream.changefeed, self._upstream.options.server_id)
+            lease = leased_server_id(
+                self._upstream.meta, self._upstream.changefeed, self._upstream.options.server_id
+            )
             async with lease as server_id:
                 try:
                     await self._read(server_id)
                 except ServerIdTakenError as err:
-                    _log.warning("another reader has our server id", server_id=server_id, error=err.message)
+                    _log.warning(
+                        "another reader has our server id", server_id=server_id, error=err.message
+                    )
                     await asyncio.sleep(_BACKOFF_S[1])
 
     async def _read(self, server_id: int) -> None:
@@ -189,7 +204,9 @@ class LogPuller:
             except MySqlUnavailableError as err:
                 metrics.RECONNECTS.inc()
                 silent_s = asyncio.get_running_loop().time() - self._heard_at
-                _log.warning("log connection lost", changefeed=self._upstream.changefeed, error=err.message)
+                _log.warning(
+                    "log connection lost", changefeed=self._upstream.changefeed, error=err.message
+                )
                 if silent_s > _GIVE_UP_S:
                     raise
             if self._heard_at > begun_at:
@@ -201,7 +218,11 @@ class LogPuller:
         try:
             server, gtids = log.session.address, self._position.anchor.gtids
             _log.info(
-                "log opened", changefeed=self._upstream.changefeed, host=server.host, port=server.port, gtids=gtids
+                "log opened",
+                changefeed=self._upstream.changefeed,
+                host=server.host,
+                port=server.port,
+                gtids=gtids,
             )
             await self._follow(log)
         except TornTransactionError as err:
@@ -235,8 +256,12 @@ class LogPuller:
                     await self._pass(barrier, log)
                 except InvalidError as err:
                     await self._refuse(barrier.commit_ts - 1, err)
-                except MySqlUnavailableError as err:  # the position is behind what was not worked on yet
-                    raise BarrierInterruptedError(f"{err.message}; the log is read again from the checkpoint") from err
+                except (
+                    MySqlUnavailableError
+                ) as err:  # the position is behind what was not worked on yet
+                    raise BarrierInterruptedError(
+                        f"{err.message}; the log is read again from the checkpoint"
+                    ) from err
             self._resolve_all()
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
@@ -258,16 +283,22 @@ class LogPuller:
                     yield item
                 elif item.commit_ts > self._start_ts:
                     if isinstance(item, UnclearSavepoint):
-                        self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, log.session))
+                        self._tables.check_savepoint(
+                            item, nested=partial(may_nest_savepoints, log.session)
+                        )
                         continue
                     yield item
         self._resolve()
 
     def _resolve(self) -> None:
-        """Everything up to the last complete transaction was added; many tables are told less often."""
+        """Everything up to the last complete transaction was added;
+        many tables are told less often.
+        """
         ts, now = self._position.ts, time.monotonic()
         tables = self._tables.by_name.values()
-        if ts <= self.resolved_ts or (len(tables) > _MANY_TABLES and now - self._resolved_at < _RESOLVE_EVERY_S):
+        if ts <= self.resolved_ts or (
+            len(tables) > _MANY_TABLES and now - self._resolved_at < _RESOLVE_EVERY_S
+        ):
             return
         for table in tables:
             self._sink.resolve(table.span, ts)
@@ -281,7 +312,9 @@ class LogPuller:
             self._catalog.resolve(max(self._start_ts, self._position.ts))
 
     async def _refuse(self, ts: int, error: TidemarkError) -> NoReturn:
-        """Let everything before a statement that cannot be followed be delivered, then raise `error`."""
+        """Let everything before a statement that cannot be followed be delivered,
+        then raise `error`.
+        """
         if ts > self.resolved_ts:
             for table in self._tables.by_name.values():
                 await self._call(self._sink.resolve, table.span, ts)
@@ -311,7 +344,11 @@ class LogPuller:
         metrics.DDLS.inc()
         helps = await self._ask(partial(self._helps, log.session, barrier, effect))
         outcome = self._ddl.outcome(barrier, effect, helps)
-        new = [name for name, table_id in effect.touched.items() if self._tables.by_id(table_id) is None]
+        new = [
+            name
+            for name, table_id in effect.touched.items()
+            if self._tables.by_id(table_id) is None
+        ]
         names, place = list({*outcome.lost, *new}), (barrier.file, barrier.position)
         look = partial(definitions_behind, log.session, self._upstream.options, names, place)
         seen = await self._ask(partial(look, fold_case=log.fold_case)) if names else {}
@@ -321,7 +358,9 @@ class LogPuller:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""
         assert self._transactions is not None, "it runs"
         present_ms = await self._ask(believed_ms, log.session, self._upstream.options)
-        judgement = self._transactions.clock.judge(unjudged.previous_ts, unjudged.times_ms, present_ms)
+        judgement = self._transactions.clock.judge(
+            unjudged.previous_ts, unjudged.times_ms, present_ms
+        )
         await self._clock.save(judgement.clock)
         self._transactions.clock = judgement.clock
         if judgement.odd_ms:
@@ -329,13 +368,19 @@ class LogPuller:
             odd.transactions += len(judgement.odd_ms)
             odd.latest_ms = max(odd.latest_ms, *judgement.odd_ms)
             metrics.ODD_TIMES.inc(len(judgement.odd_ms))
-            _log.warning("odd times in the log", changefeed=self._upstream.changefeed, warning=odd.warnings[0])
+            _log.warning(
+                "odd times in the log",
+                changefeed=self._upstream.changefeed,
+                warning=odd.warnings[0],
+            )
 
     def _helps(self, session: Session, stated: Stated, effect: Effect) -> Helps:
         """Ask the server; in a thread."""
         tree = stated.statement.tree
         usual = schema_collation(session, tree.name[0]) if isinstance(tree, CreateTable) else ""
-        return Helps(read_collations(session), usual, read_definitions(session, self._ddl.incomplete(effect)))
+        return Helps(
+            read_collations(session), usual, read_definitions(session, self._ddl.incomplete(effect))
+        )
 
     async def _keep_anchor(self) -> None:
         assert self._transactions is not None, "it runs"
@@ -349,8 +394,12 @@ class LogPuller:
         return await asyncio.get_running_loop().run_in_executor(self._asking, function, *arguments)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run in a thread of this changefeed; whoever is cancelled waits for its end: nothing is added after."""
-        calling = asyncio.get_running_loop().run_in_executor(self._sink.executor, function, *arguments)
+        """Run in a thread of this changefeed; whoever is cancelled waits for its end:
+        nothing is added after.
+        """
+        calling = asyncio.get_running_loop().run_in_executor(
+            self._sink.executor, function, *arguments
+        )
         try:
             return await asyncio.shield(calling)
         except asyncio.CancelledError:
@@ -362,9 +411,12 @@ class LogPuller:
 
 def _unknown(item: Unprepared) -> XaUnknownError:
     return XaUnknownError(
-        f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the changefeed's log begins: "
-        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, which is after it, then "
-        "copy the tables by `tidemark cli changefeed dumpstart`; rows that it deleted are removed from the target by "
+        f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the "
+        "changefeed's log begins: "
+        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, which "
+        "is after it, then "
+        "copy the tables by `tidemark cli changefeed dumpstart`; rows that it deleted are removed "
+        "from the target by "
         "`tidemark cli verify --repair`"
     )
 

@@ -1,4 +1,6 @@
-"""Reads tokens from left to right; a step takes what is expected, or the statement is not understood. Pure."""
+"""Reads tokens from left to right; a step takes what is expected,
+or the statement is not understood. Pure.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -90,7 +92,11 @@ class TokenReader:
         """`schema.table`, or a table of the default schema."""
         self.skip(".")
         first = self.folded(self.name())
-        return (first, self.folded(self.name())) if self.skip(".") else (self.folded(self.schema), first)
+        return (
+            (first, self.folded(self.name()))
+            if self.skip(".")
+            else (self.folded(self.schema), first)
+        )
 
     def column_name(self) -> str:
         """A column, perhaps with its table's name before it."""
@@ -181,4 +187,8 @@ def shown(tokens: Sequence[Token]) -> str:
 def _is(token: Token | None, text: str) -> bool:
     if token is None:
         return False
-    return token.text.upper() == text if token.sort is Sort.WORD else token.sort is Sort.SYMBOL and token.text == text
+    return (
+        token.text.upper() == text
+        if token.sort is Sort.WORD
+        else token.sort is Sort.SYMBOL and token.text == text
+    )

@@ -1,8 +1,10 @@
-"""How long a server still keeps the log that a changefeed needs: what it would begin with, were it to begin now.
+"""How long a server still keeps the log that a changefeed needs: what it would begin with,
+were it to begin now.
 
-A server removes a log file when nothing was written to it for as long as logs are kept, never the one it writes. When a
-file was written last is when the next one began. What another server numbers otherwise is known by its time only: its
-file was written at that time or later, so that it is kept at least so long.
+A server removes a log file when nothing was written to it for as long as logs are kept, never the
+one it writes. When a file was written last is when the next one began. What another server numbers
+otherwise is known by its time only: its file was written at that time or later, so that it is kept
+at least so long.
 """
 
 import asyncio
@@ -32,7 +34,9 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """How long logs are kept, and for how long still the one that is needed; less than nothing: it may be gone."""
+    """How long logs are kept, and for how long still the one that is needed; less than nothing:
+    it may be gone.
+    """
 
     kept_s: float
     left_s: float
@@ -50,7 +54,9 @@ class Retention:
         self._told = ""
 
     async def run(self, executor: Executor) -> None:
-        """Look from time to time, until cancelled; what keeps a server from telling is said once."""
+        """Look from time to time, until cancelled; what keeps a server from telling is said
+        once.
+        """
         try:
             while True:
                 await self._look(executor)
@@ -63,11 +69,19 @@ class Retention:
         try:
             anchor = await self._needed()
             if anchor is not None:
-                self._show(await asyncio.get_running_loop().run_in_executor(executor, self.left, anchor))
+                self._show(
+                    await asyncio.get_running_loop().run_in_executor(executor, self.left, anchor)
+                )
         except TidemarkError as err:
-            if not isinstance(err, UnavailableError) and err.message != self._told:  # who reads the log says the former
+            if (
+                not isinstance(err, UnavailableError) and err.message != self._told
+            ):  # who reads the log says the former
                 self._told = err.message
-                _log.warning("how long the log is kept is not known", changefeed=self._changefeed, error=err.message)
+                _log.warning(
+                    "how long the log is kept is not known",
+                    changefeed=self._changefeed,
+                    error=err.message,
+                )
 
     def left(self, anchor: Anchor) -> Left:
         """For how long the log behind an anchor is kept; blocks.
@@ -91,15 +105,25 @@ class Retention:
             return now_s
         if anchor.file not in self._ended:
             following = files[files.index(anchor.file) + 1]
-            self._ended = {anchor.file: began(log_in_to(session.address, self._options), following, self._options)}
+            self._ended = {
+                anchor.file: began(
+                    log_in_to(session.address, self._options), following, self._options
+                )
+            }
         return self._ended[anchor.file]
 
     async def _needed(self) -> Anchor | None:
         """What the changefeed would begin with at its durable checkpoint."""
         status = await self._meta.get(keys.status(self._changefeed))
-        anchors = [Anchor.from_json(pair.value) for pair in await self._meta.get_prefix(prefix(self._changefeed))]
+        anchors = [
+            Anchor.from_json(pair.value)
+            for pair in await self._meta.get_prefix(prefix(self._changefeed))
+        ]
         checkpoint_ts = checkpoint_of(status.value) if status else anchors[0].ts if anchors else 0
-        return next((each for each in reversed(anchors) if each.ts <= checkpoint_ts), anchors[0] if anchors else None)
+        return next(
+            (each for each in reversed(anchors) if each.ts <= checkpoint_ts),
+            anchors[0] if anchors else None,
+        )
 
     def _show(self, left: Left) -> None:
         metrics.UNTIL_PURGE.labels(self._changefeed).set(left.left_s)

@@ -1,7 +1,8 @@
-"""From committed events to rows in the sorter, table by table; stops where a table is not the one that is known.
+"""From committed events to rows in the sorter, table by table;
+stops where a table is not the one that is known.
 
-Runs in a thread, one step after the other; what needs the event loop (a change of the catalog) comes out of it as an
-`Untold`, and it goes on when that was dealt with.
+Runs in a thread, one step after the other; what needs the event loop (a change of the catalog)
+comes out of it as an `Untold`, and it goes on when that was dealt with.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,7 +75,9 @@ class _Slice:
 class LogRows:
     """Adds the rows above `start_ts` of the tables in force; every call in the order of the log."""
 
-    def __init__(self, tables: Tables, start_ts: int, rows: Rows, listener: LogListener | None = None) -> None:
+    def __init__(
+        self, tables: Tables, start_ts: int, rows: Rows, listener: LogListener | None = None
+    ) -> None:
         self.ignored: set[TableName] = set()
         """Tables the changefeed does not take."""
         self._tables = tables
@@ -94,7 +97,9 @@ class LogRows:
         self._empty.difference_update(table_ids)
 
     def is_empty(self, table_id: int) -> bool:
-        """Whether the table was seen to begin empty, and no row of it since: a DDL changes no values then."""
+        """Whether the table was seen to begin empty, and no row of it since:
+        a DDL changes no values then.
+        """
         return table_id in self._empty
 
     def connected(self, *, mariadb: bool) -> None:
@@ -112,18 +117,23 @@ class LogRows:
         self._plans.clear()
 
     def add(self, commits: Commits) -> Iterator[Untold]:
-        """Add the rows of these transactions; before each `Untold` those of all transactions before it are added.
+        """Add the rows of these transactions; before each `Untold` those of all transactions before
+        it are added.
 
         Raises:
             RowImageError, EventUnsupportedError, CorruptError: the rows cannot be read.
         """
         first = int(np.searchsorted(commits.commit_ts, self._start_ts, "right"))
-        rest = _Slice(commits.events, commits.commit_ts, commits.ends, commits.part).cut(first, len(commits.events))
+        rest = _Slice(commits.events, commits.commit_ts, commits.ends, commits.part).cut(
+            first, len(commits.events)
+        )
         while len(rest.events):
             groups = self._maps.group(rest.events)
             stranger = self._stranger(groups)
             watermark = self._watermark(groups)
-            if stranger is not None and (watermark is None or stranger.numbers[0] < watermark.numbers[0]):
+            if stranger is not None and (
+                watermark is None or stranger.numbers[0] < watermark.numbers[0]
+            ):
                 event = int(stranger.numbers[0])
                 cut = rest.before(event)
                 self._add_all(rest.cut(0, cut))

@@ -1,7 +1,9 @@
-"""The id under which a server knows us as a reader of its log: leased, so that no two of us have the same one.
+"""The id under which a server knows us as a reader of its log: leased,
+so that no two of us have the same one.
 
-Two readers with one id evict each other for ever (error 4052). The ids of real servers are not in the metadata, so
-random ones are taken from the upper half of their range, which installations do not use.
+Two readers with one id evict each other for ever (error 4052). The ids of real servers are not in
+the metadata, so random ones are taken from the upper half of their range, which installations do
+not use.
 """
 
 import random
@@ -35,6 +37,8 @@ async def leased_server_id(meta: Meta, changefeed: str, fixed: int = 0) -> Async
         while True:
             number = any_server_id()
             key = ROOT + b"%010d" % number
-            if (await meta.txn([Compare.absent(key)], [Put(key, changefeed.encode(), lease.id)])).succeeded:
+            if (
+                await meta.txn([Compare.absent(key)], [Put(key, changefeed.encode(), lease.id)])
+            ).succeeded:
                 yield number
                 return

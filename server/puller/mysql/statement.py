@@ -16,7 +16,9 @@ class Verb(enum.Enum):
     DROPPED = "dropped"
     SCHEMA_DROPPED = "schema dropped"
     ROWS_MOVED = "rows moved"
-    """Rows appear or vanish without row events: partitions that are dropped, truncated or exchanged, tablespaces."""
+    """Rows appear or vanish without row events: partitions that are dropped,
+    truncated or exchanged, tablespaces.
+    """
     FILLED = "filled"
     """It is new, and has rows that are in no row event: it was a partition."""
 

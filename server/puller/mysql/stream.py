@@ -1,7 +1,9 @@
-"""A server's log as it arrives: one thread reads the socket into a queue bounded in bytes, the puller takes from it.
+"""A server's log as it arrives: one thread reads the socket into a queue bounded in bytes,
+the puller takes from it.
 
-The server counts as gone when it is silent for three heartbeats. Nothing is acknowledged to it (no semi-sync): it never
-waits for us. A stream that ended with an error is closed and another one opened at the last complete transaction.
+The server counts as gone when it is silent for three heartbeats. Nothing is acknowledged to it (no
+semi-sync): it never waits for us. A stream that ended with an error is closed and another one
+opened at the last complete transaction.
 """
 
 import socket
@@ -31,7 +33,9 @@ _MARIADB_CAPABILITY = 4
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where in the log to begin: after a set of GTIDs, or at an offset of a file where the server has no GTIDs."""
+    """Where in the log to begin: after a set of GTIDs,
+    or at an offset of a file where the server has no GTIDs.
+    """
 
     gtids: str = ""
     file: str = ""
@@ -66,12 +70,15 @@ class LogStream:
         """The events that have arrived by now, waiting for the first of them at most `timeout_s`.
 
         Raises:
-            MySqlUnavailableError: the connection broke, the server is silent, or `close` was called.
+            MySqlUnavailableError: the connection broke, the server is silent, or `close` was
+                called.
             CorruptError, TidemarkError: see `Packets.take`.
         """
         with self._changed:
             wanted = min(self._packets.wanted, QUEUE_BYTES)
-            self._changed.wait_for(lambda: self._bytes >= wanted or self._error is not None, timeout_s)
+            self._changed.wait_for(
+                lambda: self._bytes >= wanted or self._error is not None, timeout_s
+            )
             if not self._bytes and self._error is not None:
                 raise self._error
             data = self._pop()
@@ -94,7 +101,9 @@ class LogStream:
         """As much as one take is worth; makes room for the thread."""
         parts: list[bytes] = []
         size = 0
-        while self._arrived and (not parts or size + len(self._arrived[0]) <= TAKE_BYTES + self._packets.wanted):
+        while self._arrived and (
+            not parts or size + len(self._arrived[0]) <= TAKE_BYTES + self._packets.wanted
+        ):
             parts.append(self._arrived.popleft())
             size += len(parts[-1])
         self._bytes -= size
@@ -110,7 +119,9 @@ class LogStream:
                 self._put(bytes(view[:size]))
             error = MySqlUnavailableError("the server has closed the log connection")
         except TimeoutError:
-            error = MySqlUnavailableError(f"the server was silent for {self._silent_s:.1f} s, in spite of heartbeats")
+            error = MySqlUnavailableError(
+                f"the server was silent for {self._silent_s:.1f} s, in spite of heartbeats"
+            )
         except OSError as err:
             error = MySqlUnavailableError(f"the log connection broke: {err}")
         with self._changed:
@@ -129,12 +140,14 @@ class LogStream:
 def open_stream(
     session: Session, place: LogPlace, options: MySqlOptions, server_id: int, *, follow: bool = True
 ) -> LogStream:
-    """Turn a session into a stream of its server's log; without `follow` it ends at the end of the log.
+    """Turn a session into a stream of its server's log;
+    without `follow` it ends at the end of the log.
 
     A `server_id` of 0 reads without being registered, as tools do; no other reader is evicted.
 
     Raises:
-        LogPurgedError, LogBehindError, ServerIdTakenError, …: the server refuses; also later, by `take`.
+        LogPurgedError, LogBehindError, ServerIdTakenError, …: the server refuses; also later, by
+        `take`.
     """
     checksums = _prepare(session, place, options)
     flags = 0 if follow else commands.NON_BLOCK
@@ -151,20 +164,28 @@ def open_stream(
             _check_answer(raw)
         raw.sendall(request)
     silent_s = max(_SILENT_S, _SILENT_HEARTBEATS * options.heartbeat_ms / 1000)
-    return LogStream(session, Packets(checksums=checksums, verify=options.checksum == "verify"), silent_s)
+    return LogStream(
+        session, Packets(checksums=checksums, verify=options.checksum == "verify"), silent_s
+    )
 
 
 def _prepare(session: Session, place: LogPlace, options: MySqlOptions) -> bool:
     """Agree on how events are sent; returns whether checksums follow them."""
     ((checksum,),) = session.execute("SELECT @@global.binlog_checksum")
-    session.execute("SET @master_binlog_checksum=%s, @source_binlog_checksum=%s", (checksum, checksum))
+    session.execute(
+        "SET @master_binlog_checksum=%s, @source_binlog_checksum=%s", (checksum, checksum)
+    )
     period_ns = options.heartbeat_ms * 1_000_000
-    session.execute("SET @master_heartbeat_period=%s, @source_heartbeat_period=%s", (period_ns, period_ns))
+    session.execute(
+        "SET @master_heartbeat_period=%s, @source_heartbeat_period=%s", (period_ns, period_ns)
+    )
     session.execute("SET SESSION net_write_timeout=3600")
     if session.flavor.is_mariadb:
         session.execute("SET @mariadb_slave_capability=%s", (_MARIADB_CAPABILITY,))
         if place.gtids or not place.file:
-            session.execute("SET @slave_connect_state=%s, @slave_gtid_strict_mode=1", (place.gtids,))
+            session.execute(
+                "SET @slave_connect_state=%s, @slave_gtid_strict_mode=1", (place.gtids,)
+            )
             session.execute("SET @slave_gtid_ignore_duplicates=0")
     else:
         session.execute("SET @slave_uuid=UUID(), @replica_uuid=UUID()")
@@ -178,7 +199,9 @@ def _check_answer(raw: socket.socket) -> None:
     if body[:1] == b"\xff":
         refused = of_packet(body, "registering as a reader of the log")
         if isinstance(refused, MySqlLoginError):  # we are in: it is about what the user may do
-            raise MySqlPrivilegeError(f"{refused.message}: GRANT REPLICATION SLAVE ON *.* TO the user")
+            raise MySqlPrivilegeError(
+                f"{refused.message}: GRANT REPLICATION SLAVE ON *.* TO the user"
+            )
         raise refused
 
 

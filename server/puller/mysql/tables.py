@@ -1,10 +1,12 @@
 """The tables of a changefeed at a place in the log: what a DDL does to them, by name. Pure.
 
 Invariants:
-1. A table keeps its id, and so its span, through ALTER, RENAME and TRUNCATE; a new one gets an id that depends on its
-   name and the commit_ts of its DDL only, so that reading the log again gives the same.
-2. Where one statement moves a table out of the changefeed's names and another table into its place, as gh-ost and
-   pt-online-schema-change end, the name keeps its id: it is the same table with other columns.
+1. A table keeps its id, and so its span, through ALTER, RENAME and TRUNCATE; a new one gets an id
+   that depends on its name and the commit_ts of its DDL only, so that reading the log again gives
+   the same.
+2. Where one statement moves a table out of the changefeed's names and another table into its place,
+   as gh-ost and pt-online-schema-change end, the name keeps its id: it is the same table with other
+   columns.
 """
 
 import hashlib
@@ -50,8 +52,8 @@ Wants = Callable[[str, str], bool]
 class Effect:
     """What a statement does: `touched` tables by their new names, with their ids, -1 for new ones.
 
-    Of `moved` tables rows came or went without row events; `filled` ones are new, and had rows before: where they were
-    not taken by the names they had then, these are the `foreign` ones.
+    Of `moved` tables rows came or went without row events; `filled` ones are new, and had rows
+    before: where they were not taken by the names they had then, these are the `foreign` ones.
     """
 
     touched: dict[TableName, int] = field(default_factory=dict)
@@ -77,7 +79,9 @@ class Tables:
 
     def by_id(self, table_id: int) -> SourceTable | None:
         """One of them, whatever its name."""
-        return next((table for table in self.by_name.values() if table.span.table_id == table_id), None)
+        return next(
+            (table for table in self.by_name.values() if table.span.table_id == table_id), None
+        )
 
     def effect(self, statement: Statement, wants: Wants) -> Effect:
         """What a DDL does to them."""
@@ -87,11 +91,12 @@ class Tables:
         return moves.ended()
 
     def check(self, statement: Statement, sql: str, at: str, commit_ts: int) -> None:
-        """Refuse a statement that may change rows of ours, or that is not understood and may change a table of ours.
+        """Refuse a statement that may change rows of ours,
+        or that is not understood and may change a table of ours.
 
         Raises:
-            StatementLoggedError, DdlUnknownError: with the statement's beginning, where it stands in the log, and how
-                the changefeed goes on after it.
+            StatementLoggedError, DdlUnknownError: with the statement's beginning, where it stands
+                in the log, and how the changefeed goes on after it.
         """
         mine = {table.lower() for _, table in self.by_name}
         if not mine:
@@ -103,31 +108,44 @@ class Tables:
             tree = statement.tree
             if isinstance(tree, CreateTable):
                 if tree.name in self.by_name:
-                    raise statement_logged(sql, at, commit_ts, "a temporary table has the name of a captured one")
+                    raise statement_logged(
+                        sql, at, commit_ts, "a temporary table has the name of a captured one"
+                    )
             elif seen or changed_alone(statement) is None:
                 raise statement_logged(sql, at, commit_ts, "it may change rows of captured tables")
         schemas = {schema.lower() for schema, _ in self.by_name}
         seen = sorted({*seen, *schemas & statement.words})
         if statement.kind is Kind.UNKNOWN and (seen or _UNDOES.match(sql)):
             raise DdlUnknownError(
-                f"{_short(sql)!r} at {at} may change {', '.join(seen) or 'rows of captured tables'}, and is not "
+                f"{_short(sql)!r} at {at} may change "
+                f"{', '.join(seen) or 'rows of captured tables'}, and is not "
                 f"understood ({statement.reason}): if it does not, resume the changefeed with "
-                f"--overwrite-checkpoint-ts {commit_ts}, which is after it; else create it anew with a dump"
+                f"--overwrite-checkpoint-ts {commit_ts}, which is after it; else create it anew "
+                "with a dump"
             )
 
     def check_savepoint(self, unclear: UnclearSavepoint, *, nested: Callable[[], bool]) -> None:
-        """Refuse a ROLLBACK TO that may undo rows of ours; `nested`: whether functions or triggers may set savepoints.
+        """Refuse a ROLLBACK TO that may undo rows of ours; `nested`:
+        whether functions or triggers may set savepoints.
 
         Raises:
             SavepointUnclearError: which rows it undoes is not known.
         """
-        touches = bool(self.by_name) if unclear.tables is None else not unclear.tables.isdisjoint(self.by_name)
+        touches = (
+            bool(self.by_name)
+            if unclear.tables is None
+            else not unclear.tables.isdisjoint(self.by_name)
+        )
         if touches and not (unclear.nests and not nested()):
             raise SavepointUnclearError(
-                f"ROLLBACK TO SAVEPOINT {unclear.name!r} in the transaction at {unclear.commit_ts} undoes rows, and "
-                f"{unclear.reason}: create the changefeed anew with a dump, or dump its tables after a resume with "
-                "--overwrite-checkpoint-ts. Give savepoints in functions and triggers names of their own, and let the "
-                "user of the source see all routines and triggers (TRIGGER on *.*, SELECT on mysql.proc)"
+                f"ROLLBACK TO SAVEPOINT {unclear.name!r} in the transaction at "
+                f"{unclear.commit_ts} undoes rows, and "
+                f"{unclear.reason}: create the changefeed anew with a dump, or dump its tables "
+                "after a resume with "
+                "--overwrite-checkpoint-ts. Give savepoints in functions and triggers names of "
+                "their own, and let the "
+                "user of the source see all routines and triggers (TRIGGER on *.*, SELECT on "
+                "mysql.proc)"
             )
 
     def apply(self, tables: Iterable[SourceTable], dropped: Iterable[TableName]) -> None:
@@ -223,13 +241,17 @@ def name_of(table: SourceTable) -> TableName:
 
 
 def same_keys(one: SourceTable, other: SourceTable) -> bool:
-    """Whether both versions of a table have the same columns as their key, with values in the same order."""
+    """Whether both versions of a table have the same columns as their key,
+    with values in the same order.
+    """
     mine, its = (Table.parse(each.record.table_info) for each in (one, other))
     return _ordered_by(mine) == _ordered_by(its)
 
 
 def _ordered_by(table: Table) -> Sequence[tuple[str, Column | Type | int]]:
-    return [(column.name, _order(column)) for column in map(table.columns.__getitem__, table.key_places)]
+    return [
+        (column.name, _order(column)) for column in map(table.columns.__getitem__, table.key_places)
+    ]
 
 
 def _order(column: Column) -> Column | Type | int:
@@ -240,8 +262,12 @@ def _order(column: Column) -> Column | Type | int:
 
 
 def new_id(commit_ts: int, name: TableName) -> int:
-    """Of a table that a DDL at `commit_ts` brings; above the ids of a snapshot, which are small, and below 2^53."""
-    digest = hashlib.blake2b(f"{commit_ts} {name[0]}\0{name[1]}".encode(), digest_size=_ID_BITS // 8).digest()
+    """Of a table that a DDL at `commit_ts` brings; above the ids of a snapshot,
+    which are small, and below 2^53.
+    """
+    digest = hashlib.blake2b(
+        f"{commit_ts} {name[0]}\0{name[1]}".encode(), digest_size=_ID_BITS // 8
+    ).digest()
     return int.from_bytes(digest, "big") | 1 << _ID_BITS
 
 
@@ -254,7 +280,8 @@ def record_of(definition: Definition, table_id: int) -> TableRecord:
 
 
 def told_by_log(told: TableMap, known: Sequence[Table | Definition]) -> Definition:
-    """A definition as a TABLE_MAP event has it; where that has no primary key, the key is that of the `known` ones.
+    """A definition as a TABLE_MAP event has it; where that has no primary key,
+    the key is that of the `known` ones.
 
     Hidden columns are left out, unless one of the `known` ones has a column of that name.
     """
@@ -263,22 +290,33 @@ def told_by_log(told: TableMap, known: Sequence[Table | Definition]) -> Definiti
     while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
         columns.pop()
     places = {column.name: column for column in columns}
-    keys = [told.primary_key, *(each.key if isinstance(each, Definition) else each.primary_key for each in known)]
-    usable = (key for key in keys if key and all(name in places and not places[name].nullable for name in key))
+    keys = [
+        told.primary_key,
+        *(each.key if isinstance(each, Definition) else each.primary_key for each in known),
+    ]
+    usable = (
+        key
+        for key in keys
+        if key and all(name in places and not places[name].nullable for name in key)
+    )
     return Definition((told.schema, told.table), tuple(columns), next(usable, ()))
 
 
 def is_hidden(column: Column) -> bool:
-    """Whether it may be the hash of a unique key that is too long to be an index, which a MariaDB keeps in its rows.
+    """Whether it may be the hash of a unique key that is too long to be an index,
+    which a MariaDB keeps in its rows.
 
-    It has one behind the other columns for each such key, in the log, but in no SELECT and no catalogue.
+    It has one behind the other columns for each such key, in the log, but in no SELECT and no
+    catalogue.
     """
     is_number = column.type is Type.LONGLONG and column.unsigned
     return is_number and bool(_HASH_COLUMN.fullmatch(column.name))
 
 
 def changed_alone(statement: Statement) -> TableName | None:
-    """The only table that a statement changes, if nothing in it calls what may change others but triggers."""
+    """The only table that a statement changes, if nothing in it calls what may change others but
+    triggers.
+    """
     tree = statement.tree
     if not isinstance(tree, Dml) or tree.target is None:
         return None
@@ -288,10 +326,14 @@ def changed_alone(statement: Statement) -> TableName | None:
 def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLoggedError:
     """A statement changed rows that no event has."""
     return StatementLoggedError(
-        f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are not known, and {why}: "
-        "its session had binlog_format STATEMENT or MIXED (SET SESSION, SET STATEMENT, or the server's setting). Set "
-        "binlog_format=ROW on the server and in all sessions, then create the changefeed anew with a dump, or, if no "
-        f"captured table was changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which is after it"
+        f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are "
+        f"not known, and {why}: "
+        "its session had binlog_format STATEMENT or MIXED (SET SESSION, SET STATEMENT, or the "
+        "server's setting). Set "
+        "binlog_format=ROW on the server and in all sessions, then create the changefeed anew "
+        "with a dump, or, if no "
+        f"captured table was changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which "
+        "is after it"
     )
 
 

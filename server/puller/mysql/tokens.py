@@ -1,7 +1,8 @@
-"""Cuts statements of MySQL and MariaDB into tokens, as the server's lexer does in the session that ran them. Pure.
+"""Cuts statements of MySQL and MariaDB into tokens,
+as the server's lexer does in the session that ran them. Pure.
 
-Comments are left out; what stands in executable comments (`/*!50700 … */`, `/*M!100301 … */`) is a part of the
-statement where the server's version runs it. Strings lose their quotes and escapes.
+Comments are left out; what stands in executable comments (`/*!50700 … */`, `/*M!100301 … */`) is a
+part of the statement where the server's version runs it. Strings lose their quotes and escapes.
 """
 
 import enum
@@ -26,9 +27,20 @@ _WORD: Final = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
 _NUMBER: Final = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _HEX: Final = re.compile(r"0x([0-9A-Fa-f]+)|[xX]'((?:[0-9A-Fa-f]{2})*)'")
 _BITS: Final = re.compile(r"0b([01]+)|[bB]'([01]*)'")
-_ESCAPED: Final = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a", "%": "\\%", "_": "\\_"}
+_ESCAPED: Final = {
+    "0": "\0",
+    "b": "\b",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "Z": "\x1a",
+    "%": "\\%",
+    "_": "\\_",
+}
 _STRINGS: Final = {
-    (quote, escapes): re.compile(f"{quote}((?:[^{quote}{escapes}]|{quote}{quote}{escaped})*){quote}", re.S)
+    (quote, escapes): re.compile(
+        f"{quote}((?:[^{quote}{escapes}]|{quote}{quote}{escaped})*){quote}", re.S
+    )
     for quote in ("'", '"')
     for escapes, escaped in (("", ""), (r"\\", r"|\\."))
 }
@@ -179,7 +191,11 @@ class _Lexer:
             return self._string(at)
         if char in "nN" and query[at + 1 : at + 2] == "'":
             return self._string(at + 1)
-        after_dot = bool(self._found) and self._found[-1].text == "." and self._found[-1].sort is Sort.SYMBOL
+        after_dot = (
+            bool(self._found)
+            and self._found[-1].text == "."
+            and self._found[-1].sort is Sort.SYMBOL
+        )
         if not after_dot:
             for sort, pattern in ((Sort.HEX, _HEX), (Sort.BITS, _BITS)):
                 if (found := pattern.match(query, at)) and not _goes_on(query, found):

@@ -1,11 +1,11 @@
 """What a table is after a statement, computed from what it was and from the statement's tree. Pure.
 
 Invariants:
-1. A column keeps its id through renames, moves and changes of type; one that is added gets an id that no column of the
-   table has had. So DROP v, ADD v is another column.
+1. A column keeps its id through renames, moves and changes of type; one that is added gets an id
+   that no column of the table has had. So DROP v, ADD v is another column.
 2. All changes of one ALTER are about the columns as they were before it, as on the server.
-3. Where the tree does not tell what the table is, LostError says so; where stored values change that no event tells,
-   `Tracked.unclear` says why. Nothing is guessed.
+3. Where the tree does not tell what the table is, LostError says so; where stored values change
+   that no event tells, `Tracked.unclear` says why. Nothing is guessed.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from server.puller.mysql.cascade import cascade_fault
-from server.puller.mysql.column_types import Collations, LostError, character_bytes, column_of_definition
+from server.puller.mysql.column_types import (
+    Collations,
+    LostError,
+    character_bytes,
+    column_of_definition,
+)
 from server.puller.mysql.conversion import change_of_values
 from server.puller.mysql.held import UnclearValueError, held_value
 from server.puller.mysql.tokens import Dialect
@@ -72,7 +77,9 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
     """
     if tree.like is not None or not tree.columns or (tree.selects and not tree.logs_rows):
         raise LostError("its columns come from another table")
-    usual = _table_collation(tree.options, context.collations.by_name.get(context.schema_collation, 0), context)
+    usual = _table_collation(
+        tree.options, context.collations.by_name.get(context.schema_collation, 0), context
+    )
     columns = [
         replace(_column(definition, usual, context), id=first_column_id + place)
         for place, definition in enumerate(tree.columns)
@@ -81,14 +88,21 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
     for definition in tree.columns:
         keys.add_all(definition.keys)
     keys.add_all(tree.keys)
-    table = _table(Table(table_id, tree.name[1], (), ()), columns, keys.all, first_column_id + len(columns), usual)
+    table = _table(
+        Table(table_id, tree.name[1], (), ()),
+        columns,
+        keys.all,
+        first_column_id + len(columns),
+        usual,
+    )
     return Tracked(table, (), faults_of(tree))
 
 
 def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int) -> Tracked:
     """The table that CREATE TABLE … LIKE makes."""
     columns = tuple(
-        replace(column, id=first_column_id + place, held=None) for place, column in enumerate(source.columns)
+        replace(column, id=first_column_id + place, held=None)
+        for place, column in enumerate(source.columns)
     )
     return Tracked(
         replace(
@@ -102,7 +116,8 @@ def copied(source: Table, tree: CreateTable, table_id: int, first_column_id: int
 
 
 def taken_over(before: Table, table: Table, context: Context) -> Tracked:
-    """Another table, with its rows, has become the one of a name: gh-ost and pt-online-schema-change end so.
+    """Another table, with its rows, has become the one of a name: gh-ost and
+    pt-online-schema-change end so.
 
     Columns of one name are the same; what the rows hold in others was never seen.
     """
@@ -110,7 +125,9 @@ def taken_over(before: Table, table: Table, context: Context) -> Tracked:
     unclear = []
     for column in table.columns:
         was = known.get(column.name.lower())
-        why = change_of_values(was, column, context.dialect, ignores=True) if was is not None else ""
+        why = (
+            change_of_values(was, column, context.dialect, ignores=True) if was is not None else ""
+        )
         if why:
             unclear.append(f"column {column.name}: {why}")
     return Tracked(table, tuple(unclear))
@@ -120,7 +137,8 @@ def altered(table: Table, tree: AlterTable, context: Context) -> Tracked:
     """The table that ALTER TABLE makes of `table`, under its old name.
 
     Raises:
-        LostError: the statement is about columns that the table does not have, or depends on what is not known.
+        LostError: the statement is about columns that the table does not have, or depends on what
+            is not known.
     """
     return _Alter(table, tree, context).run()
 
@@ -158,7 +176,10 @@ class _Alter:
         """Keys that are not known stay what tells rows apart, if their columns do."""
         if table.indexes is not None:
             return table
-        if any(isinstance(spec, AddKey | DropKey) for spec in self._tree.specs) or self._keys_added():
+        if (
+            any(isinstance(spec, AddKey | DropKey) for spec in self._tree.specs)
+            or self._keys_added()
+        ):
             raise LostError("its keys are not known")
         renames = {old: new for old, new in self._names().items() if new is not None}
         key = [renames.get(name.lower()) for name in self._table.primary_key]
@@ -185,7 +206,9 @@ class _Alter:
                 self._renamed[spec.old.lower()] = spec.new
         elif isinstance(spec, AddColumn):
             if spec.if_not_exists and spec.column.keys:
-                raise LostError(f"whether column {spec.column.name} brings a key depends on the keys' names")
+                raise LostError(
+                    f"whether column {spec.column.name} brings a key depends on the keys' names"
+                )
             added = {each.column.name.lower() for each in self._new if isinstance(each, AddColumn)}
             if not (spec.if_not_exists and spec.column.name.lower() in {*self._old, *added}):
                 self._new.append(spec)
@@ -198,7 +221,10 @@ class _Alter:
         return False
 
     def _columns(self) -> list[Column]:
-        if self._dropped & (self._changed.keys() | self._renamed.keys()) or self._changed.keys() & self._renamed.keys():
+        if (
+            self._dropped & (self._changed.keys() | self._renamed.keys())
+            or self._changed.keys() & self._renamed.keys()
+        ):
             raise LostError("a column is changed in two ways")
         made = {id(each): self._made(each) for each in self._new}
         columns: list[Column] = []
@@ -229,7 +255,9 @@ class _Alter:
         try:
             return replace(column, held=held_value(column, spec.column, self._context.dialect))
         except UnclearValueError as err:
-            self._unclear.append(f"the value that rows get in column {column.name} is not known: {err}")
+            self._unclear.append(
+                f"the value that rows get in column {column.name} is not known: {err}"
+            )
             return column
 
     def _changed_column(self, old: Column, definition: ColumnDef, new: Column) -> Column:
@@ -240,7 +268,9 @@ class _Alter:
             why = "digits may be rounded off"
         if why:
             self._unclear.append(f"column {old.name}: {why}")
-        return replace(new, id=old.id, held=old.held if old.type is new.type and old.meta == new.meta else None)
+        return replace(
+            new, id=old.id, held=old.held if old.type is new.type and old.meta == new.meta else None
+        )
 
     def _is_in_primary(self, name: str) -> bool:
         if any(isinstance(spec, DropKey) and spec.kind == "primary" for spec in self._tree.specs):
@@ -257,7 +287,9 @@ class _Alter:
             raise LostError("columns are converted, and changed otherwise at once")
         types = [spec.column.type for spec in self._new]
         if any(spec.charset or spec.collation or spec.bin for spec in types):
-            raise LostError("columns are converted, and one is added with a character set of its own")
+            raise LostError(
+                "columns are converted, and one is added with a character set of its own"
+            )
         return [self._in_charset(column) for column in columns]
 
     def _in_charset(self, column: Column) -> Column:
@@ -272,7 +304,9 @@ class _Alter:
         elif column.type is Type.BLOB and new > old and column.meta < 4:
             converted = replace(converted, meta=column.meta + 1)
         if column.id < self._table.free_column_id:
-            why = change_of_values(column, converted, self._context.dialect, ignores=self._tree.ignore)
+            why = change_of_values(
+                column, converted, self._context.dialect, ignores=self._tree.ignore
+            )
             if why:
                 self._unclear.append(f"column {column.name}: {why}")
         return converted
@@ -287,17 +321,27 @@ class _Alter:
         return names | dict.fromkeys(self._dropped)
 
     def _names_in_keys(self) -> dict[str, str | None]:
-        """As MariaDB has it: the part of a key that is over a dropped column goes on with an added one of that name."""
+        """As MariaDB has it: the part of a key that is over a dropped column goes on with an added
+        one of that name.
+        """
         names = self._names()
-        added = {each.column.name.lower() for each in self._new if isinstance(each, AddColumn)} & names.keys()
+        added = {
+            each.column.name.lower() for each in self._new if isinstance(each, AddColumn)
+        } & names.keys()
         in_keys = {name.lower() for index in self._table.indexes or () for name in index.columns}
-        if added & in_keys and (not self._context.dialect.mariadb or added & in_keys - self._dropped):
+        if added & in_keys and (
+            not self._context.dialect.mariadb or added & in_keys - self._dropped
+        ):
             raise LostError("a column of a key gives its name to another one")
         return names | {name: name for name in added & in_keys}
 
     def _keys_added(self) -> list[Key]:
-        """A column that is there already, or not, is passed over by IF [NOT] EXISTS; its keys are not."""
-        columns = [spec.column for spec in self._tree.specs if isinstance(spec, AddColumn | ChangeColumn)]
+        """A column that is there already, or not, is passed over by IF [NOT] EXISTS;
+        its keys are not.
+        """
+        columns = [
+            spec.column for spec in self._tree.specs if isinstance(spec, AddColumn | ChangeColumn)
+        ]
         keys = [key for column in columns for key in column.keys]
         return keys + [spec.key for spec in self._tree.specs if isinstance(spec, AddKey)]
 
@@ -380,36 +424,66 @@ class _Keys:
 
 
 def row_key(columns: Sequence[Column], indexes: Sequence[Index]) -> tuple[str, ...]:
-    """What tells rows apart: the primary key, else the unique key of the fewest columns, none of them nullable."""
+    """What tells rows apart: the primary key, else the unique key of the fewest columns,
+    none of them nullable.
+    """
     by_name = {column.name.lower(): column for column in columns}
     usable = []
     for index in indexes:
         parts = [by_name.get(name.lower()) for name in index.columns]
         if index.kind != "plain" and all(part is not None and not part.nullable for part in parts):
-            usable.append((index.kind != "primary", len(parts), index.name, [part.name for part in parts if part]))
+            usable.append(
+                (
+                    index.kind != "primary",
+                    len(parts),
+                    index.name,
+                    [part.name for part in parts if part],
+                )
+            )
     return tuple(min(usable)[3]) if usable else ()
 
 
 def _column(definition: ColumnDef, usual: int, context: Context) -> Column:
-    column = column_of_definition(definition, usual, context.collations, mariadb=context.dialect.mariadb)
+    column = column_of_definition(
+        definition, usual, context.collations, mariadb=context.dialect.mariadb
+    )
     if definition.row_period:
         raise LostError("a period of system versioning")
     is_key = any(key.kind == "primary" for key in definition.keys)
-    return replace(column, nullable=column.nullable and not is_key and not definition.auto_increment)
-
-
-def _table(
-    table: Table, columns: Sequence[Column], indexes: tuple[Index, ...] | None, next_id: int, collation: int
-) -> Table:
-    """The table with these columns, those of its primary key NOT NULL."""
-    primary = {name.lower() for index in indexes or () if index.kind == "primary" for name in index.columns}
-    columns = tuple(replace(column, nullable=False) if column.name.lower() in primary else column for column in columns)
-    return Table(
-        table.id, table.name, columns, row_key(columns, indexes or ()), next_id, collation, _spelt(indexes, columns)
+    return replace(
+        column, nullable=column.nullable and not is_key and not definition.auto_increment
     )
 
 
-def _spelt(indexes: tuple[Index, ...] | None, columns: Sequence[Column]) -> tuple[Index, ...] | None:
+def _table(
+    table: Table,
+    columns: Sequence[Column],
+    indexes: tuple[Index, ...] | None,
+    next_id: int,
+    collation: int,
+) -> Table:
+    """The table with these columns, those of its primary key NOT NULL."""
+    primary = {
+        name.lower() for index in indexes or () if index.kind == "primary" for name in index.columns
+    }
+    columns = tuple(
+        replace(column, nullable=False) if column.name.lower() in primary else column
+        for column in columns
+    )
+    return Table(
+        table.id,
+        table.name,
+        columns,
+        row_key(columns, indexes or ()),
+        next_id,
+        collation,
+        _spelt(indexes, columns),
+    )
+
+
+def _spelt(
+    indexes: tuple[Index, ...] | None, columns: Sequence[Column]
+) -> tuple[Index, ...] | None:
     """Keys with their columns' names as the columns spell them."""
     if indexes is None:
         return None
@@ -437,7 +511,10 @@ def _table_collation(specs: Sequence[Spec], before: int, context: Context) -> in
     charset, collation = "", ""
     for spec in specs:
         if isinstance(spec, Charset):
-            charset, collation = spec.charset or charset, spec.collation or ("" if spec.charset else collation)
+            charset, collation = (
+                spec.charset or charset,
+                spec.collation or ("" if spec.charset else collation),
+            )
             if spec.converts and not spec.charset:
                 raise LostError("the database's character set is not known")
     if not charset and not collation:
@@ -447,14 +524,18 @@ def _table_collation(specs: Sequence[Spec], before: int, context: Context) -> in
 
 def faults_of(tree: CreateTable) -> tuple[str, ...]:
     """Why a table that is made like this cannot be replicated, wherever its columns come from."""
-    return _faults(tree.options, [*tree.keys, *(key for column in tree.columns for key in column.keys)])
+    return _faults(
+        tree.options, [*tree.keys, *(key for column in tree.columns for key in column.keys)]
+    )
 
 
 def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
     faults = [cascade_fault(key.changes_rows) for key in keys if key.changes_rows]
     for spec in specs:
         if isinstance(spec, Engine) and spec.name.lower() not in TRANSACTIONAL:
-            faults.append(f"its engine {spec.name} knows no transactions; ALTER TABLE … ENGINE=InnoDB")
+            faults.append(
+                f"its engine {spec.name} knows no transactions; ALTER TABLE … ENGINE=InnoDB"
+            )
         if isinstance(spec, Versioning) and spec.adds:
             faults.append("it is system-versioned, so its log has rows of the past")
     return tuple(faults)

@@ -1,14 +1,16 @@
 """From events to committed transactions, each with its commit_ts, and the statements between them.
 
 Invariants:
-1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of an XA transaction
-   when its `XA COMMIT` comes, with the commit_ts of that. A transaction that never ends is never given.
-2. An exception to 1: of a transaction larger than `HELD_BYTES` the rows are given as they come, since its commit_ts is
-   known from its first event. If the server dies within it, or ROLLBACK TO SAVEPOINT undoes rows that were given,
-   TornTransactionError says so, and the next attempt, which knows (`torn`), leaves it, or those rows, out.
+1. Rows are given when their transaction has ended (XID, COMMIT), in the order of the log; those of
+   an XA transaction when its `XA COMMIT` comes, with the commit_ts of that. A transaction that
+   never ends is never given.
+2. An exception to 1: of a transaction larger than `HELD_BYTES` the rows are given as they come,
+   since its commit_ts is known from its first event. If the server dies within it, or ROLLBACK TO
+   SAVEPOINT undoes rows that were given, TornTransactionError says so, and the next attempt, which
+   knows (`torn`), leaves it, or those rows, out.
 3. Every transaction moves the position, whatever is in it.
-4. What is held of transactions that have not ended is in memory up to the changefeed's share (`OpenTransactions`), on
-   disk beyond it; the rows of a large one come from there part by part.
+4. What is held of transactions that have not ended is in memory up to the changefeed's share
+   (`OpenTransactions`), on disk beyond it; the rows of a large one come from there part by part.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -65,7 +67,9 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Unprepared:
-    """An XA transaction was committed that had been prepared before the place where the log began to be read."""
+    """An XA transaction was committed that had been prepared before the place where the log began
+    to be read.
+    """
 
     commit_ts: int
     xid: str
@@ -86,7 +90,8 @@ class LogBegins:
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """Times of transactions behind `previous_ts`, the first of which is later than is believed without a judgement.
+    """Times of transactions behind `previous_ts`,
+    the first of which is later than is believed without a judgement.
 
     Whoever takes this sets `Transactions.clock` to the clock of the judgement before going on.
     """
@@ -124,7 +129,9 @@ class Transactions:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether whoever begins at `position` misses nothing: no prepared XA transaction waits for its commit."""
+        """Whether whoever begins at `position` misses nothing:
+        no prepared XA transaction waits for its commit.
+        """
         return not self._prepared
 
     def take(self, arrived: Events) -> Iterator[Item]:
@@ -166,11 +173,17 @@ class Transactions:
         """Let nobody wait for the disk any more; may be called from any thread."""
         self._held.end()
 
-    def _many(self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> Iterator[Item]:
-        """A stretch of GTIDs and XIDs, in turn, all at once; a last GTID without XID begins a transaction."""
+    def _many(
+        self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]
+    ) -> Iterator[Item]:
+        """A stretch of GTIDs and XIDs, in turn, all at once;
+        a last GTID without XID begins a transaction.
+        """
         gtids, xids = marks[0::2], marks[1::2]
         if bool((kinds[1::2] != EventType.XID).any()) or bool((kinds[0::2] == EventType.XID).any()):
-            raise LogDamagedError("the log has a transaction without an end, or an end without a transaction")
+            raise LogDamagedError(
+                "the log has a transaction without an end, or an end without a transaction"
+            )
         complete = len(xids)
         mariadb = bool(kinds[0] == EventType.MARIADB_GTID)
         ts = yield from self._fold(times_ms(events, gtids[:complete], mariadb=mariadb))
@@ -185,7 +198,9 @@ class Transactions:
         """The commit_ts of transactions of these times, which come next."""
         ts, unjudged = self.clock.fold(self.position.ts, times)
         if unjudged is not None:
-            yield Unjudged(int(ts[unjudged - 1]) if unjudged else self.position.ts, times[unjudged:])
+            yield Unjudged(
+                int(ts[unjudged - 1]) if unjudged else self.position.ts, times[unjudged:]
+            )
             ts, unjudged = self.clock.fold(self.position.ts, times)
             assert unjudged is None, "the clock that was set judges all of them"
         return ts
@@ -215,11 +230,16 @@ class Transactions:
             self.position.moved_to_file(rotate.file, rotate.position)
         elif kind == EventType.MARIADB_GTID_LIST:
             listed = MariaGtidList.parse(events.body(mark)).gtids
-            self.position.begin_with(",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed))
+            self.position.begin_with(
+                ",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed)
+            )
         elif kind == EventType.PREVIOUS_GTIDS:
             self.position.begin_with(str(MysqlGtidSet.decode(events.body(mark))))
         else:
-            raise LogDamagedError("the server says that events are missing in its log (INCIDENT): dump the tables anew")
+            raise LogDamagedError(
+                "the server says that events are missing in its log (INCIDENT): dump the tables "
+                "anew"
+            )
 
     def _begin(self, events: Events, mark: int) -> Iterator[Item]:
         gtid = gtid_of(events, mark)
@@ -229,7 +249,14 @@ class Transactions:
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
         left_out = self._torn.get(place, ())
         self._open = OpenTransaction(
-            ts, gtid, place, self._held.begin(), single, prepared, torn=left_out is None, left_out=left_out or ()
+            ts,
+            gtid,
+            place,
+            self._held.begin(),
+            single,
+            prepared,
+            torn=left_out is None,
+            left_out=left_out or (),
         )
         self._runs.open(mark)
 
@@ -237,7 +264,9 @@ class Transactions:
         query = Query.parse(events.body(mark), loads=loads)
         statement = statement_of(query, self._dialect)
         if self._open is None:
-            raise LogDamagedError("the log has a statement outside of a transaction; MySQL before 5.7 is not read")
+            raise LogDamagedError(
+                "the log has a statement outside of a transaction; MySQL before 5.7 is not read"
+            )
         if isinstance(self._open.gtid, MariaGtid) and self._open.gtid.changes_nothing:
             yield from self._end(events, mark)
             return
@@ -264,7 +293,9 @@ class Transactions:
                 yield from self._end(events, mark)
 
     def _set_savepoint(self, events: Events, mark: int, name: str) -> Iterator[Item]:
-        """Its rows stay in the buffer, so that many transactions with savepoints are decoded together."""
+        """Its rows stay in the buffer, so that many transactions with savepoints are decoded
+        together.
+        """
         opened = self._open
         assert opened is not None, "statements are in transactions"
         if opened.left_out:
@@ -292,7 +323,9 @@ class Transactions:
             opened.roll_back_to(savepoint)
 
     def _hold(self, opened: OpenTransaction, events: Events, mark: int) -> None:
-        """Keep the open transaction's events up to this one; those behind it go on in the buffer."""
+        """Keep the open transaction's events up to this one;
+        those behind it go on in the buffer.
+        """
         opened.hold(events[self._runs.close() : mark + 1])
         self._runs.open(mark + 1)
 
@@ -312,7 +345,9 @@ class Transactions:
             yield from self._runs.flush()
             for query, statement in opened.stated:
                 place = self.position.file, self.position.position
-                yield Stated(opened.ts - 1, query, statement, *place, of_session(self._dialect, query))
+                yield Stated(
+                    opened.ts - 1, query, statement, *place, of_session(self._dialect, query)
+                )
         if not rows or opened.torn:
             opened.parts.clear()
         elif opened.parts:

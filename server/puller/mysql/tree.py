@@ -1,4 +1,7 @@
-"""What a statement says, as a tree: operations on tables, each with all of it that changes data. Pure."""
+"""What a statement says, as a tree: operations on tables, each with all of it that changes data.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +13,9 @@ TableName: TypeAlias = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant: `sort` is number, string, hex, bits, bool, null, or date, time, timestamp (typed literals)."""
+    """A constant: `sort` is number, string, hex, bits, bool, null, or date, time,
+    timestamp (typed literals).
+    """
 
     sort: str
     text: str = ""
@@ -31,7 +36,9 @@ Default: TypeAlias = Literal | Expression | None
 
 @dataclass(frozen=True, slots=True)
 class TypeSpec:
-    """A column's type: `base` is the word that the server shows for it (information_schema's DATA_TYPE)."""
+    """A column's type: `base` is the word that the server shows for it (information_schema's
+    DATA_TYPE).
+    """
 
     base: str
     length: int | None = None
@@ -136,7 +143,9 @@ class AddKey:
 
 @dataclass(frozen=True, slots=True)
 class DropKey:
-    """DROP PRIMARY KEY, KEY, CONSTRAINT …; `kind` is primary, key, constraint, foreign or check; DROP INDEX."""
+    """DROP PRIMARY KEY, KEY, CONSTRAINT …; `kind` is primary, key, constraint,
+    foreign or check; DROP INDEX.
+    """
 
     kind: str
     name: str = ""
@@ -177,9 +186,11 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class MovesRows:
-    """Rows come or go beside the log: partitions, tablespaces; `other` is what they are exchanged with.
+    """Rows come or go beside the log: partitions, tablespaces;
+    `other` is what they are exchanged with.
 
-    `role` of the other table: "moved" its rows change, too, "dropped" it becomes a partition, "filled" it was one.
+    `role` of the other table: "moved" its rows change, too, "dropped" it becomes a partition,
+    "filled" it was one.
     """
 
     other: TableName | None = None
@@ -276,7 +287,9 @@ class DropSchema:
 
 @dataclass(frozen=True, slots=True)
 class Dml:
-    """Rows that were changed by a statement: its `verb`, the only table it changes, if that is sure, all it calls."""
+    """Rows that were changed by a statement: its `verb`, the only table it changes,
+    if that is sure, all it calls.
+    """
 
     verb: str
     target: TableName | None = None
@@ -299,7 +312,15 @@ class Savepoint:
 
 
 Tree: TypeAlias = (
-    AlterTable | CreateTable | DropTables | RenameTables | TruncateTable | DropSchema | Dml | Savepoint | Harmless
+    AlterTable
+    | CreateTable
+    | DropTables
+    | RenameTables
+    | TruncateTable
+    | DropSchema
+    | Dml
+    | Savepoint
+    | Harmless
 )
 
 

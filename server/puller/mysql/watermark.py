@@ -1,4 +1,6 @@
-"""The watermarks in a batch of the log: the columns of each written row of the watermark table, by name. Pure."""
+"""The watermarks in a batch of the log: the columns of each written row of the watermark table,
+by name. Pure.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,9 +23,14 @@ def watermark_rows(events: Events, rows: TableRows) -> Iterator[tuple[Mapping[st
     plan = Plan.of(table)
     commit_ts = np.ones(len(events), np.uint64)
     for number in rows.numbers:
-        batch = read_changes(events, TableRows(rows.table, np.array([number])), plan, commit_ts).batch
+        batch = read_changes(
+            events, TableRows(rows.table, np.array([number])), plan, commit_ts
+        ).batch
         batch = batch.filter(np.asarray(batch.column("op")) != DELETE)
         columns = arrow_columns(table, batch.column("value"))
         for place in range(batch.num_rows):
-            values = {column.name: array[place].as_py() for column, array in zip(table.columns, columns, strict=True)}
+            values = {
+                column.name: array[place].as_py()
+                for column, array in zip(table.columns, columns, strict=True)
+            }
             yield values, int(number)

@@ -1,1 +1,3 @@
-"""TiDB's binlogs as a source: every registered pump is read, and their transactions are merged by commit_ts."""
+"""TiDB's binlogs as a source: every registered pump is read,
+and their transactions are merged by commit_ts.
+"""

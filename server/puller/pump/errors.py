@@ -1,4 +1,7 @@
-"""Why binlogs cannot be followed any further. In each case the feed stops before it would lose a row."""
+"""Why binlogs cannot be followed any further.
+
+In each case the feed stops before it would lose a row.
+"""
 
 from storage.model.errors import CorruptError, InvalidError
 

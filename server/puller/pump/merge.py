@@ -1,10 +1,12 @@
 """Binlogs of several pumps in one order. Pure.
 
-A pump sends its transactions by commit_ts, and what it has sent up to is complete. So everything up to the least of
-these positions is known, and comes out sorted; a transaction that two pumps have comes out once.
+A pump sends its transactions by commit_ts, and what it has sent up to is complete. So everything up
+to the least of these positions is known, and comes out sorted; a transaction that two pumps have
+comes out once.
 
 Invariants:
-1. Nothing comes out above the lowest position, nor above the ts up to which all pumps are known (`take`'s limit).
+1. Nothing comes out above the lowest position, nor above the ts up to which all pumps are known
+   (`take`'s limit).
 2. What comes out is above what came out before.
 """
 
@@ -60,7 +62,9 @@ class Merge:
     @property
     def slowest(self) -> tuple[str, int]:
         """The pump that holds the others back, and its position; without pumps nobody does."""
-        return min(((it.position_ts, name) for name, it in self._lanes.items()), default=(MAX_TS, ""))[::-1]
+        return min(
+            ((it.position_ts, name) for name, it in self._lanes.items()), default=(MAX_TS, "")
+        )[::-1]
 
     def add(self, pump: str) -> int:
         """Wait for one more pump; returns the ts above which it has to be read."""
@@ -90,7 +94,8 @@ class Merge:
         lane = self._lanes[pump]
         if transaction.commit_ts < lane.position_ts:
             raise BinlogInvalidError(
-                f"pump {pump} sent a transaction with commit_ts {transaction.commit_ts} after one with "
+                f"pump {pump} sent a transaction with commit_ts {transaction.commit_ts} after one "
+                "with "
                 f"{lane.position_ts}"
             )
         if transaction.commit_ts > self.resolved_ts:
@@ -104,7 +109,9 @@ class Merge:
         lane.position_ts = max(lane.position_ts, ts)
 
     def take(self, limit_ts: int, most_bytes: int) -> list[Transaction]:
-        """The next transactions, about `most_bytes` of them; moves `resolved_ts` on to where they are complete."""
+        """The next transactions, about `most_bytes` of them;
+        moves `resolved_ts` on to where they are complete.
+        """
         upto_ts = min(limit_ts, self.slowest[1])
         taken: list[Transaction] = []
         size = 0
@@ -113,7 +120,10 @@ class Merge:
             if size >= most_bytes and last is not None and transaction.commit_ts > last.commit_ts:
                 upto_ts = last.commit_ts
                 break
-            if last is None or (last.commit_ts, last.start_ts) != (transaction.commit_ts, transaction.start_ts):
+            if last is None or (last.commit_ts, last.start_ts) != (
+                transaction.commit_ts,
+                transaction.start_ts,
+            ):
                 taken.append(transaction)
                 size += transaction.size_bytes
         self._forget(upto_ts)
@@ -124,7 +134,9 @@ class Merge:
         def of(lane: _Lane) -> Iterator[Transaction]:
             return (transaction for transaction in lane.waiting if transaction.commit_ts <= upto_ts)
 
-        return heapq.merge(*map(of, self._lanes.values()), key=lambda it: (it.commit_ts, it.start_ts))
+        return heapq.merge(
+            *map(of, self._lanes.values()), key=lambda it: (it.commit_ts, it.start_ts)
+        )
 
     def _forget(self, upto_ts: int) -> None:
         for lane in self._lanes.values():

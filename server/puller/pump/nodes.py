@@ -1,7 +1,8 @@
 """The registered pumps, as TiDB sees them: `/tidb-binlog/v1/pumps/<nodeId>`.
 
-A pump is registered before TiDB writes to it, and a transaction takes its commit_ts after its prewrite is in a pump. So
-whoever takes a timestamp, then reads the registry, knows every pump that has transactions up to that timestamp.
+A pump is registered before TiDB writes to it, and a transaction takes its commit_ts after its
+prewrite is in a pump. So whoever takes a timestamp, then reads the registry, knows every pump that
+has transactions up to that timestamp.
 """
 
 import json
@@ -46,13 +47,22 @@ async def read_membership(pd: PdClient, meta: Meta) -> Membership:
     """
     ts = await pd.tso()
     pairs = await meta.get_prefix(PREFIX)
-    return Membership(ts, tuple(_node(pair.key.removeprefix(PREFIX).decode(), pair.value) for pair in pairs))
+    return Membership(
+        ts, tuple(_node(pair.key.removeprefix(PREFIX).decode(), pair.value) for pair in pairs)
+    )
 
 
 def drainer_entry(key: bytes, checkpoint_ts: int, update_ts: int) -> Put:
     """By which pumps know how far a reader has brought their binlogs, durably."""
     name = key.rpartition(b"/")[2].decode()
-    entry = {"nodeId": name, "host": "", "state": "online", "isAlive": False, "score": 0, "label": None}
+    entry = {
+        "nodeId": name,
+        "host": "",
+        "state": "online",
+        "isAlive": False,
+        "score": 0,
+        "label": None,
+    }
     entry |= {"maxCommitTS": checkpoint_ts, "updateTS": update_ts}
     return Put(key, json.dumps(entry, separators=(",", ":")).encode())
 
@@ -60,6 +70,8 @@ def drainer_entry(key: bytes, checkpoint_ts: int, update_ts: int) -> Put:
 def _node(name: str, value: bytes) -> PumpNode:
     try:
         entry = json.loads(value)
-        return PumpNode(name, str(entry["host"]), str(entry["state"]), int(entry.get("maxCommitTS") or 0))
+        return PumpNode(
+            name, str(entry["host"]), str(entry["state"]), int(entry.get("maxCommitTS") or 0)
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         raise CorruptError(f"the registry entry of pump {name} cannot be read: {err!r}") from err

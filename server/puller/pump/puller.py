@@ -1,8 +1,10 @@
-"""The puller of all pumps: reads each from the checkpoint on, and adds their transactions in the order of commit_ts.
+"""The puller of all pumps: reads each from the checkpoint on,
+and adds their transactions in the order of commit_ts.
 
 Invariants:
-1. A table is resolved up to a ts only when every pump that may have a transaction up to it has sent it: the registry
-   was read after that ts was taken, and no pump that is not offline is left out, wherever it is.
+1. A table is resolved up to a ts only when every pump that may have a transaction up to it has sent
+   it: the registry was read after that ts was taken, and no pump that is not offline is left out,
+   wherever it is.
 2. A schema change is reported when all rows up to it were added, before a row above it is.
 3. Memory is bounded: a pump that has sent LANE_BYTES that nobody took is not read on.
 """
@@ -50,7 +52,13 @@ class Feed:
 class PumpPuller:
     """Implements `server.puller.source.Puller` for all tables of a changefeed."""
 
-    def __init__(self, context: SourceContext, meta: Meta, feed: Feed, register: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        context: SourceContext,
+        meta: Meta,
+        feed: Feed,
+        register: Callable[[], Awaitable[None]],
+    ) -> None:
         self.resolved_ts = feed.start_ts
         self._context = context
         self._meta = meta
@@ -75,9 +83,12 @@ class PumpPuller:
         """See `Puller.run`.
 
         Raises:
-            BinlogPurgedError, PumpOfflineError, HistoryLostError: binlogs or schemas that are needed are gone.
-            BinlogInvalidError, PrewriteMissingError, MutationError, TableUnknownError: a binlog cannot be read.
-            SchemaGapError, DdlUnsupportedError, TableIneligibleError: rows after a schema change cannot be read.
+            BinlogPurgedError, PumpOfflineError, HistoryLostError: binlogs or schemas that are
+                needed are gone.
+            BinlogInvalidError, PrewriteMissingError, MutationError, TableUnknownError: a binlog
+                cannot be read.
+            SchemaGapError, DdlUnsupportedError, TableIneligibleError: rows after a schema change
+                cannot be read.
         """
         history = await self._schemas.at(self._feed.start_ts)
         tables = Tables(history, self._feed.tables)
@@ -100,7 +111,9 @@ class PumpPuller:
             await asyncio.sleep(_REGISTRY_S)
 
     def _follow(self, membership: Membership, tasks: asyncio.TaskGroup) -> None:
-        """Read every pump that may have binlogs for us; then all that have some up to the membership's ts are known."""
+        """Read every pump that may have binlogs for us;
+        then all that have some up to the membership's ts are known.
+        """
         for node in membership.nodes:
             if node.is_offline:
                 self._let_go(node, membership.ts)
@@ -116,7 +129,12 @@ class PumpPuller:
         metrics.PUMP_BEHIND.set(behind_s)
         if behind_s > _SLOW_S and now_ts >= self._told_ts:
             self._told_ts = compose(physical_ms(now_ts) + _SLOW_S * 1000)
-            _log.warning("all wait for one pump", pump=pump, position_ts=position_ts, behind_s=round(behind_s))
+            _log.warning(
+                "all wait for one pump",
+                pump=pump,
+                position_ts=position_ts,
+                behind_s=round(behind_s),
+            )
 
     def _begin(self, node: PumpNode, tasks: asyncio.TaskGroup) -> None:
         if node.name not in self._merge:
@@ -124,18 +142,32 @@ class PumpPuller:
         self._end(node.name)
         last_ts, context = self._merge.position_ts(node.name), self._context
         stream = PumpStream(
-            node.name, node.host, context.pd.cluster_id, context.security, last_ts, context.stream_silence_s
+            node.name,
+            node.host,
+            context.pd.cluster_id,
+            context.security,
+            last_ts,
+            context.stream_silence_s,
         )
-        self._streams[node.name] = stream, tasks.create_task(self._read(stream), name=f"pump {node.name}")
+        self._streams[node.name] = (
+            stream,
+            tasks.create_task(self._read(stream), name=f"pump {node.name}"),
+        )
         _log.info("pump is read", pump=node.name, host=node.host, state=node.state, last_ts=last_ts)
 
     def _let_go(self, node: PumpNode, ts: int) -> None:
         """A pump has nothing more, if it has given us everything."""
-        position_ts = self._merge.position_ts(node.name) if node.name in self._merge else self._merge.resolved_ts
+        position_ts = (
+            self._merge.position_ts(node.name)
+            if node.name in self._merge
+            else self._merge.resolved_ts
+        )
         if position_ts < node.max_commit_ts:
             raise PumpOfflineError(
-                f"pump {node.name} is offline with binlogs up to {node.max_commit_ts}, of which this feed has "
-                f"those up to {position_ts}: start the pump again, or set its state to paused, until they are read"
+                f"pump {node.name} is offline with binlogs up to {node.max_commit_ts}, of which "
+                "this feed has "
+                f"those up to {position_ts}: start the pump again, or set its state to paused, "
+                "until they are read"
             )
         if node.name in self._merge:
             self._merge.heartbeat(node.name, ts)
@@ -168,7 +200,9 @@ class PumpPuller:
                 if self._merge.resolved_ts == before_ts:
                     break
                 await self._add_all(taken, tables)
-                await loop.run_in_executor(self._feed.rows.executor, self._resolve, tables, self._merge.resolved_ts)
+                await loop.run_in_executor(
+                    self._feed.rows.executor, self._resolve, tables, self._merge.resolved_ts
+                )
                 self.resolved_ts = self._merge.resolved_ts
 
     async def _add_all(self, transactions: Sequence[Transaction], tables: Tables) -> None:
@@ -185,16 +219,22 @@ class PumpPuller:
         await self._add(transactions[begin:], tables)
 
     async def _refuse(self, ts: int, error: TidemarkError, tables: Tables) -> NoReturn:
-        """Let everything before a schema change that cannot be followed be delivered, then raise `error`."""
+        """Let everything before a schema change that cannot be followed be delivered,
+        then raise `error`.
+        """
         if ts > self.resolved_ts:
-            await asyncio.get_running_loop().run_in_executor(self._feed.rows.executor, self._resolve, tables, ts)
+            await asyncio.get_running_loop().run_in_executor(
+                self._feed.rows.executor, self._resolve, tables, ts
+            )
             self.resolved_ts = ts
         await self._feed.catalog.refuse(ts, error)
 
     async def _add(self, transactions: Sequence[Transaction], tables: Tables) -> None:
         if transactions:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._feed.rows.executor, self._add_rows, transactions, tables)
+            await loop.run_in_executor(
+                self._feed.rows.executor, self._add_rows, transactions, tables
+            )
 
     def _add_rows(self, transactions: Sequence[Transaction], tables: Tables) -> None:
         for span, batch in batches(transactions, tables):
@@ -221,4 +261,6 @@ class PumpPuller:
     async def _add_unwritten(self, table: SourceTable, ts: int) -> None:
         loop = asyncio.get_running_loop()
         async for batch in unwritten_rows(self._schemas, table, ts, own_keys=True):
-            await loop.run_in_executor(self._feed.rows.executor, self._feed.rows.add, table.span, batch)
+            await loop.run_in_executor(
+                self._feed.rows.executor, self._feed.rows.add, table.span, batch
+            )

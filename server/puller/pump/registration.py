@@ -1,8 +1,10 @@
-"""How pumps know what this changefeed still needs: an entry beside Drainer's, with the checkpoint that readers reached.
+"""How pumps know what this changefeed still needs: an entry beside Drainer's,
+with the checkpoint that readers reached.
 
-A pump that goes offline waits for it, and our own pump's GC stays behind it until the forced age. The entry outlives
-the process: a changefeed that is down needs its binlogs all the more. It goes with the changefeed's records, in their
-transaction; whoever still runs then does not write it again.
+A pump that goes offline waits for it, and our own pump's GC stays behind it until the forced age.
+The entry outlives the process: a changefeed that is down needs its binlogs all the more. It goes
+with the changefeed's records, in their transaction; whoever still runs then does not write it
+again.
 """
 
 from typing import Final
@@ -39,7 +41,9 @@ class Registration:
         if checkpoint_ts == self._written[0] and now_ms - self._written[1] < _RENEW_MS:
             return
         exists = Compare(keys.info(self._changefeed), "create_revision", ">", 0)
-        await self._meta.txn([exists], [drainer_entry(keys.drainer(self._changefeed), checkpoint_ts, now_ts)])
+        await self._meta.txn(
+            [exists], [drainer_entry(keys.drainer(self._changefeed), checkpoint_ts, now_ts)]
+        )
         self._written = checkpoint_ts, now_ms
 
     async def _checkpoint_ts(self) -> int:

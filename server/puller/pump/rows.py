@@ -1,4 +1,5 @@
-"""Transactions of pumps as changes of tables: mutations are gathered by table, then translated together.
+"""Transactions of pumps as changes of tables: mutations are gathered by table,
+then translated together.
 
 What is made of a run of transactions depends on nothing but them and the tables in force.
 """
@@ -26,7 +27,9 @@ BATCH_ROWS = 16_384
 
 
 class Tables:
-    """The tables of a changefeed by TiDB's ids, and whether an id is one of a table that it does not take."""
+    """The tables of a changefeed by TiDB's ids, and whether an id is one of a table that it does
+    not take.
+    """
 
     def __init__(self, history: SchemaHistory, tables: Sequence[SourceTable]) -> None:
         self.history = history
@@ -57,13 +60,16 @@ class Tables:
         table = self._taken.get(table_id)
         if table is None and self.history.table(table_id) is None:
             raise TableUnknownError(
-                f"the transaction committed at {commit_ts} has rows of table {table_id}, which no schema change up to "
+                f"the transaction committed at {commit_ts} has rows of table {table_id}, which no "
+                "schema change up to "
                 f"{self.history.ts} has brought: a schema change is missing; begin anew from a dump"
             )
         return table
 
 
-def batches(transactions: Sequence[Transaction], tables: Tables) -> Iterator[tuple[Span, pa.RecordBatch]]:
+def batches(
+    transactions: Sequence[Transaction], tables: Tables
+) -> Iterator[tuple[Span, pa.RecordBatch]]:
     """The changes of all transactions, table by table, in batches of RAW_SCHEMA.
 
     Raises:
@@ -78,10 +84,13 @@ def batches(transactions: Sequence[Transaction], tables: Tables) -> Iterator[tup
             table = tables.of(mutation.table_id, transaction.commit_ts)
             if table is None:
                 continue
-            _, mutations = found.setdefault(mutation.table_id, (table.span, TableMutations(_info(table))))
+            _, mutations = found.setdefault(
+                mutation.table_id, (table.span, TableMutations(_info(table)))
+            )
             if mutation.deleted_ids or mutation.deleted_pks:
                 raise BinlogInvalidError(
-                    f"table {mutation.table_id}, commit_ts {transaction.commit_ts}: deletes by key alone, as TiDB 1.0 "
+                    f"table {mutation.table_id}, commit_ts {transaction.commit_ts}: deletes by "
+                    "key alone, as TiDB 1.0 "
                     "wrote them, are not read"
                 )
             mutations.add(
@@ -94,11 +103,15 @@ def batches(transactions: Sequence[Transaction], tables: Tables) -> Iterator[tup
             )
     for span, mutations in found.values():
         batch = mutations.to_batch()
-        yield from ((span, batch.slice(begin, BATCH_ROWS)) for begin in range(0, batch.num_rows, BATCH_ROWS))
+        yield from (
+            (span, batch.slice(begin, BATCH_ROWS)) for begin in range(0, batch.num_rows, BATCH_ROWS)
+        )
 
 
 def binlog_keys(table: SourceTable, keys: pa.Array) -> pa.Array:
-    """Keys of the store's rows as binlogs have them: those of partitions stand under the table's id."""
+    """Keys of the store's rows as binlogs have them:
+    those of partitions stand under the table's id.
+    """
     if not part_spans(table.record):
         return keys
     prefix = record_prefix(int(table.record.table_info["id"]))

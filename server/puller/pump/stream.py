@@ -67,7 +67,9 @@ class PumpStream:
             except grpc.aio.AioRpcError as err:
                 _raise_if_final(self.name, self._last_ts, err)
                 if self._backoff.failures % 10 == 0:
-                    _log.warning("pump does not answer", pump=self.name, host=self.host, error=err.details())
+                    _log.warning(
+                        "pump does not answer", pump=self.name, host=self.host, error=err.details()
+                    )
             except StreamSilentError as err:
                 metrics.SILENT_STREAMS.labels("pump").inc()
                 _log.warning("pump is silent", pump=self.name, host=self.host, error=err.message)
@@ -93,28 +95,38 @@ def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
     try:
         binlog = binlog_pb2.Binlog.FromString(payload)
     except DecodeError as err:
-        raise BinlogInvalidError(f"pump {pump} sent garbage after {last_ts}: {payload[:64].hex()}") from err
+        raise BinlogInvalidError(
+            f"pump {pump} sent garbage after {last_ts}: {payload[:64].hex()}"
+        ) from err
     commit_ts, start_ts = binlog.commit_ts, binlog.start_ts
     if binlog.tp == binlog_pb2.Rollback and start_ts == commit_ts > 0:
         return Transaction(commit_ts, start_ts, b"", 0, b"")
     if binlog.tp != binlog_pb2.Commit or not 0 < start_ts < commit_ts:
         raise BinlogInvalidError(
-            f"pump {pump} sent a binlog of type {binlog.tp} with start_ts {start_ts} and commit_ts {commit_ts} after "
+            f"pump {pump} sent a binlog of type {binlog.tp} with start_ts {start_ts} and "
+            f"commit_ts {commit_ts} after "
             f"{last_ts}: that is no committed transaction"
         )
     if not binlog.prewrite_value and not binlog.ddl_job_id:
         raise PrewriteMissingError(
-            f"pump {pump} knows that the transaction of {start_ts} was committed at {commit_ts}, but not its rows"
+            f"pump {pump} knows that the transaction of {start_ts} was committed at {commit_ts}, "
+            "but not its rows"
         )
-    return Transaction(commit_ts, start_ts, binlog.prewrite_value, binlog.ddl_job_id, binlog.ddl_query)
+    return Transaction(
+        commit_ts, start_ts, binlog.prewrite_value, binlog.ddl_job_id, binlog.ddl_query
+    )
 
 
 def _raise_if_final(pump: str, last_ts: int, err: grpc.aio.AioRpcError) -> None:
     details = err.details() or ""
     error: TidemarkError | None = None
     if BinlogPurgedError.code in details:
-        error = BinlogPurgedError(f"pump {pump} does not have all binlogs above {last_ts} any more: {details}")
+        error = BinlogPurgedError(
+            f"pump {pump} does not have all binlogs above {last_ts} any more: {details}"
+        )
     elif "cluster ID are mismatch" in details:
-        error = PumpClusterError(f"pump {pump} is of another cluster: {details}; correct the registry or --coordinator")
+        error = PumpClusterError(
+            f"pump {pump} is of another cluster: {details}; correct the registry or --coordinator"
+        )
     if error is not None:
         raise error from err

@@ -1,1 +1,3 @@
-"""TiDB clusters as a source: their schemas from the store, schema changes, and tables of partitions."""
+"""TiDB clusters as a source: their schemas from the store, schema changes,
+and tables of partitions.
+"""

@@ -19,10 +19,14 @@ def table_change(change: Change, catalog: Catalog) -> TableChange | None:
     found = (catalog.table(record_of(table), change.commit_ts) for table in change.tables)
     tables = tuple(table for table in found if table is not None)
     begun_anew = tuple(table.name for table in tables if _begins_anew(table, change.commit_ts))
-    truncated = tuple(table.name for table in change.truncated if _wanted(table, catalog)) + begun_anew
+    truncated = (
+        tuple(table.name for table in change.truncated if _wanted(table, catalog)) + begun_anew
+    )
     if not (tables or truncated or any(_wanted(table, catalog) for table in change.dropped)):
         return None
-    dropped = tuple(table.name for table in change.dropped)  # all: a table that is renamed may come from outside
+    dropped = tuple(
+        table.name for table in change.dropped
+    )  # all: a table that is renamed may come from outside
     return TableChange(change.commit_ts, change.query, tables, dropped, truncated)
 
 
@@ -30,9 +34,12 @@ def _refuse(change: Change, catalog: Catalog) -> None:
     names = [table.name for table in change.tables if _wanted(table, catalog)]
     if names or not change.tables:
         raise DdlUnsupportedError(
-            f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: {change.query}. Everything "
-            f"before it is delivered first. Create another changefeed with --start-ts {change.commit_ts} and another "
-            "--sink-uri, and copy its tables by `tidemark cli changefeed dumpstart`; a --filter may leave some out"
+            f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: "
+            f"{change.query}. Everything "
+            "before it is delivered first. Create another changefeed with --start-ts "
+            f"{change.commit_ts} and another "
+            "--sink-uri, and copy its tables by `tidemark cli changefeed dumpstart`; a --filter "
+            "may leave some out"
         )
 
 

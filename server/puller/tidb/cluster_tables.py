@@ -1,4 +1,6 @@
-"""The tables of the cluster that the capture belongs to, however their changes come: the store has their schemas."""
+"""The tables of the cluster that the capture belongs to, however their changes come:
+the store has their schemas.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +11,9 @@ from server.puller.tidb.table import following, keeping_identities, record_of, t
 
 
 class ClusterTables:
-    """What of `server.puller.source.Source` the cluster's sources answer alike; records are TiDB's TableInfo."""
+    """What of `server.puller.source.Source` the cluster's sources answer alike;
+    records are TiDB's TableInfo.
+    """
 
     keeps_history = True
     warnings: Sequence[str] = ()
@@ -23,7 +27,9 @@ class ClusterTables:
         return await self._context.pd.tso()
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
-        """See `Source.snapshot`: what the meta keys say at `ts`; TiDB gives a reorganized column another id."""
+        """See `Source.snapshot`: what the meta keys say at `ts`;
+        TiDB gives a reorganized column another id.
+        """
         earlier = {each.table_info.get("id"): each for each in before}
         records = map(record_of, await self._schemas.at(ts))
         pairs = ((record, earlier.get(record.table_info.get("id"))) for record in records)

@@ -1,8 +1,10 @@
-"""Deletes that found no row: a transaction of TiDB that inserts a row and deletes it again may leave one.
+"""Deletes that found no row: a transaction of TiDB that inserts a row and deletes it again may
+leave one.
 
-A store is asked for old values, so a delete without one found nothing. Where the record key holds the row's key, such a
-delete is passed on, as it does no harm. Elsewhere nobody could tell which row it means, and it is left out: before the
-sorter, which keeps one of two equal changes, and a region that is scanned again may send the delete with its row.
+A store is asked for old values, so a delete without one found nothing. Where the record key holds
+the row's key, such a delete is passed on, as it does no harm. Elsewhere nobody could tell which row
+it means, and it is left out: before the sorter, which keeps one of two equal changes, and a region
+that is scanned again may send the delete with its row.
 """
 
 import numpy as np

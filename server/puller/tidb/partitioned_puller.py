@@ -1,8 +1,10 @@
-"""The puller of a table whose span is not that of its rows: one puller for each partition, all into the one span.
+"""The puller of a table whose span is not that of its rows: one puller for each partition,
+all into the one span.
 
-A table without partitions, of which a DDL has changed the stored values, has one part. The table is resolved as far as
-its slowest part. Keys carry the partition's id, so rows of two partitions are never taken for one another. Rows that
-changed with the DDL which brought the table, although nobody wrote them, are added first.
+A table without partitions, of which a DDL has changed the stored values, has one part. The table is
+resolved as far as its slowest part. Keys carry the partition's id, so rows of two partitions are
+never taken for one another. Rows that changed with the DDL which brought the table, although nobody
+wrote them, are added first.
 """
 
 import asyncio
@@ -24,7 +26,9 @@ from storage.model.span import Span
 class PartitionedPuller:
     """Pulls all parts of `table` from `start_ts` (exclusive) until cancelled."""
 
-    def __init__(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows, schemas: Schemas) -> None:
+    def __init__(
+        self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows, schemas: Schemas
+    ) -> None:
         self._table = table
         self._start_ts = start_ts
         self._rows = rows

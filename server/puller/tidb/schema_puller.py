@@ -1,11 +1,12 @@
-"""The puller of schema changes: it follows the rows of mysql.tidb_ddl_job in the cluster's change feed.
+"""The puller of schema changes: it follows the rows of mysql.tidb_ddl_job in the cluster's change
+feed.
 
 Invariants:
 1. A schema change is reported in the order of commit_ts, before `Catalog.resolve` reaches it.
 2. What it knows at its start is what the meta keys say at `start_ts`; nothing is kept.
-3. A job that goes on when users have what it brings (an ALTER with several changes, DROP PARTITION) is reported at the
-   commit_ts from which on they have it. The job says what that is when it is done, so until then nothing is known from
-   there on.
+3. A job that goes on when users have what it brings (an ALTER with several changes, DROP PARTITION)
+   is reported at the commit_ts from which on they have it. The job says what that is when it is
+   done, so until then nothing is known from there on.
 """
 
 import asyncio
@@ -44,7 +45,8 @@ class SchemaPuller:
         """See `Puller.run`.
 
         Raises:
-            DdlUnsupportedError, TableIneligibleError: a wanted table cannot be followed any further.
+            DdlUnsupportedError, TableIneligibleError: a wanted table cannot be followed any
+                further.
             HistoryLostError: the schemas at the start are gone.
         """
         history = await self._schemas.at(self.resolved_ts)
@@ -77,7 +79,9 @@ class SchemaPuller:
 
 
 class JobRows:
-    """Where the change feed's rows of DDL jobs go; both calls of a sorter come from another thread."""
+    """Where the change feed's rows of DDL jobs go;
+    both calls of a sorter come from another thread.
+    """
 
     def __init__(self, start_ts: int) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -88,8 +92,12 @@ class JobRows:
         self._moved = asyncio.Event()
 
     def add(self, _span: Span, batch: pa.RecordBatch) -> None:
-        """Take changes of RAW_SCHEMA: jobs that are done are kept, once each, and since when users have them."""
-        for commit_ts, value in zip(batch["commit_ts"].to_pylist(), batch["value"].to_pylist(), strict=True):
+        """Take changes of RAW_SCHEMA: jobs that are done are kept, once each,
+        and since when users have them.
+        """
+        for commit_ts, value in zip(
+            batch["commit_ts"].to_pylist(), batch["value"].to_pylist(), strict=True
+        ):
             job = Job.of_row(value) if value is not None and commit_ts > self._start_ts else None
             if job is not None and job.is_public:
                 self._public[job.id] = min(commit_ts, self._public.get(job.id, commit_ts))
@@ -110,10 +118,16 @@ class JobRows:
         return known_ts
 
     def take(self, ts: int) -> list[tuple[int, Job]]:
-        """The jobs that are in force for users from a commit_ts up to `ts` on, in order; they are forgotten."""
-        found = sorted((self._public[job_id], job_id, done_ts) for done_ts, job_id in list(self._done))
+        """The jobs that are in force for users from a commit_ts up to `ts` on, in order;
+        they are forgotten.
+        """
+        found = sorted(
+            (self._public[job_id], job_id, done_ts) for done_ts, job_id in list(self._done)
+        )
         taken = [
-            (public_ts, self._done.pop((done_ts, job_id))) for public_ts, job_id, done_ts in found if public_ts <= ts
+            (public_ts, self._done.pop((done_ts, job_id)))
+            for public_ts, job_id, done_ts in found
+            if public_ts <= ts
         ]
         for _, job in taken:
             self._public.pop(job.id, None)

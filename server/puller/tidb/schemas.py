@@ -1,4 +1,6 @@
-"""What the store says of a cluster: all schemas as of a timestamp, one DDL job, the rows of a table or partition."""
+"""What the store says of a cluster: all schemas as of a timestamp, one DDL job,
+the rows of a table or partition.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -34,7 +36,9 @@ class Schemas:
             HistoryLostError: GC has passed `ts`.
             CorruptError: the meta keys are not TiDB's.
         """
-        pairs = [pair async for page in self._pages(SCHEMAS_BEGIN, SCHEMAS_END, ts) for pair in page]
+        pairs = [
+            pair async for page in self._pages(SCHEMAS_BEGIN, SCHEMAS_END, ts) for pair in page
+        ]
         return SchemaHistory.of_meta(ts, pairs)
 
     async def public_jobs(self, ts: int) -> list[int]:
@@ -45,7 +49,8 @@ class Schemas:
         return [job.id for job in jobs if job.is_public]
 
     async def job(self, job_id: int, commit_ts: int) -> Job:
-        """The DDL job as the transaction at `commit_ts` left it; or, where that is gone, as it ended.
+        """The DDL job as the transaction at `commit_ts` left it; or, where that is gone,
+        as it ended.
 
         Raises:
             SchemaGapError: the store does not know it.
@@ -53,13 +58,17 @@ class Schemas:
         row = await self._snapshot(commit_ts).get(job_key(job_id))
         if row is not None:
             return Job.of_row(row)
-        for pause_s in (*_PAUSES_S, 0.0):  # a job moves to the history some time after its transaction
+        for pause_s in (
+            *_PAUSES_S,
+            0.0,
+        ):  # a job moves to the history some time after its transaction
             text = await self._snapshot(await self._pd.tso()).get(history_key(job_id))
             if text is not None:
                 return Job.parse(text)
             await asyncio.sleep(pause_s)
         raise SchemaGapError(
-            f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows above it cannot be "
+            f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows "
+            "above it cannot be "
             "read; begin anew from a dump taken after it"
         )
 
@@ -104,7 +113,8 @@ class Schemas:
         safe_point = await self._pd.gc_safe_point()
         if ts < safe_point:
             raise HistoryLostError(
-                f"the store's GC has passed {ts}, it stands at {safe_point}: schemas or rows of then are gone; begin "
+                f"the store's GC has passed {ts}, it stands at {safe_point}: schemas or rows of "
+                "then are gone; begin "
                 "anew from a dump, and keep the changefeed's service safe point alive"
             )
 

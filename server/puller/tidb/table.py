@@ -1,9 +1,10 @@
 """Tables of TiDB as sources know them: what can be replicated, and under which span. Pure.
 
-A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one span that reaches
-from its first partition's records to behind its last one's. Its end names the set of partitions: another set is another
-span, with pullers of its own. A table whose stored values a DDL has changed gets another span, too, which begins with
-all its rows as the store has them (`unwritten_rows.py`). Ids are not used twice, so no span comes again.
+A partitioned table is one table for readers. Its rows lie under its partitions' ids, and go to one
+span that reaches from its first partition's records to behind its last one's. Its end names the set
+of partitions: another set is another span, with pullers of its own. A table whose stored values a
+DDL has changed gets another span, too, which begins with all its rows as the store has them
+(`unwritten_rows.py`). Ids are not used twice, so no span comes again.
 """
 
 import hashlib
@@ -31,7 +32,9 @@ _REREAD: Final = "tidemark_reread"
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Partitions whose rows went when a table's schema came in force at `ts`: they are deleted at `delete_ts`."""
+    """Partitions whose rows went when a table's schema came in force at `ts`:
+    they are deleted at `delete_ts`.
+    """
 
     ts: int
     partition_ids: tuple[int, ...] = ()
@@ -44,11 +47,15 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """The last DDL that changed stored values of a table, behind which all rows are told again; ts 0: none did."""
+    """The last DDL that changed stored values of a table, behind which all rows are told again;
+    ts 0: none did.
+    """
 
     ts: int = 0
     emptied: bool = False
-    """Whether what readers had is of no use to them: keys have other values, or a column has another type."""
+    """Whether what readers had is of no use to them: keys have other values,
+    or a column has another type.
+    """
 
 
 def tidb_table(record: TableRecord) -> SourceTable:
@@ -63,30 +70,46 @@ def tidb_table(record: TableRecord) -> SourceTable:
     if info.is_view or info.is_sequence:
         raise TableIneligibleError(f"{name} is a view or a sequence: it has no rows of its own")
     if not info.key_columns:
-        raise TableIneligibleError(f"{name} has neither a primary key nor a unique key over NOT NULL columns")
-    return SourceTable(record, _span(info, reread_of(record).ts), taken(record, _mounter(info, record)))
+        raise TableIneligibleError(
+            f"{name} has neither a primary key nor a unique key over NOT NULL columns"
+        )
+    return SourceTable(
+        record, _span(info, reread_of(record).ts), taken(record, _mounter(info, record))
+    )
 
 
 def key_is_in_rows(record: TableRecord) -> bool:
-    """Whether the key that readers know is told by rows only, as the record key does not hold it whole."""
+    """Whether the key that readers know is told by rows only,
+    as the record key does not hold it whole.
+    """
     return not TableInfo.parse(record.table_info).handle_is_key
 
 
 def following(record: TableRecord, before: TableRecord) -> TableRecord:
     """The record of a table that was `before` right below the DDL that brings it.
 
-    Columns keep their identities. If the DDL brought columns whose values no default tells, the table is read again:
-    TiDB has filled them beside its transactions' changes, or its users had them before the DDL is told.
+    Columns keep their identities. If the DDL brought columns whose values no default tells, the
+    table is read again: TiDB has filled them beside its transactions' changes, or its users had
+    them before the DDL is told.
     """
     kept = keeping_identities(record, before)
     info, earlier = (TableInfo.parse(each.table_info) for each in (record, before))
-    new = {column.id for column in info.stored_columns} - {column.id for column in earlier.stored_columns}
+    new = {column.id for column in info.stored_columns} - {
+        column.id for column in earlier.stored_columns
+    }
     modified = record.table_info.get(MODIFIED)
     reread = reread_of(before)
     if modified and len(new) > modified["added"]:
         other_keys = any(column.id in new for column in info.key_columns)
-        reread = Reread(modified["ts"], other_keys or _is_retyped(_mounter(earlier, before), _mounter(info, kept)))
-    return TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)}) if reread.ts else kept
+        reread = Reread(
+            modified["ts"],
+            other_keys or _is_retyped(_mounter(earlier, before), _mounter(info, kept)),
+        )
+    return (
+        TableRecord(kept.schema_name, {**kept.table_info, _REREAD: asdict(reread)})
+        if reread.ts
+        else kept
+    )
 
 
 def reread_of(record: TableRecord) -> Reread:
@@ -102,11 +125,12 @@ def _is_retyped(before: Mounter, now: Mounter) -> bool:
 
 
 def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
-    """The record, in which a column that TiDB has built anew is still the column that it was `before`.
+    """The record, in which a column that TiDB has built anew is still the column that it was
+    `before`.
 
-    A change of type that rewrites values (a reorganization) ends with a new column id under the old name. TiDB never
-    drops and adds a name in one statement, so nothing else looks like that. A statement that changes one column alone
-    may give it another name, too.
+    A change of type that rewrites values (a reorganization) ends with a new column id under the old
+    name. TiDB never drops and adds a name in one statement, so nothing else looks like that. A
+    statement that changes one column alone may give it another name, too.
     """
     old, new = (_column_ids(each) for each in (before, record))
     identities = identities_in(before)
@@ -125,7 +149,10 @@ def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
 
 def identities_in(record: TableRecord) -> dict[int, int]:
     """The identities of columns that have another one than their TiDB id, by that id."""
-    return {int(number): int(identity) for number, identity in (record.table_info.get(_IDENTITIES) or {}).items()}
+    return {
+        int(number): int(identity)
+        for number, identity in (record.table_info.get(_IDENTITIES) or {}).items()
+    }
 
 
 def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
@@ -135,7 +162,9 @@ def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
 def _column_ids(record: TableRecord) -> dict[str, int]:
     """The ids of TiDB's columns that its users see, by lower-case name."""
     columns = record.table_info.get("cols") or ()
-    return {column["name"]["L"]: int(column["id"]) for column in columns if column["state"] == PUBLIC}
+    return {
+        column["name"]["L"]: int(column["id"]) for column in columns if column["state"] == PUBLIC
+    }
 
 
 def record_of(table: Table) -> TableRecord:
@@ -164,7 +193,9 @@ def removed_from(record: TableRecord) -> Removed:
         removed = record.table_info.get(REMOVED) or {"ts": 0, "partition_ids": _NO_PARTITIONS}
         return Removed(int(removed["ts"]), tuple(map(int, removed["partition_ids"])))
     except (KeyError, TypeError, ValueError) as err:
-        raise InvalidError(f"the record of a table says nothing sensible of removed partitions: {err!r}") from err
+        raise InvalidError(
+            f"the record of a table says nothing sensible of removed partitions: {err!r}"
+        ) from err
 
 
 def _span(info: TableInfo, reread_at: int) -> Span:

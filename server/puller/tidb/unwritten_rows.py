@@ -1,8 +1,9 @@
-"""Rows that a DDL changed although nobody wrote them, as changes at the first timestamp after it: read from the store.
+"""Rows that a DDL changed although nobody wrote them,
+as changes at the first timestamp after it: read from the store.
 
-Rows of removed partitions are deletes. Of a table whose stored values the DDL changed, all rows come as updates. The
-store still has them: the changefeed's service safe point stands before the DDL until a reader has acknowledged what
-comes after it.
+Rows of removed partitions are deletes. Of a table whose stored values the DDL changed, all rows
+come as updates. The store still has them: the changefeed's service safe point stands before the DDL
+until a reader has acknowledged what comes after it.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -27,7 +28,8 @@ _log = structlog.get_logger(__name__)
 async def unwritten_rows(
     schemas: Schemas, table: SourceTable, start_ts: int, *, own_keys: bool = False
 ) -> AsyncIterator[pa.RecordBatch]:
-    """Batches of RAW_SCHEMA, all above `start_ts`; with `own_keys` keys stand under the table's id, not a partition's.
+    """Batches of RAW_SCHEMA, all above `start_ts`;
+    with `own_keys` keys stand under the table's id, not a partition's.
 
     Raises:
         HistoryLostError: GC was faster.
@@ -35,10 +37,16 @@ async def unwritten_rows(
     table_id = int(table.record.table_info["id"]) if own_keys else None
     removed, reread = removed_from(table.record), reread_of(table.record).ts
     if (removed.partition_ids and start_ts <= removed.ts) or (reread and start_ts <= reread):
-        _log.info("rows that a DDL changed are read from the store", table=table.name, ddl_ts=max(removed.ts, reread))
+        _log.info(
+            "rows that a DDL changed are read from the store",
+            table=table.name,
+            ddl_ts=max(removed.ts, reread),
+        )
     if start_ts <= removed.ts:
         rewritten_in = part_spans(table.record) if own_keys else ()
-        async for batch in _removed(schemas, removed, table_id, [span.table_id for span in rewritten_in]):
+        async for batch in _removed(
+            schemas, removed, table_id, [span.table_id for span in rewritten_in]
+        ):
             metrics.UNWRITTEN_ROWS.inc(batch.num_rows)
             yield batch
     if reread and start_ts <= reread:
@@ -58,11 +66,22 @@ async def _removed(
             count = len(page)
             keys = _keys(page, partition_id if table_id is None else table_id)
             commit_ts, start_ts = [removed.delete_ts] * count, [removed.ts] * count
-            yield raw_batch(commit_ts, start_ts, [DELETE] * count, keys, [None] * count, [value for _, value in page])
+            yield raw_batch(
+                commit_ts,
+                start_ts,
+                [DELETE] * count,
+                keys,
+                [None] * count,
+                [value for _, value in page],
+            )
 
 
-async def _without_rewritten(schemas: Schemas, page: Pairs, partition_ids: Sequence[int], ts: int) -> Pairs:
-    """A job that removes partitions is told when it is done: before, users may have written their keys to others."""
+async def _without_rewritten(
+    schemas: Schemas, page: Pairs, partition_ids: Sequence[int], ts: int
+) -> Pairs:
+    """A job that removes partitions is told when it is done: before,
+    users may have written their keys to others.
+    """
     handles, rewritten = [key[_ID_END:] for key, _ in page], set[bytes]()
     for first in range(0, len(partition_ids), _LOOKED_AT_ONCE):
         prefixes = map(record_prefix, partition_ids[first : first + _LOOKED_AT_ONCE])
@@ -71,8 +90,12 @@ async def _without_rewritten(schemas: Schemas, page: Pairs, partition_ids: Seque
     return [pair for pair, handle in zip(page, handles, strict=True) if handle not in rewritten]
 
 
-async def _reread(schemas: Schemas, partition_id: int, ts: int, table_id: int | None) -> AsyncIterator[pa.RecordBatch]:
-    """All rows at `ts`; they stand behind a transaction that happens to commit at `ts`, which they show."""
+async def _reread(
+    schemas: Schemas, partition_id: int, ts: int, table_id: int | None
+) -> AsyncIterator[pa.RecordBatch]:
+    """All rows at `ts`; they stand behind a transaction that happens to commit at `ts`,
+    which they show.
+    """
     async for page in schemas.rows(partition_id, ts):
         keys = _keys(page, partition_id if table_id is None else table_id)
         values = pa.array([value for _, value in page], pa.binary())

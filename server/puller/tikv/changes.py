@@ -1,7 +1,7 @@
 """Committed row changes on their way from a store's messages to a batch, column by column. Pure.
 
-Rows of a message are read a column at a time and appended in runs: a row object for each would cost as much as the
-sorter does.
+Rows of a message are read a column at a time and appended in runs: a row object for each would cost
+as much as the sorter does.
 """
 
 from collections.abc import Callable
@@ -82,11 +82,20 @@ class Changes:
         self._bytes += size
         if self.on_full is not None and self._bytes >= self.full_bytes:
             batch = self.to_batch()
-            for column in (self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value):
+            for column in (
+                self.commit_ts,
+                self.start_ts,
+                self.op,
+                self.key,
+                self.value,
+                self.old_value,
+            ):
                 column.clear()
             self._bytes = 0
             self.on_full(batch)
 
     def to_batch(self) -> pa.RecordBatch:
         """All changes as one batch of RAW_SCHEMA."""
-        return raw_batch(self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value)
+        return raw_batch(
+            self.commit_ts, self.start_ts, self.op, self.key, self.value, self.old_value
+        )

@@ -1,7 +1,8 @@
 """Event feeds: one bidirectional stream per store, shared by all pullers of the process.
 
-A feed lives as long as its stream. When the stream breaks, every subscription on it ends with a fault, in order behind
-the events that came before; the pullers subscribe again, which opens the next feed.
+A feed lives as long as its stream. When the stream breaks, every subscription on it ends with a
+fault, in order behind the events that came before; the pullers subscribe again, which opens the
+next feed.
 """
 
 import asyncio
@@ -63,7 +64,12 @@ class EventFeed:
                     message = await self._patience.next(call)
             _log.info("event feed closed by the store", store=self.address)
         except grpc.aio.AioRpcError as err:
-            _log.warning("event feed broke", store=self.address, status=err.code().name, details=err.details())
+            _log.warning(
+                "event feed broke",
+                store=self.address,
+                status=err.code().name,
+                details=err.details(),
+            )
             fault = _fault_of_status(self.address, err)
         except StreamSilentError as err:
             if self._subscriptions:  # else nobody asked for anything
@@ -91,14 +97,20 @@ class EventFeed:
         if message.HasField("resolved_ts"):
             subscription = self._subscriptions.get(message.resolved_ts.request_id)
             if subscription is not None:
-                await subscription.inbox.put((subscription, message.resolved_ts.ts), _RESOLVED_BYTES)
+                await subscription.inbox.put(
+                    (subscription, message.resolved_ts.ts), _RESOLVED_BYTES
+                )
 
 
 class EventFeeds:
     """The feeds of all stores; made by `open`."""
 
     def __init__(
-        self, tasks: asyncio.TaskGroup, cluster_id: int, security: SecurityConfig | None, silent_s: float
+        self,
+        tasks: asyncio.TaskGroup,
+        cluster_id: int,
+        security: SecurityConfig | None,
+        silent_s: float,
     ) -> None:
         self._tasks = tasks
         self._cluster_id = cluster_id
@@ -129,7 +141,9 @@ class EventFeeds:
         feed = self._feeds.get(subscription.address)
         if feed is None:
             address = subscription.address
-            feed = self._feeds[address] = EventFeed(address, self._cluster_id, self._patience[address])
+            feed = self._feeds[address] = EventFeed(
+                address, self._cluster_id, self._patience[address]
+            )
             task = self._tasks.create_task(self._run(feed), name=f"event feed {feed.address}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -152,5 +166,8 @@ class EventFeeds:
 def _fault_of_status(address: str, err: grpc.aio.AioRpcError) -> Fault:
     if err.code() != grpc.StatusCode.UNIMPLEMENTED:
         return _BROKEN
-    message = f"the store at {address} does not serve cdcpb.ChangeData/EventFeedV2; TiKV has it from 7.5 on"
+    message = (
+        f"the store at {address} does not serve cdcpb.ChangeData/EventFeedV2; TiKV has it from "
+        "7.5 on"
+    )
     return Fault("unimplemented", fatal=FeedRefusedError(message))

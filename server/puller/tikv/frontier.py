@@ -1,8 +1,11 @@
-"""How far a span is pulled: the minimum over its sub-ranges, served by a region or being located. Pure.
+"""How far a span is pulled: the minimum over its sub-ranges, served by a region or being located.
 
-The span is always tiled by pieces without hole or overlap. A piece is owned by one subscription, or is a gap; a gap
-keeps the timestamp it had when its subscription ended, so a split, a merge or a lost leader never moves the span back
-nor lets it run ahead. Keys are memcomparable-encoded, as regions bound them; `end == b""` means no end.
+Pure.
+
+The span is always tiled by pieces without hole or overlap. A piece is owned by one subscription, or
+is a gap; a gap keeps the timestamp it had when its subscription ended, so a split, a merge or a
+lost leader never moves the span back nor lets it run ahead. Keys are memcomparable-encoded, as
+regions bound them; `end == b""` means no end.
 """
 
 import bisect
@@ -72,7 +75,9 @@ class Frontier:
         return piece.ts
 
     def advance(self, owner: int, ts: int) -> None:
-        """Raise the piece of `owner`; an unknown owner (already released) and a lower ts change nothing."""
+        """Raise the piece of `owner`; an unknown owner (already released) and a lower ts change
+        nothing.
+        """
         piece = self._owned.get(owner)
         if piece is not None and ts > piece.ts:
             piece.ts = ts

@@ -1,6 +1,8 @@
-"""What the event feeds hand to one puller: a queue bounded in bytes; a full one stops the store's stream.
+"""What the event feeds hand to one puller: a queue bounded in bytes;
+a full one stops the store's stream.
 
-The pullers of a changefeed share a budget, so that what has arrived for any number of tables is bounded, too.
+The pullers of a changefeed share a budget, so that what has arrived for any number of tables is
+bounded, too.
 """
 
 import asyncio
@@ -16,7 +18,9 @@ class Inbox(Generic[T]):
     """Items with their size, in order; many producers, one consumer, all on one event loop."""
 
     def __init__(self, limit_bytes: int, take_bytes: int, shared: ByteBudget | None = None) -> None:
-        """Hold up to `limit_bytes`, and what the `shared` budget leaves; None: it has one of its own."""
+        """Hold up to `limit_bytes`, and what the `shared` budget leaves; None:
+        it has one of its own.
+        """
         self._limit = limit_bytes
         self._take = take_bytes
         self._budget = shared or ByteBudget(limit_bytes)
@@ -26,7 +30,10 @@ class Inbox(Generic[T]):
         self._closed = False
 
     async def put(self, item: T, size: int) -> None:
-        """Append; waits while there is no room. An item of any size fits when nothing else is in this inbox."""
+        """Append; waits while there is no room.
+
+        An item of any size fits when nothing else is in this inbox.
+        """
         while self._bytes and not self._fits(size) and not self._closed:
             await self._budget.wait_freed()
         self.put_now(item, size)
@@ -56,7 +63,9 @@ class Inbox(Generic[T]):
         return taken
 
     def close(self) -> None:
-        """The consumer is gone: drop everything, now and later, so that no producer waits for it."""
+        """The consumer is gone: drop everything, now and later,
+        so that no producer waits for it.
+        """
         self._closed = True
         self._items.clear()
         self._filled.clear()
@@ -64,4 +73,7 @@ class Inbox(Generic[T]):
         self._bytes = 0
 
     def _fits(self, size: int) -> bool:
-        return self._bytes + size <= self._limit and self._budget.used_bytes + size <= self._budget.limit_bytes
+        return (
+            self._bytes + size <= self._limit
+            and self._budget.used_bytes + size <= self._budget.limit_bytes
+        )

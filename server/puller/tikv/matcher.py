@@ -1,15 +1,19 @@
 """Turns one region's stream of prewrites, commits and scanned rows into committed row changes.
 
-A store tells a transaction's write twice: PREWRITE brings the value, COMMIT only the commit_ts; `(start_ts, key)` joins
-them. Until INITIALIZED the incremental scan and the live stream interleave, so a COMMIT may precede its PREWRITE.
+A store tells a transaction's write twice: PREWRITE brings the value, COMMIT only the commit_ts;
+`(start_ts, key)` joins them. Until INITIALIZED the incremental scan and the live stream interleave,
+so a COMMIT may precede its PREWRITE.
 
 Invariants:
 1. A change with `start < commit_ts` comes out at least once, whole, and nothing else comes out.
-2. No change with `commit_ts <= resolved_ts` comes out: that would be a row nobody reads any more (LateCommitError).
-3. An entry never outlives its transaction's COMMIT or ROLLBACK, whatever the order of scan and stream.
+2. No change with `commit_ts <= resolved_ts` comes out: that would be a row nobody reads any more
+   (LateCommitError).
+3. An entry never outlives its transaction's COMMIT or ROLLBACK, whatever the order of scan and
+   stream.
 
-Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A delete's prewrite has no value, and neither has the
-fake prewrite that a transaction's heartbeat causes, so before INITIALIZED the two cannot be told apart.
+Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A delete's prewrite has no value,
+and neither has the fake prewrite that a transaction's heartbeat causes, so before INITIALIZED the
+two cannot be told apart.
 """
 
 import struct
@@ -19,7 +23,13 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from server.puller.tikv.changes import OP_DELETE, Changes, Columns
-from server.puller.tikv.open_transactions import ENTRY_BYTES, Format, OpenRows, OpenTransactions, TxnKey
+from server.puller.tikv.open_transactions import (
+    ENTRY_BYTES,
+    Format,
+    OpenRows,
+    OpenTransactions,
+    TxnKey,
+)
 from storage.model.errors import CorruptError, UnavailableError
 
 PREWRITE: Final = 1
@@ -29,8 +39,8 @@ COMMITTED: Final = 4
 INITIALIZED: Final = 5
 _TYPE: Final = attrgetter("type")
 
-# Of a PREWRITE: op_type, value, old_value, generation. Copies, because a row of a message keeps the whole message in
-# memory; and a plain tuple, because one is made for each row.
+# Of a PREWRITE: op_type, value, old_value, generation. Copies, because a row of a message keeps the
+# whole message in memory; and a plain tuple, because one is made for each row.
 _Prewrite = tuple[int, bytes, bytes, int]
 _OP_TYPE: Final = 0
 _VALUE: Final = 1
@@ -62,13 +72,17 @@ def _decode_prewrite(data: bytes) -> _Prewrite:
 _PREWRITES: Final = Format[_Prewrite](
     _encode_prewrite, _decode_prewrite, lambda data: len(data[_VALUE]) + len(data[_OLD_VALUE])
 )
-_COMMITS: Final = Format[tuple[int, int]](lambda commit: _COMMIT.pack(*commit), _COMMIT.unpack, lambda _: 0)
+_COMMITS: Final = Format[tuple[int, int]](
+    lambda commit: _COMMIT.pack(*commit), _COMMIT.unpack, lambda _: 0
+)
 _MARKS: Final = Format[bytes](lambda mark: mark, lambda mark: mark, lambda _: 0)
 _MARK: Final = b"\1"
 
 
 class UnmatchedCommitError(UnavailableError):
-    """An initialized region committed what it never prewrote; subscribing again reads the row from the store."""
+    """An initialized region committed what it never prewrote;
+    subscribing again reads the row from the store.
+    """
 
     code = "ErrPrewriteNotMatch"
 
@@ -104,7 +118,9 @@ class _Committing(Protocol):
 
 
 class Row(_Committing, Protocol):
-    """The fields of `cdcpb.Event.Row` that matter here; commit_ts is set in COMMIT and COMMITTED only."""
+    """The fields of `cdcpb.Event.Row` that matter here;
+    commit_ts is set in COMMIT and COMMITTED only.
+    """
 
     @property
     def type(self) -> int:
@@ -130,7 +146,8 @@ class Row(_Committing, Protocol):
 class Matcher:
     """One subscription to one region, pulled from `start_ts` (exclusive).
 
-    What waits for the end of its transaction beyond the limit of `shared` goes to disk with `spill_if_short`.
+    What waits for the end of its transaction beyond the limit of `shared` goes to disk with
+    `spill_if_short`.
     """
 
     def __init__(self, start_ts: int, shared: OpenTransactions | None = None) -> None:
@@ -139,7 +156,8 @@ class Matcher:
         self.initialized = False
         self._shared = shared or OpenTransactions()
         self._prewrites = OpenRows(self._shared, _PREWRITES)
-        # Only before INITIALIZED, while the scan may still bring prewrites; commits by (commit_ts, op_type).
+        # Only before INITIALIZED, while the scan may still bring prewrites; commits by (commit_ts,
+        # op_type).
         self._early_commits = OpenRows(self._shared, _COMMITS)
         self._early_rollbacks = OpenRows(self._shared, _MARKS)
         self._committed = OpenRows(self._shared, _MARKS)
@@ -174,7 +192,8 @@ class Matcher:
         return self._prewrites, self._early_commits, self._early_rollbacks, self._committed
 
     def apply(self, rows: Iterable[Row], out: Changes) -> None:
-        """Take rows in the order the store sent them, and append the changes they complete to `out`.
+        """Take rows in the order the store sent them,
+        and append the changes they complete to `out`.
 
         Raises:
             UnmatchedCommitError: a commit without prewrite after INITIALIZED; subscribe again.
@@ -194,7 +213,9 @@ class Matcher:
                 self._initialize(out)
 
     def resolve(self, ts: int) -> bool:
-        """Note the region's promise that no later change has `commit_ts <= ts`; returns whether that is news."""
+        """Note the region's promise that no later change has `commit_ts <= ts`;
+        returns whether that is news.
+        """
         if not self.initialized or ts <= self.resolved_ts:
             return False
         self.resolved_ts = ts
@@ -232,7 +253,12 @@ class Matcher:
                 fake = False  # a delete's own behind its fake one
             if not fake and new[_GENERATION] >= earlier[_GENERATION]:
                 memory[at] = new
-                size += len(new[_VALUE]) + len(new[_OLD_VALUE]) - len(earlier[_VALUE]) - len(earlier[_OLD_VALUE])
+                size += (
+                    len(new[_VALUE])
+                    + len(new[_OLD_VALUE])
+                    - len(earlier[_VALUE])
+                    - len(earlier[_OLD_VALUE])
+                )
         waiting.grew(size)
 
     def _commits(self, rows: list[Row], out: Changes) -> None:
@@ -250,7 +276,8 @@ class Matcher:
             data = memory.pop(at, None)
             if data is None:
                 raise UnmatchedCommitError(
-                    f"the commit at {row.commit_ts} of the transaction {row.start_ts} has no prewrite"
+                    f"the commit at {row.commit_ts} of the transaction {row.start_ts} has no "
+                    "prewrite"
                 )
             size += ENTRY_BYTES + len(at[1]) + len(data[_VALUE]) + len(data[_OLD_VALUE])
             prewrites.append(data)
@@ -276,17 +303,24 @@ class Matcher:
 
     def _initialize(self, out: Changes) -> None:
         self.initialized = True
-        commits = (_Commit(at[0], commit_ts, at[1], op) for at, (commit_ts, op) in self._early_commits.drain())
+        commits = (
+            _Commit(at[0], commit_ts, at[1], op)
+            for at, (commit_ts, op) in self._early_commits.drain()
+        )
         while some := list(islice(commits, _EMIT_ROWS)):
             prewrites = [self._prewrites.pop((commit.start_ts, commit.key)) for commit in some]
-            # Without a prewrite, or for a put with only a fake one, the scan has brought the row as COMMITTED.
+            # Without a prewrite, or for a put with only a fake one, the scan has brought the row as
+            # COMMITTED.
             pairs = [
                 (commit, prewrite)
                 for commit, prewrite in zip(some, prewrites, strict=True)
                 if prewrite is not None and (prewrite[_VALUE] or commit.op_type == OP_DELETE)
             ]
             if pairs:
-                self._emit(_joined([commit for commit, _ in pairs], [prewrite for _, prewrite in pairs]), out)
+                self._emit(
+                    _joined([commit for commit, _ in pairs], [prewrite for _, prewrite in pairs]),
+                    out,
+                )
         for at, _ in self._early_rollbacks.drain():
             self._prewrites.pop(at)
         self._committed.clear()
@@ -298,7 +332,8 @@ class Matcher:
             if late_ts <= self.resolved_ts:
                 raise LateCommitError(
                     f"a change committed at {late_ts} came after resolved_ts {self.resolved_ts}; "
-                    "rows may be missing downstream: compare the data, then create the changefeed anew"
+                    "rows may be missing downstream: compare the data, then create the changefeed "
+                    "anew"
                 )
         out.extend(rows)
 

@@ -1,12 +1,15 @@
-"""What the regions of one changefeed know of transactions that have not ended: in memory up to a limit, else on disk.
+"""What the regions of one changefeed know of transactions that have not ended:
+in memory up to a limit, else on disk.
 
-Each matcher has maps from (start_ts, key); all maps of a changefeed share one limit and one LevelDB, which exists only
-while something is spilled. A map beyond the limit writes all it has to disk, and loads an entry back before it looks at
-it. Nothing is synced: it is a cache of the upstream, in a directory that is removed at start.
+Each matcher has maps from (start_ts, key); all maps of a changefeed share one limit and one
+LevelDB, which exists only while something is spilled. A map beyond the limit writes all it has to
+disk, and loads an entry back before it looks at it. Nothing is synced: it is a cache of the
+upstream, in a directory that is removed at start.
 
-A full disk pauses the feed that has to spill, as the sorter's does: the entries stay in memory, and the write is tried
-again until it succeeds or the map is closed. LevelDB takes no write after one that failed, so a new database is begun
-then; the ones before it are read until nothing is spilled any more.
+A full disk pauses the feed that has to spill, as the sorter's does: the entries stay in memory, and
+the write is tried again until it succeeds or the map is closed. LevelDB takes no write after one
+that failed, so a new database is begun then; the ones before it are read until nothing is spilled
+any more.
 """
 
 import itertools
@@ -62,17 +65,24 @@ class Format(NamedTuple, Generic[V]):
 
 
 class OpenTransactions:
-    """The limit and the disk that the maps of a changefeed share; every method may be called from any thread."""
+    """The limit and the disk that the maps of a changefeed share;
+    every method may be called from any thread.
+    """
 
-    def __init__(self, directory: Path | None = None, memory_bytes: int = 1 << 62, *, retry_s: float = 1.0) -> None:
-        """Spill into `directory`, which is made when it is needed, beyond `memory_bytes`; None: never spill.
+    def __init__(
+        self, directory: Path | None = None, memory_bytes: int = 1 << 62, *, retry_s: float = 1.0
+    ) -> None:
+        """Spill into `directory`, which is made when it is needed, beyond `memory_bytes`;
+        None: never spill.
 
         A write that the disk refused is tried again every `retry_s`.
         """
         self.memory_bytes = memory_bytes
         """The limit."""
         self.arrived = ByteBudget(memory_bytes)
-        """What the pullers of all tables have not looked at yet, in memory beside these: as much again."""
+        """What the pullers of all tables have not looked at yet, in memory beside these:
+        as much again.
+        """
         self.used_bytes = 0
         self.spilled = 0
         """Entries on disk."""
@@ -105,7 +115,8 @@ class OpenTransactions:
                 metrics.OPEN_BYTES.inc(size)
 
     def write(self, batch: WriteBatch, added: int, ended: threading.Event) -> None:
-        """Write puts and deletes, `added` entries more than before (or less); waits while the disk refuses.
+        """Write puts and deletes, `added` entries more than before (or less);
+        waits while the disk refuses.
 
         Raises:
             OpenTransactionsClosedError: `ended` was set, or `stop` called, while it waited.
@@ -143,7 +154,10 @@ class OpenTransactions:
             return None
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The entries whose key starts with `prefix`, in order; may change while it runs. Raises as `get`."""
+        """The entries whose key starts with `prefix`, in order; may change while it runs.
+
+        Raises as `get`.
+        """
         lower, upper = prefix, prefix_end(prefix)
         while True:
             with self._lock:
@@ -155,7 +169,9 @@ class OpenTransactions:
                     if len(part) == _BATCH_ENTRIES:
                         ends.append(part[-1][0])
             last = min(ends, default=upper)
-            yield from ((key, some[key]) for key in sorted(some) if some[key] != _GONE and key <= last)
+            yield from (
+                (key, some[key]) for key in sorted(some) if some[key] != _GONE and key <= last
+            )
             if not ends:
                 return
             lower = last + b"\0"
@@ -181,12 +197,16 @@ class OpenTransactions:
                 if self._begin_new:
                     self._begin()
                 if len(self._databases) > 1:
-                    batch.ops = {key: _GONE if value is None else value for key, value in batch.ops.items()}
+                    batch.ops = {
+                        key: _GONE if value is None else value for key, value in batch.ops.items()
+                    }
                 self._databases[-1].write(batch, sync=False)
             except DirectoryUnusableError as err:
                 self._begin_new = True
                 if not self.disk_error:
-                    _log.warning("disk takes no rows of open transactions, feeds pause", error=err.message)
+                    _log.warning(
+                        "disk takes no rows of open transactions, feeds pause", error=err.message
+                    )
                 self.disk_error = err.message
                 return False
             if self.disk_error:
@@ -230,8 +250,8 @@ class OpenTransactions:
 class OpenRows(Generic[V]):
     """One map of one matcher, used by one thread at a time; `memory` is what is not on disk.
 
-    Who looks at an entry in `memory` calls `load` first when there is something on disk (`spilled`), and tells `grew`
-    what changed there.
+    Who looks at an entry in `memory` calls `load` first when there is something on disk
+    (`spilled`), and tells `grew` what changed there.
     """
 
     def __init__(self, shared: OpenTransactions, form: Format[V]) -> None:

@@ -1,9 +1,13 @@
-"""The puller of one table span: finds its regions, subscribes to each, and feeds their changes to the sorter in order.
+"""The puller of one table span: finds its regions, subscribes to each,
+and feeds their changes to the sorter in order.
 
 Invariants:
-1. A resolved_ts goes to the sorter only after every change it promises: both pass through one inbox, in one order.
-2. After a fault the range is subscribed to again from the region's last resolved_ts: rows may come twice, never less.
-3. Nothing is kept here that the upstream cannot send again: what is on disk (`open_transactions`) is a cache.
+1. A resolved_ts goes to the sorter only after every change it promises: both pass through one
+   inbox, in one order.
+2. After a fault the range is subscribed to again from the region's last resolved_ts: rows may come
+   twice, never less.
+3. Nothing is kept here that the upstream cannot send again: what is on disk (`open_transactions`)
+   is a cache.
 """
 
 import asyncio
@@ -98,7 +102,9 @@ class TablePuller:
         end = encode_bytes(span.end_key) if span.end_key else b""
         self._frontier = Frontier(KeyRange(encode_bytes(span.start_key), end), start_ts)
         self._subscriptions: dict[int, Subscription] = {}
-        self._inbox: Inbox[Delivery] = Inbox(_INBOX_BYTES, _TAKE_BYTES, upstream.open_transactions.arrived)
+        self._inbox: Inbox[Delivery] = Inbox(
+            _INBOX_BYTES, _TAKE_BYTES, upstream.open_transactions.arrived
+        )
         self._gap = asyncio.Event()
         self._gap.set()
         self._failures = 0
@@ -112,19 +118,26 @@ class TablePuller:
         return len(self._subscriptions)
 
     def stuck(self, now_ts: int, lag_ms: int) -> list[KeyRange]:
-        """Initialized regions whose resolved_ts is more than `lag_ms` behind `now_ts`: a lock may hold them."""
+        """Initialized regions whose resolved_ts is more than `lag_ms` behind `now_ts`:
+        a lock may hold them.
+        """
         before = physical_ms(now_ts) - lag_ms
         return [
             subscription.part
             for subscription in self._subscriptions.values()
-            if subscription.matcher.initialized and physical_ms(subscription.matcher.resolved_ts) < before
+            if subscription.matcher.initialized
+            and physical_ms(subscription.matcher.resolved_ts) < before
         ]
 
     def slowest(self, most: int) -> list[RegionProgress]:
-        """The regions that are furthest behind, the slowest first; ranges being located count as one."""
+        """The regions that are furthest behind, the slowest first;
+        ranges being located count as one.
+        """
         regions = [
             RegionProgress(each.region_id, each.address, each.matcher.resolved_ts, each.part)
-            for each in heapq.nsmallest(most, self._subscriptions.values(), key=lambda each: each.matcher.resolved_ts)
+            for each in heapq.nsmallest(
+                most, self._subscriptions.values(), key=lambda each: each.matcher.resolved_ts
+            )
         ]
         gap = self._frontier.lowest_gap()
         if gap is not None:
@@ -135,7 +148,8 @@ class TablePuller:
         """Pull until cancelled.
 
         Raises:
-            LateCommitError, ClusterIdMismatchError, FeedRefusedError: the upstream cannot be pulled from.
+            LateCommitError, ClusterIdMismatchError, FeedRefusedError: the upstream cannot be pulled
+                from.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -154,10 +168,14 @@ class TablePuller:
             self._gap.clear()
             try:
                 for gap in self._frontier.gaps():
-                    for route in await self._upstream.pd.scan_regions(gap.start_key, gap.end_key, _SCAN_LIMIT):
+                    for route in await self._upstream.pd.scan_regions(
+                        gap.start_key, gap.end_key, _SCAN_LIMIT
+                    ):
                         self._subscribe(gap, route)
             except TidemarkError as err:
-                _log.warning("regions cannot be located", table_id=self.span.table_id, error=str(err))
+                _log.warning(
+                    "regions cannot be located", table_id=self.span.table_id, error=str(err)
+                )
             if self._frontier.gaps():
                 self._failed()
 
@@ -181,7 +199,13 @@ class TablePuller:
         request_id = next_request_id()
         matcher = Matcher(self._frontier.assign(part, request_id), self._upstream.open_transactions)
         subscription = Subscription(
-            request_id, route.region.id, route.region.region_epoch, route.address, part, matcher, self._inbox
+            request_id,
+            route.region.id,
+            route.region.region_epoch,
+            route.address,
+            part,
+            matcher,
+            self._inbox,
         )
         self._subscriptions[request_id] = subscription
         metrics.REGIONS.inc()
@@ -198,11 +222,15 @@ class TablePuller:
                 self._end(subscription, fault)
             resolved_ts = self._frontier.resolved_ts
             if resolved_ts > self.resolved_ts:
-                await loop.run_in_executor(self._upstream.executor, self._sorter.resolve, self.span, resolved_ts)
+                await loop.run_in_executor(
+                    self._upstream.executor, self._sorter.resolve, self.span, resolved_ts
+                )
                 self.resolved_ts = resolved_ts
 
     def _absorb(self, deliveries: Sequence[Delivery]) -> _Absorbed:
-        """Match a batch and add its changes to the sorter; runs in the executor, one batch at a time."""
+        """Match a batch and add its changes to the sorter; runs in the executor,
+        one batch at a time.
+        """
         absorbed, changes = _Absorbed(), Changes(_BATCH_BYTES, self._add)
         with self._matching:
             for subscription, content in deliveries:
@@ -221,7 +249,11 @@ class TablePuller:
         self._sorter.add(self.span, batch)
 
     def _apply(
-        self, subscription: Subscription, content: cdcpb.Event | int | Fault, changes: Changes, absorbed: _Absorbed
+        self,
+        subscription: Subscription,
+        content: cdcpb.Event | int | Fault,
+        changes: Changes,
+        absorbed: _Absorbed,
     ) -> Fault | None:
         matcher = subscription.matcher
         if isinstance(content, Fault):
@@ -235,7 +267,9 @@ class TablePuller:
                 matcher.apply(content.entries.entries, changes)
                 matcher.spill_if_short()
             except UnmatchedCommitError as err:
-                _log.warning("region subscribed again", region_id=subscription.region_id, error=str(err))
+                _log.warning(
+                    "region subscribed again", region_id=subscription.region_id, error=str(err)
+                )
                 return Fault("unmatched_commit")
             except CorruptDatabaseError as err:
                 _log.error("spilled rows are damaged, region is pulled again", error=str(err))
@@ -261,7 +295,9 @@ class TablePuller:
         self._frontier.release(subscription.request_id)
         self._upstream.feeds.unsubscribe(subscription)
         subscription.matcher.end()
-        with suppress(RuntimeError):  # the executor is shut down, and the changefeed's files are removed with it
+        with suppress(
+            RuntimeError
+        ):  # the executor is shut down, and the changefeed's files are removed with it
             self._upstream.executor.submit(self._clear, subscription.matcher)
 
     def _clear(self, matcher: Matcher) -> None:

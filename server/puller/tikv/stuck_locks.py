@@ -1,7 +1,8 @@
 """Frees regions whose resolved_ts stands still because a dead client left its locks.
 
-A region's resolved_ts cannot pass an open lock, and a store never ends a transaction by itself. Whoever waits for the
-region must ask the lock's primary, as a reader would; live transactions are left alone.
+A region's resolved_ts cannot pass an open lock, and a store never ends a transaction by itself.
+Whoever waits for the region must ask the lock's primary, as a reader would; live transactions are
+left alone.
 """
 
 import asyncio
@@ -29,7 +30,9 @@ _log = structlog.get_logger(__name__)
 class StuckLocks:
     """Looks after all pullers of a process."""
 
-    def __init__(self, pd: PdClient, kv: KvClient, pullers: Callable[[], Iterable[TablePuller]]) -> None:
+    def __init__(
+        self, pd: PdClient, kv: KvClient, pullers: Callable[[], Iterable[TablePuller]]
+    ) -> None:
         self._pd = pd
         self._kv = kv
         self._resolver = LockResolver(pd, kv)

@@ -1,7 +1,7 @@
 """One region of one span, pulled under a request id of its own.
 
-A request id is never used again, so an event that was under way when its subscription ended cannot be mistaken for one
-of the next.
+A request id is never used again, so an event that was under way when its subscription ended cannot
+be mistaken for one of the next.
 """
 
 import itertools

@@ -1,1 +1,3 @@
-"""A gRPC server in pure Python: HTTP/2 (RFC 9113), HPACK (RFC 7541), and gRPC's framing over them."""
+"""A gRPC server in pure Python: HTTP/2 (RFC 9113), HPACK (RFC 7541),
+and gRPC's framing over them.
+"""

@@ -1,7 +1,8 @@
 """Who may connect: at most so many connections in all, and so many from one client address.
 
-Where either is used up, connections without calls make room: those of the address itself for one more of its own, those
-of the address with the most for one more of anybody's. Whose calls keep all of them busy is refused.
+Where either is used up, connections without calls make room: those of the address itself for one
+more of its own, those of the address with the most for one more of anybody's. Whose calls keep all
+of them busy is refused.
 """
 
 import heapq
@@ -16,7 +17,9 @@ from server.rpc.limits import Limits
 
 _EVICTED_AT_ONCE = 32
 _NONE_IDLE_S = 0.1
-"""After a search that met no idle connection, newcomers are refused for so long without another one."""
+"""After a search that met no idle connection, newcomers are refused for so long without another
+one.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -32,7 +35,9 @@ class _Client:
         self.warned = False
 
     def evict_idle(self, serving: Collection[Link]) -> list[Link]:
-        """Choose those that have been without calls for the longest time; `serving` are those that speak HTTP/2."""
+        """Choose those that have been without calls for the longest time;
+        `serving` are those that speak HTTP/2.
+        """
         now_s = time.monotonic()
         if now_s < self.none_idle_until_s:
             return []
@@ -44,7 +49,9 @@ class _Client:
 
 
 class Admission:
-    """Counts a listener's connections from their accepting on, until they are over or make room for others."""
+    """Counts a listener's connections from their accepting on,
+    until they are over or make room for others.
+    """
 
     def __init__(self, limits: Limits, serving: Collection[Link]) -> None:
         self._limits = limits
@@ -59,14 +66,28 @@ class Admission:
         return len(self._address_of)
 
     def refusal(self, address: str) -> str:
-        """Why one more connection of this address is not taken; empty: it is, others have made room if need be."""
+        """Why one more connection of this address is not taken; empty: it is,
+        others have made room if need be.
+        """
         client = self._clients.get(address)
         share = self._limits.most_connections_per_address
-        if address and client is not None and len(client.links) >= share and not self._evict(client):
+        if (
+            address
+            and client is not None
+            and len(client.links) >= share
+            and not self._evict(client)
+        ):
             if not client.warned:
                 client.warned = True
-                _log.warning("an address has as many connections as it may have", address=address, connections=share)
-            return f"your address has {share} connections with calls, as many as it may have; end some of them"
+                _log.warning(
+                    "an address has as many connections as it may have",
+                    address=address,
+                    connections=share,
+                )
+            return (
+                f"your address has {share} connections with calls, as many as it may have; end "
+                "some of them"
+            )
         if self.connections >= self._limits.most_connections and not self._evict_largest():
             return "all connections are in use; try again later, or another server"
         return ""
@@ -92,7 +113,9 @@ class Admission:
         now_s = time.monotonic()
         if now_s < self._none_idle_until_s:
             return False
-        for client in sorted(self._clients.values(), key=lambda client: len(client.links), reverse=True):
+        for client in sorted(
+            self._clients.values(), key=lambda client: len(client.links), reverse=True
+        ):
             if self._evict(client):
                 return True
         self._none_idle_until_s = now_s + _NONE_IDLE_S

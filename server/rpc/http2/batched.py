@@ -1,4 +1,5 @@
-"""Calls of batch routes (`server.rpc.front`): a message goes on its route as it comes, its answer back as it is given.
+"""Calls of batch routes (`server.rpc.front`): a message goes on its route as it comes,
+its answer back as it is given.
 
 No task waits for either. `done` and `set_result` are what a route needs of whoever asks.
 """
@@ -43,7 +44,11 @@ class BatchedCall(Stream):
     def receive(self, data: bytes, *, ended: bool) -> None:
         """See `Stream`; most calls come in one piece."""
         size = len(data) - PREFIX_BYTES
-        whole = ended and 0 <= size <= self._max_bytes and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES)
+        whole = (
+            ended
+            and 0 <= size <= self._max_bytes
+            and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES)
+        )
         if whole and self._reader is None:
             self._route.put(data[PREFIX_BYTES:], self)
             return
@@ -51,7 +56,9 @@ class BatchedCall(Stream):
             self._reader = MessageReader(self._max_bytes, self._encoding)
         for message in self._reader.feed(data):
             if self._asked is not None:
-                raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call")
+                raise StatusError(
+                    grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call"
+                )
             self._asked = message
         self.hold(self._reader.held + len(self._asked or b""))
         if self._reader.pending:
@@ -81,7 +88,9 @@ class BatchedCall(Stream):
                 if not self.closed:
                     self.answer(answer)
             else:
-                assert isinstance(answer, TidemarkError), f"a batch function answered {type(answer)}"
+                assert isinstance(answer, TidemarkError), (
+                    f"a batch function answered {type(answer)}"
+                )
                 self.finish(*status_of(answer))
         except Exception as err:  # noqa: BLE001 - the route serves other connections, too
             self.connection.crash(err)
@@ -92,7 +101,14 @@ class BatchedStream(Stream):
 
     __slots__ = ("_begun", "_max_bytes", "_outstanding", "_reader", "_route")
 
-    def __init__(self, connection: ConnectionState, number: int, route: Route, max_bytes: int, encoding: bytes) -> None:
+    def __init__(
+        self,
+        connection: ConnectionState,
+        number: int,
+        route: Route,
+        max_bytes: int,
+        encoding: bytes,
+    ) -> None:
         super().__init__(connection, number)
         self._route = route
         self._reader = MessageReader(max_bytes, encoding)
@@ -109,7 +125,11 @@ class BatchedStream(Stream):
     def receive(self, data: bytes, *, ended: bool) -> None:
         """See `Stream`."""
         size = len(data) - PREFIX_BYTES
-        if not self._begun and 0 <= size <= self._max_bytes and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES):
+        if (
+            not self._begun
+            and 0 <= size <= self._max_bytes
+            and data[:PREFIX_BYTES] == size.to_bytes(PREFIX_BYTES)
+        ):
             self._outstanding += 1
             self._route.put(data[PREFIX_BYTES:], self)
         elif data or self._begun:
@@ -154,8 +174,14 @@ class BatchedStream(Stream):
             return
         self.send_message(answer)
         if self.unsent_bytes > _MAX_UNREAD_BYTES:
-            self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, "the answers of this stream are not read")
-        elif self.remote_closed and not self._outstanding and not (self._begun and self._reader.pending):
+            self.finish(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "the answers of this stream are not read"
+            )
+        elif (
+            self.remote_closed
+            and not self._outstanding
+            and not (self._begun and self._reader.pending)
+        ):
             self.finish(grpc.StatusCode.OK)
         elif self.connection.draining and not self._outstanding:
             self.stop()

@@ -1,11 +1,14 @@
-"""One HTTP/2 connection, without sockets and clocks: bytes come in, frames go out, calls are opened for its host.
+"""One HTTP/2 connection, without sockets and clocks: bytes come in, frames go out,
+calls are opened for its host.
 
 Invariants:
-1. Whatever bytes come, `receive` ends in one of three ways: the frames are understood, one stream is reset, or the
-   connection fails with GOAWAY and hears nothing more. It raises nothing: an unexpected exception, too, ends this
-   connection only (`crash`), whichever callback, timer, handler or route met it.
-2. What a peer can make us hold is bounded: one frame, one header block, the streams the host admits, and for each what
-   its window lets in. What it can make us send without end (acknowledgements) is bounded by token buckets.
+1. Whatever bytes come, `receive` ends in one of three ways: the frames are understood, one stream
+   is reset, or the connection fails with GOAWAY and hears nothing more. It raises nothing: an
+   unexpected exception, too, ends this connection only (`crash`), whichever callback, timer,
+   handler or route met it.
+2. What a peer can make us hold is bounded: one frame, one header block, the streams the host
+   admits, and for each what its window lets in. What it can make us send without end
+   (acknowledgements) is bounded by token buckets.
 """
 
 from collections.abc import Callable
@@ -25,7 +28,9 @@ _RESETS, _RESETS_PER_S = 20_000, 1000
 class Connection(ConnectionState):
     """What a connection receives, over what its calls know of it."""
 
-    def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
+    ) -> None:
         """See `ConnectionState`; the preface's answer is in `take` at once."""
         super().__init__(host, bounds, clock, wake)
         self.behind = False
@@ -65,7 +70,9 @@ class Connection(ConnectionState):
         self.proceed()
 
     def proceed(self) -> None:
-        """Handle what was received, for as long as a turn is; `behind` says whether there is more."""
+        """Handle what was received, for as long as a turn is;
+        `behind` says whether there is more.
+        """
         if self.failed:
             self._rest, self.behind = b"", False
             return
@@ -78,7 +85,9 @@ class Connection(ConnectionState):
             self.crash(err)
 
     def abort(self) -> None:
-        """The peer is gone: its calls are given up, and what it sent and was not handled is forgotten."""
+        """The peer is gone: its calls are given up, and what it sent and was not handled is
+        forgotten.
+        """
         self._rest, self.behind = b"", False
         super().abort()
 
@@ -103,7 +112,9 @@ class Connection(ConnectionState):
             at += frames.HEADER_BYTES
             end = at + (word >> 8)
             if word >> 8 > frames.MAX_FRAME_BYTES:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame of more than 16,384 bytes")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, "a frame of more than 16,384 bytes"
+                )
             if end > size:
                 at -= frames.HEADER_BYTES
                 break
@@ -133,7 +144,9 @@ class Connection(ConnectionState):
     def _preface(self, data: bytes) -> int:
         seen = data[: len(frames.PREFACE)]
         if not frames.PREFACE.startswith(seen):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2: the connection preface is missing")
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2: the connection preface is missing"
+            )
         if len(seen) < len(frames.PREFACE):
             return 0
         self._preface_seen = True
@@ -142,7 +155,9 @@ class Connection(ConnectionState):
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         block = self._requests.unfinished
         if block is not None and (kind != frames.CONTINUATION or number != block[0]):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame between HEADERS and their CONTINUATION")
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, "a frame between HEADERS and their CONTINUATION"
+            )
         if not self.ready and kind != frames.SETTINGS:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         handler = self._handlers.get(kind)
@@ -177,21 +192,29 @@ class Connection(ConnectionState):
         stream.deliver(payload, ended=ended)
 
     def _take_credit(self, size: int) -> None:
-        """Of the whole connection, which is given back at once: slow calls hold up themselves, not their neighbours."""
+        """Of the whole connection, which is given back at once: slow calls hold up themselves,
+        not their neighbours.
+        """
         self._credit -= size
         if self._credit < CONNECTION_WINDOW // 2:
             if self._credit < 0:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of the connection")
+                raise ConnectionFault(
+                    ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of the connection"
+                )
             self.send(frames.window_update(0, CONNECTION_WINDOW - self._credit))
             self._credit = CONNECTION_WINDOW
 
     def _check_not_idle(self, number: int) -> None:
         if number > self.last_stream or not number & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened")
+            raise ConnectionFault(
+                ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which was never opened"
+            )
 
     def _on_rst_stream(self, _flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than four")
+            raise ConnectionFault(
+                ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM of another length than four"
+            )
         self._check_not_idle(number)
         self._resets.spend()
         stream = self.streams.get(number)
@@ -201,7 +224,9 @@ class Connection(ConnectionState):
 
     def _on_window_update(self, _flags: int, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than four")
+            raise ConnectionFault(
+                ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of another length than four"
+            )
         increment = int.from_bytes(payload) & frames.MAX_WINDOW
         if number:
             self._check_not_idle(number)
@@ -215,6 +240,8 @@ class Connection(ConnectionState):
         if not increment:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a window that grows by nothing")
         if self.window > frames.MAX_WINDOW:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
+            raise ConnectionFault(
+                ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes"
+            )
         if self.waiting:
             self.look_again()

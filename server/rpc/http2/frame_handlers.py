@@ -1,7 +1,8 @@
-"""What the frames of a connection do that are not DATA: those about the connection itself, and header blocks.
+"""What the frames of a connection do that are not DATA: those about the connection itself,
+and header blocks.
 
-`Control` handles SETTINGS, PING, GOAWAY, and those that ask for nothing we have. `Requests` handles HEADERS and
-CONTINUATION: the calls that header blocks open, or end. Invariants:
+`Control` handles SETTINGS, PING, GOAWAY, and those that ask for nothing we have. `Requests` handles
+HEADERS and CONTINUATION: the calls that header blocks open, or end. Invariants:
 
 1. Every header block is decoded, in order, whoever refuses its stream.
 2. A block is bounded, in frames and in bytes, and nothing comes between its frames.
@@ -29,7 +30,13 @@ _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME = 2, 4, 5
 class Control:
     """Handlers of frames about the connection."""
 
-    def __init__(self, connection: ConnectionState, pings: int, pings_per_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        connection: ConnectionState,
+        pings: int,
+        pings_per_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._connection = connection
         self._pings = TokenBucket("too_many_pings", pings, pings_per_s, clock)
         self._pinged_at_answers = 0
@@ -50,13 +57,17 @@ class Control:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS of one stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings in it")
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings in it"
+                )
             return
         self._settings.spend()
         values = dict(frames.setting_pairs(payload))  # the last of each counts, and is applied once
         for key, value in values.items():
             _check(key, value)
-        self._connection.peer_frame_bytes = values.get(_MAX_FRAME, self._connection.peer_frame_bytes)
+        self._connection.peer_frame_bytes = values.get(
+            _MAX_FRAME, self._connection.peer_frame_bytes
+        )
         if _INITIAL_WINDOW in values:
             self._change_window(values[_INITIAL_WINDOW])
         self._connection.ready = True
@@ -110,7 +121,9 @@ def _check(key: int, value: int) -> None:
     if key == _ENABLE_PUSH and value > 1:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is 0 or 1")
     if key == _INITIAL_WINDOW and value > frames.MAX_WINDOW:
-        raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes")
+        raise ConnectionFault(
+            ErrorCode.FLOW_CONTROL_ERROR, "an initial window of more than 2^31 - 1 bytes"
+        )
     if key == _MAX_FRAME and not frames.MAX_FRAME_BYTES <= value < 1 << 24:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a largest frame that HTTP/2 does not have")
 
@@ -123,7 +136,9 @@ class Requests:
 
     def __init__(self, connection: ConnectionState, bounds: Bounds) -> None:
         self.unfinished: tuple[int, int, bytearray, int] | None = None
-        """A block whose end is yet to come: its stream, the flags of its HEADERS, its bytes, and in how many frames."""
+        """A block whose end is yet to come: its stream, the flags of its HEADERS, its bytes,
+        and in how many frames.
+        """
         self._connection = connection
         self._bounds = bounds
         self._decoder = HeaderDecoder(bounds.metadata_bytes, read_head)
@@ -169,7 +184,9 @@ class Requests:
             self._refuse(number, response_blocks.http_status(refusal.status), ended=ended)
         except OversizedHeadersError:
             text = f"received metadata of more than {self._bounds.metadata_bytes} bytes"
-            self._refuse_call(number, StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, text), ended=ended)
+            self._refuse_call(
+                number, StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, text), ended=ended
+            )
         except StatusError as err:
             self._refuse_call(number, err, ended=ended)
         else:
@@ -178,20 +195,30 @@ class Requests:
                 stream.deliver(b"", ended=True)
 
     def _trailers(self, number: int, block: bytes, *, ended: bool) -> None:
-        """HEADERS of a stream that was open before: they can only end it; what they say is nobody's business."""
+        """HEADERS of a stream that was open before: they can only end it;
+        what they say is nobody's business.
+        """
         try:
             self._decoder.fields(block)
         except OversizedHeadersError as err:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "trailers that are too large") from err
+            raise ConnectionFault(
+                ErrorCode.ENHANCE_YOUR_CALM, "trailers that are too large"
+            ) from err
         stream = self._connection.streams.get(number)
         if stream is None or stream.remote_closed:
-            raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed")
+            raise ConnectionFault(
+                ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is closed"
+            )
         if not ended:
             raise StreamFault(ErrorCode.PROTOCOL_ERROR, "headers in the middle of a call")
         stream.deliver(b"", ended=True)
 
     def _refuse_call(self, number: int, err: StatusError, *, ended: bool) -> None:
-        self._refuse(number, response_blocks.HEAD + response_blocks.trailers(err.status, err.message), ended=ended)
+        self._refuse(
+            number,
+            response_blocks.HEAD + response_blocks.trailers(err.status, err.message),
+            ended=ended,
+        )
 
     def _refuse(self, number: int, block: bytes, *, ended: bool) -> None:
         self._connection.send(frames.header_block(number, block, end_stream=True))

@@ -1,11 +1,24 @@
-"""Frames of HTTP/2 (RFC 9113 §4 and §6): their numbers, how they are written, and the faults they may have."""
+"""Frames of HTTP/2 (RFC 9113 §4 and §6): their numbers, how they are written,
+and the faults they may have.
+"""
 
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+(
+    DATA,
+    HEADERS,
+    PRIORITY,
+    RST_STREAM,
+    SETTINGS,
+    PUSH_PROMISE,
+    PING,
+    GOAWAY,
+    WINDOW_UPDATE,
+    CONTINUATION,
+) = range(10)
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
@@ -13,7 +26,9 @@ PRIORITIZED = 0x20
 
 HEADER_BYTES = 9
 MAX_FRAME_BYTES = 16_384
-"""Of what we receive: the default, so that no peer has to learn it. Greater ones would spare next to nothing."""
+"""Of what we receive: the default, so that no peer has to learn it. Greater ones would spare next
+to nothing.
+"""
 MAX_WINDOW = (1 << 31) - 1
 DEFAULT_WINDOW = 65_535
 
@@ -83,7 +98,9 @@ def goaway(last_stream: int, code: ErrorCode, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, *, end_stream: bool) -> bytes:
-    """HEADERS, and CONTINUATION frames where the block is larger than a frame that every peer takes."""
+    """HEADERS, and CONTINUATION frames where the block is larger than a frame that every peer
+    takes.
+    """
     flags = END_STREAM if end_stream else 0
     if len(block) <= MAX_FRAME_BYTES:
         return frame(HEADERS, flags | END_HEADERS, stream, block)
@@ -100,7 +117,9 @@ def setting_pairs(payload: bytes) -> Iterator[tuple[int, int]]:
         ConnectionFault: the length is wrong.
     """
     if len(payload) % 6:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that no settings have")
+        raise ConnectionFault(
+            ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a length that no settings have"
+        )
     return struct.iter_unpack(">HI", payload)
 
 
@@ -113,7 +132,9 @@ def unpadded(payload: bytes, flags: int) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the length of its padding")
+        raise ConnectionFault(
+            ErrorCode.FRAME_SIZE_ERROR, "a padded frame without the length of its padding"
+        )
     if payload[0] >= len(payload):
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "padding as long as its frame")
     return payload[1 : len(payload) - payload[0]]
@@ -128,7 +149,9 @@ def prioritized(stream: int, payload: bytes, flags: int) -> bytes:
     if not flags & PRIORITIZED:
         return payload
     if len(payload) < 5:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "a frame with priority that is too short for one")
+        raise ConnectionFault(
+            ErrorCode.FRAME_SIZE_ERROR, "a frame with priority that is too short for one"
+        )
     if int.from_bytes(payload[:4]) & MAX_WINDOW == stream:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {stream} depends on itself")
     return payload[5:]

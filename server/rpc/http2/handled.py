@@ -1,7 +1,8 @@
 """Calls answered by coroutines: one task each, as gRPC's handlers expect it.
 
-Requests wait in the call until they are read, and the peer is given room for more as they are; answers wait for it. A
-handler is given a `Context` beside its requests: gRPC's own interface, over one of our calls.
+Requests wait in the call until they are read, and the peer is given room for more as they are;
+answers wait for it. A handler is given a `Context` beside its requests: gRPC's own interface, over
+one of our calls.
 """
 
 import asyncio
@@ -17,7 +18,13 @@ from google.protobuf.message import DecodeError
 from server.rpc.errors import StatusError, status_of
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.request_head import Metadata, RequestHead
-from server.rpc.http2.stream import MAX_UNREAD_BYTES, MAX_UNSENT_BYTES, STREAM_WINDOW, ConnectionState, Stream
+from server.rpc.http2.stream import (
+    MAX_UNREAD_BYTES,
+    MAX_UNSENT_BYTES,
+    STREAM_WINDOW,
+    ConnectionState,
+    Stream,
+)
 from storage.defect import request_error
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
@@ -126,16 +133,22 @@ class HandledCall(Stream):
         if self._turn_bytes > _TURN_BYTES:
             self._turn_bytes = 0
             await asyncio.sleep(0)  # others have their turn, and what was written goes out
-        while not self.closed and (self.unsent_bytes > MAX_UNSENT_BYTES or self.connection.congested):
+        while not self.closed and (
+            self.unsent_bytes > MAX_UNSENT_BYTES or self.connection.congested
+        ):
             self._room = asyncio.get_running_loop().create_future()
             await self._room
 
     def _receive_one(self, *, ended: bool) -> None:
         if len(self._inbox) > 1:
-            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "more than one message in a call that takes one")
+            raise StatusError(
+                grpc.StatusCode.UNIMPLEMENTED, "more than one message in a call that takes one"
+            )
         if ended:
             if not self._inbox:
-                raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no message in a call that takes one")
+                raise StatusError(
+                    grpc.StatusCode.UNIMPLEMENTED, "no message in a call that takes one"
+                )
             self.connection.host.begin(self)
 
     def _give_credit(self) -> None:
@@ -147,7 +160,9 @@ class HandledCall(Stream):
         try:
             return message if parse is None else parse(message)
         except DecodeError as err:
-            raise StatusError(grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}") from err
+            raise StatusError(
+                grpc.StatusCode.INTERNAL, f"grpc: error unmarshalling request: {err}"
+            ) from err
 
     def start(self) -> None:
         """See `Stream`."""
@@ -205,7 +220,9 @@ class HandledCall(Stream):
             else handler.unary_stream if handler.response_streaming
             else handler.unary_unary
         )  # fmt: skip
-        answer = function(_Requests(self) if handler.request_streaming else await self.read(), context)
+        answer = function(
+            _Requests(self) if handler.request_streaming else await self.read(), context
+        )
         if hasattr(answer, "__aiter__"):
             async for message in answer:
                 await self.write(message)
@@ -222,7 +239,9 @@ class HandledCall(Stream):
 
     def _conclude(self, context: "Context", default: grpc.StatusCode) -> None:
         code = context.code()
-        self.finish(default if code is None else code, context.details(), context.trailing_metadata())
+        self.finish(
+            default if code is None else code, context.details(), context.trailing_metadata()
+        )
 
 
 class Context(grpc.aio.ServicerContext[Any, Any]):
@@ -242,12 +261,17 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         """Send one answer; waits while the peer does not take them."""
         await self._call.write(message)
 
-    async def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    async def send_initial_metadata(
+        self, initial_metadata: Iterable[tuple[str, str | bytes]]
+    ) -> None:
         """Send the headers now, with these."""
         self._call.send_head(tuple(initial_metadata or ()))
 
     async def abort(
-        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Iterable[tuple[str, str | bytes]] = ()
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> NoReturn:
         """End the call with this status, and the handler with an exception."""
         self._code, self._details = code, details
@@ -329,8 +353,8 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
 class HandlerStarts:
     """Starts the handlers of unary calls: a few in each turn of the loop, the connections in turn.
 
-    One read may bring thousands of calls; without this their handlers would all run before anybody else's call. While a
-    peer does not read the answers it has, no more are made for it.
+    One read may bring thousands of calls; without this their handlers would all run before anybody
+    else's call. While a peer does not read the answers it has, no more are made for it.
     """
 
     def __init__(self) -> None:
@@ -339,9 +363,15 @@ class HandlerStarts:
         self._scheduled_s = 0.0
 
     def begin(self, call: Stream) -> None:
-        """Start its handler now, if there is a start left in this turn and none of its connection waits."""
+        """Start its handler now, if there is a start left in this turn and none of its connection
+        waits.
+        """
         connection = call.connection
-        if self._left > 0 and not connection.starting and connection.unread_bytes <= MAX_UNREAD_BYTES:
+        if (
+            self._left > 0
+            and not connection.starting
+            and connection.unread_bytes <= MAX_UNREAD_BYTES
+        ):
             self._start(call)
         else:
             connection.starting[call.number] = call
@@ -366,7 +396,9 @@ class HandlerStarts:
 
     def _turn(self) -> None:
         slow = time.monotonic() - self._scheduled_s > _SLOW_TURN_S
-        self._most = max(_LEAST_STARTS, self._most // 2) if slow else min(_MOST_STARTS, self._most * 2)
+        self._most = (
+            max(_LEAST_STARTS, self._most // 2) if slow else min(_MOST_STARTS, self._most * 2)
+        )
         self._left = self._most
         self._scheduled_s = 0.0
         while self._left > 0 and self._ready:

@@ -1,11 +1,14 @@
-"""Header blocks decoded (RFC 7541), with a memory of those seen: clients send the same few again and again.
+"""Header blocks decoded (RFC 7541), with a memory of those seen:
+clients send the same few again and again.
 
 Invariants:
-1. What is remembered is right: the meaning of a block is a function of its bytes and of the dynamic table, and all that
-   is remembered is forgotten when the table changes. A block that changes the table is never remembered.
+1. What is remembered is right: the meaning of a block is a function of its bytes and of the dynamic
+   table, and all that is remembered is forgotten when the table changes. A block that changes the
+   table is never remembered.
 2. Every block is decoded, also of a request that is refused: the table must see it.
 
-The table, Huffman codes and integers are the library's; its loop is not, which takes 21 to 34 us for one call.
+The table, Huffman codes and integers are the library's; its loop is not, which takes 21 to 34 us
+for one call.
 """
 
 from collections.abc import Callable
@@ -32,7 +35,9 @@ class OversizedHeadersError(Exception):
 
 
 class HeaderDecoder(Generic[T]):
-    """The decoder of one connection; `max_bytes` bounds the fields of one block, as the RFC counts them."""
+    """The decoder of one connection; `max_bytes` bounds the fields of one block,
+    as the RFC counts them.
+    """
 
     def __init__(self, max_bytes: int, read: Callable[[tuple[Field, ...]], T]) -> None:
         """`read` makes of a request's fields what `request` returns, and what is remembered."""
@@ -44,7 +49,9 @@ class HeaderDecoder(Generic[T]):
         self._known_bytes = 0
 
     def request(self, block: bytes) -> T:
-        """What `read` makes of the fields of one whole block; raises what it raises, and as `fields`."""
+        """What `read` makes of the fields of one whole block; raises what it raises,
+        and as `fields`.
+        """
         cached = self._known.get(block)
         if cached is not None:
             return cached
@@ -68,7 +75,9 @@ class HeaderDecoder(Generic[T]):
         try:
             fields = self._decoded(block)
         except (HPACKError, IndexError) as err:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"a header block cannot be decoded: {err}") from err
+            raise ConnectionFault(
+                ErrorCode.COMPRESSION_ERROR, f"a header block cannot be decoded: {err}"
+            ) from err
         finally:
             if self._changed:
                 self._known.clear()
@@ -112,7 +121,9 @@ class HeaderDecoder(Generic[T]):
     def _resize(self, block: bytes, at: int, *, after_fields: bool) -> int:
         size, at = _integer(block, at, 5)
         if size > MAX_TABLE_BYTES or after_fields:
-            raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a table size that is too large, or in the wrong place")
+            raise ConnectionFault(
+                ErrorCode.COMPRESSION_ERROR, "a table size that is too large, or in the wrong place"
+            )
         self._table.maxsize = size
         self._changed = True
         return at
@@ -135,5 +146,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     size, at = _integer(block, at, 7)
     end = at + size
     if end > len(block):
-        raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "a string that is longer than its header block")
+        raise ConnectionFault(
+            ErrorCode.COMPRESSION_ERROR, "a string that is longer than its header block"
+        )
     return (decode_huffman(block[at:end]) if huffman else block[at:end]), end

@@ -1,4 +1,6 @@
-"""A connection's socket: what comes is given to the connection at once, what it has to say is written in one piece."""
+"""A connection's socket: what comes is given to the connection at once,
+what it has to say is written in one piece.
+"""
 
 import asyncio
 import ssl
@@ -27,7 +29,9 @@ _IDENTITY_KINDS = ("DNS", "URI", "email", "IP Address")
 
 
 class Link(asyncio.Protocol):
-    """One TCP or TLS connection, in `links` from its accepting on; `closed` is done when it is over."""
+    """One TCP or TLS connection, in `links` from its accepting on;
+    `closed` is done when it is over.
+    """
 
     def __init__(self, host: Host, bounds: Bounds, links: "set[Link]") -> None:
         self._loop = asyncio.get_running_loop()
@@ -159,7 +163,9 @@ class Link(asyncio.Protocol):
             self._shut()
 
     def tick(self, now_s: float) -> None:
-        """Look after a peer that says nothing: ping it, and let it go when it has vanished or has no use for us."""
+        """Look after a peer that says nothing: ping it,
+        and let it go when it has vanished or has no use for us.
+        """
         try:
             self._tick(now_s)
         except Exception as err:  # noqa: BLE001 - one timer looks after all connections
@@ -200,7 +206,9 @@ class Link(asyncio.Protocol):
         if self._behind or not connection.ready:
             return False
         block = self._header_block.lasts(connection.header_block_stream, now_s)
-        return block or self._partial.lasts(connection.progress if connection.backlog_bytes else 0, now_s)
+        return block or self._partial.lasts(
+            connection.progress if connection.backlog_bytes else 0, now_s
+        )
 
     def _end_slow_requests(self, now_s: float) -> None:
         """End calls whose request began and does not go on, or by too few bytes a second."""
@@ -211,8 +219,14 @@ class Link(asyncio.Protocol):
                 stream.rest = (now_s, stream.received)
             else:
                 since_s, received = stream.rest
-                if now_s - since_s > _REQUEST_WITHIN_S + (stream.received - received) / _REQUEST_BYTES_PER_S:
-                    stream.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "the request does not end: send it faster")
+                if (
+                    now_s - since_s
+                    > _REQUEST_WITHIN_S + (stream.received - received) / _REQUEST_BYTES_PER_S
+                ):
+                    stream.finish(
+                        grpc.StatusCode.DEADLINE_EXCEEDED,
+                        "the request does not end: send it faster",
+                    )
 
     @property
     def buffered_bytes(self) -> int:
@@ -221,13 +235,17 @@ class Link(asyncio.Protocol):
 
     @property
     def evictable(self) -> bool:
-        """Whether nobody would miss it: without calls, and it never had one or had its last a while ago."""
+        """Whether nobody would miss it: without calls,
+        and it never had one or had its last a while ago.
+        """
         if self._leaving or self._closing_s or self.connection.streams:
             return False
         return not self._last_stream or time.monotonic() - self.called_s > _EVICTABLE_AFTER_S
 
     def leave(self) -> None:
-        """Make room for another connection: GOAWAY tells the peer to come again when it has a call."""
+        """Make room for another connection: GOAWAY tells the peer to come again when it has a
+        call.
+        """
         self._leaving = True
         if self.connection.ready:
             self.connection.drain()
@@ -296,21 +314,28 @@ def _peer(transport: asyncio.Transport) -> Peer:
     if isinstance(name, tuple):
         address = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
     certificate = transport.get_extra_info("peercert")
-    return Peer(address, auth_context(certificate or {}) if transport.get_extra_info("ssl_object") else {})
+    return Peer(
+        address, auth_context(certificate or {}) if transport.get_extra_info("ssl_object") else {}
+    )
 
 
 def auth_context(certificate: Mapping[str, Any]) -> dict[str, tuple[bytes, ...]]:
     """Translate what `ssl.SSLObject.getpeercert` says of a client into gRPC's names.
 
-    A subjectAltName may be of any kind (RFC 5280 §4.2.1.6), and the value of a directoryName is a tuple. As gRPC does,
-    only DNS names, URIs, mail and IP addresses are the client's identities.
+    A subjectAltName may be of any kind (RFC 5280 §4.2.1.6), and the value of a directoryName is a
+    tuple. As gRPC does, only DNS names, URIs, mail and IP addresses are the client's identities.
     """
     auth: dict[str, tuple[bytes, ...]] = {"transport_security_type": (b"ssl",)}
     common = tuple(
-        value.encode() for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+        value.encode()
+        for part in certificate.get("subject", ())
+        for key, value in part
+        if key == "commonName"
     )
     alternative = tuple(
-        value.encode() for kind, value in certificate.get("subjectAltName", ()) if kind in _IDENTITY_KINDS
+        value.encode()
+        for kind, value in certificate.get("subjectAltName", ())
+        if kind in _IDENTITY_KINDS
     )
     if common:
         auth["x509_common_name"] = common

@@ -1,4 +1,6 @@
-"""gRPC's framing inside of DATA: one byte that says whether a message is compressed, four of length, the message."""
+"""gRPC's framing inside of DATA: one byte that says whether a message is compressed,
+four of length, the message.
+"""
 
 import zlib
 
@@ -21,8 +23,9 @@ class MessageError(StatusError):
 class MessageReader:
     """The messages of one call, from DATA cut anywhere; holds at most one unfinished message.
 
-    A compressed message is decompressed in slices, one in each call of `feed`: a few kilobytes may become gigabytes.
-    While `pending`, the caller calls `feed(b"")` again in a later turn of its loop.
+    A compressed message is decompressed in slices, one in each call of `feed`: a few kilobytes may
+    become gigabytes. While `pending`, the caller calls `feed(b"")` again in a later turn of its
+    loop.
     """
 
     __slots__ = ("_buffer", "_encoding", "_inflating", "_max_bytes")
@@ -47,7 +50,8 @@ class MessageReader:
         """The messages that are complete with `data`.
 
         Raises:
-            MessageError: a length beyond the bound, before the bytes themselves; or what cannot be decompressed.
+            MessageError: a length beyond the bound, before the bytes themselves; or what cannot be
+                decompressed.
         """
         buffer = self._buffer
         buffer += data
@@ -74,7 +78,9 @@ class MessageReader:
 
     def _check(self, flag: int, size: int) -> None:
         if flag > 1:
-            raise MessageError(grpc.StatusCode.INTERNAL, f"grpc: received unexpected payload format {flag}")
+            raise MessageError(
+                grpc.StatusCode.INTERNAL, f"grpc: received unexpected payload format {flag}"
+            )
         if size > self._max_bytes:
             raise _too_large(size, self._max_bytes)
 
@@ -83,13 +89,16 @@ class MessageReader:
         if bits is None:
             raise MessageError(
                 grpc.StatusCode.UNIMPLEMENTED,
-                f"grpc: a message is compressed with {self._encoding.decode(errors='replace') or 'nothing'}; "
+                "grpc: a message is compressed with "
+                f"{self._encoding.decode(errors='replace') or 'nothing'}; "
                 "use gzip, deflate or identity",
             )
         return _Inflating(body, bits, min(self._max_bytes, _MAX_INFLATED_BYTES))
 
     def _inflate(self, left: int, messages: list[bytes]) -> int:
-        """Go on with the compressed message, by `left` bytes at most; returns what of them is left."""
+        """Go on with the compressed message, by `left` bytes at most;
+        returns what of them is left.
+        """
         assert self._inflating is not None
         left -= self._inflating.go_on(left)
         if self._inflating.done:
@@ -126,7 +135,9 @@ class _Inflating:
             try:
                 part = self._inflate.decompress(piece, left)
             except zlib.error as err:
-                raise MessageError(grpc.StatusCode.INTERNAL, f"grpc: failed to decompress the message: {err}") from err
+                raise MessageError(
+                    grpc.StatusCode.INTERNAL, f"grpc: failed to decompress the message: {err}"
+                ) from err
             self._tail = self._inflate.unconsumed_tail
             self.plain += part
             left -= len(part)
@@ -134,7 +145,10 @@ class _Inflating:
                 raise _too_large(len(self.plain), self._max_bytes)
             self.done = self._inflate.eof
             if not (piece or part or self.done):
-                raise MessageError(grpc.StatusCode.INTERNAL, "grpc: failed to decompress the message: it is cut off")
+                raise MessageError(
+                    grpc.StatusCode.INTERNAL,
+                    "grpc: failed to decompress the message: it is cut off",
+                )
         return len(self.plain) - before
 
 

@@ -1,19 +1,29 @@
-"""Metrics of listeners: which connections were refused and evicted, of all; the rest, of the native ones."""
+"""Metrics of listeners: which connections were refused and evicted, of all; the rest,
+of the native ones.
+"""
 
 from prometheus_client import Counter, Gauge
 
 CONNECTIONS = Gauge("tidemark_rpc_connections", "Connections that are open, or being set up")
 ERRORS = Counter(
-    "tidemark_rpc_connection_errors_total", "Connections ended by an unexpected exception of the server; its log has it"
+    "tidemark_rpc_connection_errors_total",
+    "Connections ended by an unexpected exception of the server; its log has it",
 )
 REFUSED = Counter(
     "tidemark_rpc_connections_refused_total",
-    "Connections refused because all, or all that their address may have, are in use, or too many wait to be set up",
+    "Connections refused because all, or all that their address may have, are in use, or too many "
+    "wait to be set up",
 )
 EVICTED = Counter(
     "tidemark_rpc_connections_evicted_total",
-    "Connections closed to make room: `idle` for new ones, `unread` for memory that their unread answers took, "
-    "`guard` those beyond an address's share, or the port's bound, where gRPC or Flight listen themselves",
+    "Connections closed to make room: `idle` for new ones, `unread` for memory that their unread "
+    "answers took, "
+    "`guard` those beyond an address's share, or the port's bound, where gRPC or Flight listen "
+    "themselves",
     ["reason"],
 )
-FAULTS = Counter("tidemark_rpc_connection_faults_total", "Connections ended because their peer broke HTTP/2", ["code"])
+FAULTS = Counter(
+    "tidemark_rpc_connection_faults_total",
+    "Connections ended because their peer broke HTTP/2",
+    ["code"],
+)

@@ -16,7 +16,9 @@ class Bounds:
     """In a burst, while it is sent nothing."""
     pings_per_s: float
     unsent_bytes: int = 64 << 20
-    """Of answers that wait for it; one that would let more wait is not kept, and its call says so."""
+    """Of answers that wait for it; one that would let more wait is not kept,
+    and its call says so.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ UNKNOWN_PEER = Peer("unknown", {})
 
 
 class TokenBucket:
-    """Of what costs us and says nothing, one peer may send `burst` at once, then `per_s` each second."""
+    """Of what costs us and says nothing, one peer may send `burst` at once,
+    then `per_s` each second.
+    """
 
     __slots__ = ("_burst", "_clock", "_last_s", "_left", "_per_s", "_text")
 

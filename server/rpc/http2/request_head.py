@@ -1,4 +1,6 @@
-"""What the headers of a gRPC call say: its method, metadata, deadline and encoding; or why it is none."""
+"""What the headers of a gRPC call say: its method, metadata, deadline and encoding;
+or why it is none.
+"""
 
 import base64
 import binascii
@@ -33,7 +35,9 @@ class HttpRefusalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """A call as its client described it; also the `HandlerCallDetails` that gRPC's handlers are asked with."""
+    """A call as its client described it; also the `HandlerCallDetails` that gRPC's handlers are
+    asked with.
+    """
 
     method: str
     """`/package.Service/Method`."""
@@ -43,7 +47,8 @@ class RequestHead:
 
 
 def read_head(fields: tuple[Field, ...]) -> tuple[RequestHead, float | None]:
-    """The head and the timeout in seconds; all but the timeout is the same for most calls, and looked up.
+    """The head and the timeout in seconds; all but the timeout is the same for most calls,
+    and looked up.
 
     Raises:
         StreamFault: the request is malformed (RFC 9113 §8.1.1).
@@ -70,7 +75,9 @@ def _head(fields: tuple[Field, ...]) -> RequestHead:
         raise HttpRefusalError(405)
     if not named.get(b"content-type", b"").startswith(_GRPC):
         raise HttpRefusalError(415)
-    return RequestHead(_text(pseudo[b":path"]), _metadata(regular), named.get(b"grpc-encoding", b""))
+    return RequestHead(
+        _text(pseudo[b":path"]), _metadata(regular), named.get(b"grpc-encoding", b"")
+    )
 
 
 def _pseudo(fields: Sequence[Field]) -> dict[bytes, bytes]:
@@ -79,7 +86,9 @@ def _pseudo(fields: Sequence[Field]) -> dict[bytes, bytes]:
         if not name.startswith(b":"):
             break
         if name in pseudo or name not in _PSEUDO:
-            raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a pseudo-header that is unknown, or there twice")
+            raise StreamFault(
+                ErrorCode.PROTOCOL_ERROR, "a pseudo-header that is unknown, or there twice"
+            )
         pseudo[name] = value
     if not all(pseudo.get(name) for name in _NEEDED):
         raise StreamFault(ErrorCode.PROTOCOL_ERROR, "a request without method, scheme or path")
@@ -111,7 +120,9 @@ def _text(value: bytes) -> str:
 
 
 def _binary(value: bytes) -> bytes:
-    """Base64, with or without its padding; values joined by a comma stay apart for nobody we know of."""
+    """Base64, with or without its padding; values joined by a comma stay apart for nobody we know
+    of.
+    """
     try:
         return base64.b64decode(value + b"=" * (-len(value) % 4))
     except binascii.Error as err:

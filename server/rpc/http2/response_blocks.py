@@ -1,4 +1,6 @@
-"""The header blocks of answers: literals that no table remembers, so that a connection has no state of ours."""
+"""The header blocks of answers: literals that no table remembers,
+so that a connection has no state of ours.
+"""
 
 import base64
 from collections.abc import Iterable
@@ -13,7 +15,9 @@ _MAX_TEXT = 4096  # clients refuse more than 8 KiB of trailers as a whole
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    return b"".join((b"\0", encode_integer(len(name), 7), name, encode_integer(len(value), 7), value))
+    return b"".join(
+        (b"\0", encode_integer(len(name), 7), name, encode_integer(len(value), 7), value)
+    )
 
 
 _CONTENT_TYPE = _literal(b"content-type", b"application/grpc")
@@ -29,7 +33,9 @@ def head(metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
     return HEAD + _fields(metadata)
 
 
-def trailers(status: grpc.StatusCode, text: str, metadata: Iterable[tuple[str, str | bytes]] = ()) -> bytes:
+def trailers(
+    status: grpc.StatusCode, text: str, metadata: Iterable[tuple[str, str | bytes]] = ()
+) -> bytes:
     """What follows the last message; or, after `head`, all there is."""
     return _status(status, text[:_MAX_TEXT]) + _fields(metadata)
 
@@ -49,7 +55,9 @@ def _status(status: grpc.StatusCode, text: str) -> bytes:
 
 
 def _percent_encoded(text: str) -> bytes:
-    return b"".join(bytes((byte,)) if byte in _PLAIN_BYTES else b"%%%02X" % byte for byte in text.encode())
+    return b"".join(
+        bytes((byte,)) if byte in _PLAIN_BYTES else b"%%%02X" % byte for byte in text.encode()
+    )
 
 
 def _fields(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:

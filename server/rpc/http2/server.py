@@ -1,4 +1,5 @@
-"""The listener: accepts connections, finds each call's handler, bounds what all of them have, drains.
+"""The listener: accepts connections, finds each call's handler,
+bounds what all of them have, drains.
 
 It takes the same handlers as `grpc.aio.Server`, and serves those of batch routes without a task.
 """
@@ -35,9 +36,13 @@ _TICK_S = 2.0
 _HANDSHAKE_S = 10.0
 _CLOSE_S = 1.0
 _TURN_S, _LEAST_TURN_S = 0.01, 0.0005
-"""Of the loop: what all connections together, and what one of very many, may take for what they received."""
+"""Of the loop: what all connections together, and what one of very many,
+may take for what they received.
+"""
 _CALLS_OF_ANY_CONNECTION = 16
-"""Who has fewer calls open may open one while any is left; who has more, while at least as many are left for all."""
+"""Who has fewer calls open may open one while any is left; who has more,
+while at least as many are left for all.
+"""
 
 _log = structlog.get_logger(__name__)
 
@@ -72,13 +77,21 @@ class NativeServer:
         self._group: asyncio.TaskGroup | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    def add_registered_method_handlers(self, service_name: str, method_handlers: Mapping[str, Any]) -> None:
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, Any]
+    ) -> None:
         """Serve these methods of a service."""
-        self._handlers |= {f"/{service_name}/{name}": handler for name, handler in method_handlers.items()}
+        self._handlers |= {
+            f"/{service_name}/{name}": handler for name, handler in method_handlers.items()
+        }
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[Any]) -> None:
-        """Ask these, in order, for what nobody registered; those of one service are registered, too."""
-        self._generic += [one for one in generic_rpc_handlers if not isinstance(one, grpc.ServiceRpcHandler)]
+        """Ask these, in order, for what nobody registered;
+        those of one service are registered, too.
+        """
+        self._generic += [
+            one for one in generic_rpc_handlers if not isinstance(one, grpc.ServiceRpcHandler)
+        ]
 
     def bind(self, address: str) -> int:
         """Listen on `host:port`; returns the port. Connections wait until `start`.
@@ -97,7 +110,9 @@ class NativeServer:
         await started.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls; let those under way end within `grace_s`, then end them; close all connections."""
+        """Take no more calls; let those under way end within `grace_s`, then end them;
+        close all connections.
+        """
         self._close_sockets()
         for link in list(self._links):
             link.drain()
@@ -120,7 +135,9 @@ class NativeServer:
         if self._serving is not None:
             self._serving.cancel()
 
-    def open(self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+    def open(
+        self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
+    ) -> Stream:
         """See `Host`."""
         free = self._limits.calls - self._calls
         if free <= 0 or self._tasks >= 2 * self._limits.calls:
@@ -129,7 +146,9 @@ class NativeServer:
         if own >= free and own >= _CALLS_OF_ANY_CONNECTION:
             raise OverloadedError(f"this connection has {own} calls open; {free} are left for all")
         if connection.unsent_bytes > self._bounds.unsent_bytes:
-            raise OverloadedError(f"{connection.unsent_bytes} bytes of answers wait for this client to read them")
+            raise OverloadedError(
+                f"{connection.unsent_bytes} bytes of answers wait for this client to read them"
+            )
         stream = self._stream(connection, number, head, timeout_s)
         self._calls += 1
         self._quiet.clear()
@@ -143,7 +162,9 @@ class NativeServer:
     def report_error(self, connection: ConnectionState, err: Exception) -> None:
         """See `Host`."""
         metrics.ERRORS.inc()
-        _log.error("a connection ended by an unexpected error", peer=connection.peer.address, exc_info=err)
+        _log.error(
+            "a connection ended by an unexpected error", peer=connection.peer.address, exc_info=err
+        )
 
     def turn_s(self) -> float:
         """See `Host`."""
@@ -165,7 +186,9 @@ class NativeServer:
         self._held += change
         return self._held <= self._limits.held_bytes
 
-    def _stream(self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+    def _stream(
+        self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
+    ) -> Stream:
         handler = self._handlers.get(head.method) or self._asked(head)
         size = self._limits.message_bytes
         route = getattr(handler, "route", None)
@@ -225,23 +248,32 @@ class NativeServer:
         metrics.REFUSED.inc()
         with suppress(OSError):
             if self._tls is None:
-                accepted.send(frames.settings({}) + frames.goaway(0, ErrorCode.ENHANCE_YOUR_CALM, reason))
+                accepted.send(
+                    frames.settings({}) + frames.goaway(0, ErrorCode.ENHANCE_YOUR_CALM, reason)
+                )
         accepted.close()
 
     def _relieve(self) -> None:
-        """Close the connections whose peers let the most bytes wait, until a quarter of the bound is free."""
+        """Close the connections whose peers let the most bytes wait,
+        until a quarter of the bound is free.
+        """
         self._relieving = False
         for link in sorted(self._links, key=lambda link: link.buffered_bytes, reverse=True):
             if self._buffered <= self._limits.buffered_bytes * 3 // 4:
                 break
             metrics.EVICTED.labels("unread").inc()
-            link.refuse(f"{link.buffered_bytes} bytes wait for this client to read them, too many with those of others")
+            link.refuse(
+                f"{link.buffered_bytes} bytes wait for this client to read them, too many with "
+                "those of others"
+            )
 
     def serve_http1(self, front: Http1Front) -> None:
         """Answer HTTP/1.1 on the same port; call it before `start`."""
         self._http1 = front
         if self._tls is not None:
-            self._tls.set_alpn_protocols(["http/1.1", "h2"])  # gRPC's clients offer h2 only; who offers both wants HTTP
+            self._tls.set_alpn_protocols(
+                ["http/1.1", "h2"]
+            )  # gRPC's clients offer h2 only; who offers both wants HTTP
 
     def _protocol(self, link: Link) -> asyncio.Protocol:
         """What a new connection begins with."""

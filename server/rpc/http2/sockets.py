@@ -1,4 +1,6 @@
-"""Listening sockets for an address as gRPC's users write it: `host:port`, `[::]:port`, `localhost:0`, `unix:path`."""
+"""Listening sockets for an address as gRPC's users write it: `host:port`,
+`[::]:port`, `localhost:0`, `unix:path`.
+"""
 
 import socket
 from collections.abc import Sequence
@@ -8,7 +10,8 @@ _BACKLOG = 4096
 
 
 def listening(address: str) -> Sequence[socket.socket]:
-    """One socket for each address the host has, all with the same port; a path that is a socket is taken over.
+    """One socket for each address the host has, all with the same port;
+    a path that is a socket is taken over.
 
     Raises:
         OSError: one of them cannot be listened on; none is left open.
@@ -25,7 +28,9 @@ def listening(address: str) -> Sequence[socket.socket]:
         for family, _, _, _, sockaddr in socket.getaddrinfo(
             host.strip("[]") or None, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            sockets.append(_bound(family, (sockaddr[0], number, *sockaddr[2:]), alone=host != "[::]"))
+            sockets.append(
+                _bound(family, (sockaddr[0], number, *sockaddr[2:]), alone=host != "[::]")
+            )
             number = sockets[0].getsockname()[1]
             if host == "[::]":
                 break
@@ -44,7 +49,9 @@ def close(listener: socket.socket) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _bound(family: socket.AddressFamily, address: tuple[object, ...] | str, *, alone: bool) -> socket.socket:
+def _bound(
+    family: socket.AddressFamily, address: tuple[object, ...] | str, *, alone: bool
+) -> socket.socket:
     """`alone`: an IPv6 address takes no IPv4 connections."""
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,12 +1,13 @@
 """One call's half of a connection, and the connection as its calls know it.
 
-A `Stream` is what a call may send and receive, and how it ends; what it means is its subclasses'. `ConnectionState` is
-what the calls of one connection share: windows, the queue of bytes to send, and the end of all of them. Invariants:
+A `Stream` is what a call may send and receive, and how it ends; what it means is its subclasses'.
+`ConnectionState` is what the calls of one connection share: windows, the queue of bytes to send,
+and the end of all of them. Invariants:
 
-1. No DATA is sent beyond the peer's windows, and none is accepted beyond those we gave; a call whose messages nobody
-   takes is given no more.
-2. A stream ends once: by its trailers (`finish`), or because it was reset or its connection ended (`abort`). After
-   `closed` nothing of it is sent and its connection has forgotten it.
+1. No DATA is sent beyond the peer's windows, and none is accepted beyond those we gave; a call
+   whose messages nobody takes is given no more.
+2. A stream ends once: by its trailers (`finish`), or because it was reset or its connection ended
+   (`abort`). After `closed` nothing of it is sent and its connection has forgotten it.
 """
 
 from abc import ABC, abstractmethod
@@ -44,32 +45,41 @@ from server.rpc.http2.request_head import RequestHead
 STREAM_WINDOW = 1 << 20
 """Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
 FRAME_COST_BYTES = 256
-"""What a DATA frame counts beyond its bytes, of what one turn may write: a peer may let us send a byte at a time."""
+"""What a DATA frame counts beyond its bytes, of what one turn may write:
+a peer may let us send a byte at a time.
+"""
 MAX_UNSENT_BYTES = 256 << 10
 """What of its answers may wait for the peer before whoever writes them has to wait."""
 ROOM_BYTES = 128 << 10
 """What answers may put into the socket in one turn of the loop, if it takes that."""
 MAX_UNREAD_BYTES = 1 << 20
-"""While more than this of finished calls' answers waits for the peer, no handler of another unary call starts."""
+"""While more than this of finished calls' answers waits for the peer,
+no handler of another unary call starts.
+"""
 _EMPTY, _EMPTY_PER_S = 1000, 10
 
 STOPPING = "the server is stopping; ask another one, or again"
 _FULL = "too many bytes of unfinished requests are in memory; slow down and try again"
 
 _UNREAD = (
-    "the call was carried out, but its answer of {} bytes is not kept: {} bytes of answers wait to be read; "
+    "the call was carried out, but its answer of {} bytes is not kept: {} bytes of answers wait "
+    "to be read; "
     "read them, or ask for less at a time"
 )
 
 _HEAD = HEADER.pack(len(response_blocks.HEAD) << 8 | HEADERS, END_HEADERS, 0)[:5]
-_TAIL = HEADER.pack(len(response_blocks.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+_TAIL = HEADER.pack(len(response_blocks.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[
+    :5
+]
 _HEAD_BLOCK, _TAIL_BLOCK = response_blocks.HEAD, response_blocks.TRAILERS_OK
 
 
 class Host(Protocol):
     """Whoever owns connections."""
 
-    def open(self, connection: "ConnectionState", number: int, head: RequestHead, timeout_s: float | None) -> "Stream":
+    def open(
+        self, connection: "ConnectionState", number: int, head: RequestHead, timeout_s: float | None
+    ) -> "Stream":
         """The stream of a new call.
 
         Raises:
@@ -86,7 +96,9 @@ class Host(Protocol):
         """Let a unary call's handler start, now or when its turn comes: see `HandlerStarts`."""
 
     def go_on(self, connection: "ConnectionState") -> None:
-        """The peer has read answers: handlers of its calls that wait in `connection.starting` may start."""
+        """The peer has read answers: handlers of its calls that wait in `connection.starting` may
+        start.
+        """
 
     def turn_s(self) -> float:
         """How long one connection may handle what it received before the others have their turn."""
@@ -98,7 +110,9 @@ class Host(Protocol):
         """So many more bytes wait for a peer to read them, or for their connection's turn."""
 
     def hold(self, change: int) -> bool:
-        """So many more bytes of requests wait for their rest, or to be read; False: that is too much."""
+        """So many more bytes of requests wait for their rest, or to be read; False:
+        that is too much.
+        """
 
 
 class Stream(ABC):
@@ -114,7 +128,9 @@ class Stream(ABC):
         """Bytes of DATA the peer still takes; negative after it made its windows smaller."""
         self.held = self.unsent_bytes = self.received = 0
         self.rest: tuple[float, int] | None = None
-        """Since when, and after how many received bytes, the rest of a request is awaited (`Link.tick` sets it)."""
+        """Since when, and after how many received bytes,
+        the rest of a request is awaited (`Link.tick` sets it).
+        """
         self.remote_closed = self.closed = self._head_sent = False
         self._credit = STREAM_WINDOW
         self._unsent: deque[bytes | memoryview] | None = None
@@ -129,7 +145,9 @@ class Stream(ABC):
         """
 
     def deliver(self, data: bytes, *, ended: bool) -> None:
-        """What the peer says in a call, and whether it says more; what is wrong with it ends the call."""
+        """What the peer says in a call, and whether it says more;
+        what is wrong with it ends the call.
+        """
         self.remote_closed = ended
         try:
             self.receive(data, ended=ended)
@@ -182,7 +200,9 @@ class Stream(ABC):
         self._credit -= size
         self.received += size
         if self._credit < 0:
-            raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of its stream")
+            raise StreamFault(
+                ErrorCode.FLOW_CONTROL_ERROR, "more DATA than the window of its stream"
+            )
 
     def give_credit(self) -> None:
         """Let the peer send more, once half of the window is used."""
@@ -191,10 +211,14 @@ class Stream(ABC):
             self._credit = STREAM_WINDOW
 
     def answer(self, message: bytes) -> None:
-        """All of a call's answer: headers, one message, status OK; in one piece where the windows allow it."""
+        """All of a call's answer: headers, one message, status OK;
+        in one piece where the windows allow it.
+        """
         connection = self.connection
         size = len(message) + PREFIX_BYTES
-        if self._head_sent or size > min(self.window, connection.window, connection.room, DEFAULT_WINDOW // 4):
+        if self._head_sent or size > min(
+            self.window, connection.window, connection.room, DEFAULT_WINDOW // 4
+        ):
             self.send_message(message)
             self.finish(grpc.StatusCode.OK)
             return
@@ -202,15 +226,21 @@ class Stream(ABC):
         connection.room -= size + FRAME_COST_BYTES
         connection.answers += 1
         number = self.number.to_bytes(4)
-        data = (size << 8).to_bytes(4) + b"\0" + number + (size - PREFIX_BYTES).to_bytes(PREFIX_BYTES)
-        connection.send(b"".join((_HEAD, number, _HEAD_BLOCK, data, message, _TAIL, number, _TAIL_BLOCK)))
+        data = (
+            (size << 8).to_bytes(4) + b"\0" + number + (size - PREFIX_BYTES).to_bytes(PREFIX_BYTES)
+        )
+        connection.send(
+            b"".join((_HEAD, number, _HEAD_BLOCK, data, message, _TAIL, number, _TAIL_BLOCK))
+        )
         self._end()
 
     def send_head(self, metadata: Iterable[tuple[str, str | bytes]] = ()) -> None:
         """The headers, unless they are sent."""
         if not self._head_sent and not self.closed:
             self._head_sent = True
-            self.connection.send(header_block(self.number, response_blocks.head(metadata), end_stream=False))
+            self.connection.send(
+                header_block(self.number, response_blocks.head(metadata), end_stream=False)
+            )
 
     def send_message(self, message: bytes) -> None:
         """One message, now or when the peer has room."""
@@ -219,11 +249,15 @@ class Stream(ABC):
         connection = self.connection
         size = len(message) + PREFIX_BYTES
         if connection.unsent_bytes and connection.unsent_bytes + size > connection.max_unsent_bytes:
-            self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD.format(size, connection.unsent_bytes))
+            self.finish(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD.format(size, connection.unsent_bytes)
+            )
             return
         self.send_head()
         connection.answers += 1
-        if self._unsent or size > min(self.window, connection.window, connection.room, DEFAULT_WINDOW // 4):
+        if self._unsent or size > min(
+            self.window, connection.window, connection.room, DEFAULT_WINDOW // 4
+        ):
             self._queue(len(message).to_bytes(PREFIX_BYTES) + message)
             return
         self.window -= size
@@ -232,8 +266,15 @@ class Stream(ABC):
         header = HEADER.pack(size << 8 | DATA, 0, self.number)
         connection.send(b"%b%b%b" % (header, len(message).to_bytes(PREFIX_BYTES), message))
 
-    def finish(self, status: grpc.StatusCode, text: str = "", metadata: Iterable[tuple[str, str | bytes]] = ()) -> None:
-        """End the call when what it has sent is on its way; the first status is the one that counts."""
+    def finish(
+        self,
+        status: grpc.StatusCode,
+        text: str = "",
+        metadata: Iterable[tuple[str, str | bytes]] = (),
+    ) -> None:
+        """End the call when what it has sent is on its way;
+        the first status is the one that counts.
+        """
         if self.closed or self._trailers:
             return
         block = response_blocks.trailers(status, text, metadata)
@@ -264,7 +305,9 @@ class Stream(ABC):
         self.window += increment
         if self.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
-        if self._unsent and self.window > 0:  # windows may grow by a byte at a time: they are looked at once a turn
+        if (
+            self._unsent and self.window > 0
+        ):  # windows may grow by a byte at a time: they are looked at once a turn
             self.connection.waiting[self.number] = self
             self.connection.look_again()
 
@@ -272,7 +315,9 @@ class Stream(ABC):
         """Send what the windows allow."""
         unsent, connection = self._unsent, self.connection
         while unsent:
-            allowed = min(self.window, connection.window, connection.room, connection.peer_frame_bytes)
+            allowed = min(
+                self.window, connection.window, connection.room, connection.peer_frame_bytes
+            )
             if allowed <= 0:
                 if self.window > 0:
                     connection.waiting[self.number] = self
@@ -315,7 +360,9 @@ class Stream(ABC):
 
     def _send_trailers(self) -> None:
         if len(self._trailers) < DEFAULT_WINDOW // 4:
-            self.connection.send(frame(HEADERS, END_HEADERS | END_STREAM, self.number, self._trailers))
+            self.connection.send(
+                frame(HEADERS, END_HEADERS | END_STREAM, self.number, self._trailers)
+            )
         else:
             self.connection.send(header_block(self.number, self._trailers, end_stream=True))
         self._end()
@@ -335,13 +382,19 @@ class Stream(ABC):
 
 
 class ConnectionState:
-    """A connection as its calls and the handlers of its frames know it: what is open, and what waits to be sent."""
+    """A connection as its calls and the handlers of its frames know it: what is open,
+    and what waits to be sent.
+    """
 
-    def __init__(self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, host: Host, bounds: Bounds, clock: Callable[[], float], wake: Callable[[], None]
+    ) -> None:
         """`wake` is called when there is something to send and nobody is about to look."""
         self.streams: dict[int, Stream] = {}
         self.waiting: OrderedDict[int, Stream] = OrderedDict()
-        """Those whose DATA may go out in the next turn, window and socket allowing; not those without a window."""
+        """Those whose DATA may go out in the next turn, window and socket allowing;
+        not those without a window.
+        """
         self.starting: OrderedDict[int, Stream] = OrderedDict()
         """Unary calls whose handlers wait for their turn."""
         self.gated = False
@@ -368,7 +421,9 @@ class ConnectionState:
         """`congested`: the socket takes no more for now."""
         self.peer = UNKNOWN_PEER
         self.host = host
-        self.empty_frames = TokenBucket("too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock)
+        self.empty_frames = TokenBucket(
+            "too many frames that say nothing", _EMPTY, _EMPTY_PER_S, clock
+        )
         self._wake = wake
         self._armed = True
         self._out: list[bytes | memoryview] = []
@@ -415,13 +470,17 @@ class ConnectionState:
         self.abort()
 
     def crash(self, err: Exception) -> None:
-        """End this connection, and nothing else, after an unexpected exception in its code; log and count the first."""
+        """End this connection, and nothing else, after an unexpected exception in its code;
+        log and count the first.
+        """
         if self._crashed:
             return
         self._crashed = True
         self.host.report_error(self, err)
         self._out.clear()  # the exception may have left half a frame
-        fault = ConnectionFault(ErrorCode.INTERNAL_ERROR, "internal error: the server's log has the cause")
+        fault = ConnectionFault(
+            ErrorCode.INTERNAL_ERROR, "internal error: the server's log has the cause"
+        )
         self.send(goaway(self.last_stream, fault.code, fault.text))
         self.failed = self.failed or fault
         self.abort()

@@ -1,1 +1,3 @@
-"""The change feed (`cdcpb.ChangeData`): subscriptions, their scans, live changes and resolved timestamps."""
+"""The change feed (`cdcpb.ChangeData`): subscriptions, their scans,
+live changes and resolved timestamps.
+"""

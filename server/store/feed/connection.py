@@ -57,7 +57,8 @@ class SnapshotLostByGCError(InvalidError):
 
     def __init__(self, checkpoint_ts: int, safe_point: int) -> None:
         super().__init__(
-            f"changes since checkpoint {checkpoint_ts} may have been collected, GC has passed {safe_point}; "
+            f"changes since checkpoint {checkpoint_ts} may have been collected, GC has passed "
+            f"{safe_point}; "
             "create the changefeed anew from a later start"
         )
 
@@ -68,7 +69,9 @@ class Connection:
     def __init__(self, backend: FeedBackend, outbox: Outbox) -> None:
         self._backend = backend
         self._outbox = outbox
-        self._scan_slots = asyncio.Semaphore(_MAX_SCANS)  # a slow reader holds up only its own scans
+        self._scan_slots = asyncio.Semaphore(
+            _MAX_SCANS
+        )  # a slow reader holds up only its own scans
         self._subscriptions: dict[tuple[int, int], Subscription] = {}
 
     async def receive(self, requests: AsyncIterator[cdcpb.ChangeDataRequest]) -> None:
@@ -83,7 +86,9 @@ class Connection:
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
             _log.debug("change feed client is gone")
         except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
-            request_error(group, "change feed")  # logged; the stream ends, and its client asks again
+            request_error(
+                group, "change feed"
+            )  # logged; the stream ends, and its client asks again
         self._outbox.close()
 
     def close(self) -> None:
@@ -128,16 +133,23 @@ class Connection:
             return cdcpb.Error(cluster_id_mismatch=mismatch)
         earlier = self._subscriptions.get((request.request_id, request.region_id))
         if earlier is not None and not earlier.ended:
-            return cdcpb.Error(duplicate_request=cdcpb.DuplicateRequest(region_id=request.region_id))
+            return cdcpb.Error(
+                duplicate_request=cdcpb.DuplicateRequest(region_id=request.region_id)
+            )
         if len(self._subscriptions) >= _MAX_SUBSCRIPTIONS and not self._forget_ended():
-            return _busy(f"a feed connection has at most {_MAX_SUBSCRIPTIONS} subscriptions; open another one")
+            return _busy(
+                f"a feed connection has at most {_MAX_SUBSCRIPTIONS} subscriptions; open another "
+                "one"
+            )
         region = backend.gate.find(request.region_id, request.region_epoch)
         return _feed_error(region) if isinstance(region, errorpb.Error) else region
 
     def _deregister(self, request: cdcpb.ChangeDataRequest) -> None:
         """region_id 0 means all regions of the request id."""
         for key in [
-            key for key in self._subscriptions if key[0] == request.request_id and request.region_id in (0, key[1])
+            key
+            for key in self._subscriptions
+            if key[0] == request.request_id and request.region_id in (0, key[1])
         ]:
             self._backend.hub.detach(self._subscriptions.pop(key))
 
@@ -149,7 +161,9 @@ class Connection:
         return bool(ended)
 
     async def _scan(self, subscription: Subscription) -> None:
-        """Attach, send what is on disk, then INITIALIZED: live changes begin exactly where the snapshot ends."""
+        """Attach, send what is on disk, then INITIALIZED:
+        live changes begin exactly where the snapshot ends.
+        """
         async with self._scan_slots:
             snapshot = await self._backend.group.quiet(lambda: self._attach(subscription))
             changes = changes_since(
@@ -165,7 +179,9 @@ class Connection:
                 ) as pieces:
                     while not subscription.ended and (piece := await pieces.next()) is not None:
                         await self._send(subscription, *piece)
-            except CorruptError as err:  # busy makes the client wait, as for lost history; other regions go on
+            except (
+                CorruptError
+            ) as err:  # busy makes the client wait, as for lost history; other regions go on
                 if not subscription.ended:
                     self._backend.hub.refuse(subscription, self._outbox, _busy(str(err)))
         if not subscription.ended:
@@ -188,7 +204,11 @@ class Connection:
         ):  # it changed since it was checked
             backend.hub.refuse_stale(subscription, self._outbox)
         elif subscription.checkpoint_ts < backend.history_begins():
-            backend.hub.refuse(subscription, self._outbox, _lost(subscription.checkpoint_ts, backend.history_begins()))
+            backend.hub.refuse(
+                subscription,
+                self._outbox,
+                _lost(subscription.checkpoint_ts, backend.history_begins()),
+            )
         backend.engine.old_values = backend.hub.wants_old_values
         return snapshot
 
@@ -210,5 +230,7 @@ def _busy(reason: str) -> cdcpb.Error:
 
 
 def _lost(checkpoint_ts: int, safe_point: int) -> cdcpb.Error:
-    """The protocol has no error of its own for lost history: busy makes a client wait, and never lets it miss a row."""
+    """The protocol has no error of its own for lost history: busy makes a client wait,
+    and never lets it miss a row.
+    """
     return _busy(str(SnapshotLostByGCError(checkpoint_ts, safe_point)))

@@ -1,22 +1,25 @@
 """The observer of the engine: routes durable changes to subscriptions and resolves timestamps.
 
-Why no change can ever come with commit_ts <= a resolved_ts that was sent (all of this runs on one event loop):
-1. A tick takes a fresh timestamp T from the coordinator first, and looks at commits in flight and open locks only after
-   T has come.
-2. Ordinary commits: a client takes its commit_ts C from the same oracle only after every prewrite of the transaction
-   was answered. A prewrite is answered only after its group is durable and `observe` has put its locks into
-   `OpenLocks` (see `group_commit`). So if C <= T, then C was taken before T, and the lock was in `OpenLocks` before the
-   tick looked.
-3. Computed commits (async commit, 1PC): the writer reserves a min_commit_ts above every timestamp the fence knows, and
-   commit_ts is never below it. `OpenLocks.settle` makes T known to the fence, and lowers it below every reservation.
-   A prewrite that reserves later gets a min_commit_ts > T. One that reserved earlier is either still reserved, and the
-   tick promises less than its min_commit_ts; or its group was released, which comes after `observe`: its locks are in
+Why no change can ever come with commit_ts <= a resolved_ts that was sent (all of this runs on one
+event loop):
+1. A tick takes a fresh timestamp T from the coordinator first, and looks at commits in flight and
+   open locks only after T has come.
+2. Ordinary commits: a client takes its commit_ts C from the same oracle only after every prewrite
+   of the transaction was answered. A prewrite is answered only after its group is durable and
+   `observe` has put its locks into `OpenLocks` (see `group_commit`). So if C <= T, then C was taken
+   before T, and the lock was in `OpenLocks` before the tick looked.
+3. Computed commits (async commit, 1PC): the writer reserves a min_commit_ts above every timestamp
+   the fence knows, and commit_ts is never below it. `OpenLocks.settle` makes T known to the fence,
+   and lowers it below every reservation. A prewrite that reserves later gets a min_commit_ts > T.
+   One that reserved earlier is either still reserved, and the tick promises less than its
+   min_commit_ts; or its group was released, which comes after `observe`: its locks are in
    `OpenLocks`, or, with 1PC, its COMMITTED rows are queued.
-4. An open lock holds resolved_ts at start_ts - 1, below any commit_ts. Once its commit was observed, the COMMIT row
-   was queued on the same connection, before this resolved_ts.
-5. A pessimistic lock is no data lock; it turns into one by a prewrite, and rules 2 and 3 hold for that one.
-6. Locks that were open when the store started are read from disk before the first request is served, and the fence
-   starts with a fresh timestamp of the oracle.
+4. An open lock holds resolved_ts at start_ts - 1, below any commit_ts. Once its commit was
+   observed, the COMMIT row was queued on the same connection, before this resolved_ts.
+5. A pessimistic lock is no data lock; it turns into one by a prewrite, and rules 2 and 3 hold for
+   that one.
+6. Locks that were open when the store started are read from disk before the first request is
+   served, and the fence starts with a fresh timestamp of the oracle.
 """
 
 import asyncio
@@ -53,7 +56,11 @@ class FeedHub:
     @property
     def wants_old_values(self) -> bool:
         """Whether a subscription wants to know what a prewrite replaces."""
-        return any(subscription.old_values for listed in self._by_region.values() for subscription, _ in listed)
+        return any(
+            subscription.old_values
+            for listed in self._by_region.values()
+            for subscription, _ in listed
+        )
 
     def attach(self, subscription: Subscription, outbox: Outbox) -> None:
         """Send `subscription` all changes from now on; call it between two groups."""
@@ -88,7 +95,9 @@ class FeedHub:
         self._locks.forget(lower, upper)
 
     def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> None:
-        """End the subscriptions of regions that were split, merged or handed over, and take over the new borders."""
+        """End the subscriptions of regions that were split, merged or handed over,
+        and take over the new borders.
+        """
         self._locks.rebuild(self._gate.regions.starts)
         metrics.REGIONS.set(len(self._gate.regions))
         for region in old:
@@ -110,12 +119,18 @@ class FeedHub:
             missing = errorpb.RegionNotFound(region_id=region_id)
             self._fail(subscription, outbox, cdcpb.Error(region_not_found=missing))
         else:
-            self._fail(subscription, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current)))
+            self._fail(
+                subscription, outbox, cdcpb.Error(epoch_not_match=self._gate.current(current))
+            )
 
     def safe_ts(self, lower: bytes, upper: bytes) -> int:
-        """Nothing will commit in the encoded range at or before this timestamp; 0: not known, or no region of ours."""
+        """Nothing will commit in the encoded range at or before this timestamp; 0: not known,
+        or no region of ours.
+        """
         regions = [region for region in self._gate.regions if region.overlaps(lower, upper)]
-        return min((self._resolved.get(region, self._resolved_everywhere) for region in regions), default=0)
+        return min(
+            (self._resolved.get(region, self._resolved_everywhere) for region in regions), default=0
+        )
 
     async def run(self, pd: PdClient, interval_s: float) -> None:
         """Send resolved timestamps until cancelled."""
@@ -136,7 +151,9 @@ class FeedHub:
             oldest = self._locks.min_start_ts(region.start_key)
             resolved_ts = settled_ts if oldest is None else min(settled_ts, oldest - 1)
             self._resolved[region] = max(resolved_ts, before.get(region, 0))
-        self._resolved_everywhere = max(self._resolved_everywhere, min(self._resolved.values(), default=0))
+        self._resolved_everywhere = max(
+            self._resolved_everywhere, min(self._resolved.values(), default=0)
+        )
         metrics.RESOLVED_TS.set(self._resolved_everywhere)
         self._tell_resolved()
 
@@ -145,7 +162,9 @@ class FeedHub:
         for region_id, listed in self._by_region.items():
             for subscription, outbox in listed:
                 if subscription.initialized:
-                    subscription.resolved_ts = max(subscription.resolved_ts, self._resolved[subscription.region])
+                    subscription.resolved_ts = max(
+                        subscription.resolved_ts, self._resolved[subscription.region]
+                    )
                     tick = by_outbox.setdefault(outbox, defaultdict(list))
                     request_id = subscription.request_id if outbox.multiplexed else 0
                     tick[request_id, subscription.resolved_ts].append(region_id)
@@ -156,7 +175,9 @@ class FeedHub:
         for piece, size in chunks(change for change in changes if subscription.covers(change)):
             if not outbox.offer(Rows(subscription, piece, size)):
                 metrics.FEED_CONGESTED.inc()
-                _log.warning("change feed reader is too slow", region_id=subscription.region.region_id)
+                _log.warning(
+                    "change feed reader is too slow", region_id=subscription.region.region_id
+                )
                 congested = cdcpb.Congested(region_id=subscription.region.region_id)
                 self._fail(subscription, outbox, cdcpb.Error(congested=congested))
                 return

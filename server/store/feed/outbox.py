@@ -1,10 +1,11 @@
 """What waits to be sent on one feed connection, in order and bounded in bytes.
 
-There are two limits, the connection's own and one for all connections of the store (`memory`). Live changes are
-refused when one of them is reached (the subscription is then cut as congested); a scan waits until half of both is
-free; control events are small and always taken, but no request is read while they fill the connection's limit. What an
-empty outbox is offered is always taken, so that one connection's backlog slows the others down and never stops them.
-Rows are kept as the shared `Change` tuples and become messages only when they are sent.
+There are two limits, the connection's own and one for all connections of the store (`memory`). Live
+changes are refused when one of them is reached (the subscription is then cut as congested); a scan
+waits until half of both is free; control events are small and always taken, but no request is read
+while they fill the connection's limit. What an empty outbox is offered is always taken, so that one
+connection's backlog slows the others down and never stops them. Rows are kept as the shared
+`Change` tuples and become messages only when they are sent.
 """
 
 import asyncio
@@ -59,14 +60,19 @@ class Resolved:
     @property
     def size(self) -> int:
         """About what it takes in memory."""
-        return _CONTROL_BYTES + _REGION_BYTES * sum(len(regions) for regions in self.regions.values())
+        return _CONTROL_BYTES + _REGION_BYTES * sum(
+            len(regions) for regions in self.regions.values()
+        )
 
 
 Item = Rows | Initialized | Failure | Resolved
 
 
 class Outbox:
-    """The queue of one connection; belongs to one event loop. `multiplexed`: resolved timestamps name their request."""
+    """The queue of one connection; belongs to one event loop.
+
+    `multiplexed`: resolved timestamps name their request.
+    """
 
     def __init__(self, max_bytes: int, memory: ByteBudget, *, multiplexed: bool = True) -> None:
         self.multiplexed = multiplexed
@@ -85,8 +91,12 @@ class Outbox:
         return True
 
     async def put(self, rows: Rows) -> None:
-        """Queue changes of a scan, as soon as half of the limits is free; dropped when the connection has ended."""
-        while not self._closed and not self._fits(rows.size, self._max_bytes // 2, self._memory.limit_bytes // 2):
+        """Queue changes of a scan, as soon as half of the limits is free;
+        dropped when the connection has ended.
+        """
+        while not self._closed and not self._fits(
+            rows.size, self._max_bytes // 2, self._memory.limit_bytes // 2
+        ):
             await self._memory.wait_freed()
         self._append(rows)
 
@@ -100,7 +110,9 @@ class Outbox:
         self._append(item)
 
     def resolve(self, item: Resolved) -> None:
-        """Queue resolved timestamps; they replace those of the last tick if nothing came between."""
+        """Queue resolved timestamps; they replace those of the last tick if nothing came
+        between.
+        """
         if self._items and isinstance(self._items[-1], Resolved):
             self._count(-self._items.pop().size)
         self._append(item)
@@ -129,7 +141,9 @@ class Outbox:
             await self._filled.wait()
 
     def _fits(self, size: int, own_max: int, all_max: int) -> bool:
-        return not self._items or (self._bytes + size <= own_max and self._memory.used_bytes + size <= all_max)
+        return not self._items or (
+            self._bytes + size <= own_max and self._memory.used_bytes + size <= all_max
+        )
 
     def _append(self, item: Item) -> None:
         if self._closed:
@@ -164,7 +178,9 @@ class Outbox:
 def _resolved(item: Item) -> list[cdcpb.ChangeDataEvent]:
     assert isinstance(item, Resolved)
     return [
-        cdcpb.ChangeDataEvent(resolved_ts=cdcpb.ResolvedTs(regions=regions, ts=ts, request_id=request_id))
+        cdcpb.ChangeDataEvent(
+            resolved_ts=cdcpb.ResolvedTs(regions=regions, ts=ts, request_id=request_id)
+        )
         for (request_id, ts), regions in item.regions.items()
     ]
 
@@ -175,7 +191,9 @@ def _add(message: cdcpb.ChangeDataEvent, item: Item) -> None:
         return
     assert isinstance(item, Rows | Initialized)
     subscription = item.subscription
-    event = message.events.add(region_id=subscription.region.region_id, request_id=subscription.request_id)
+    event = message.events.add(
+        region_id=subscription.region.region_id, request_id=subscription.request_id
+    )
     rows = event.entries.entries
     if isinstance(item, Initialized):
         rows.add(type=cdcpb.Event.INITIALIZED)

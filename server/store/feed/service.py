@@ -33,17 +33,25 @@ class ChangeDataService:
         async for message in self._feed(requests, multiplexed=False):
             yield message
 
-    async def EventFeedV2(self, requests: Any, context: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
+    async def EventFeedV2(
+        self, requests: Any, context: Any
+    ) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         """Like EventFeed; refuses features it does not have."""
         metadata = dict(context.invocation_metadata() or ())
-        features = {name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()}
+        features = {
+            name.strip() for name in str(metadata.get("features", "")).split(",") if name.strip()
+        }
         if features - _FEATURES:
             unknown = ", ".join(sorted(features - _FEATURES))
-            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, f"feed features this store lacks: {unknown}")
+            raise StatusError(
+                grpc.StatusCode.UNIMPLEMENTED, f"feed features this store lacks: {unknown}"
+            )
         async for message in self._feed(requests, multiplexed="stream-multiplexing" in features):
             yield message
 
-    async def _feed(self, requests: Any, *, multiplexed: bool) -> AsyncIterator[cdcpb.ChangeDataEvent]:
+    async def _feed(
+        self, requests: Any, *, multiplexed: bool
+    ) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         outbox = Outbox(self._backend.buffer_bytes, self._backend.memory, multiplexed=multiplexed)
         connection = Connection(self._backend, outbox)
         self._open.add(outbox)

@@ -9,12 +9,16 @@ from storage.mvcc.region import Region
 MAX_EVENT_BYTES = 1 << 20
 MAX_EVENT_ROWS = 1024
 _ROW_BYTES = 64
-_CDC_SOURCE = 0xFF  # these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
+_CDC_SOURCE = (
+    0xFF  # these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
+)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Subscription:
-    """What is sent for `region`, within the encoded range `[lower, upper)`, under the client's `request_id`."""
+    """What is sent for `region`, within the encoded range `[lower, upper)`,
+    under the client's `request_id`.
+    """
 
     region: Region
     request_id: int
@@ -35,7 +39,9 @@ class Subscription:
 
 
 def chunks(changes: Iterable[Change]) -> Iterator[tuple[list[Change], int]]:
-    """Changes in pieces of at most 1024 and about 1 MiB, with their sizes in bytes; takes one piece at a time."""
+    """Changes in pieces of at most 1024 and about 1 MiB, with their sizes in bytes;
+    takes one piece at a time.
+    """
     piece: list[Change] = []
     size = 0
     for change in changes:

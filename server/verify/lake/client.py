@@ -1,6 +1,8 @@
-"""The client of the lake's side, which is a process of its own: Spark stays out of the command's process.
+"""The client of the lake's side, which is a process of its own:
+Spark stays out of the command's process.
 
-That process has the read end of a pipe as its standard input: when this one dies, however it dies, the other ends, too.
+That process has the read end of a pipe as its standard input: when this one dies, however it dies,
+the other ends, too.
 """
 
 import asyncio
@@ -30,15 +32,22 @@ _DRAIN_S, _DRAIN_LOCKED_S = 2.0, 20.0
 
 
 class Lake:
-    """A running `server.verify.lake.job`; one question at a time. All calls raise VerifyLakeError."""
+    """A running `server.verify.lake.job`; one question at a time.
+
+    All calls raise VerifyLakeError.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, uri: str, changefeed: str, *, locked: bool, gently: bool = False) -> AsyncIterator["Lake"]:
-        """The lake for the block, `locked` against its job, or read `gently` beside it; its standard error is ours."""
+    async def open(
+        cls, uri: str, changefeed: str, *, locked: bool, gently: bool = False
+    ) -> AsyncIterator["Lake"]:
+        """The lake for the block, `locked` against its job, or read `gently` beside it;
+        its standard error is ours.
+        """
         flags = [*(["--locked"] if locked else []), *(["--gently"] if gently else [])]
         command = [sys.executable, "-m", "server.verify.lake.job", uri, changefeed, *flags]
         process = await asyncio.create_subprocess_exec(
@@ -70,7 +79,9 @@ class Lake:
 
     async def rows(self, table: Table, ranges: Ranges, chosen: Sequence[int]) -> pa.Table:
         """The rows of some ranges, of `Question.answer_schema`."""
-        answer = await self._ask("rows", **_table_members(table), **_range_members(ranges), chosen=list(chosen))
+        answer = await self._ask(
+            "rows", **_table_members(table), **_range_members(ranges), chosen=list(chosen)
+        )
         with pa.OSFile(answer["file"]) as file:
             return pa.ipc.open_file(file).read_all()
 
@@ -79,8 +90,12 @@ class Lake:
         await self._ask("check_repair", **_table_members(table))
 
     async def repair(self, table: Table, *, gone: str, live: str) -> int:
-        """Replace the keys in the file `gone` by the rows in the file `live`; returns the table's new version."""
-        return int((await self._ask("repair", **_table_members(table), gone=gone, live=live))["version"])
+        """Replace the keys in the file `gone` by the rows in the file `live`;
+        returns the table's new version.
+        """
+        return int(
+            (await self._ask("repair", **_table_members(table), gone=gone, live=live))["version"]
+        )
 
     async def _ask(self, do: str, **members: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -90,7 +105,8 @@ class Lake:
         line = await self._process.stdout.readline()
         if not line:
             raise VerifyLakeError(
-                f"the lake's reader ended with status {await self._process.wait()}; its lines are above"
+                f"the lake's reader ended with status {await self._process.wait()}; its lines are "
+                "above"
             )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
@@ -101,7 +117,13 @@ class Lake:
 def _table_members(table: Table) -> dict[str, Any]:
     schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
     spans = {} if table.spans is None else {"spans": table.spans.document()}
-    members = {"table": table.name, "ts": table.ts, "since": table.since, "key": list(table.key), "schema": schema}
+    members = {
+        "table": table.name,
+        "ts": table.ts,
+        "since": table.since,
+        "key": list(table.key),
+        "schema": schema,
+    }
     return members | spans
 
 

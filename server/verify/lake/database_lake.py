@@ -1,11 +1,14 @@
 """Lakes in databases, read in one snapshot and repaired in one transaction; no Spark.
 
-A database shows its newest cut only. Manifest, fences and rows are read in one snapshot, so they belong together though
-the lake's job goes on. A `Reader` for each kind of database brings rows as Arrow.
+A database shows its newest cut only. Manifest, fences and rows are read in one snapshot, so they
+belong together though the lake's job goes on. A `Reader` for each kind of database brings rows as
+Arrow.
 
 Invariants of a repair:
-1. The lake's lock is held, and the fence row is locked and unchanged: what is repaired is what was compared.
-2. The rows' `_commit_ts` is the cut, and the fence stays: changes of later cuts are larger, so they win.
+1. The lake's lock is held, and the fence row is locked and unchanged: what is repaired is what was
+   compared.
+2. The rows' `_commit_ts` is the cut, and the fence stays: changes of later cuts are larger, so they
+   win.
 """
 
 import dataclasses
@@ -51,7 +54,9 @@ class Reader(Protocol):
         """The newest record, and the fence of each table."""
 
     def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
-        """What a query gives of a table's columns, as RecordBatches that can be cast to `schema`."""
+        """What a query gives of a table's columns, as RecordBatches that can be cast to
+        `schema`.
+        """
 
     def close(self) -> None:
         """End the snapshot."""
@@ -69,7 +74,10 @@ def _mysql(uri: SinkUri) -> Reader:
     return MySqlReader(uri)
 
 
-_READERS: Final[Mapping[str, Callable[[SinkUri], Reader]]] = {"postgresql": _postgres, "mysql": _mysql}
+_READERS: Final[Mapping[str, Callable[[SinkUri], Reader]]] = {
+    "postgresql": _postgres,
+    "mysql": _mysql,
+}
 
 
 class DatabaseLake:
@@ -88,11 +96,13 @@ class DatabaseLake:
         """The lake for the block.
 
         Raises:
-            SourceError: ErrTargetBusy, its job runs; ErrTargetUnavailable, ErrCredentials, ErrDriverMissing.
+            SourceError: ErrTargetBusy, its job runs; ErrTargetUnavailable, ErrCredentials,
+                ErrDriverMissing.
         """
         with ExitStack() as stack:
             database = database_of(uri)
-            # The lock comes first: a snapshot from before it could lack a cut that the job was still ending.
+            # The lock comes first: a snapshot from before it could lack a cut that the job was
+            # still ending.
             if locked:
                 stack.enter_context(DatabaseManifest.opened(database, changefeed))
             reader = _READERS[uri.format](uri)
@@ -100,14 +110,20 @@ class DatabaseLake:
             yield cls(uri, changefeed, reader)
 
     def cut(self, at: int | None) -> dict[str, Any]:
-        """See `LakeSide.cut`; a table whose next cut is applied, but not in the manifest yet, is at that one."""
+        """See `LakeSide.cut`; a table whose next cut is applied, but not in the manifest yet,
+        is at that one.
+        """
         newest = self._newest
         if newest is None:
-            raise SourceError("ErrCutNotFound", f"the database {self._uri.path} has no cut of {self._changefeed} yet")
+            raise SourceError(
+                "ErrCutNotFound",
+                f"the database {self._uri.path} has no cut of {self._changefeed} yet",
+            )
         if at is not None and at < newest.end_ts:
             raise SourceError(
                 "ErrCutNotFound",
-                f"a database shows its newest cut only, which ends at {newest.end_ts}; leave --at out",
+                f"a database shows its newest cut only, which ends at {newest.end_ts}; leave --at "
+                "out",
             )
         beyond = {name: ts for name, ts in self._fences.items() if ts > newest.end_ts}
         return {"cut": newest.end_ts, "mode": self._mode, "beyond": beyond, "newest_only": True}
@@ -127,7 +143,9 @@ class DatabaseLake:
 
     def rows(self, question: Question) -> Any:
         """See `LakeSide.rows`."""
-        return pa.Table.from_batches(question.chosen_rows(self._batches(question)), question.answer_schema)
+        return pa.Table.from_batches(
+            question.chosen_rows(self._batches(question)), question.answer_schema
+        )
 
     def check_repair(self, question: Question) -> None:
         """See `LakeSide.check_repair`."""
@@ -135,13 +153,15 @@ class DatabaseLake:
         if self._mode != UPSERT or name not in self._fences:
             raise SourceError(
                 "ErrRepairUnsupported",
-                f"table {name}: only tables of mode upsert are repaired in place, not histories; write others anew "
+                f"table {name}: only tables of mode upsert are repaired in place, not histories; "
+                "write others anew "
                 "with a new changefeed",
             )
         if newest is None or self._fences[name] > newest.end_ts:
             raise SourceError(
                 "ErrRepairUnsupported",
-                f"table {name} holds a cut that was not ended: start the lake's job, stop it when it has applied "
+                f"table {name} holds a cut that was not ended: start the lake's job, stop it when "
+                "it has applied "
                 "one, and verify again",
             )
 
@@ -157,16 +177,22 @@ class DatabaseLake:
         if self._fences.get(question.name, _NEVER) < 0:
             # No cut was applied to it: the table may not exist.
             return iter(())
-        query = current_rows(self._reader.quoted, self._reader.quoted_table(question.name), question, self._mode)
+        query = current_rows(
+            self._reader.quoted, self._reader.quoted_table(question.name), question, self._mode
+        )
         return self._reader.batches(question.name, query, question.schema)
 
 
 def current_rows(quoted: Callable[[str], str], name: str, question: Question, mode: str) -> str:
-    """The query of a table's rows as of the cut, whatever the mode keeps; its columns are called `{columns}`. Pure.
+    """The query of a table's rows as of the cut, whatever the mode keeps;
+    its columns are called `{columns}`. Pure.
 
     `name` is the table's, quoted; `quoted` quotes a column.
     """
-    ts, inside = question.ts, "" if question.spans is None else f"({question.spans.condition(quoted)})"
+    ts, inside = (
+        question.ts,
+        "" if question.spans is None else f"({question.spans.condition(quoted)})",
+    )
     also = f" AND {inside}" if inside else ""
     if mode == SCD2:
         valid = f"{VALID_FROM} <= {ts} AND ({VALID_TO} IS NULL OR {VALID_TO} > {ts}){also}"
@@ -174,7 +200,10 @@ def current_rows(quoted: Callable[[str], str], name: str, question: Question, mo
 
     if mode == APPEND:
         # The condition on the key may stand inside: a key's changes are all in the same range.
-        last = f"PARTITION BY {', '.join(map(quoted, question.key))} ORDER BY _commit_ts DESC, _seq DESC"
+        last = (
+            f"PARTITION BY {', '.join(map(quoted, question.key))} ORDER BY _commit_ts DESC, _seq "
+            "DESC"
+        )
         changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {question.since}{also}"
         numbered = f"SELECT t.*, row_number() OVER ({last}) AS _place FROM {changes}"  # noqa: S608 - quoted
         return f"SELECT {{columns}} FROM ({numbered}) s WHERE _place = 1 AND _op <> 'delete'"  # noqa: S608 - quoted
@@ -186,7 +215,8 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
     """Remove keys, add rows (pyarrow.Tables); returns the cut.
 
     Raises:
-        SourceError: ErrTargetBusy, a cut was applied meanwhile; ErrTargetUnavailable, ErrTargetRefused.
+        SourceError: ErrTargetBusy, a cut was applied meanwhile; ErrTargetUnavailable,
+            ErrTargetRefused.
     """
     database = database_of(uri)
     rows = live.append_column("_commit_ts", pa.array([question.ts] * len(live), pa.int64()))
@@ -194,11 +224,15 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
         with connection.cursor() as cursor:
             fence = tables.known(cursor, changefeed, question.name, lock=True)
             if fence is None or fence.end_ts > question.ts:
-                raise SourceError("ErrTargetBusy", f"a job has applied a cut to {question.name}; verify again")
+                raise SourceError(
+                    "ErrTargetBusy", f"a job has applied a cut to {question.name}; verify again"
+                )
 
             # One staging table, used twice: for the keys that go, then for the rows that come.
             name = database.quoted_table(question.name)
-            same = " AND ".join(f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in question.key)
+            same = " AND ".join(
+                f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in question.key
+            )
             _stage(cursor, database, gone, question.key)
             cursor.execute(_REMOVE[uri.format].format(table=name, staged=STAGED, same=same))
             cursor.execute(_UNSTAGE[uri.format])
@@ -211,6 +245,12 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
 
 
 def _stage(cursor: Any, database: Database, rows: Any, key: tuple[str, ...]) -> None:
-    types = [database.type_of(field.type, key_columns=len(key) if field.name in key else 0) for field in rows.schema]
-    columns = [f"{database.quoted(name)} {kind}" for name, kind in zip(rows.schema.names, types, strict=True)]
+    types = [
+        database.type_of(field.type, key_columns=len(key) if field.name in key else 0)
+        for field in rows.schema
+    ]
+    columns = [
+        f"{database.quoted(name)} {kind}"
+        for name, kind in zip(rows.schema.names, types, strict=True)
+    ]
     database.stage(cursor, columns, rows.to_batches(), key)

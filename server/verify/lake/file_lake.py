@@ -1,12 +1,15 @@
 """Lakes of files: Delta, Iceberg and Parquet tables, read and repaired by Spark.
 
-A cut of the manifest names a version of each table. `LakeTable` is one table at one cut, as the rows that were current
-there, whether the lake keeps rows, all changes, or all versions of a row. `FileLake` answers questions about them.
+A cut of the manifest names a version of each table. `LakeTable` is one table at one cut, as the
+rows that were current there, whether the lake keeps rows, all changes, or all versions of a row.
+`FileLake` answers questions about them.
 
 Invariants of a repair:
-1. The lake's lock is held, so no cut is applied meanwhile; the table holds nothing that the newest cut does not show.
+1. The lake's lock is held, so no cut is applied meanwhile; the table holds nothing that the newest
+   cut does not show.
 2. The keys that differ go and the upstream's rows come in one commit: no version lacks them.
-3. The rows' `_commit_ts` is the cut: changes of later cuts are larger, so they win. The table's fence stays as it is.
+3. The rows' `_commit_ts` is the cut: changes of later cuts are larger, so they win. The table's
+   fence stays as it is.
 """
 
 import dataclasses
@@ -57,7 +60,9 @@ class LakeTable:
     @property
     def mode(self) -> str:
         """What the lake keeps of it: rows, every change, or every version of a row."""
-        mode = next((record.mode for record in self.cuts if record.end_ts == self.question.ts), None)
+        mode = next(
+            (record.mode for record in self.cuts if record.end_ts == self.question.ts), None
+        )
         return mode or self.uri.mode("")
 
     @property
@@ -74,7 +79,8 @@ class LakeTable:
         """The rows, in the columns of the upstream; None if there is no such table.
 
         Raises:
-            SourceError: ErrVerifyColumns, the lake lacks columns; ErrCutExpired, its version is gone.
+            SourceError: ErrVerifyColumns, the lake lacks columns; ErrCutExpired, its version is
+                gone.
         """
         if self.version is None:
             return None
@@ -98,7 +104,9 @@ class LakeTable:
 
 
 class FileLake:
-    """Implements `server.verify.lake.job.LakeSide`; the session is opened at the first question that needs it."""
+    """Implements `server.verify.lake.job.LakeSide`;
+    the session is opened at the first question that needs it.
+    """
 
     def __init__(
         self,
@@ -110,7 +118,9 @@ class FileLake:
         session: SparkSession | None = None,
         cores: str = "*",
     ) -> None:
-        """`manifest` is the lake's, open and so locked, for whoever repairs; `cores` are how many read, `*` all."""
+        """`manifest` is the lake's, open and so locked, for whoever repairs;
+        `cores` are how many read, `*` all.
+        """
         self._uri = uri
         self._changefeed = changefeed
         self._directory = directory
@@ -132,7 +142,9 @@ class FileLake:
         lake = cls(uri, changefeed, directory, cores=cores)
         with ExitStack() as stack:
             if locked:
-                lake._manifest = stack.enter_context(opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S))
+                lake._manifest = stack.enter_context(
+                    opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S)
+                )
                 # Read again: its job may have ended a cut before the lock was ours.
                 lake._cuts = lake._manifest.cuts()
             yield lake
@@ -142,13 +154,22 @@ class FileLake:
         cuts = [cut for cut in self._cuts if at is None or cut.end_ts <= at]
         if not cuts:
             begins = f"begins at {self._cuts[0].end_ts}" if self._cuts else "has no cut yet"
-            raise SourceError("ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at")
+            raise SourceError(
+                "ErrCutNotFound", f"the lake {self._uri.path} {begins}; choose a later --at"
+            )
         newest = cuts[-1]
-        return {"cut": newest.end_ts, "mode": newest.mode or self._uri.mode(""), "beyond": {}, "newest_only": False}
+        return {
+            "cut": newest.end_ts,
+            "mode": newest.mode or self._uri.mode(""),
+            "beyond": {},
+            "newest_only": False,
+        }
 
     def extent(self, question: Question) -> Extent:
         """See `LakeSide.extent`; reads the column only."""
-        frame = self._table(dataclasses.replace(question, schema=key_schema(question))).frame(self._spark)
+        frame = self._table(dataclasses.replace(question, schema=key_schema(question))).frame(
+            self._spark
+        )
         if frame is None:
             return Extent(0)
         column = F.col(quoted(question.key[0]))
@@ -160,7 +181,8 @@ class FileLake:
         leaves = Leaves(question.ranges)
         frame = self._table(question).frame(self._spark)
         if frame is not None:
-            # Each task holds the sums of all ranges: no more tasks than cores, however many files the table has.
+            # Each task holds the sums of all ranges: no more tasks than cores, however many files
+            # the table has.
             few = frame.coalesce(self._spark.sparkContext.defaultParallelism)
             for row in map_in_arrow(few, question.summed, "leaves binary").toLocalIterator():
                 leaves.merge(bytes(row.leaves))
@@ -171,7 +193,9 @@ class FileLake:
         frame = self._table(question).frame(self._spark)
         if frame is None:
             return question.answer_schema.empty_table()
-        chosen = map_in_arrow(frame, question.chosen_rows, from_arrow_schema(question.answer_schema))
+        chosen = map_in_arrow(
+            frame, question.chosen_rows, from_arrow_schema(question.answer_schema)
+        )
         return chosen.toArrow().cast(question.answer_schema)
 
     def check_repair(self, question: Question) -> None:
@@ -206,13 +230,15 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
     """See that a table can be put right.
 
     Raises:
-        SourceError: ErrRepairUnsupported, it has no rows to put right, only history, or has changes of no cut.
+        SourceError: ErrRepairUnsupported, it has no rows to put right, only history, or has changes
+            of no cut.
     """
     name, version = table.question.name, table.version
     if table.uri.format == "parquet" or table.mode != UPSERT or version is None:
         raise SourceError(
             "ErrRepairUnsupported",
-            f"table {name}: only tables of mode upsert are repaired in place, not histories; write others anew with a "
+            f"table {name}: only tables of mode upsert are repaired in place, not histories; "
+            "write others anew with a "
             "new changefeed",
         )
     assert table.question.ts == newest.end_ts, "the newest cut is what is repaired"
@@ -222,7 +248,8 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
     if changes:
         raise SourceError(
             "ErrRepairUnsupported",
-            f"table {name} has changes ({changes}) that no cut shows, of somebody else or of a cut that was not ended: "
+            f"table {name} has changes ({changes}) that no cut shows, of somebody else or of a "
+            "cut that was not ended: "
             "start the lake's job, stop it when it has applied a cut, and verify again",
         )
 
@@ -246,14 +273,17 @@ def publish(manifest: FileManifest, table: str, version: int) -> None:
 
 def _changed_delta(spark: SparkSession, table: LakeTable, version: int) -> str:
     """The operations after a version that changed rows; empty: none."""
-    commits = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").where(f"version > {version}").collect()
+    commits = (
+        spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").where(f"version > {version}").collect()
+    )
     return ", ".join(row.operation for row in commits if row.operation not in _NO_CHANGE_DELTA)
 
 
 def _repair_delta(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
     """Remove and add by one MERGE.
 
-    A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing and is inserted.
+    A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing and
+    is inserted.
     """
     key = table.question.key
     old = {name: f"_old_{name}" for name in key}

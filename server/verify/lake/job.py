@@ -1,8 +1,9 @@
-"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked] [--gently]`.
+"""The lake's side of a comparison: `python -m server.verify.lake.job LAKE_URI CHANGEFEED [--locked]
+[--gently]`.
 
-One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows the lake by its
-manifest and its tables only, as any reader would; with `--locked` it holds the lake's lock, as a writer must; with
-`--gently` it has one core, and only when nobody else wants it.
+One JSON document a line comes in, one goes out, `{"error": "[TM:…] …"}` if it went wrong. It knows
+the lake by its manifest and its tables only, as any reader would; with `--locked` it holds the
+lake's lock, as a writer must; with `--gently` it has one core, and only when nobody else wants it.
 """
 
 import base64
@@ -33,7 +34,8 @@ class LakeSide(Protocol):
     """One lake."""
 
     def cut(self, at: int | None) -> dict[str, Any]:
-        """`cut`, the end of the newest at or below `at`; `mode`, `beyond`, `newest_only` as in `LakeCut`.
+        """`cut`, the end of the newest at or below `at`; `mode`, `beyond`,
+        `newest_only` as in `LakeCut`.
 
         Raises:
             SourceError: ErrCutNotFound.
@@ -52,11 +54,15 @@ class LakeSide(Protocol):
         """Raises SourceError (ErrRepairUnsupported) if the table cannot be put right in place."""
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:
-        """Remove the keys of `gone`, add the rows of `live` (pyarrow.Tables); returns the table's new version."""
+        """Remove the keys of `gone`, add the rows of `live` (pyarrow.Tables);
+        returns the table's new version.
+        """
 
 
 class Job:
-    """Answers the questions of `server.verify.lake.client`; large answers go through files in `directory`."""
+    """Answers the questions of `server.verify.lake.client`;
+    large answers go through files in `directory`.
+    """
 
     def __init__(self, lake: LakeSide, directory: Path) -> None:
         self._lake = lake
@@ -77,7 +83,11 @@ class Job:
         self._lake.check_repair(question)
         if do == "check_repair":
             return {}
-        return {"version": self._lake.repair(question, *(_read(request[name]) for name in ("gone", "live")))}
+        return {
+            "version": self._lake.repair(
+                question, *(_read(request[name]) for name in ("gone", "live"))
+            )
+        }
 
     def _written(self, table: Any) -> str:
         path = self._directory / "rows.arrow"
@@ -87,16 +97,26 @@ class Job:
 
 
 def open_lake(
-    stack: contextlib.ExitStack, uri: SinkUri, changefeed: str, directory: Path, *, locked: bool, gently: bool
+    stack: contextlib.ExitStack,
+    uri: SinkUri,
+    changefeed: str,
+    directory: Path,
+    *,
+    locked: bool,
+    gently: bool,
 ) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
-        from server.verify.lake.database_lake import DatabaseLake  # drivers that other lakes do not need
+        from server.verify.lake.database_lake import (
+            DatabaseLake,
+        )  # drivers that other lakes do not need
 
         return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
     from server.verify.lake.file_lake import FileLake
 
-    return stack.enter_context(FileLake.open(uri, changefeed, directory, locked=locked, cores="1" if gently else "*"))
+    return stack.enter_context(
+        FileLake.open(uri, changefeed, directory, locked=locked, cores="1" if gently else "*")
+    )
 
 
 def _read(path: str) -> Any:
@@ -111,7 +131,9 @@ _NICE = 15
 
 
 def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
-    """Pass questions on. When standard input ends, so does this process, in the middle of a question, too.
+    """Pass questions on.
+
+    When standard input ends, so does this process, in the middle of a question, too.
 
     Whoever asked is gone then, however it died; Spark's JVM ends with this process.
     """
@@ -131,21 +153,38 @@ def main(argv: list[str]) -> int:
     if gently:
         os.nice(_NICE)
     questions: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_follow_parent, args=(questions,), name="questions", daemon=True).start()
+    threading.Thread(
+        target=_follow_parent, args=(questions,), name="questions", daemon=True
+    ).start()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else writes, the JVM too, goes to standard error
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-")))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-"))
+        )
         job: Job | None = None
         _directories.append(directory)
         while (line := questions.get()) is not None:
             try:
                 if job is None:
                     target = SinkUri.parse(uri)
-                    lake = open_lake(stack, target, changefeed, directory, locked="--locked" in flags, gently=gently)
+                    lake = open_lake(
+                        stack,
+                        target,
+                        changefeed,
+                        directory,
+                        locked="--locked" in flags,
+                        gently=gently,
+                    )
                     job = Job(lake, directory)
                 answer = job.answer(json.loads(line))
-            except (SourceError, TidemarkError, PySparkException, OSError, pa.ArrowException) as err:
+            except (
+                SourceError,
+                TidemarkError,
+                PySparkException,
+                OSError,
+                pa.ArrowException,
+            ) as err:
                 answer = {"error": str(err)}
             out.write(json.dumps(answer) + "\n")
             out.flush()

@@ -46,11 +46,16 @@ class MySqlReader:
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """See `Reader`."""
-        cuts, fences = (f"{quoted(self._database)}.{name} WHERE app = %s" for name in (tables.CUTS, tables.TABLES))
+        cuts, fences = (
+            f"{quoted(self._database)}.{name} WHERE app = %s"
+            for name in (tables.CUTS, tables.TABLES)
+        )
         newest = f"SELECT document FROM {cuts} ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
         documents = self._session.execute(newest, (changefeed,))
         rows = self._session.execute(f"SELECT name, end_ts FROM {fences}", (changefeed,))  # noqa: S608 - ours
-        return (str(documents[0][0]) if documents else None), {str(name): int(ts) for name, ts in rows}
+        return (str(documents[0][0]) if documents else None), {
+            str(name): int(ts) for name, ts in rows
+        }
 
     def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
         """See `Reader`."""
@@ -60,7 +65,9 @@ class MySqlReader:
         check_columns(table, schema.names, by_name)
         columns = tuple(by_name[each] for each in schema.names)
         shape = Table(1, name, columns, ())
-        for rows in query_rows(self._session, query.replace("{columns}", ", ".join(map(selected, columns)))):
+        for rows in query_rows(
+            self._session, query.replace("{columns}", ", ".join(map(selected, columns)))
+        ):
             yield pa.RecordBatch.from_arrays(arrow_columns(shape, rows), schema.names)
 
     def close(self) -> None:

@@ -45,7 +45,9 @@ class PostgresReader:
             cursor.execute(newest, (changefeed,))
             row = cursor.fetchone()
             cursor.execute(fences, (changefeed,))
-            return (None if row is None else str(row[0])), {name: int(ts) for name, ts in cursor.fetchall()}
+            return (None if row is None else str(row[0])), {
+                name: int(ts) for name, ts in cursor.fetchall()
+            }
 
     def batches(self, table: str, query: str, schema: Any) -> Iterator[Any]:
         """See `Reader`."""
@@ -79,9 +81,15 @@ def _joined(lines: Any) -> Iterator[bytes]:
 
 
 def read_csv(text: bytes, schema: Any) -> Any:
-    """Lines as COPY writes them, in the schema's types: null is an empty field without quotes. Pure."""
+    """Lines as COPY writes them, in the schema's types: null is an empty field without quotes.
+
+    Pure.
+    """
     # The reader knows no hexadecimal digits: binary columns are text at first.
-    types = {field.name: pa.string() if pa.types.is_binary(field.type) else field.type for field in schema}
+    types = {
+        field.name: pa.string() if pa.types.is_binary(field.type) else field.type
+        for field in schema
+    }
     convert = csv.ConvertOptions(
         column_types=types,
         null_values=[""],
@@ -109,8 +117,12 @@ def _unhexed(texts: Any) -> Any:
     """Binary values out of a mark and their digits."""
     # One unhexlify for the whole column: a value's bytes are half as many as its digits.
     digits = pc.fill_null(pc.utf8_slice_codeunits(texts, _HEX_MARK), "")
-    ends = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(digits)) // 2)]).astype(np.int32)
+    ends = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(digits)) // 2)]).astype(
+        np.int32
+    )
     content = digits.buffers()[2]
     data = binascii.unhexlify(content.to_pybytes()[: 2 * ends[-1]]) if content is not None else b""
-    values = pa.Array.from_buffers(pa.binary(), len(digits), [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    values = pa.Array.from_buffers(
+        pa.binary(), len(digits), [None, pa.py_buffer(ends), pa.py_buffer(data)]
+    )
     return pc.if_else(texts.is_valid(), values, None)

@@ -1,4 +1,6 @@
-"""What the command asks its lake process about one table, and the mapping of its batches to answers. Pure."""
+"""What the command asks its lake process about one table,
+and the mapping of its batches to answers. Pure.
+"""
 
 import base64
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -13,7 +15,9 @@ from pyspark_tidemark.errors import SourceError
 
 from server.verify.spans import Extent, KeySpans
 
-EXTENT: Final = pa.schema([("rows", pa.int64()), ("least", pa.decimal128(38, 0)), ("greatest", pa.decimal128(38, 0))])
+EXTENT: Final = pa.schema(
+    [("rows", pa.int64()), ("least", pa.decimal128(38, 0)), ("greatest", pa.decimal128(38, 0))]
+)
 _TEXTS: Final = (pa.field("key", pa.string()), pa.field("row", pa.string()))
 
 
@@ -40,11 +44,15 @@ class Question:
         schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(request["schema"])))
         key, chosen = tuple(request["key"]), tuple(request.get("chosen", ()))
         spans = KeySpans.parse(request["spans"]) if "spans" in request else None
-        return cls(request["table"], request["ts"], request["since"], key, schema, ranges, chosen, spans)
+        return cls(
+            request["table"], request["ts"], request["since"], key, schema, ranges, chosen, spans
+        )
 
     @property
     def answer_schema(self) -> Any:
-        """Of the rows that `chosen_rows` gives; the key's columns have numbers: a table's may be called `key`, too."""
+        """Of the rows that `chosen_rows` gives; the key's columns have numbers:
+        a table's may be called `key`, too.
+        """
         own = [self.schema.field(name).with_name(str(place)) for place, name in enumerate(self.key)]
         return pa.schema([*_TEXTS, *own])
 
@@ -56,16 +64,21 @@ class Question:
         yield pa.RecordBatch.from_pydict({"leaves": [leaves.to_bytes()]})
 
     def extent(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Rows, and the least and the greatest value of the key's first column, of a part of the table, as one row."""
+        """Rows, and the least and the greatest value of the key's first column,
+        of a part of the table, as one row.
+        """
         rows, ends = 0, pa.array([], pa.decimal128(38, 0))
         for batch in batches:
             rows += batch.num_rows
             least_and_greatest = pc.min_max(batch.cast(self.schema)[self.key[0]]).values()
-            ends = pa.concat_arrays([ends, pa.array([end.as_py() for end in least_and_greatest], ends.type)])
+            ends = pa.concat_arrays(
+                [ends, pa.array([end.as_py() for end in least_and_greatest], ends.type)]
+            )
         least_greatest = pc.min_max(ends)
         columns = [[rows], *([least_greatest[name]] for name in ("min", "max"))]
         yield pa.RecordBatch.from_arrays(
-            [pa.array(column, kind) for column, kind in zip(columns, EXTENT.types, strict=True)], schema=EXTENT
+            [pa.array(column, kind) for column, kind in zip(columns, EXTENT.types, strict=True)],
+            schema=EXTENT,
         )
 
     def chosen_rows(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -105,4 +118,6 @@ def check_columns(table: str, names: Iterable[str], lake_names: Container[str]) 
     """
     missing = [name for name in names if name not in lake_names]
     if missing:
-        raise SourceError("ErrVerifyColumns", f"table {table} has no column {', '.join(missing)} in the lake")
+        raise SourceError(
+            "ErrVerifyColumns", f"table {table} has no column {', '.join(missing)} in the lake"
+        )

@@ -1,6 +1,8 @@
-"""Spark's classes of admission control; before 4.2 there are none, and `latestOffset` is called without arguments.
+"""Spark's classes of admission control; before 4.2 there are none,
+and `latestOffset` is called without arguments.
 
-The stand-ins exist so that one code imports everywhere: nothing there asks for a limit, or sets one.
+The stand-ins exist so that one code imports everywhere: nothing there asks for a limit, or sets
+one.
 """
 
 try:
@@ -35,4 +37,10 @@ except ImportError:
             self.max_bytes = max_bytes
 
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "ReadMaxRows", "SupportsTriggerAvailableNow"]
+__all__ = [
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+]

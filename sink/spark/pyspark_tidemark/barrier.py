@@ -1,7 +1,9 @@
-"""Schema changes are barriers: no cut crosses one, and a query with the columns of before ends there. Pure.
+"""Schema changes are barriers: no cut crosses one,
+and a query with the columns of before ends there. Pure.
 
-A typed query has the columns it was started with. Where the table's columns change, everything before is read and
-committed, then the query ends with an error that names the ts; started again, it goes on from there with the new ones.
+A typed query has the columns it was started with. Where the table's columns change, everything
+before is read and committed, then the query ends with an error that names the ts; started again, it
+goes on from there with the new ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,11 +30,15 @@ def table_of(changefeed: ChangefeedMeta, name: str) -> TableMeta:
     """
     if name not in changefeed.tables:
         names = ", ".join(sorted(changefeed.tables)) or "none"
-        raise SourceError("ErrTableNotFound", f"the changefeed has no table {name!r}; it has: {names}")
+        raise SourceError(
+            "ErrTableNotFound", f"the changefeed has no table {name!r}; it has: {names}"
+        )
     return changefeed.tables[name]
 
 
-def check_schema(described: ChangefeedMeta, name: str, ts: int, expected: StructType, *, hint: str = _AGAIN) -> None:
+def check_schema(
+    described: ChangefeedMeta, name: str, ts: int, expected: StructType, *, hint: str = _AGAIN
+) -> None:
     """See that the rows of table `name` above `ts` have the columns `expected`.
 
     Raises:
@@ -41,11 +47,19 @@ def check_schema(described: ChangefeedMeta, name: str, ts: int, expected: Struct
     here = ddl_at(described, ts)
     cause = f" by: {here.query}" if here is not None and name in here.touched else ""
     if name not in described.tables:
-        renamed = next((f", it is {new} now" for old, new in (here.renamed if here else ()) if old == name), "")
-        raise SourceError("ErrTableDropped", f"table {name} ends at {ts}{cause}{renamed}; all rows up to it are read")
+        renamed = next(
+            (f", it is {new} now" for old, new in (here.renamed if here else ()) if old == name), ""
+        )
+        raise SourceError(
+            "ErrTableDropped",
+            f"table {name} ends at {ts}{cause}{renamed}; all rows up to it are read",
+        )
     actual = spark_schema(described.tables[name])
     if actual != expected:
-        raise SourceError("ErrSchemaChanged", f"table {name} {_difference(expected, actual)} above {ts}{cause}; {hint}")
+        raise SourceError(
+            "ErrSchemaChanged",
+            f"table {name} {_difference(expected, actual)} above {ts}{cause}; {hint}",
+        )
 
 
 def check_truncated(described: ChangefeedMeta, name: str, ts: int) -> None:
@@ -56,7 +70,10 @@ def check_truncated(described: ChangefeedMeta, name: str, ts: int) -> None:
     """
     here = ddl_at(described, ts)
     if here is not None and name in here.truncated:
-        raise SourceError("ErrTableTruncated", f"table {name} was emptied at {ts}: empty what you made of it; {_AGAIN}")
+        raise SourceError(
+            "ErrTableTruncated",
+            f"table {name} was emptied at {ts}: empty what you made of it; {_AGAIN}",
+        )
 
 
 def ddl_at(described: ChangefeedMeta, ts: int) -> Ddl | None:
@@ -67,7 +84,9 @@ def ddl_at(described: ChangefeedMeta, ts: int) -> Ddl | None:
 def segments(
     describe: Callable[[int], ChangefeedMeta], start_ts: int, end_ts: int
 ) -> Iterator[tuple[int, int, ChangefeedMeta]]:
-    """The parts of `(start_ts, end_ts]` between schema changes, each with what is in force in it."""
+    """The parts of `(start_ts, end_ts]` between schema changes,
+    each with what is in force in it.
+    """
     while True:
         described = describe(start_ts)
         barrier = next((ddl.ts for ddl in described.ddls if start_ts < ddl.ts < end_ts), end_ts)
@@ -78,10 +97,15 @@ def segments(
 
 
 def _difference(before: StructType, after: StructType) -> str:
-    old, new = ({field.name: field.dataType.simpleString() for field in schema} for schema in (before, after))
+    old, new = (
+        {field.name: field.dataType.simpleString() for field in schema}
+        for schema in (before, after)
+    )
     changes = [f"gets {name} {new[name]}" for name in new if name not in old]
     changes += [f"loses {name}" for name in old if name not in new]
     changes += [
-        f"changes {name} from {old[name]} to {new[name]}" for name in old if new.get(name, old[name]) != old[name]
+        f"changes {name} from {old[name]} to {new[name]}"
+        for name in old
+        if new.get(name, old[name]) != old[name]
     ]
     return ", ".join(changes) or "orders its columns anew"

@@ -1,8 +1,9 @@
-"""Connections to captures: one for each process and address, opened at first use; endpoints are tried in turn.
+"""Connections to captures: one for each process and address, opened at first use;
+endpoints are tried in turn.
 
 Invariants:
-1. A connection belongs to one process. Spark forks and pickles readers, so clients live in a module-level cache keyed
-   by pid, never in a reader.
+1. A connection belongs to one process. Spark forks and pickles readers, so clients live in a
+   module-level cache keyed by pid, never in a reader.
 2. A token is read from its file for each call, sent as a header, and kept nowhere.
 """
 
@@ -49,8 +50,12 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
-def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T], retry_s: float | None = None) -> T:
-    """As `first_answer`, beginning with whoever answered last: an endpoint that is gone is waited for only once."""
+def last_good_first(
+    uris: tuple[str, ...], ask: Callable[[str], T], retry_s: float | None = None
+) -> T:
+    """As `first_answer`, beginning with whoever answered last:
+    an endpoint that is gone is waited for only once.
+    """
 
     def asked(uri: str) -> T:
         answer = ask(uri)
@@ -61,7 +66,8 @@ def last_good_first(uris: tuple[str, ...], ask: Callable[[str], T], retry_s: flo
 
 
 def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | None = None) -> T:
-    """What the first capture that can answer says; unavailable ones are asked again for `retry_s` (None: `RETRY_S`).
+    """What the first capture that can answer says;
+    unavailable ones are asked again for `retry_s` (None: `RETRY_S`).
 
     Raises:
         SourceError: what a capture refused with, or the last one's unavailability (retryable).
@@ -105,4 +111,6 @@ def _content(path: str, what: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as err:
-        raise SourceError("ErrCredentials", f"cannot read the {what} {path}: {err.strerror}") from None
+        raise SourceError(
+            "ErrCredentials", f"cannot read the {what} {path}: {err.strerror}"
+        ) from None

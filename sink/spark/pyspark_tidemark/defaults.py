@@ -1,4 +1,6 @@
-"""What the metadata of a field says of its column: its identity, and what rows hold that are older than it. Pure."""
+"""What the metadata of a field says of its column: its identity,
+and what rows hold that are older than it. Pure.
+"""
 
 import base64
 import datetime as dt
@@ -30,7 +32,9 @@ def with_column_ids(schema: Any, ids: Mapping[str, int]) -> Any:
     """The schema with these identities in the metadata of its fields, and no other metadata."""
     return pa.schema(
         [
-            field.with_metadata({COLUMN_ID: str(ids[field.name])}) if field.name in ids else field.remove_metadata()
+            field.with_metadata({COLUMN_ID: str(ids[field.name])})
+            if field.name in ids
+            else field.remove_metadata()
             for field in schema
         ]
     )

@@ -1,8 +1,11 @@
-"""Digests of a table's rows, equal wherever a row comes from: what `tidemark cli verify` compares. Pure.
+"""Digests of a table's rows, equal wherever a row comes from: what `tidemark cli verify` compares.
 
-A row is its key and its columns as JSON text (`json_text`), columns in the order of their names. A digest is the first
-64 bits of BLAKE2b. Rows are gathered in leaves, the ranges of key digests that share their first bits; a leaf has a
-count, the size of its rows' text, and a sum of their digests modulo 2^64: leaves of parts of a table can be added up.
+Pure.
+
+A row is its key and its columns as JSON text (`json_text`), columns in the order of their names. A
+digest is the first 64 bits of BLAKE2b. Rows are gathered in leaves, the ranges of key digests that
+share their first bits; a leaf has a count, the size of its rows' text, and a sum of their digests
+modulo 2^64: leaves of parts of a table can be added up.
 """
 
 import dataclasses
@@ -33,18 +36,27 @@ def row_texts(rows: Any) -> Any:
 
 
 def digests(texts: Any) -> Any:
-    """A NumPy array of 64-bit digests; hashing one text takes no longer than arithmetic on columns of bytes would."""
-    parts = [hashlib.blake2b(text, digest_size=_BITS // 8).digest() for text in texts.cast("binary").to_pylist()]
+    """A NumPy array of 64-bit digests; hashing one text takes no longer than arithmetic on columns
+    of bytes would.
+    """
+    parts = [
+        hashlib.blake2b(text, digest_size=_BITS // 8).digest()
+        for text in texts.cast("binary").to_pylist()
+    ]
     return np.frombuffer(b"".join(parts), ">u8").astype(np.uint64)
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranges:
-    """Ranges of key digests: all, divided by their first bits, or some of these, each divided by its next bits."""
+    """Ranges of key digests: all, divided by their first bits, or some of these,
+    each divided by its next bits.
+    """
 
     bits: int = COARSE_BITS
     within: tuple[int, ...] = ()
-    """The numbers, ascending, of the coarse ranges that are divided once more; empty: all keys are divided."""
+    """The numbers, ascending, of the coarse ranges that are divided once more; empty:
+    all keys are divided.
+    """
 
     def __len__(self) -> int:
         return max(len(self.within), 1) << self.bits
@@ -56,8 +68,14 @@ class Ranges:
         coarse = (keys >> np.uint64(_BITS - COARSE_BITS)).astype(np.int64)
         chosen = np.array(self.within, np.int64)
         place = np.minimum(np.searchsorted(chosen, coarse), len(chosen) - 1)
-        next_bits = keys << np.uint64(COARSE_BITS) >> np.uint64(_BITS - self.bits) if self.bits else np.zeros_like(keys)
-        return np.where(chosen[place] == coarse, place << self.bits | next_bits.astype(np.int64), -1)
+        next_bits = (
+            keys << np.uint64(COARSE_BITS) >> np.uint64(_BITS - self.bits)
+            if self.bits
+            else np.zeros_like(keys)
+        )
+        return np.where(
+            chosen[place] == coarse, place << self.bits | next_bits.astype(np.int64), -1
+        )
 
 
 class Leaves:
@@ -90,7 +108,9 @@ class Leaves:
 
     def to_bytes(self) -> bytes:
         """Everything, for `merge`."""
-        return np.concatenate([self.counts.astype(np.uint64), self.sizes.astype(np.uint64), self.sums]).tobytes()
+        return np.concatenate(
+            [self.counts.astype(np.uint64), self.sizes.astype(np.uint64), self.sums]
+        ).tobytes()
 
     @property
     def rows(self) -> int:

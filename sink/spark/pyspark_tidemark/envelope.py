@@ -1,7 +1,9 @@
-"""The envelope: one schema for the changes of all tables, with key, row before and row after as JSON text.
+"""The envelope: one schema for the changes of all tables, with key,
+row before and row after as JSON text.
 
-It never changes, so schema changes pass through it: they come as rows themselves, `_op` is `ddl`, `after` tells the
-statement and what it did to the table, and rows with a larger `_commit_ts` have the new columns.
+It never changes, so schema changes pass through it: they come as rows themselves, `_op` is `ddl`,
+`after` tells the statement and what it did to the table, and rows with a larger `_commit_ts` have
+the new columns.
 """
 
 import json
@@ -43,9 +45,20 @@ def enveloped(rows: Any, table: str, key: Sequence[str]) -> Any:
 
 def ddl_rows(ddl: Ddl, tables: Sequence[str]) -> Any:
     """A schema change, a row for each of `tables`."""
-    after = [json.dumps({"query": ddl.query} | dict(_deeds(ddl, name)), ensure_ascii=False) for name in tables]
+    after = [
+        json.dumps({"query": ddl.query} | dict(_deeds(ddl, name)), ensure_ascii=False)
+        for name in tables
+    ]
     count = len(tables)
-    columns = [["ddl"] * count, [ddl.ts] * count, [ddl.ts] * count, range(count), tables, *[[None] * count] * 2, after]
+    columns = [
+        ["ddl"] * count,
+        [ddl.ts] * count,
+        [ddl.ts] * count,
+        range(count),
+        tables,
+        *[[None] * count] * 2,
+        after,
+    ]
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 

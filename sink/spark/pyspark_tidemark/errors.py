@@ -1,9 +1,12 @@
-"""What can go wrong between Spark and a capture; messages have the form `[TM:ErrName] what to do`."""
+"""What can go wrong between Spark and a capture;
+messages have the form `[TM:ErrName] what to do`.
+"""
 
 import re
 
 _TAGGED = re.compile(
-    r"\[TM:(?P<code>\w+)\] (?P<message>.*?)(?:\. (?:gRPC client debug context|Client context|Detail)\b|$)", re.S
+    r"\[TM:(?P<code>\w+)\] (?P<message>.*?)(?:\. (?:gRPC client debug context|Client context|Detail)\b|$)",
+    re.S,
 )
 
 

@@ -1,7 +1,9 @@
-"""The captures' contract (docs/format/flight.md) as this package uses it: a JSON document per action, batches by DoGet.
+"""The captures' contract (docs/format/flight.md) as this package uses it:
+a JSON document per action, batches by DoGet.
 
-Members that an older capture does not know (`slice_bytes`, `before`, `ts` of describe) are ignored by it: a table then
-comes in one slice, and what was asked for and is missing in the answer is told by whoever needs it.
+Members that an older capture does not know (`slice_bytes`, `before`, `ts` of describe) are ignored
+by it: a table then comes in one slice, and what was asked for and is missing in the answer is told
+by whoever needs it.
 """
 
 import base64
@@ -14,7 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from pyspark_tidemark.connection import RETRYABLE, call_options, client, first_answer, last_good_first
+from pyspark_tidemark.connection import (
+    RETRYABLE,
+    call_options,
+    client,
+    first_answer,
+    last_good_first,
+)
 from pyspark_tidemark.defaults import column_ids, defaults_of, without_metadata
 from pyspark_tidemark.errors import SourceError, from_text
 from pyspark_tidemark.options import Options
@@ -32,15 +40,23 @@ class TableMeta:
     name: str
     key: tuple[str, ...]
     schema: Any
-    """pyarrow.Schema of the mounted rows: `_op, _commit_ts, _start_ts, _seq`, then the table's columns."""
+    """pyarrow.Schema of the mounted rows: `_op, _commit_ts, _start_ts, _seq`,
+    then the table's columns.
+    """
     schema_ts: int = 0
     """The commit_ts of the DDL that gave this schema; the changefeed's start for the first one."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    """What rows hold that are older than a column, by column, as JSON (`defaults`); null where nothing is said."""
+    """What rows hold that are older than a column, by column, as JSON (`defaults`);
+    null where nothing is said.
+    """
     table_id: int = 0
-    """The upstream's id: a table that was dropped and made again has another one; 0 if the capture does not say."""
+    """The upstream's id: a table that was dropped and made again has another one;
+    0 if the capture does not say.
+    """
     column_ids: Mapping[str, int] = dataclasses.field(default_factory=dict, hash=False)
-    """The identity of each column, which a rename keeps; empty if the capture is too old to say it."""
+    """The identity of each column, which a rename keeps;
+    empty if the capture is too old to say it.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +79,9 @@ class Ddl:
 
 @dataclasses.dataclass(frozen=True)
 class ChangefeedMeta:
-    """A changefeed's progress, its tables above a ts, and the schema changes from that ts on, in order."""
+    """A changefeed's progress, its tables above a ts, and the schema changes from that ts on,
+    in order.
+    """
 
     checkpoint_ts: int
     resolved_ts: int
@@ -101,9 +119,13 @@ class Changefeed:
         self._options = options
 
     def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
-        """Progress, and the tables of rows above `ts` (None: above the checkpoint); those in `known` may be its own."""
+        """Progress, and the tables of rows above `ts` (None: above the checkpoint);
+        those in `known` may be its own.
+        """
         body: dict[str, Any] = {"before": True} if self._options.before_image else {}
-        body |= ({} if ts is None else {"ts": ts}) | ({} if known is None else {"known_ts": known.ts})
+        body |= ({} if ts is None else {"ts": ts}) | (
+            {} if known is None else {"known_ts": known.ts}
+        )
         answer = self._action("describe", body)
         if known is not None and "tables" not in answer:
             tables = known.tables
@@ -112,21 +134,36 @@ class Changefeed:
         ddls = tuple(_ddl(item) for item in answer.get("ddls", ()))
         skipped = tuple((start_ts, end_ts) for start_ts, end_ts in answer.get("skipped", ()))
         checkpoint_ts, resolved_ts = answer["checkpoint_ts"], answer["resolved_ts"]
-        return ChangefeedMeta(checkpoint_ts, resolved_ts, tables, ddls, answer.get("target_ts"), skipped)
+        return ChangefeedMeta(
+            checkpoint_ts, resolved_ts, tables, ddls, answer.get("target_ts"), skipped
+        )
 
     def latest(
-        self, start_ts: int, *, max_rows: int | None = None, max_bytes: int | None = None, wait_ms: int = 0
+        self,
+        start_ts: int,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        wait_ms: int = 0,
     ) -> int:
-        """The largest cut after `start_ts` within the limits; `start_ts` itself if nothing is new."""
+        """The largest cut after `start_ts` within the limits;
+        `start_ts` itself if nothing is new.
+        """
         limits = {"max_rows": max_rows, "max_bytes": max_bytes}
         body: dict[str, Any] = {"start": start_ts, "wait_ms": wait_ms} | self._of_table()
         body |= {name: limit for name, limit in limits.items() if limit is not None}
         return max(start_ts, int(self._action("latest", body)["ts"]))
 
     def plan(self, start_ts: int, end_ts: int, tables: Sequence[str] | None = None) -> list[Slice]:
-        """The slices that hold `(start_ts, end_ts]` of `tables`, or of all, a table's in commit order."""
+        """The slices that hold `(start_ts, end_ts]` of `tables`, or of all,
+        a table's in commit order.
+        """
         options = self._options
-        body: dict[str, Any] = {"start": start_ts, "end": end_ts, "slice_bytes": options.slice_bytes}
+        body: dict[str, Any] = {
+            "start": start_ts,
+            "end": end_ts,
+            "slice_bytes": options.slice_bytes,
+        }
         more: dict[str, Any] = {"before": True} if options.before_image else {}
         if tables is not None:
             body["tables"] = list(tables)
@@ -142,7 +179,8 @@ class Changefeed:
         ]
 
     def ack(self, ts: int, table: str | None = None) -> int:
-        """Say that everything up to `ts` is durable at the reader, of `table` or of what the options choose.
+        """Say that everything up to `ts` is durable at the reader,
+        of `table` or of what the options choose.
 
         Returns the changefeed's checkpoint_ts.
         """
@@ -153,7 +191,8 @@ class Changefeed:
         """Say how the job that keeps the changefeed's lake is; tried once at each capture.
 
         Raises:
-            SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows no reports.
+            SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows
+                no reports.
         """
         body: dict[str, Any] = {"state": state, "cut_ts": cut_ts}
         if error is not None:
@@ -163,8 +202,8 @@ class Changefeed:
     def read(self, part: Slice) -> Iterator[Any]:
         """The mounted batches of one slice.
 
-        A capture that fails is replaced by another, or waited for: the same ticket gives the same rows in the same
-        order, so those that came already are skipped.
+        A capture that fails is replaced by another, or waited for: the same ticket gives the same
+        rows in the same order, so those that came already are skipped.
         """
         endpoints = self._options.endpoints
         uris = (*part.locations, *(uri for uri in endpoints if uri not in part.locations))
@@ -186,7 +225,9 @@ class Changefeed:
     def _opened(self, ticket: bytes, skip: int, uri: str) -> tuple[Any, Any]:
         """A stream behind its first `skip` rows, and its next batch."""
         credentials = self._options.credentials
-        stream = client(uri, credentials).do_get(fl.Ticket(ticket), call_options(credentials, _READ_TIMEOUT_S))
+        stream = client(uri, credentials).do_get(
+            fl.Ticket(ticket), call_options(credentials, _READ_TIMEOUT_S)
+        )
         for chunk in stream:
             if skip == 0 or chunk.data.num_rows > skip:
                 return stream, chunk.data.slice(skip)
@@ -197,7 +238,12 @@ class Changefeed:
         return {} if self._options.table is None else {"table": self._options.table}
 
     def _action(
-        self, name: str, body: dict[str, Any], *, timeout_s: float = _ACTION_TIMEOUT_S, retry_s: float | None = None
+        self,
+        name: str,
+        body: dict[str, Any],
+        *,
+        timeout_s: float = _ACTION_TIMEOUT_S,
+        retry_s: float | None = None,
     ) -> dict[str, Any]:
         document = json.dumps({"changefeed": self._options.changefeed} | body).encode()
         credentials = self._options.credentials
@@ -215,10 +261,14 @@ def _table(item: dict[str, Any]) -> TableMeta:
     schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(item["schema"])))
     key, schema_ts = tuple(item["key"]), int(item.get("schema_ts", 0))
     plain, table_id = without_metadata(schema), int(item.get("table_id", 0))
-    return TableMeta(item["table"], key, plain, schema_ts, defaults_of(schema), table_id, column_ids(schema))
+    return TableMeta(
+        item["table"], key, plain, schema_ts, defaults_of(schema), table_id, column_ids(schema)
+    )
 
 
 def _ddl(item: dict[str, Any]) -> Ddl:
-    tables, dropped, truncated = (tuple(item.get(member, ())) for member in ("tables", "dropped", "truncated"))
+    tables, dropped, truncated = (
+        tuple(item.get(member, ())) for member in ("tables", "dropped", "truncated")
+    )
     renamed = tuple((old, new) for old, new in item.get("renamed", ()))
     return Ddl(int(item["ts"]), item.get("query", ""), tables, dropped, truncated, renamed)

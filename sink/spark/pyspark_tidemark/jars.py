@@ -1,7 +1,9 @@
-"""Jars of lake formats: `python -m pyspark_tidemark.jars [--dir DIR] [FORMAT …]` puts them into a directory, once.
+"""Jars of lake formats: `python -m pyspark_tidemark.jars [--dir DIR] [FORMAT …]` puts them into a
+directory, once.
 
-Spark's own resolver (Ivy) fetches them; what is kept is this list and nothing else that their metadata asks for,
-because Spark brings it in newer versions. A jar whose content is not the one tested is refused.
+Spark's own resolver (Ivy) fetches them; what is kept is this list and nothing else that their
+metadata asks for, because Spark brings it in newer versions. A jar whose content is not the one
+tested is refused.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from pyspark_tidemark.java import check_java
 
 COORDINATES = {
     "delta": "io.delta:delta-spark_4.2_2.13:4.4.0",
-    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",  # for its table library: see lake.iceberg
+    # for its table library: see lake.iceberg
+    "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
 }
 _DELTA = {
     "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
@@ -45,7 +48,11 @@ def present(directory: Path, lake: str) -> list[Path]:
     """A format's jars, if all are there with the right content; else none."""
     expected = JARS[lake]
     paths = [directory / name for name in expected]
-    return paths if all(path.is_file() and _digest(path) == expected[path.name] for path in paths) else []
+    return (
+        paths
+        if all(path.is_file() and _digest(path) == expected[path.name] for path in paths)
+        else []
+    )
 
 
 def install(directory: Path, lake: str) -> list[Path]:
@@ -64,7 +71,8 @@ def install(directory: Path, lake: str) -> list[Path]:
             fetched = Path(cache) / "jars" / name
             if not fetched.is_file() or _digest(fetched) != digest:
                 raise SourceError(
-                    "ErrJarsUnavailable", f"{name} was not fetched as tested; see the resolver's lines above"
+                    "ErrJarsUnavailable",
+                    f"{name} was not fetched as tested; see the resolver's lines above",
                 )
             shutil.move(fetched, directory / name)
     return present(directory, lake)
@@ -90,7 +98,8 @@ def _resolve(coordinates: str, cache: str) -> None:
         builder.getOrCreate().stop()
     except (PySparkException, Py4JError, OSError) as err:
         raise SourceError(
-            "ErrJarsUnavailable", f"Spark could not fetch {coordinates} ({err}); is a Maven repository reachable?"
+            "ErrJarsUnavailable",
+            f"Spark could not fetch {coordinates} ({err}); is a Maven repository reachable?",
         ) from None
 
 
@@ -100,9 +109,16 @@ def _digest(path: Path) -> str:
 
 def main() -> int:
     """Install the jars; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pyspark_tidemark.jars", description="Fetch the jars of formats.")
+    parser = argparse.ArgumentParser(
+        prog="python -m pyspark_tidemark.jars", description="Fetch the jars of formats."
+    )
     add = parser.add_argument
-    add("--dir", type=Path, default=default_directory(), help="where to put them (default: %(default)s)")
+    add(
+        "--dir",
+        type=Path,
+        default=default_directory(),
+        help="where to put them (default: %(default)s)",
+    )
     add("formats", nargs="*", metavar="FORMAT", help=f"{' or '.join(JARS)} (default: all)")
     given = parser.parse_args()
     try:

@@ -10,7 +10,8 @@ from pyspark_tidemark.errors import SourceError
 OLDEST = 17
 _VERSION = re.compile(r'version "(?P<major>\d+)')
 _ADVICE = (
-    f"Spark needs a JDK of version {OLDEST} or later; install one (Debian: openjdk-17-jre-headless) or set JAVA_HOME"
+    f"Spark needs a JDK of version {OLDEST} or later; install one (Debian: "
+    "openjdk-17-jre-headless) or set JAVA_HOME"
 )
 
 
@@ -25,10 +26,16 @@ def check_java() -> None:
     if program is None:
         raise SourceError("ErrJavaNotFound", f"there is no java on the PATH; {_ADVICE}")
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
     except OSError as err:
-        raise SourceError("ErrJavaNotFound", f"cannot run {program}: {err.strerror}; {_ADVICE}") from None
+        raise SourceError(
+            "ErrJavaNotFound", f"cannot run {program}: {err.strerror}; {_ADVICE}"
+        ) from None
     version = _VERSION.search(done.stderr + done.stdout)
     if version is None or int(version["major"]) < OLDEST:
         shown = (done.stderr + done.stdout).strip().splitlines()
-        raise SourceError("ErrJavaNotFound", f"{program} says {shown[0] if shown else 'nothing'!r}; {_ADVICE}")
+        raise SourceError(
+            "ErrJavaNotFound", f"{program} says {shown[0] if shown else 'nothing'!r}; {_ADVICE}"
+        )

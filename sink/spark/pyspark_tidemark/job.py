@@ -1,11 +1,13 @@
-"""The lake job: `python -m pyspark_tidemark.job …`, one Structured Streaming query over the cuts of a changefeed.
+"""The lake job: `python -m pyspark_tidemark.job …`,
+one Structured Streaming query over the cuts of a changefeed.
 
-Exit codes: 0 ended by SIGTERM, at --until-ts or at the changefeed's target_ts, 1 an error that starting again cannot
-mend, 2 bad usage, 75 (EX_TEMPFAIL) an error after which the same command may succeed: whoever supervises the job starts
-it again.
+Exit codes: 0 ended by SIGTERM, at --until-ts or at the changefeed's target_ts, 1 an error that
+starting again cannot mend, 2 bad usage, 75 (EX_TEMPFAIL) an error after which the same command may
+succeed: whoever supervises the job starts it again.
 
-Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut. Whatever ends the job by an
-error has a code: the last line on standard error is `[TM:ErrName] …`, and the captures are told (`lake.reporter`).
+Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut.
+Whatever ends the job by an error has a code: the last line on standard error is `[TM:ErrName] …`,
+and the captures are told (`lake.reporter`).
 """
 
 import dataclasses
@@ -44,14 +46,21 @@ EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 
 
 class _StoppedError(Exception):
-    """Raised in a batch that begins after the job was told to stop: Spark must not count it as done."""
+    """Raised in a batch that begins after the job was told to stop:
+    Spark must not count it as done.
+    """
 
 
 class Job:
     """The query, from the first cut to the stop."""
 
     def __init__(
-        self, arguments: Arguments, applier: CutApplier, keeper: Keeper, reporter: Reporter, out: IO[str]
+        self,
+        arguments: Arguments,
+        applier: CutApplier,
+        keeper: Keeper,
+        reporter: Reporter,
+        out: IO[str],
     ) -> None:
         self._arguments = arguments
         self._applier = applier
@@ -80,7 +89,9 @@ class Job:
             while query.isActive and not self._stop.wait(0.1):
                 pass
             stopped = self._stop.is_set()
-            with self._in_batch:  # a cut that is being applied gets finished, and is not interrupted
+            with (
+                self._in_batch
+            ):  # a cut that is being applied gets finished, and is not interrupted
                 self._stop.set()
         finally:
             failed = query.exception() if not query.isActive else None
@@ -104,7 +115,11 @@ class Job:
             .writeStream.queryName("tidemark")
             .option("checkpointLocation", checkpoint.absolute().as_uri())
             .trigger(processingTime=arguments.trigger)
-            .foreachBatch(lambda cuts, batch: self._apply(cuts, batch, logged_range(checkpoint, batch, start_ts)))
+            .foreachBatch(
+                lambda cuts, batch: self._apply(
+                    cuts, batch, logged_range(checkpoint, batch, start_ts)
+                )
+            )
             .start()
         )
 
@@ -124,18 +139,28 @@ class Job:
         replayed = cut.end_ts <= self._applier.applied_ts
         record = self._applier.apply(cut)
         rows = {} if replayed else {item.table: item.rows for item in record.tables}
-        if not replayed and (again := {item.table: item.replaced for item in record.tables if item.replaced}):
+        if not replayed and (
+            again := {item.table: item.replaced for item in record.tables if item.replaced}
+        ):
             self._say({"replaced": again})
         if altered := self._applier.take_altered():
             self._say({"altered": altered})
         checkpoint_ts = self._applier.acknowledge()
         self._reporter.applied(record.end_ts)
-        self._report(record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts)
+        self._report(
+            record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts
+        )
         if (health := self._keeper.maintain()) is not None:
             self._say({"maintenance": health})
 
     def _report(
-        self, record: CutRecord, batch: int, rows: dict[str, int], *, seconds: float, checkpoint_ts: int
+        self,
+        record: CutRecord,
+        batch: int,
+        rows: dict[str, int],
+        *,
+        seconds: float,
+        checkpoint_ts: int,
     ) -> None:
         self._say(
             {
@@ -157,7 +182,9 @@ class Job:
 
 
 def _query_failure(failed: BaseException | None) -> SourceError:
-    """What ended the query outside of our own code: its source, by a code in Spark's text, or Spark itself."""
+    """What ended the query outside of our own code: its source, by a code in Spark's text,
+    or Spark itself.
+    """
     if failed is not None:
         error = named(failed)
         if "[TM:" in str(failed) or error.code == "ErrTargetFull":
@@ -255,7 +282,9 @@ def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
     """A query goes on from its own checkpoint, so one begins anew above what was skipped."""
     if last is None or not last.skipped:
         return arguments
-    return dataclasses.replace(arguments, checkpoint_dir=arguments.checkpoint_dir / f"after-{last.skipped[-1][1]}")
+    return dataclasses.replace(
+        arguments, checkpoint_dir=arguments.checkpoint_dir / f"after-{last.skipped[-1][1]}"
+    )
 
 
 def _show_finished(ts: int, out: IO[str]) -> None:
@@ -267,8 +296,10 @@ def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
     """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
     _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
     sys.stderr.write(
-        f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, {cut.end_ts}]: this "
-        f"lake does not have them. `tidemark cli verify -c {cut.changefeed}` shows the rows that differ, and --repair "
+        f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, "
+        f"{cut.end_ts}]: this "
+        f"lake does not have them. `tidemark cli verify -c {cut.changefeed}` shows the rows that "
+        "differ, and --repair "
         "mends them\n"
     )
 
@@ -279,7 +310,9 @@ def _write_line(out: IO[str], document: dict[str, Any]) -> None:
 
 
 def _own_output() -> IO[str]:
-    """Keep standard output for our lines: whatever else writes there, the JVM too, goes to standard error."""
+    """Keep standard output for our lines: whatever else writes there, the JVM too,
+    goes to standard error.
+    """
     kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return kept
@@ -292,5 +325,7 @@ def _follow_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent]
+    sys.path[:] = [
+        entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent
+    ]
     sys.exit(main(sys.argv[1:]))

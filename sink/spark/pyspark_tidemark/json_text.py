@@ -19,16 +19,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _CONTROLS = [chr(code) for code in range(0x20)]
-_DIGITS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_DIGITS = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8
+)
 _PAD = ord("=")
 
 
 def objects(names: Sequence[str], columns: Sequence[Any]) -> Any:
-    """One JSON object a row, with a member for each of `names`; a null value is `null`. At least one column."""
+    """One JSON object a row, with a member for each of `names`; a null value is `null`.
+
+    At least one column.
+    """
     parts: list[Any] = []
     for name, column in zip(names, columns, strict=True):
-        parts += [("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":", values(column)]
-    return pc.binary_join_element_wise(*parts, "}", "", null_handling="replace", null_replacement="null")
+        parts += [
+            ("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":",
+            values(column),
+        ]
+    return pc.binary_join_element_wise(
+        *parts, "}", "", null_handling="replace", null_replacement="null"
+    )
 
 
 def values(column: Any) -> Any:
@@ -60,20 +70,26 @@ def escaped(texts: Any) -> Any:
 def base64(data: Any) -> Any:
     """RFC 4648 with padding, of a binary array."""
     cells = pc.fill_null(data, b"")
-    offsets = np.frombuffer(cells.buffers()[1], np.int32)[cells.offset : cells.offset + len(cells) + 1].astype(np.int64)
+    offsets = np.frombuffer(cells.buffers()[1], np.int32)[
+        cells.offset : cells.offset + len(cells) + 1
+    ].astype(np.int64)
     lengths = np.diff(offsets)
     groups = (lengths + 2) // 3
     ends = np.concatenate([[0], np.cumsum(groups)])
     padded = np.zeros(3 * ends[-1], np.uint8)
     if offsets[-1] > offsets[0]:
-        places = np.arange(offsets[0], offsets[-1]) + np.repeat(3 * ends[:-1] - offsets[:-1], lengths)
+        places = np.arange(offsets[0], offsets[-1]) + np.repeat(
+            3 * ends[:-1] - offsets[:-1], lengths
+        )
         padded[places] = np.frombuffer(cells.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
     first, second, third = padded.reshape(-1, 3).T
     sextets = [first >> 2, first << 4 & 48 | second >> 4, second << 2 & 60 | third >> 6, third & 63]
     text = _DIGITS[np.stack(sextets, axis=1)].reshape(-1)
     text[4 * ends[1:][lengths % 3 > 0] - 1] = _PAD
     text[4 * ends[1:][lengths % 3 == 1] - 2] = _PAD
-    encoded = pa.StringArray.from_buffers(len(cells), pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(text))
+    encoded = pa.StringArray.from_buffers(
+        len(cells), pa.py_buffer((4 * ends).astype(np.int32)), pa.py_buffer(text)
+    )
     return pc.if_else(data.is_valid(), encoded, None)
 
 

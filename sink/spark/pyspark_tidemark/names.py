@@ -1,9 +1,11 @@
-"""Names of tables and columns that a target cannot hold, and the options that keep them away from it. Pure.
+"""Names of tables and columns that a target cannot hold,
+and the options that keep them away from it. Pure.
 
-Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name off without a word,
-and what a database refuses, it refuses at every start. What databases, Delta and Iceberg take was found by trying it
-(`test_names.py` and `test_evolution.py` in tests/integration/lake), what readers of Iceberg and Parquet have of their
-own by reading their code.
+Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name
+off without a word, and what a database refuses, it refuses at every start. What databases, Delta
+and Iceberg take was found by trying it (`test_names.py` and `test_evolution.py` in
+tests/integration/lake), what readers of Iceberg and Parquet have of their own by reading their
+code.
 """
 
 import re
@@ -36,18 +38,23 @@ def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
     """See that a target of the format `target` can hold a table and its columns under their names.
 
     Raises:
-        SourceError: ErrNameUnsupported, with the option of `changefeed create` that keeps the names away from it.
+        SourceError: ErrNameUnsupported, with the option of `changefeed create` that keeps the names
+            away from it.
     """
     shown = ".".join(table)
     database, _, name = shown.partition(".")  # as the target parts it, wherever the dots are
     if fault := _database_fault(target, database) or _fault(target, name):
-        raise _unsupported(f"a {target} target cannot hold the table {shown}: {fault}. {leaving_out(table)}")
+        raise _unsupported(
+            f"a {target} target cannot hold the table {shown}: {fault}. {leaving_out(table)}"
+        )
     names = list(columns)
     faults = {column: fault for column in names if (fault := _column_fault(target, column))}
     if faults:
         said = "; ".join(faults.values())
         way_out = renaming(table, faults, names)
-        raise _unsupported(f"a {target} target cannot hold all columns of {shown}: {said}. {way_out}")
+        raise _unsupported(
+            f"a {target} target cannot hold all columns of {shown}: {said}. {way_out}"
+        )
 
 
 def check_distinct(target: str, tables: Iterable[Table]) -> None:
@@ -61,22 +68,34 @@ def check_distinct(target: str, tables: Iterable[Table]) -> None:
         shown = ".".join(table)
         other = seen.setdefault(shown.lower(), shown)
         if other != shown:
-            raise _unsupported(f"a {target} target takes {other} and {shown} for one name. {leaving_out(table)}")
+            raise _unsupported(
+                f"a {target} target takes {other} and {shown} for one name. {leaving_out(table)}"
+            )
 
 
 def renaming(table: Table, columns: Iterable[str], taken: Iterable[str]) -> str:
-    """What to do that `columns` of a table have other names in the target, none of those `taken`."""
+    """What to do that `columns` of a table have other names in the target,
+    none of those `taken`.
+    """
     used = {name.lower() for name in taken}
     new_names = [(column, _new_name(column, used)) for column in columns]
     if not all(_IN_COLUMN_RULES.fullmatch(column) for column, _ in new_names):
         return f"Rename them at the source, or leave the table out. {leaving_out(table)}"
-    rule = ",".join([f"{_filter_rule(table)}=*", *(f"{column}->{new}" for column, new in new_names)])
-    return f"Create the changefeed with --columns {shlex.quote(rule)}, which gives other names in the target"
+    rule = ",".join(
+        [f"{_filter_rule(table)}=*", *(f"{column}->{new}" for column, new in new_names)]
+    )
+    return (
+        f"Create the changefeed with --columns {shlex.quote(rule)}, which gives other names in "
+        "the target"
+    )
 
 
 def leaving_out(table: Table) -> str:
     """What to do that a changefeed does not have a table."""
-    return f"Create the changefeed with --filter {shlex.quote('!' + _filter_rule(table))} as its last filter"
+    return (
+        f"Create the changefeed with --filter {shlex.quote('!' + _filter_rule(table))} as its "
+        "last filter"
+    )
 
 
 def _unsupported(said: str) -> SourceError:

@@ -1,4 +1,5 @@
-"""The options of `format("tidemark")`: parsed once, checked whole, unknown ones refused with the nearest name.
+"""The options of `format("tidemark")`: parsed once, checked whole,
+unknown ones refused with the nearest name.
 
 Secrets come by file path only: options are part of plans and logs.
 """
@@ -22,13 +23,17 @@ _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """Paths of files; with no PEM file the connection is plaintext, with no token file nobody is named."""
+    """Paths of files; with no PEM file the connection is plaintext,
+    with no token file nobody is named.
+    """
 
     ca_path: str = ""
     cert_path: str = ""
     key_path: str = ""
     token_file: str = ""
-    """Its content goes as `Authorization: Bearer …`; read for each call, so that it can be renewed."""
+    """Its content goes as `Authorization: Bearer …`; read for each call,
+    so that it can be renewed.
+    """
 
     @property
     def encrypted(self) -> bool:
@@ -41,12 +46,16 @@ class Options:
     """What to read, from where; timestamps are TSO (milliseconds << 18 | counter)."""
 
     endpoints: tuple[str, ...]
-    """Flight addresses of captures, `grpc://host:port`; any of them answers for the whole changefeed."""
+    """Flight addresses of captures, `grpc://host:port`;
+    any of them answers for the whole changefeed.
+    """
     changefeed: str
     table: str | None = None
     """`database.table`; None in cuts mode and with a pattern."""
     table_pattern: tuple[str, ...] = ()
-    """Globs over `database.table`, such as `shop.*`; several tables fit into the envelope form only."""
+    """Globs over `database.table`, such as `shop.*`;
+    several tables fit into the envelope form only.
+    """
     envelope: bool = False
     """Whether rows come in one schema for all tables, with key, before and after as JSON text."""
     before_image: bool = False
@@ -56,13 +65,19 @@ class Options:
     end_ts: int | None = None
     """Inclusive; None means no end (stream) or what is resolved now (batch)."""
     schema_ts: int | None = None
-    """The columns are those of rows above it; None means the larger of startTs and the changefeed's checkpoint_ts."""
+    """The columns are those of rows above it; None means the larger of startTs and the changefeed's
+    checkpoint_ts.
+    """
     max_rows: int | None = None
-    """Admission limit of one micro-batch; one commit_ts is never split, so a batch may be larger."""
+    """Admission limit of one micro-batch; one commit_ts is never split,
+    so a batch may be larger.
+    """
     max_bytes: int | None = None
     """As `max_rows`, in bytes as the captures estimate them; with both the smaller batch counts."""
     slice_bytes: int = 32 << 20
-    """About what one Spark task reads: larger tables are split by commit_ts, smaller ones put together."""
+    """About what one Spark task reads: larger tables are split by commit_ts,
+    smaller ones put together.
+    """
     ack: bool = True
     """Whether batches that Spark has committed move the changefeed's checkpoint."""
     poll_ms: int = 200
@@ -100,7 +115,9 @@ def parse(given: Mapping[str, str]) -> Options:
         slice_bytes=texts.positive("sliceBytes") or Options.slice_bytes,
         ack=texts.boolean("ack", default=True),
         poll_ms=texts.positive("pollMs") or Options.poll_ms,
-        credentials=Credentials(*(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))),
+        credentials=Credentials(
+            *(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))
+        ),
     )
     faults = texts.faults + _contradictions(options, cuts=cuts)
     if faults:
@@ -111,14 +128,22 @@ def parse(given: Mapping[str, str]) -> Options:
 def _contradictions(options: Options, *, cuts: bool) -> list[str]:
     faults = []
     if cuts + bool(options.table) + bool(options.table_pattern) != 1:
-        faults.append("give option 'table' as database.table, or 'tablePattern', or 'cuts' as true, and only one")
+        faults.append(
+            "give option 'table' as database.table, or 'tablePattern', or 'cuts' as true, and "
+            "only one"
+        )
     if options.table_pattern and not options.envelope:
         faults.append(
-            "option 'tablePattern' needs 'envelope' as true: tables of different columns share one schema there"
+            "option 'tablePattern' needs 'envelope' as true: tables of different columns share "
+            "one schema there"
         )
     if cuts and (options.envelope or options.before_image):
         faults.append("cuts have no rows: leave out 'envelope' and 'beforeImage'")
-    if options.start_ts is not None and options.end_ts is not None and options.end_ts < options.start_ts:
+    if (
+        options.start_ts is not None
+        and options.end_ts is not None
+        and options.end_ts < options.start_ts
+    ):
         faults.append(f"option 'endTs' ({options.end_ts}) is before 'startTs' ({options.start_ts})")
     return faults
 

@@ -1,8 +1,10 @@
-"""How far queries over `format("tidemark")` are behind, from the progress that Spark reports after each batch.
+"""How far queries over `format("tidemark")` are behind,
+from the progress that Spark reports after each batch.
 
     spark.streams.addListener(LagListener(print))
 
-Lag has two parts: what the changefeed is behind the clock, and what the query is behind the changefeed.
+Lag has two parts: what the changefeed is behind the clock, and what the query is behind the
+changefeed.
 """
 
 import dataclasses
@@ -35,13 +37,17 @@ class Lag:
 
 
 def lags(progress: Any, now_s: float) -> Iterator[Lag]:
-    """The lag of each of our sources in a `StreamingQueryProgress`; sources without a position yet are left out."""
+    """The lag of each of our sources in a `StreamingQueryProgress`;
+    sources without a position yet are left out.
+    """
     for source in progress.sources:
         end = _offset(source.endOffset)
         if end is None:
             continue
         end_ts, latest = int(end["ts"]), _offset(source.latestOffset)
-        resolved_ts = max(int(latest["ts"]) if latest else 0, end_ts)  # before Spark 4.2 nobody tells
+        resolved_ts = max(
+            int(latest["ts"]) if latest else 0, end_ts
+        )  # before Spark 4.2 nobody tells
         yield Lag(
             query=progress.name or str(progress.id),
             changefeed=end["changefeed"],
@@ -77,7 +83,8 @@ class LagListener(StreamingQueryListener):
 
 def _offset(text: str | None) -> dict[str, Any] | None:
     """A position, if the source is ours: Spark names the classes of sources, not their formats."""
-    # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the batch after a restart
+    # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the
+    # batch after a restart
     offset = json.loads(text) if text and text != "None" else None
     return offset if isinstance(offset, dict) and offset.keys() >= {"ts", "changefeed"} else None
 

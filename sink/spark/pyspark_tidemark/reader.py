@@ -1,4 +1,6 @@
-"""Reading a range: its slices packed into Spark partitions on the driver, their batches fetched on executors."""
+"""Reading a range: its slices packed into Spark partitions on the driver,
+their batches fetched on executors.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,14 +43,20 @@ class DdlPartition(InputPartition):
         self.tables = tables
 
 
-def planned(options: Options, start_ts: int, end_ts: int, described: ChangefeedMeta) -> list[InputPartition]:
-    """The partitions of `(start_ts, end_ts]`, which no schema change lies inside of; `described` is in force in it."""
+def planned(
+    options: Options, start_ts: int, end_ts: int, described: ChangefeedMeta
+) -> list[InputPartition]:
+    """The partitions of `(start_ts, end_ts]`, which no schema change lies inside of;
+    `described` is in force in it.
+    """
     if end_ts <= start_ts:
         return []
     names = sorted(name for name in described.tables if options.chooses(name))
     slices = Changefeed(options).plan(start_ts, end_ts, names) if names else []
     parts = [Part(part, described.tables[part.table].key) for part in slices]
-    partitions: list[InputPartition] = [SlicePartition(some) for some in packed(parts, options.slice_bytes)]
+    partitions: list[InputPartition] = [
+        SlicePartition(some) for some in packed(parts, options.slice_bytes)
+    ]
     if options.envelope:
         for ddl in described.ddls:
             touched = tuple(sorted(name for name in ddl.touched if options.chooses(name)))
@@ -72,7 +80,9 @@ def packed(parts: Iterable[Part], limit_bytes: int) -> Iterator[tuple[Part, ...]
 
 
 def batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
-    """The record batches of a partition; Spark asks with None when there are no partitions at all."""
+    """The record batches of a partition; Spark asks with None when there are no partitions at
+    all.
+    """
     if isinstance(partition, DdlPartition):
         yield ddl_rows(partition.ddl, partition.tables)
     if isinstance(partition, SlicePartition):
@@ -90,17 +100,22 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the range; it begins at the checkpoint and ends at what is resolved now, unless options say else.
+        """Plan the range; it begins at the checkpoint and ends at what is resolved now,
+        unless options say else.
 
         Raises:
-            SourceError: ErrSchemaChanged, the table's columns change within the range; ErrOptionInvalid, it is empty.
+            SourceError: ErrSchemaChanged, the table's columns change within the range;
+                ErrOptionInvalid, it is empty.
         """
         changefeed, options = Changefeed(self._options), self._options
         now = changefeed.describe()
         start_ts = now.checkpoint_ts if options.start_ts is None else options.start_ts
         end_ts = now.resolved_ts if options.end_ts is None else options.end_ts
         if options.end_ts is not None and end_ts < start_ts:
-            raise SourceError("ErrOptionInvalid", f"option 'endTs' ({end_ts}) is before the checkpoint, {start_ts}")
+            raise SourceError(
+                "ErrOptionInvalid",
+                f"option 'endTs' ({end_ts}) is before the checkpoint, {start_ts}",
+            )
         partitions: list[InputPartition] = []
         for start, end, described in segments(changefeed.describe, start_ts, end_ts):
             if options.table is not None and not options.envelope:

@@ -1,12 +1,14 @@
-"""Where a changefeed's rows go, as a URI; captures, lake jobs and `verify` read it here, and nowhere else.
+"""Where a changefeed's rows go, as a URI; captures, lake jobs and `verify` read it here,
+and nowhere else.
 
     delta:///path  iceberg:///path  parquet:///path           a directory of the lake job's machine
     delta+hdfs://authority/path  parquet+s3a://bucket/path …  one that Hadoop reaches
     postgresql://user@host:port/db  mysql://user@host:port/db a database
     flight://  none://  blackhole://                          no lake job: readers take the rows
 
-A sink URI is stored, logged and shown, so it never holds a secret, only where the secret is: `password-file=/path`, or
-`password-env=NAME`. Text that is no valid sink URI, as in a record of an earlier version, is shown by `redacted`.
+A sink URI is stored, logged and shown, so it never holds a secret, only where the secret is:
+`password-file=/path`, or `password-env=NAME`. Text that is no valid sink URI, as in a record of an
+earlier version, is shown by `redacted`.
 """
 
 import dataclasses
@@ -38,29 +40,59 @@ SYSTEMS = ("hdfs", "viewfs", "s3a")
 RENAMING = ("hdfs", "viewfs")
 """Those whose rename is one step that fails if there is a file of the new name."""
 FORMS = (
-    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet and a SCHEME of "
-    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db; flight:// for readers of "
+    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet "
+    "and a SCHEME of "
+    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db; "
+    "flight:// for readers of "
     "your own"
 )
 SECRET_VARIABLE = "TIDEMARK_SECRET_"  # noqa: S105 - the begin of a name
-"""Environment variables that a URI may name begin like this: no other secret of a process can be sent to a host."""
+"""Environment variables that a URI may name begin like this:
+no other secret of a process can be sent to a host.
+"""
 _BY_REFERENCE = (
-    "a sink URI holds no password, as it is stored and shown: write the password into a file that only the lake job's "
-    "user may read, and name it with the option password-file=/path, or set an environment variable of the job and "
+    "a sink URI holds no password, as it is stored and shown: write the password into a file that "
+    "only the lake job's "
+    "user may read, and name it with the option password-file=/path, or set an environment "
+    "variable of the job and "
     f"name that with password-env={SECRET_VARIABLE}…"
 )
 _DATABASE_OPTIONS = ("password-file", "password-env", "ca-path")
 _MASK = "***"
 _REFERENCE = re.compile(r"(?i).*[-_](file|env|path)")
-_SECRET = re.compile(r"(?i).*(pass|pwd|secret|token|credential|signature|api[-_]?key|access[-_]?key|account[-_]?key).*")
+_SECRET = re.compile(
+    r"(?i).*(pass|pwd|secret|token|credential|signature|api[-_]?key|access[-_]?key|account[-_]?key).*"
+)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _COLON = re.compile(r":|%3a", re.I)
 _OPTION = re.compile(r"(?P<name>[^/?&;#=@]+)=")
 _CHARACTERS_MAX = 2048
 _PASSWORD_BYTES_MAX = 1024
 _SYSTEM_DIRECTORIES = (
-    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr"),
-    *("/var/cache", "/var/lib/dpkg", "/var/lib/systemd", "/var/log", "/var/mail", "/var/run", "/var/spool"),
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/proc",
+        "/run",
+        "/sbin",
+        "/sys",
+        "/usr",
+    ),
+    *(
+        "/var/cache",
+        "/var/lib/dpkg",
+        "/var/lib/systemd",
+        "/var/log",
+        "/var/mail",
+        "/var/run",
+        "/var/spool",
+    ),
 )
 _TOP = ("/", "/home", "/mnt", "/opt", "/root", "/srv", "/tmp", "/var", "/var/lib", "/var/tmp")  # noqa: S108 - refused
 _NEAREST = {
@@ -113,7 +145,12 @@ class SinkUri:
                 return cls._database(parts)
         except ValueError:  # a port that is none, brackets that do not match
             raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
-        if lake_format in READERS and not parts.query and not parts.path.strip("/") and not parts.netloc:
+        if (
+            lake_format in READERS
+            and not parts.query
+            and not parts.path.strip("/")
+            and not parts.netloc
+        ):
             return cls(lake_format, "")
         if lake_format not in MODES_OF:
             raise _invalid(_unknown_scheme(text, parts))
@@ -135,7 +172,8 @@ class SinkUri:
         lake_format, _, system = parts.scheme.partition("+")
         if parts.username is not None or parts.query or parts.fragment:
             raise _invalid(
-                "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own files"
+                "credentials and settings of a file system are Hadoop's: --conf "
+                "spark.hadoop.fs.…, or its own files"
             )
         if (
             lake_format not in MODES_OF
@@ -148,14 +186,18 @@ class SinkUri:
                 "s3": "; S3 is s3a",
                 "s3n": "; S3 is s3a",
             }
-            raise _invalid(f"a sink on another file system is FORMAT+SCHEME://…: {FORMS}{hints.get(system, '')}")
+            raise _invalid(
+                "a sink on another file system is FORMAT+SCHEME://…: "
+                f"{FORMS}{hints.get(system, '')}"
+            )
         if parts.netloc.endswith(":") or parts.port == 0:
             raise _invalid(f"{parts.scheme}:// has no port after its colon")
         if system == "s3a" and (not parts.netloc or ":" in parts.netloc):
             raise _invalid(f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
         if lake_format == "iceberg" and system not in RENAMING:
             raise _invalid(
-                f"Iceberg commits to directories by renaming, which {system} cannot do in one step, so two jobs could "
+                f"Iceberg commits to directories by renaming, which {system} cannot do in one "
+                "step, so two jobs could "
                 f"destroy a table: take delta+{system}:// or parquet+{system}://",
             )
         _check_path(parts.path)
@@ -170,7 +212,8 @@ class SinkUri:
             said = f"unknown {', '.join(unknown)}; " if unknown else ""
             raise _invalid(
                 f"{said}a database target is {parts.scheme}://user@host:port/database?"
-                f"password-file=/path&ca-path=/path (both optional; password-env={SECRET_VARIABLE}… instead of a file)",
+                "password-file=/path&ca-path=/path (both optional; "
+                f"password-env={SECRET_VARIABLE}… instead of a file)",
             )
         check_reference(dict(options))
         port = parts.port or (5432 if parts.scheme == "postgresql" else 3306)
@@ -183,18 +226,23 @@ class SinkUri:
         if self.is_database:
             host = f"[{self.host}]" if ":" in self.host else self.host
             options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options)
-            return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (f"?{options}" if options else "")
+            return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (
+                f"?{options}" if options else ""
+            )
         return f"{self.format}+{self.path}" if self.is_remote else f"{self.format}://{self.path}"
 
     def check_directory(self) -> None:
-        """Refuse a directory of this machine that is the system's: whoever may make a changefeed would write there.
+        """Refuse a directory of this machine that is the system's:
+        whoever may make a changefeed would write there.
 
         Raises:
             SourceError: ErrTargetInvalid.
         """
         if self.is_database or self.is_remote or not self.is_lake:
             return
-        system = any(self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES)
+        system = any(
+            self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES
+        )
         if system or self.path in _TOP:
             raise _invalid(
                 f"{self.path} belongs to the system; give the lake a directory of its own, such as "
@@ -243,12 +291,16 @@ class SinkUri:
 
 
 def format_of(text: str) -> str:
-    """The format that a stored sink URI asks for, also where it is not valid, as in a record of an earlier version."""
+    """The format that a stored sink URI asks for, also where it is not valid,
+    as in a record of an earlier version.
+    """
     return text.partition(":")[0].partition("+")[0].lower()
 
 
 def redacted(text: str) -> str:
-    """A stored sink URI as it may be shown: a valid one as it is, any other with `***` wherever a secret may be."""
+    """A stored sink URI as it may be shown: a valid one as it is,
+    any other with `***` wherever a secret may be.
+    """
     try:
         SinkUri.parse(text)
     except SourceError:
@@ -257,10 +309,11 @@ def redacted(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Any URI, valid or not, with `***` wherever a secret may be; rather too much of it than too little.
+    """Any URI, valid or not, with `***` wherever a secret may be;
+    rather too much of it than too little.
 
-    A password may itself hold `/`, `?`, `@` and `&`: what follows the first colon is hidden up to the last `@`, and
-    what follows the first option that can be a secret up to the end.
+    A password may itself hold `/`, `?`, `@` and `&`: what follows the first colon is hidden up to
+    the last `@`, and what follows the first option that can be a secret up to the end.
     """
     scheme = _SCHEME.match(text)
     begin = scheme.end() if scheme else 0
@@ -294,10 +347,13 @@ def check_reference(options: Mapping[str, str]) -> None:
     if variable is None:
         return
     if "password-file" in options:
-        raise _invalid("password-file and password-env are two ways to one password: give one of them")
+        raise _invalid(
+            "password-file and password-env are two ways to one password: give one of them"
+        )
     if not re.fullmatch(rf"{SECRET_VARIABLE}[A-Za-z0-9_]+", variable):
         raise _invalid(
-            f"password-env={variable[:80]!r}: a URI may only name environment variables that begin with "
+            f"password-env={variable[:80]!r}: a URI may only name environment variables that "
+            "begin with "
             f"{SECRET_VARIABLE}, as {SECRET_VARIABLE}LAKE"
         )
 
@@ -311,7 +367,10 @@ def read_secret(options: Mapping[str, str]) -> str:
     if (variable := options.get("password-env")) is not None:
         check_reference(options)
         if variable not in os.environ:
-            raise SourceError("ErrCredentials", f"the environment variable {variable}, with the password, is not set")
+            raise SourceError(
+                "ErrCredentials",
+                f"the environment variable {variable}, with the password, is not set",
+            )
         return os.environ[variable]
     path = options.get("password-file", "")
     if not path:
@@ -321,22 +380,31 @@ def read_secret(options: Mapping[str, str]) -> str:
             content = file.read(_PASSWORD_BYTES_MAX + 1).decode().rstrip("\r\n")
     except (OSError, ValueError) as err:
         said = getattr(err, "strerror", None) or "it is no UTF-8 text"
-        raise SourceError("ErrCredentials", f"cannot read the password file {path}: {said}") from None
+        raise SourceError(
+            "ErrCredentials", f"cannot read the password file {path}: {said}"
+        ) from None
     if len(content.encode()) > _PASSWORD_BYTES_MAX - 2 or "\n" in content:
-        raise SourceError("ErrCredentials", f"the password file {path} must hold one line with the password, no more")
+        raise SourceError(
+            "ErrCredentials",
+            f"the password file {path} must hold one line with the password, no more",
+        )
     return content
 
 
 def _check_text(text: str) -> None:
     if len(text) > _CHARACTERS_MAX:
         raise _invalid(f"a sink URI has at most {_CHARACTERS_MAX} characters")
-    if text != text.strip() or any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+    if text != text.strip() or any(
+        unicodedata.category(character) in ("Cc", "Cs") for character in text
+    ):
         raise _invalid("a sink URI has no blanks at its ends, and no control characters")
 
 
 def secret_option(text: str) -> re.Match[str] | None:
     """The first option that may hold a secret, wherever it stands."""
-    return next((option for option in _OPTION.finditer(text) if is_secret(unquote(option["name"]))), None)
+    return next(
+        (option for option in _OPTION.finditer(text) if is_secret(unquote(option["name"]))), None
+    )
 
 
 def _check_login(parts: SplitResult) -> None:
@@ -355,18 +423,34 @@ def _check_path(path: str) -> None:
 def _unknown_scheme(text: str, parts: SplitResult) -> str:
     scheme = parts.scheme
     if not scheme or not _SCHEME.match(text):
-        advice = f"delta://{masked(text)}" if text.startswith("/") else "delta:///path or postgresql://user@host/db"
-        return f"the sink URI {masked(text)!r} has no scheme; give one such as {_NEAREST.get(scheme) or advice}"
+        advice = (
+            f"delta://{masked(text)}"
+            if text.startswith("/")
+            else "delta:///path or postgresql://user@host/db"
+        )
+        return (
+            f"the sink URI {masked(text)!r} has no scheme; give one such as "
+            f"{_NEAREST.get(scheme) or advice}"
+        )
     near = _nearest(scheme)
-    return f"no sink is called {scheme}://{f'; the nearest is {near}' if near else ''}. A sink is {FORMS}"
+    return (
+        f"no sink is called {scheme}://{f'; the nearest is {near}' if near else ''}. A sink is "
+        f"{FORMS}"
+    )
 
 
 def _nearest(scheme: str) -> str:
-    close = next(iter(difflib.get_close_matches(scheme, (*_NEAREST, *MODES_OF, *READERS), 1, 0.6)), "")
+    close = next(
+        iter(difflib.get_close_matches(scheme, (*_NEAREST, *MODES_OF, *READERS), 1, 0.6)), ""
+    )
     if close in _NEAREST or not close:
         return _NEAREST.get(close, "")
     return (
-        f"{close}://user@host/db" if close in DATABASES else f"{close}://" if close in READERS else f"{close}:///path"
+        f"{close}://user@host/db"
+        if close in DATABASES
+        else f"{close}://"
+        if close in READERS
+        else f"{close}:///path"
     )
 
 

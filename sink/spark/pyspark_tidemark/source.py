@@ -1,4 +1,6 @@
-"""`format("tidemark")`: chooses the reader, and gives Spark the columns exactly as the captures send them."""
+"""`format("tidemark")`: chooses the reader, and gives Spark the columns exactly as the captures
+send them.
+"""
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,10 +24,12 @@ class DefaultSource(DataSource):
         return "tidemark"
 
     def schema(self) -> StructType:
-        """`_op, _commit_ts, _start_ts, _seq` and the table's columns; the envelope's; of cuts `start_ts, end_ts`.
+        """`_op, _commit_ts, _start_ts, _seq` and the table's columns; the envelope's;
+        of cuts `start_ts, end_ts`.
 
         Raises:
-            SourceError: ErrOptionInvalid, ErrTableNotFound, ErrBeforeImageUnsupported, or what a capture refused with.
+            SourceError: ErrOptionInvalid, ErrTableNotFound, ErrBeforeImageUnsupported, or what a
+                capture refused with.
         """
         options = self._parsed()
         if options.envelope:
@@ -38,13 +42,17 @@ class DefaultSource(DataSource):
         """The batch reader."""
         options = self._parsed()
         if _reads_cuts(options):
-            raise SourceError("ErrOptionInvalid", "cuts can only be read as a stream: use spark.readStream")
+            raise SourceError(
+                "ErrOptionInvalid", "cuts can only be read as a stream: use spark.readStream"
+            )
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The stream reader of rows, or of the cuts."""
         options = self._parsed()
-        return CutStreamReader(options) if _reads_cuts(options) else RowStreamReader(options, schema)
+        return (
+            CutStreamReader(options) if _reads_cuts(options) else RowStreamReader(options, schema)
+        )
 
     def _parsed(self) -> Options:
         return parse(dict(self.options))
@@ -62,5 +70,8 @@ def _columns(options: Options, table: str) -> StructType:
         described = changefeed.describe(options.start_ts)
     described_table = table_of(described, table)
     if options.before_image and BEFORE not in described_table.schema.names:
-        raise SourceError("ErrBeforeImageUnsupported", "the captures send no before-images; leave out 'beforeImage'")
+        raise SourceError(
+            "ErrBeforeImageUnsupported",
+            "the captures send no before-images; leave out 'beforeImage'",
+        )
     return spark_schema(described_table)

@@ -1,10 +1,12 @@
-"""The stream readers: a micro-batch is the cut `(start, end]`, a commit_ts is never split, no cut crosses a DDL.
+"""The stream readers: a micro-batch is the cut `(start, end]`, a commit_ts is never split,
+no cut crosses a DDL.
 
 Offsets are `{"ts": T, "changefeed": ID}`. Invariants:
-1. The same (start, end) always gives the same rows; Spark replays what its log has and its commits lack.
+1. The same (start, end) always gives the same rows; Spark replays what its log has and its commits
+   lack.
 2. Offsets never go back, and never pass endTs.
-3. What Spark asks the next offset of is committed: its sink and its commit log are done. Spark's own `commit` says so
-   one batch later, and not at all before an idle time.
+3. What Spark asks the next offset of is committed: its sink and its commit log are done. Spark's
+   own `commit` says so one batch later, and not at all before an idle time.
 """
 
 import time
@@ -40,7 +42,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._changefeed = Changefeed(options)
-        self._position: int | None = None  # where the last planned batch ended; unknown after a restart
+        self._position: int | None = (
+            None  # where the last planned batch ended; unknown after a restart
+        )
         self._target: int | None = options.end_ts
         self._acked = -1
         self._reported: Offset | None = None
@@ -60,7 +64,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(self._position)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """`maxRowsPerTrigger`, else `maxBytesPerTrigger`: Spark has no limit of both, so we keep to the other."""
+        """`maxRowsPerTrigger`, else `maxBytesPerTrigger`: Spark has no limit of both,
+        so we keep to the other.
+        """
         rows, size = self._options.max_rows, self._options.max_bytes
         if rows is not None:
             return ReadMaxRows(rows)
@@ -71,8 +77,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset:
         """The end of the next batch; waits up to `pollMs` at the server when nothing is new."""
         position = self._position if start is None else self._ts(start)
-        if position is None:  # before 4.2 after a restart: a limit counted from the checkpoint could fall behind Spark
-            return self._offset(self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts)))
+        # None before 4.2 after a restart: a limit from the checkpoint on could fall behind Spark.
+        if position is None:
+            return self._offset(
+                self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts))
+            )
         if start is not None:
             self._acknowledge(position)
         rows, size = self._limits(limit)
@@ -84,7 +93,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(end_ts)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
-        """How far the changefeed is, asked at most once a second: a query's progress shows its lag by it."""
+        """How far the changefeed is, asked at most once a second:
+        a query's progress shows its lag by it.
+        """
         if time.monotonic() >= self._report_at:
             described = self._changefeed.describe(known=self._known)
             self._known = Known(described.checkpoint_ts, {})  # only positions are wanted here
@@ -115,12 +126,19 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _see_that_kept(self, start_ts: int, checkpoint_ts: int) -> None:
         try:
-            self._changefeed.plan(start_ts, start_ts, None if self._options.table is None else [self._options.table])
+            self._changefeed.plan(
+                start_ts, start_ts, None if self._options.table is None else [self._options.table]
+            )
         except SourceError as err:
             if err.code != "ErrRangeCleaned":
                 raise
-            advice = f"leave out startTs to begin at the changefeed's checkpoint, {checkpoint_ts}, or make another one"
-            raise SourceError(err.code, f"{err.message}; is the query's own checkpoint gone? Then {advice}") from None
+            advice = (
+                f"leave out startTs to begin at the changefeed's checkpoint, {checkpoint_ts}, or "
+                "make another one"
+            )
+            raise SourceError(
+                err.code, f"{err.message}; is the query's own checkpoint gone? Then {advice}"
+            ) from None
 
     def _capped(self, ts: int) -> int:
         return ts if self._target is None else min(ts, self._target)
@@ -134,7 +152,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if changefeed != self._options.changefeed:
             raise SourceError(
                 "ErrCheckpointForeign",
-                f"the query's checkpoint belongs to changefeed {changefeed!r}, not to {self._options.changefeed!r}: "
+                f"the query's checkpoint belongs to changefeed {changefeed!r}, not to "
+                f"{self._options.changefeed!r}: "
                 "give the query another checkpointLocation",
             )
         return int(offset["ts"])
@@ -143,7 +162,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start_ts, end_ts = self._ts(start), self._ts(end)
         if end_ts < start_ts:
             raise SourceError(
-                "ErrOffsetBehind", f"the captures are not at {start_ts} yet, but at {end_ts}: start again"
+                "ErrOffsetBehind",
+                f"the captures are not at {start_ts} yet, but at {end_ts}: start again",
             )
         self._position = end_ts
         return start_ts, end_ts
@@ -182,7 +202,9 @@ class RowStreamReader(_StreamReader):
             if position != self._first_position:
                 check_truncated(described, table, position)
         except SourceError:
-            self._acknowledge(position)  # so that a query started again is given the columns above it
+            self._acknowledge(
+                position
+            )  # so that a query started again is given the columns above it
             raise
 
     def _in_force(self, ts: int) -> ChangefeedMeta:
@@ -210,7 +232,9 @@ class CutPartition(InputPartition):
 
 
 class CutStreamReader(_StreamReader):
-    """Cuts over all tables of a changefeed: a query over them decides itself what to read of each cut."""
+    """Cuts over all tables of a changefeed: a query over them decides itself what to read of each
+    cut.
+    """
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """The one row `(start_ts, end_ts)`."""
@@ -219,4 +243,6 @@ class CutStreamReader(_StreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors; asks nobody."""
         if isinstance(partition, CutPartition):
-            yield pa.RecordBatch.from_arrays([[partition.start_ts], [partition.end_ts]], schema=CUT_SCHEMA)
+            yield pa.RecordBatch.from_arrays(
+                [[partition.start_ts], [partition.end_ts]], schema=CUT_SCHEMA
+            )

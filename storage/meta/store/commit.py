@@ -1,7 +1,8 @@
-"""Group commit: requests that have gathered are applied in memory, written with one synced batch, and then answered.
+"""Group commit: requests that have gathered are applied in memory,
+written with one synced batch, and then answered.
 
-Every request, reads too, waits for its turn in one queue, so nobody ever sees what a crash could undo. When the disk
-fails, memory is ahead of it, so `run` raises instead of going on.
+Every request, reads too, waits for its turn in one queue, so nobody ever sees what a crash could
+undo. When the disk fails, memory is ahead of it, so `run` raises instead of going on.
 """
 
 import asyncio
@@ -37,7 +38,9 @@ class GroupCommit:
     `applied` completes a group's batch; `durable` is called once the batch is on disk.
     """
 
-    def __init__(self, kv: KV, applied: Callable[[WriteBatch], None], durable: Callable[[], None]) -> None:
+    def __init__(
+        self, kv: KV, applied: Callable[[WriteBatch], None], durable: Callable[[], None]
+    ) -> None:
         self._kv = kv
         self._applied = applied
         self._durable = durable
@@ -50,7 +53,8 @@ class GroupCommit:
         return len(self._queue)
 
     async def submit(self, change: Callable[[WriteBatch], R], size: int = 0) -> R:
-        """Run `change` in its turn; it may add to the batch of its group, or raise and then must have done nothing.
+        """Run `change` in its turn; it may add to the batch of its group,
+        or raise and then must have done nothing.
 
         `size` is the request's in bytes.
 
@@ -88,7 +92,10 @@ class GroupCommit:
             _refuse(group, err.message)
             raise
         except asyncio.CancelledError:
-            _refuse(group, "the metadata server stopped while this was written; read what holds, then decide")
+            _refuse(
+                group,
+                "the metadata server stopped while this was written; read what holds, then decide",
+            )
             raise
         self._durable()
         for answer, outcome in outcomes:

@@ -1,7 +1,8 @@
-"""How much history the embedded server keeps: by count, by age and, always, by bytes (pure: the clock is an argument).
+"""How much history the embedded server keeps: by count, by age and, always, by bytes (pure:
+the clock is an argument).
 
-Reads of the past and watches that fell behind need the kept changes; a client that needs older ones gets etcd's
-"compacted" error and reads the present state.
+Reads of the past and watches that fell behind need the kept changes; a client that needs older ones
+gets etcd's "compacted" error and reads the present state.
 """
 
 from collections import deque
@@ -23,7 +24,9 @@ class Retention:
     log_bytes: int = 64 << 20
     """Bytes of kept changes."""
     quota_bytes: int = 256 << 20
-    """Bytes of the present pairs; beyond it puts are refused, as etcd does at --quota-backend-bytes."""
+    """Bytes of the present pairs; beyond it puts are refused,
+    as etcd does at --quota-backend-bytes.
+    """
 
 
 class History:
@@ -34,10 +37,16 @@ class History:
         self._newest: deque[tuple[float, int]] = deque()  # (time, newest revision then)
 
     def due(self, state: State, now: float) -> int:
-        """The revision to compact at; 0 when there is nothing to do. A tenth of slack keeps compactions few."""
+        """The revision to compact at; 0 when there is nothing to do.
+
+        A tenth of slack keeps compactions few.
+        """
         retention = self._retention
         floor = self._floor_by_age(state, now)
-        if retention.revisions and state.revision - state.compact_revision > retention.revisions * 11 // 10:
+        if (
+            retention.revisions
+            and state.revision - state.compact_revision > retention.revisions * 11 // 10
+        ):
             floor = max(floor, state.revision - retention.revisions)
         if state.log_bytes > retention.log_bytes:
             floor = max(floor, state.revision_within(retention.log_bytes * 9 // 10))

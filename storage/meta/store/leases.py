@@ -1,7 +1,8 @@
 """When leases end (pure: the clock is an argument, in monotonic seconds).
 
-Invariants: a lease lives at least its TTL after its last renewal; one that has expired is never renewed again;
-deadlines are not kept on disk, so every lease gets its whole TTL again after a restart, as in etcd.
+Invariants: a lease lives at least its TTL after its last renewal; one that has expired is never
+renewed again; deadlines are not kept on disk, so every lease gets its whole TTL again after a
+restart, as in etcd.
 """
 
 import heapq
@@ -35,7 +36,8 @@ class Leases:
         """The TTL a new lease would get, at least `MIN_TTL_S`.
 
         Raises:
-            LeaseExistsError, LeaseTtlError, LeaseNotFoundError: the id is taken, the TTL too long, the id 0.
+            LeaseExistsError, LeaseTtlError, LeaseNotFoundError: the id is taken, the TTL too long,
+                the id 0.
         """
         if not lease:
             raise LeaseNotFoundError
@@ -59,7 +61,9 @@ class Leases:
         return entry.ttl_s
 
     def postpone(self, seconds: float) -> None:
-        """Move every deadline: the time in which this process could not receive renewals does not count."""
+        """Move every deadline: the time in which this process could not receive renewals does not
+        count.
+        """
         for entry in self._leases.values():
             entry.deadline += seconds
 

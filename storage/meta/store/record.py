@@ -1,6 +1,7 @@
 """The embedded metadata on disk: keys and values in LevelDB (docs/format/metadata.md).
 
-One batch carries a revision's events, the pairs they leave, and the head; so what is read back is always a whole state.
+One batch carries a revision's events, the pairs they leave, and the head; so what is read back is
+always a whole state.
 """
 
 import struct
@@ -38,17 +39,27 @@ def load(reader: Reader) -> tuple[State, dict[int, int]]:
     if version is None:
         return state, {}
     if version != bytes([VERSION]):
-        raise MetadataVersionError(f"the metadata has format {version.hex()}, this program reads {VERSION}; upgrade it")
+        raise MetadataVersionError(
+            f"the metadata has format {version.hex()}, this program reads {VERSION}; upgrade it"
+        )
     try:
         revision, compact_revision = _HEAD.unpack(reader.get(_HEAD_KEY) or b"")
-        ttls = {_number(key): _NUMBER.unpack(value)[0] for key, value in scan_prefix(reader, _LEASE)}
+        ttls = {
+            _number(key): _NUMBER.unpack(value)[0] for key, value in scan_prefix(reader, _LEASE)
+        }
         pairs = (kv_pb2.KeyValue.FromString(value) for _, value in scan_prefix(reader, _PAIR))
         state.restore(revision, compact_revision, ttls, pairs)
         for key, value in scan_prefix(reader, _EVENTS):
-            if _number(key) >= compact_revision:  # older ones were being removed when the server ended
-                state.restore_events(_number(key), list(rpc_pb2.WatchResponse.FromString(value).events))
+            if (
+                _number(key) >= compact_revision
+            ):  # older ones were being removed when the server ended
+                state.restore_events(
+                    _number(key), list(rpc_pb2.WatchResponse.FromString(value).events)
+                )
     except (struct.error, KeyError, DecodeError) as err:
-        raise CorruptError(f"the metadata cannot be read: {err}; restore the directory from a backup") from err
+        raise CorruptError(
+            f"the metadata cannot be read: {err}; restore the directory from a backup"
+        ) from err
     return state, ttls
 
 
@@ -56,7 +67,10 @@ def save_revisions(batch: WriteBatch, state: State, revisions: Iterable[int]) ->
     """Write what changed in `revisions`, and the head."""
     for revision in revisions:
         events = state.events(revision)
-        batch.put(_EVENTS + _NUMBER.pack(revision), rpc_pb2.WatchResponse(events=events).SerializeToString())
+        batch.put(
+            _EVENTS + _NUMBER.pack(revision),
+            rpc_pb2.WatchResponse(events=events).SerializeToString(),
+        )
         for event in events:
             if event.type == kv_pb2.Event.PUT:
                 batch.put(_PAIR + event.kv.key, event.kv.SerializeToString())

@@ -1,4 +1,5 @@
-"""etcd's requests: what makes one malformed, which comparisons hold, and which pairs a range selects (pure).
+"""etcd's requests: what makes one malformed, which comparisons hold,
+and which pairs a range selects (pure).
 
 The checks have etcd's order and etcd's texts, which its clients compare.
 """
@@ -81,7 +82,8 @@ def check_txn(request: rpc_pb2.TxnRequest) -> None:
 def _puts(branch: Iterable[rpc_pb2.RequestOp]) -> bool:
     """Whether any operation puts something, which a full database refuses."""
     return any(
-        op.HasField("request_put") or (op.HasField("request_txn") and txn_writes(op.request_txn)) for op in branch
+        op.HasField("request_put") or (op.HasField("request_txn") and txn_writes(op.request_txn))
+        for op in branch
     )
 
 
@@ -91,7 +93,9 @@ def txn_writes(request: rpc_pb2.TxnRequest) -> bool:
 
 
 def compare_holds(test: rpc_pb2.Compare, pairs: Sequence[kv_pb2.KeyValue]) -> bool:
-    """Whether `test` holds for all `pairs`; an absent key has revision, version and lease 0, and no value at all."""
+    """Whether `test` holds for all `pairs`; an absent key has revision, version and lease 0,
+    and no value at all.
+    """
     if not pairs:
         if test.target == rpc_pb2.Compare.VALUE:
             return False
@@ -101,16 +105,20 @@ def compare_holds(test: rpc_pb2.Compare, pairs: Sequence[kv_pb2.KeyValue]) -> bo
 
 
 def in_range(key: bytes, start: bytes, range_end: bytes) -> bool:
-    r"""Whether `key` is in a range: a `range_end` of `b""` means one key, `b"\0"` a range without end."""
+    r"""Whether `key` is in a range: a `range_end` of `b""` means one key,
+    `b"\0"` a range without end.
+    """
     if not range_end:
         return key == start
     return key >= start and (range_end == b"\0" or key < range_end)
 
 
 def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_pb2.RangeResponse:
-    """The answer to `request`, given all pairs of its range in key order; `count` counts before filter and limit.
+    """The answer to `request`, given all pairs of its range in key order;
+    `count` counts before filter and limit.
 
-    As in etcd, a limit without a sort order is applied in key order first, whatever the sort target is.
+    As in etcd, a limit without a sort order is applied in key order first, whatever the sort target
+    is.
     """
     response = rpc_pb2.RangeResponse(count=len(pairs))
     if request.count_only:
@@ -123,7 +131,9 @@ def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_p
     )
     if request.limit > 0 and not filtered and request.sort_order == rpc_pb2.RangeRequest.NONE:
         pairs = list(islice(pairs, min(request.limit, sys.maxsize - 1) + 1))
-    chosen = _sorted(request, [pair for pair in pairs if _passes(request, pair)] if filtered else pairs)
+    chosen = _sorted(
+        request, [pair for pair in pairs if _passes(request, pair)] if filtered else pairs
+    )
     response.more = 0 < request.limit < len(chosen)
     response.kvs.extend(chosen[: request.limit] if request.limit > 0 else chosen)
     if request.keys_only:
@@ -133,7 +143,9 @@ def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_p
 
 
 def _check_shape(request: rpc_pb2.TxnRequest, most: int) -> None:
-    """An inner transaction may have as many operations as the outer ones leave: that also bounds the nesting."""
+    """An inner transaction may have as many operations as the outer ones leave:
+    that also bounds the nesting.
+    """
     size = max(len(request.compare), len(request.success), len(request.failure))
     if size > most:
         raise TooManyOpsError
@@ -166,7 +178,9 @@ def _check_op(op: rpc_pb2.RequestOp, most: int) -> None:
 
 
 def _check_overlaps(branch: _Branch) -> _Written:
-    """Refuse a key that is written twice; the two branches of one inner transaction may write the same key."""
+    """Refuse a key that is written twice; the two branches of one inner transaction may write the
+    same key.
+    """
     deletes = [op.request_delete_range for op in branch if op.HasField("request_delete_range")]
     puts: set[bytes] = set()
     for op in branch:
@@ -183,13 +197,18 @@ def _check_overlaps(branch: _Branch) -> _Written:
     return puts, deletes
 
 
-def _check_fresh(keys: set[bytes], puts: set[bytes], deletes: Sequence[rpc_pb2.DeleteRangeRequest]) -> None:
+def _check_fresh(
+    keys: set[bytes], puts: set[bytes], deletes: Sequence[rpc_pb2.DeleteRangeRequest]
+) -> None:
     if keys & puts or any(_deletes(delete, key) for key in keys for delete in deletes):
         raise MetaRequestError("etcdserver: duplicate key given in txn request")
 
 
 def _deletes(delete: rpc_pb2.DeleteRangeRequest, key: bytes) -> bool:
-    """Whether `delete` forbids a put of `key` beside it. One without end does not, as in etcd: they run in order."""
+    """Whether `delete` forbids a put of `key` beside it.
+
+    One without end does not, as in etcd: they run in order.
+    """
     return delete.range_end != b"\0" and in_range(key, delete.key, delete.range_end)
 
 
@@ -203,8 +222,13 @@ def _passes(request: rpc_pb2.RangeRequest, pair: kv_pb2.KeyValue) -> bool:
 
 
 def _sorted(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> list[kv_pb2.KeyValue]:
-    if request.sort_order == rpc_pb2.RangeRequest.NONE and request.sort_target == rpc_pb2.RangeRequest.KEY:
+    if (
+        request.sort_order == rpc_pb2.RangeRequest.NONE
+        and request.sort_target == rpc_pb2.RangeRequest.KEY
+    ):
         return pairs
     return sorted(
-        pairs, key=_SORT_KEYS[request.sort_target], reverse=request.sort_order == rpc_pb2.RangeRequest.DESCEND
+        pairs,
+        key=_SORT_KEYS[request.sort_target],
+        reverse=request.sort_order == rpc_pb2.RangeRequest.DESCEND,
     )

@@ -1,13 +1,17 @@
-"""The embedded metadata server's state: etcd's revisions, ranges and transactions as a pure state machine.
+"""The embedded metadata server's state: etcd's revisions,
+ranges and transactions as a pure state machine.
 
 Invariants, as in etcd:
-1. `revision` starts at 1 and grows by one with every request that changed something; all its changes share it.
-2. A pair's `version` counts its puts since it was created; `create_revision <= mod_revision <= revision`.
+1. `revision` starts at 1 and grows by one with every request that changed something; all its
+   changes share it.
+2. A pair's `version` counts its puts since it was created; `create_revision <= mod_revision <=
+   revision`.
 3. A request is checked before anything changes: it is applied whole, or raises and changes nothing.
-4. `events(r)` for `compact_revision <= r <= revision` are all changes of revision r in order, each with the pair
-   before it, so any past state that is kept can be computed by undoing.
+4. `events(r)` for `compact_revision <= r <= revision` are all changes of revision r in order, each
+   with the pair before it, so any past state that is kept can be computed by undoing.
 5. A key is attached to exactly the lease its pair names, and that lease exists.
-6. The conditions of a transaction, and of transactions inside it, are evaluated on the state before it.
+6. The conditions of a transaction, and of transactions inside it, are evaluated on the state before
+   it.
 7. `live_bytes` and `log_bytes` are the sizes of the present pairs and of the kept changes.
 """
 
@@ -24,7 +28,14 @@ from storage.meta.errors import (
     LeaseNotFoundError,
     MetaRequestError,
 )
-from storage.meta.store.request import check_put, check_range, check_txn, compare_holds, in_range, select
+from storage.meta.store.request import (
+    check_put,
+    check_range,
+    check_txn,
+    compare_holds,
+    in_range,
+    select,
+)
 
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue
@@ -45,7 +56,9 @@ class State:
         self._log: dict[int, list[Event]] = {}
         self._open: list[Event] = []
 
-    def restore(self, revision: int, compact_revision: int, leases: Iterable[int], pairs: Iterable[KeyValue]) -> None:
+    def restore(
+        self, revision: int, compact_revision: int, leases: Iterable[int], pairs: Iterable[KeyValue]
+    ) -> None:
         """Load a saved state; the log follows with `restore_events`."""
         self.revision, self.compact_revision = revision, compact_revision
         self.leases = {lease: set() for lease in leases}
@@ -67,7 +80,8 @@ class State:
 
         Raises:
             MetaRequestError: malformed.
-            CompactedError, FutureRevisionError: `request.revision` is not kept, or does not exist yet.
+            CompactedError, FutureRevisionError: `request.revision` is not kept, or does not exist
+                yet.
         """
         check_range(request)
         self._check_revision(request.revision)
@@ -77,7 +91,8 @@ class State:
         """Compare, then apply one of the branches; all its changes get one revision.
 
         Raises:
-            MetaRequestError, LeaseNotFoundError, CompactedError, FutureRevisionError: nothing was changed.
+            MetaRequestError, LeaseNotFoundError, CompactedError, FutureRevisionError: nothing was
+                changed.
         """
         check_txn(request)
         outcomes = list(self._evaluate(request))
@@ -102,16 +117,23 @@ class State:
 
     def delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> rpc_pb2.DeleteRangeResponse:
         """Delete a key or range; raises as `txn`."""
-        done = self.txn(rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=request)]))
+        done = self.txn(
+            rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_delete_range=request)])
+        )
         return done.responses[0].response_delete_range
 
     def hash_kv(self, revision: int) -> rpc_pb2.HashKVResponse:
-        """A checksum of the pairs at `revision` (0: now); equal states have equal ones. Raises as `read`."""
+        """A checksum of the pairs at `revision` (0: now); equal states have equal ones.
+
+        Raises as `read`.
+        """
         present = self.read(rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0", revision=revision))
         checksum = 0
         for pair in present.kvs:
             checksum = zlib.crc32(pair.SerializeToString(deterministic=True), checksum)
-        return rpc_pb2.HashKVResponse(header=present.header, hash=checksum, compact_revision=self.compact_revision)
+        return rpc_pb2.HashKVResponse(
+            header=present.header, hash=checksum, compact_revision=self.compact_revision
+        )
 
     def grant(self, lease: int) -> None:
         """Add a lease without keys.
@@ -160,8 +182,13 @@ class State:
         return self.revision
 
     def _evaluate(self, request: rpc_pb2.TxnRequest) -> _Outcomes:
-        """Whether the conditions of a transaction hold, then those of the ones in the taken branch, depth first."""
-        succeeded = all(compare_holds(test, self._matching(test.key, test.range_end)) for test in request.compare)
+        """Whether the conditions of a transaction hold,
+        then those of the ones in the taken branch, depth first.
+        """
+        succeeded = all(
+            compare_holds(test, self._matching(test.key, test.range_end))
+            for test in request.compare
+        )
         yield succeeded
         for op in request.success if succeeded else request.failure:
             if op.HasField("request_txn"):
@@ -179,7 +206,9 @@ class State:
         if kind == "request_put":
             return rpc_pb2.ResponseOp(response_put=self._put(op.request_put))
         if kind == "request_delete_range":
-            return rpc_pb2.ResponseOp(response_delete_range=self._delete_range(op.request_delete_range))
+            return rpc_pb2.ResponseOp(
+                response_delete_range=self._delete_range(op.request_delete_range)
+            )
         if kind == "request_txn":
             return rpc_pb2.ResponseOp(response_txn=self._txn(op.request_txn, outcomes))
         return rpc_pb2.ResponseOp(response_range=self._range(op.request_range))
@@ -187,7 +216,11 @@ class State:
     def _range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
         now = self.revision + bool(self._open)
         is_past = 0 < request.revision < now
-        pairs = self._past(request, request.revision) if is_past else self._matching(request.key, request.range_end)
+        pairs = (
+            self._past(request, request.revision)
+            if is_past
+            else self._matching(request.key, request.range_end)
+        )
         response = select(request, pairs)
         response.header.revision = now
         return response
@@ -217,7 +250,9 @@ class State:
         pairs = self._matching(request.key, request.range_end)
         for pair in pairs:
             self._delete(pair.key)
-        response = rpc_pb2.DeleteRangeResponse(deleted=len(pairs), prev_kvs=pairs if request.prev_kv else ())
+        response = rpc_pb2.DeleteRangeResponse(
+            deleted=len(pairs), prev_kvs=pairs if request.prev_kv else ()
+        )
         response.header.revision = self.revision + bool(self._open)
         return response
 

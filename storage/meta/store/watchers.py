@@ -1,11 +1,15 @@
-"""The watches of one client stream (pure): requests in, responses out; the kept events are the only queue.
+"""The watches of one client stream (pure): requests in, responses out;
+the kept events are the only queue.
 
-A watch is a filter and the next revision it is to be sent, so a slow client costs no memory: a watch that falls behind
-what is kept is cancelled with the compacted revision. Invariants:
+A watch is a filter and the next revision it is to be sent, so a slow client costs no memory: a
+watch that falls behind what is kept is cancelled with the compacted revision. Invariants:
 
-1. A response has whole revisions, in order; a revision is split only for a watch that asked for fragments.
-2. Responses are made one by one, each of at most `MAX_EVENTS` events or about `MAX_BYTES`, plus its last revision.
-3. Progress is sent only up to what was sent before: to a watch, or (id -1) to all watches of the stream.
+1. A response has whole revisions, in order; a revision is split only for a watch that asked for
+   fragments.
+2. Responses are made one by one, each of at most `MAX_EVENTS` events or about `MAX_BYTES`, plus its
+   last revision.
+3. Progress is sent only up to what was sent before: to a watch, or (id -1) to all watches of the
+   stream.
 """
 
 from collections import Counter
@@ -47,10 +51,11 @@ class Listener:
 
 
 class Subscriptions:
-    """Which listeners watch which keys, so that a change wakes only those that it is for; each may be added repeatedly.
+    """Which listeners watch which keys, so that a change wakes only those that it is for;
+    each may be added repeatedly.
 
-    Invariant: a listener that was not notified since its last `take_first` has missed no change, so its watches may
-    skip the revisions in between.
+    Invariant: a listener that was not notified since its last `take_first` has missed no change, so
+    its watches may skip the revisions in between.
     """
 
     def __init__(self) -> None:
@@ -93,19 +98,28 @@ class _Watch:
     """Nothing was sent since the last tick."""
 
     def matches(self, event: kv_pb2.Event) -> bool:
-        dropped = rpc_pb2.WatchCreateRequest.NODELETE if event.type else rpc_pb2.WatchCreateRequest.NOPUT
-        return in_range(event.kv.key, self.request.key, self.request.range_end) and dropped not in self.request.filters
+        dropped = (
+            rpc_pb2.WatchCreateRequest.NODELETE if event.type else rpc_pb2.WatchCreateRequest.NOPUT
+        )
+        return (
+            in_range(event.kv.key, self.request.key, self.request.range_end)
+            and dropped not in self.request.filters
+        )
 
 
 class Watchers:
     """Watches by id; revisions given from outside bound what may be shown (the last durable one).
 
-    With `subscriptions`, which are notified of every durable change, `wake` is called when there is something to send,
-    and revisions without a change for this stream are skipped; without them, every change is looked at.
+    With `subscriptions`, which are notified of every durable change, `wake` is called when there is
+    something to send, and revisions without a change for this stream are skipped; without them,
+    every change is looked at.
     """
 
     def __init__(
-        self, state: State, subscriptions: Subscriptions | None = None, wake: Callable[[], None] = lambda: None
+        self,
+        state: State,
+        subscriptions: Subscriptions | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
         self._subscriptions = subscriptions
@@ -130,13 +144,19 @@ class Watchers:
             self._progress_requested = True
 
     def responses(self, durable: Callable[[], int]) -> Iterator[rpc_pb2.WatchResponse]:
-        """All there is to send, until every watch has been sent the durable revision, which may grow meanwhile."""
+        """All there is to send, until every watch has been sent the durable revision,
+        which may grow meanwhile.
+        """
         while True:
             answers, self._answers = self._answers, []
             yield from answers
             shown = durable()
             self._skip(shown)
-            behind = [watch_id for watch_id, watch in self._watches.items() if watch.next_revision <= shown]
+            behind = [
+                watch_id
+                for watch_id, watch in self._watches.items()
+                if watch.next_revision <= shown
+            ]
             for watch_id in behind:
                 yield from self._advance(watch_id, shown)
             if not behind and not self._answers:
@@ -146,7 +166,9 @@ class Watchers:
             yield _response(_ALL, shown)
 
     def tick(self, revision: int) -> None:
-        """Send progress to watches that asked for it, if nothing was sent to them since the last tick."""
+        """Send progress to watches that asked for it,
+        if nothing was sent to them since the last tick.
+        """
         for watch_id, watch in self._watches.items():
             if watch.request.progress_notify and watch.idle and watch.next_revision == revision + 1:
                 self._answers.append(_response(watch_id, revision))
@@ -158,7 +180,9 @@ class Watchers:
             self._remove(watch_id)
 
     def _skip(self, shown: int) -> None:
-        """Move watches that were up to date to the first change since then that is for this stream."""
+        """Move watches that were up to date to the first change since then that is for this
+        stream.
+        """
         if self._subscriptions is None:
             return
         first = self._listener.take_first() or shown + 1
@@ -173,7 +197,9 @@ class Watchers:
             self._subscriptions.remove(request.key, request.range_end, self._listener)
 
     def _advance(self, watch_id: int, revision: int) -> Iterator[rpc_pb2.WatchResponse]:
-        """The next response of a watch, in fragments if it wants them; none if no change in a stretch was for it."""
+        """The next response of a watch, in fragments if it wants them;
+        none if no change in a stretch was for it.
+        """
         watch = self._watches.get(watch_id)
         if watch is None:
             return
@@ -222,14 +248,18 @@ class Watchers:
         collected: list[kv_pb2.Event] = []
         size = 0
         while watch.next_revision <= revision and len(collected) < MAX_EVENTS and size < MAX_BYTES:
-            matching = [event for event in self._state.events(watch.next_revision) if watch.matches(event)]
+            matching = [
+                event for event in self._state.events(watch.next_revision) if watch.matches(event)
+            ]
             collected += matching if watch.request.prev_kv else map(_without_previous, matching)
             size += sum(event.ByteSize() for event in matching)
             watch.next_revision += 1
         return collected
 
 
-def _fragments(watch_id: int, revision: int, events: list[kv_pb2.Event]) -> Iterator[rpc_pb2.WatchResponse]:
+def _fragments(
+    watch_id: int, revision: int, events: list[kv_pb2.Event]
+) -> Iterator[rpc_pb2.WatchResponse]:
     """The events in responses of about `MAX_BYTES`; all but the last are marked."""
     piece: list[kv_pb2.Event] = []
     size = 0
@@ -244,7 +274,9 @@ def _fragments(watch_id: int, revision: int, events: list[kv_pb2.Event]) -> Iter
     yield _response(watch_id, revision, piece)
 
 
-def _response(watch_id: int, revision: int, events: list[kv_pb2.Event] | None = None) -> rpc_pb2.WatchResponse:
+def _response(
+    watch_id: int, revision: int, events: list[kv_pb2.Event] | None = None
+) -> rpc_pb2.WatchResponse:
     header = rpc_pb2.ResponseHeader(revision=revision)
     return rpc_pb2.WatchResponse(watch_id=watch_id, header=header, events=events or ())
 

@@ -1,10 +1,12 @@
-"""Random DDL in random spelling against a real server: what the tracker says must be what the server has.
+"""Random DDL in random spelling against a real server:
+what the tracker says must be what the server has.
 
     python -m tests.fuzz.mysql.ddl --seconds 600 [--seed N]
 
-It starts a MariaDB of its own; a seed is one table's whole life. After each statement that the server has taken: the tracker's columns and keys are those of information_schema, and each
-row holds what the tracker promises, by column id: the old value, or the default that was told; or the statement was
-said to be unclear, so that a changefeed reads the rows again.
+It starts a MariaDB of its own; a seed is one table's whole life. After each statement that the
+server has taken: the tracker's columns and keys are those of information_schema, and each row holds
+what the tracker promises, by column id: the old value, or the default that was told; or the
+statement was said to be unclear, so that a changefeed reads the rows again.
 """
 
 # ruff: noqa: E501 (statements are shown on one line)
@@ -37,7 +39,13 @@ from tests.mariadb import MariaDb, running_mariadb
 
 STATEMENTS: Final = 25
 NAMES: Final = ("a", "b", "c", "d", "e", "Fg", "h i", "drop")
-MODES: Final = ("", "STRICT_TRANS_TABLES", "STRICT_ALL_TABLES,NO_ZERO_DATE", "ANSI_QUOTES", "NO_BACKSLASH_ESCAPES")
+MODES: Final = (
+    "",
+    "STRICT_TRANS_TABLES",
+    "STRICT_ALL_TABLES,NO_ZERO_DATE",
+    "ANSI_QUOTES",
+    "NO_BACKSLASH_ESCAPES",
+)
 TYPES: Final = (
     "INT", "int(11)", "BIGINT", "SMALLINT UNSIGNED", "TINYINT", "MEDIUMINT UNSIGNED ZEROFILL", "BOOL", "INT8",
     "DECIMAL(10,2)", "DECIMAL(12,2)", "DEC(5)", "NUMERIC(65,30)", "FLOAT", "DOUBLE", "DOUBLE PRECISION", "FLOAT(7,2)",
@@ -80,7 +88,9 @@ class Fuzz:
 
     def _live(self) -> None:
         ((self.schema, version),) = self.session.execute("SELECT DATABASE(), VERSION()")
-        self.dialect = Dialect(mariadb=self.session.flavor.is_mariadb, version=version_number(str(version)))
+        self.dialect = Dialect(
+            mariadb=self.session.flavor.is_mariadb, version=version_number(str(version))
+        )
         self.collations = read_collations(self.session)
         create = self._create()
         table = self._created(create)
@@ -102,8 +112,13 @@ class Fuzz:
 
     def _create(self) -> str:
         while True:
-            columns = [f"{self._name(name)} {self._definition()}" for name in self.random.sample(NAMES, 4)]
-            create = f"CREATE TABLE t (rid INT PRIMARY KEY, {', '.join(columns)}) {self.random.choice(_OPTIONS)}"
+            columns = [
+                f"{self._name(name)} {self._definition()}" for name in self.random.sample(NAMES, 4)
+            ]
+            create = (
+                f"CREATE TABLE t (rid INT PRIMARY KEY, {', '.join(columns)}) "
+                f"{self.random.choice(_OPTIONS)}"
+            )
             try:
                 self.session.execute("SET sql_mode=''")
                 self.session.execute(create)
@@ -134,10 +149,18 @@ class Fuzz:
         if not names:
             return f"ALTER TABLE t ADD {self._any(NAMES)} {self._definition(adds=True)}"
         if self.random.random() < 0.06:
-            return f"CREATE {self.random.choice(('', 'UNIQUE '))}INDEX {self._name('k1')} ON t ({self._any(names)})"
+            return (
+                f"CREATE {self.random.choice(('', 'UNIQUE '))}INDEX {self._name('k1')} ON t "
+                f"({self._any(names)})"
+            )
         specs = [self._spec(names) for _ in range(self.random.choice((1, 1, 1, 2, 2, 3)))]
         head = self.random.choice(
-            ("ALTER TABLE t", "alter table `t`", f"ALTER TABLE `{self.schema}`.t", "ALTER ONLINE TABLE t")
+            (
+                "ALTER TABLE t",
+                "alter table `t`",
+                f"ALTER TABLE `{self.schema}`.t",
+                "ALTER ONLINE TABLE t",
+            )
         )
         head = self.random.choice(
             ("ALTER TABLE t", head, "ALTER IGNORE TABLE t" if self.random.random() < 0.2 else head)
@@ -177,10 +200,18 @@ class Fuzz:
                 lambda: f"ADD INDEX IF NOT EXISTS {other} ({old}, rid)",
                 lambda: f"ALTER {old} SET DEFAULT 5",
                 lambda: f"DROP KEY IF EXISTS {other}",
-                lambda: f"CONVERT TO CHARACTER SET {self.random.choice(('latin1', 'utf8mb4', 'utf8mb3', 'ascii'))}",
-                lambda: f"DEFAULT CHARSET = {self.random.choice(('latin1', 'utf8mb4 COLLATE utf8mb4_bin'))}",
+                lambda: (
+                    "CONVERT TO CHARACTER SET "
+                    f"{self.random.choice(('latin1', 'utf8mb4', 'utf8mb3', 'ascii'))}"
+                ),
+                lambda: (
+                    "DEFAULT CHARSET = "
+                    f"{self.random.choice(('latin1', 'utf8mb4 COLLATE utf8mb4_bin'))}"
+                ),
                 lambda: f"ADD {other} INT AS (rid * 2) {self.random.choice(('STORED', 'VIRTUAL'))}",
-                lambda: self.random.choice(("FORCE", "COMMENT 'x'", "ROW_FORMAT=DYNAMIC", "ALGORITHM=COPY")),
+                lambda: self.random.choice(
+                    ("FORCE", "COMMENT 'x'", "ROW_FORMAT=DYNAMIC", "ALGORITHM=COPY")
+                ),
             )
         )
         return made()
@@ -191,7 +222,10 @@ class Fuzz:
         for _ in range(2):
             rid = self.random.randrange(1000)
             columns = [column for column in table.columns if not column.generated]
-            values = [str(rid) if column.name == "rid" else self.random.choice(VALUES) for column in columns]
+            values = [
+                str(rid) if column.name == "rid" else self.random.choice(VALUES)
+                for column in columns
+            ]
             names = ", ".join(f"`{column.name}`" for column in columns)
             try:
                 self.session.execute(f"REPLACE INTO t ({names}) VALUES ({', '.join(values)})")
@@ -205,7 +239,9 @@ class Fuzz:
         tree = read_statement(create, self.schema, dialect=replace(self.dialect, sql_mode=0)).tree
         assert isinstance(tree, CreateTable), create
         context = Context(
-            self.collations, replace(self.dialect, sql_mode=0), schema_collation(self.session, self.schema)
+            self.collations,
+            replace(self.dialect, sql_mode=0),
+            schema_collation(self.session, self.schema),
         )
         try:
             tracked = created(tree, 1, 1, context)
@@ -218,7 +254,9 @@ class Fuzz:
     def _catalogue(self) -> Definition:
         return read_definitions(self.session, [(self.schema, "t")])[self.schema, "t"]
 
-    def _check(self, table: Table, statement: str, dialect: Dialect, before: dict[int, dict[str, Any]]) -> Table:
+    def _check(
+        self, table: Table, statement: str, dialect: Dialect, before: dict[int, dict[str, Any]]
+    ) -> Table:
         read = read_statement(statement, self.schema, dialect=dialect)
         at = f"seed {self.seed}, sql_mode {dialect.sql_mode}: {statement}"
         assert read.kind is Kind.DDL, f"{at}: {read.reason}"
@@ -239,14 +277,23 @@ class Fuzz:
         return replace(merged, columns=columns, next_column_id=tracked.table.next_column_id)
 
     def _same(self, mine: Table, theirs: Table, at: str) -> None:
-        assert [_shown(each) for each in mine.columns] == [_shown(each) for each in theirs.columns], (
-            f"{at}\n  tracker {[_shown(each) for each in mine.columns]}\n  server  {[_shown(each) for each in theirs.columns]}"
+        assert [_shown(each) for each in mine.columns] == [
+            _shown(each) for each in theirs.columns
+        ], (
+            f"{at}\n  tracker {[_shown(each) for each in mine.columns]}\n  server  "
+            f"{[_shown(each) for each in theirs.columns]}"
         )
-        assert _keys(mine) == _keys(theirs), f"{at}\n  tracker {_keys(mine)}\n  server  {_keys(theirs)}"
+        assert _keys(mine) == _keys(theirs), (
+            f"{at}\n  tracker {_keys(mine)}\n  server  {_keys(theirs)}"
+        )
         assert mine.primary_key == theirs.primary_key, at
-        assert mine.collation == theirs.collation, f"{at}: collation {mine.collation}, not {theirs.collation}"
+        assert mine.collation == theirs.collation, (
+            f"{at}: collation {mine.collation}, not {theirs.collation}"
+        )
 
-    def _same_rows(self, old: Table, tracked: Tracked, before: dict[int, dict[str, Any]], at: str) -> None:
+    def _same_rows(
+        self, old: Table, tracked: Tracked, before: dict[int, dict[str, Any]], at: str
+    ) -> None:
         after = self._rows(tracked.table.columns)
         assert after.keys() == before.keys(), f"{at}: rows came or went"
         by_id = {column.id: column for column in old.columns}
@@ -258,29 +305,46 @@ class Fuzz:
                 if column.type is Type.DOUBLE and was is not None and was.type is Type.FLOAT:
                     continue  # shown with other digits
                 if column.type is Type.FLOAT and (was is None or was.type is Type.FLOAT):
-                    value, expected = _six_digits(value), _six_digits(expected)  # FLOAT(7,2) shows more
+                    value, expected = (
+                        _six_digits(value),
+                        _six_digits(expected),
+                    )  # FLOAT(7,2) shows more
                 if isinstance(value, str) and isinstance(expected, bytes):
                     value = self._stored(column, value)
                 if isinstance(value, bytes) and isinstance(expected, str) and was is not None:
                     expected = self._stored(was, expected)
-                assert value == expected, f"{at}\n  row {rid}, {column.name}: {value!r}, not {expected!r}"
+                assert value == expected, (
+                    f"{at}\n  row {rid}, {column.name}: {value!r}, not {expected!r}"
+                )
 
     def _stored(self, column: Column, text: str) -> bytes:
         """The bytes of an address or UUID, as a log has them, which SELECT shows as text."""
         kind = "INET4" if column.meta == 4 else "UUID" if "-" in text else "INET6"
         with self.connection.cursor() as cursor:
-            cursor.execute(f"SELECT HEX(CAST(CAST(%s AS {kind}) AS BINARY({column.meta})))", (text,))
+            cursor.execute(
+                f"SELECT HEX(CAST(CAST(%s AS {kind}) AS BINARY({column.meta})))", (text,)
+            )
             ((stored,),) = cursor.fetchall()
         return bytes.fromhex(_text(stored))
 
     def _rows(self, columns: Sequence[Column]) -> dict[int, dict[str, Any]]:
         with self.connection.cursor() as cursor:
             cursor.execute("SELECT rid, t.* FROM t")
-            return {int(row[0]): dict(zip((each.name for each in columns), row[1:], strict=True)) for row in cursor}
+            return {
+                int(row[0]): dict(zip((each.name for each in columns), row[1:], strict=True))
+                for row in cursor
+            }
 
 
 def _shown(column: Column) -> tuple[Any, ...]:
-    kind = (column.type.name, column.meta, column.unsigned, column.nullable, column.collation, column.elems)
+    kind = (
+        column.type.name,
+        column.meta,
+        column.unsigned,
+        column.nullable,
+        column.collation,
+        column.elems,
+    )
     return column.name, *kind, bool(column.generated), column.auto_increment
 
 
@@ -294,7 +358,11 @@ def _plain(column: Column, value: Any) -> Any:
         text = None if value is None else _text(value)
         if text is None:
             return None
-        return f"{text if '.' in text else text + '.'}".rstrip("0").rstrip(".") if ":" in text else text
+        return (
+            f"{text if '.' in text else text + '.'}".rstrip("0").rstrip(".")
+            if ":" in text
+            else text
+        )
     if column.type in (Type.FLOAT, Type.DOUBLE):
         return float(value)
     if column.type in (Type.TINY, Type.SHORT, Type.INT24, Type.LONG, Type.LONGLONG, Type.YEAR):
@@ -317,7 +385,9 @@ def _held(column: Column) -> Any:
     value = column.held
     if value is None:
         return None
-    if column.type is Type.BIT or (column.type in (Type.STRING, Type.VARCHAR, Type.BLOB) and not column.is_text):
+    if column.type is Type.BIT or (
+        column.type in (Type.STRING, Type.VARCHAR, Type.BLOB) and not column.is_text
+    ):
         return base64.b64decode(str(value))
     if column.type is Type.DATETIME2:
         text = str(value).replace("T", " ")
@@ -347,7 +417,9 @@ _BETWEEN: Final = ("/**/", " /* ALTER TABLE t DROP a */ ", "\n", " # x\n ", "\t"
 
 
 def lives(server: MariaDb, seconds: float, *, first: int | None = None) -> Counter[str]:
-    """Run tables' lives, of seeds one after the other, for so long; what was told of the statements, counted."""
+    """Run tables' lives, of seeds one after the other, for so long;
+    what was told of the statements, counted.
+    """
     told: Counter[str] = Counter()
     deadline = time.monotonic() + seconds
     for seed in itertools.count(random.randrange(1 << 31) if first is None else first):

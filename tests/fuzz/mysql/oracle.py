@@ -1,4 +1,6 @@
-"""The writer's statements as MySQL has them: MariaDB's own forms said otherwise, and MySQL's own beside them."""
+"""The writer's statements as MySQL has them: MariaDB's own forms said otherwise,
+and MySQL's own beside them.
+"""
 
 # ruff: noqa: E501 (statements are shown on one line)
 
@@ -54,7 +56,9 @@ class OracleWriter(Writer):
         new = dice.choice(statements.NAMES)
         low, high = sorted((self._key(), self._key()))
         added = f"{self._quoted(new)} {self._definition(name, new, adds=True)}"
-        instant = dice.choice(("", ", ALGORITHM=INSTANT", ", ALGORITHM=INPLACE, LOCK=NONE", ", ALGORITHM=COPY"))
+        instant = dice.choice(
+            ("", ", ALGORITHM=INSTANT", ", ALGORITHM=INPLACE, LOCK=NONE", ", ALGORITHM=COPY")
+        )
         made: Callable[[], str] = dice.choice(
             (
                 lambda: dice.choice(SETTINGS),

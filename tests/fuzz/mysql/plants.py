@@ -1,4 +1,5 @@
-"""Bugs that are planted into a capture, to see the fuzzer find them: `python -m tests.fuzz.mysql.plants NAME …`.
+"""Bugs that are planted into a capture, to see the fuzzer find them: `python -m
+tests.fuzz.mysql.plants NAME …`.
 
 The rest of the command line is the daemon's. Nothing of the product knows of this.
 """
@@ -42,7 +43,9 @@ def rename() -> None:
             if names.get(column.id, column.name.lower()) != column.name.lower():
                 column, free = replace(column, id=free), free + 1  # noqa: PLW2901
             columns.append(column)
-        return replace(tracked, table=replace(tracked.table, columns=tuple(columns), next_column_id=free))
+        return replace(
+            tracked, table=replace(tracked.table, columns=tuple(columns), next_column_id=free)
+        )
 
     mock.patch.object(ddl_changes, "altered", planted).start()
 
@@ -60,7 +63,11 @@ def savepoint() -> None:
     mock.patch.object(transactions, "statement_of", read).start()
 
 
-PLANTS: Final[dict[str, Callable[[], None]]] = {"harmless": harmless, "rename": rename, "savepoint": savepoint}
+PLANTS: Final[dict[str, Callable[[], None]]] = {
+    "harmless": harmless,
+    "rename": rename,
+    "savepoint": savepoint,
+}
 
 
 @contextlib.contextmanager
@@ -69,7 +76,9 @@ def planted(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    with mock.patch.object(processes, "COMMAND", [sys.executable, "-m", "tests.fuzz.mysql.plants", name]):
+    with mock.patch.object(
+        processes, "COMMAND", [sys.executable, "-m", "tests.fuzz.mysql.plants", name]
+    ):
         yield
 
 

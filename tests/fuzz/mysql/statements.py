@@ -1,7 +1,8 @@
-"""Random statements of several sessions against the tables of one life: what people run, in odd spelling, and worse.
+"""Random statements of several sessions against the tables of one life: what people run,
+in odd spelling, and worse.
 
-A step is a text, so that a list of them can be kept, shrunk and run again: `N: SQL` is session N's, `!…` is something
-that happens to daemons.
+A step is a text, so that a list of them can be kept, shrunk and run again: `N: SQL` is session N's,
+`!…` is something that happens to daemons.
 """
 
 # ruff: noqa: E501 (statements are shown on one line)
@@ -35,14 +36,22 @@ FAMILIES: Final = (
     ("BIT(5)", "BIT(12)"),
     ("YEAR",),
 )  # fmt: skip
-"""Within one of them all targets can follow a change of type; between two a stop by name is right."""
+"""Within one of them all targets can follow a change of type;
+between two a stop by name is right.
+"""
 
 
 def family_of(declared: str) -> int | None:
     """That of a column's type, as information_schema has it; None: it is in none."""
-    word, unsigned = re.split(r"[^a-z]", declared.lower(), maxsplit=1)[0], "unsigned" in declared.lower()
+    word, unsigned = (
+        re.split(r"[^a-z]", declared.lower(), maxsplit=1)[0],
+        "unsigned" in declared.lower(),
+    )
     for number, family in enumerate(FAMILIES):
-        if any(re.split(r"\W", each.lower())[0] == word and ("UNSIGNED" in each) == unsigned for each in family):
+        if any(
+            re.split(r"\W", each.lower())[0] == word and ("UNSIGNED" in each) == unsigned
+            for each in family
+        ):
             return number
     return None
 
@@ -62,7 +71,16 @@ SETTINGS: Final = (
     "SET binlog_alter_two_phase=OFF", "SET autocommit=0", "SET autocommit=1", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "SET collation_connection=latin1_german1_ci", "SET insert_id=77",
 )  # fmt: skip
-HAZARDS: Final = ("statement", "savepoint", "type", "key", "engine", "cascade", "temporary", "image")
+HAZARDS: Final = (
+    "statement",
+    "savepoint",
+    "type",
+    "key",
+    "engine",
+    "cascade",
+    "temporary",
+    "image",
+)
 """What a named stop may answer; most lives have none of them, so that they last."""
 PLAIN: Final = "CREATE TABLE"
 DAEMONS: Final = ("!pause", "!kill capture", "!kill server", "!dump", "!rotate", "!settle")
@@ -70,7 +88,9 @@ DAEMONS: Final = ("!pause", "!kill capture", "!kill server", "!dump", "!rotate",
 
 @dataclass
 class Writer:
-    """Makes steps; `columns` are the tables of the life as they are now: names of columns, and generated ones."""
+    """Makes steps; `columns` are the tables of the life as they are now: names of columns,
+    and generated ones.
+    """
 
     random: random.Random
     schema: str
@@ -92,12 +112,23 @@ class Writer:
             f"CREATE TABLE {out}.aria (id INT PRIMARY KEY, v INT) ENGINE=Aria",
             f"CREATE TABLE {out}.log_of (id INT PRIMARY KEY, v INT)",
             f"CREATE OR REPLACE VIEW {out}.view_of AS SELECT id FROM {self.schema}.t0",
-            f"CREATE TRIGGER {out}.moves AFTER INSERT ON {out}.log_of FOR EACH ROW REPLACE INTO {self.schema}.t1 (id) VALUES (NEW.id)",
-            f"CREATE FUNCTION {out}.makes(k INT) RETURNS INT MODIFIES SQL DATA BEGIN REPLACE INTO {self.schema}.t0 (id) VALUES (k); RETURN k; END",
-            f"CREATE PROCEDURE {out}.does(k INT) BEGIN DELETE FROM {self.schema}.t1 WHERE id = k; REPLACE INTO {self.schema}.t1 (id) VALUES (k + 1); END",
+            (
+                f"CREATE TRIGGER {out}.moves AFTER INSERT ON {out}.log_of FOR EACH ROW REPLACE INTO "
+                f"{self.schema}.t1 (id) VALUES (NEW.id)"
+            ),
+            (
+                f"CREATE FUNCTION {out}.makes(k INT) RETURNS INT MODIFIES SQL DATA BEGIN REPLACE INTO "
+                f"{self.schema}.t0 (id) VALUES (k); RETURN k; END"
+            ),
+            (
+                f"CREATE PROCEDURE {out}.does(k INT) BEGIN DELETE FROM {self.schema}.t1 WHERE id = k; "
+                f"REPLACE INTO {self.schema}.t1 (id) VALUES (k + 1); END"
+            ),
         ]
         steps += [
-            f"INSERT INTO {name} (id) VALUES ({', '.join(map(str, range(6)))})".replace(", ", "), (")
+            f"INSERT INTO {name} (id) VALUES ({', '.join(map(str, range(6)))})".replace(
+                ", ", "), ("
+            )
             for name in TABLES[:3]
         ]
         return [f"0: {step}" for step in steps]
@@ -128,7 +159,9 @@ class Writer:
         return f"{session}: {self._spelt(self._dml())}"
 
     def _undone(self, session: int) -> list[str]:
-        """A transaction whose savepoints are in the log: engines without transactions, or temporary tables, are in it."""
+        """A transaction whose savepoints are in the log: engines without transactions,
+        or temporary tables, are in it.
+        """
 
         def row() -> str:
             return f"REPLACE INTO {self._quoted(self._table())} (id) VALUES ({self._key()})"
@@ -141,8 +174,21 @@ class Writer:
                 f"REPLACE INTO tmp VALUES ({self._key()})",
             )
         )
-        steps = ["COMMIT", "BEGIN", row(), "SAVEPOINT s1", row(), beside, row(), "SAVEPOINT s2", self._dml()]
-        steps += [self.random.choice(("ROLLBACK TO s1", "ROLLBACK TO SAVEPOINT `s2`", "ROLLBACK TO s2")), row()]
+        steps = [
+            "COMMIT",
+            "BEGIN",
+            row(),
+            "SAVEPOINT s1",
+            row(),
+            beside,
+            row(),
+            "SAVEPOINT s2",
+            self._dml(),
+        ]
+        steps += [
+            self.random.choice(("ROLLBACK TO s1", "ROLLBACK TO SAVEPOINT `s2`", "ROLLBACK TO s2")),
+            row(),
+        ]
         steps += [self.random.choice(("COMMIT", "COMMIT", "ROLLBACK TO s1", "ROLLBACK")), "COMMIT"]
         chosen = [step for step in steps if self.random.random() < 0.93]
         return [f"{session}: {step}" for step in chosen] or ["!settle"]
@@ -156,8 +202,12 @@ class Writer:
         settable = [column for column in columns if column.lower() != "id"]
         chosen = self.random.sample(settable, self.random.randint(0, min(3, len(settable))))
         names = ", ".join(["id", *map(self._quoted, chosen)])
-        rows = ", ".join(f"({', '.join([str(key), *(self._value() for _ in chosen)])})" for key in keys)
-        sets = ", ".join(f"{self._quoted(column)} = {self._value()}" for column in chosen) or "id = id"
+        rows = ", ".join(
+            f"({', '.join([str(key), *(self._value() for _ in chosen)])})" for key in keys
+        )
+        sets = (
+            ", ".join(f"{self._quoted(column)} = {self._value()}" for column in chosen) or "id = id"
+        )
         low, high = sorted((self._key(), self._key()))
         made: Callable[[], str] = self.random.choice(
             (
@@ -166,8 +216,13 @@ class Writer:
                 lambda: f"INSERT IGNORE INTO {table} ({names}) VALUES {rows}",
                 lambda: f"REPLACE INTO {table} ({names}) VALUES {rows}",
                 lambda: f"REPLACE INTO {table} ({names}) VALUES {rows}",
-                lambda: f"INSERT INTO {table} ({names}) VALUES {rows} ON DUPLICATE KEY UPDATE {sets}",
-                lambda: f"INSERT INTO {table} ({names}) VALUES {rows} ON DUPLICATE KEY UPDATE id = {table}.id + 1",
+                lambda: (
+                    f"INSERT INTO {table} ({names}) VALUES {rows} ON DUPLICATE KEY UPDATE {sets}"
+                ),
+                lambda: (
+                    f"INSERT INTO {table} ({names}) VALUES {rows} ON DUPLICATE KEY UPDATE id = "
+                    f"{table}.id + 1"
+                ),
                 lambda: f"UPDATE {table} SET {sets} WHERE id BETWEEN {low} AND {high}",
                 lambda: f"UPDATE IGNORE {table} SET {sets} WHERE id >= {low}",
                 lambda: f"UPDATE {table} SET id = id + 1 WHERE id >= {low} ORDER BY id DESC",
@@ -176,15 +231,22 @@ class Writer:
                 lambda: f"DELETE FROM {table} WHERE id BETWEEN {low} AND {low + 3}",
                 lambda: f"DELETE FROM {table} ORDER BY id LIMIT 2",
                 lambda: (
-                    f"DELETE FROM {table}" if self.random.random() < 0.1 else f"DELETE FROM {table} WHERE id = {low}"
+                    f"DELETE FROM {table}"
+                    if self.random.random() < 0.1
+                    else f"DELETE FROM {table} WHERE id = {low}"
                 ),
-                lambda: f"INSERT IGNORE INTO {table} (id) SELECT id + {low} FROM {self._quoted(self._table())}",
+                lambda: (
+                    f"INSERT IGNORE INTO {table} (id) SELECT id + {low} FROM "
+                    f"{self._quoted(self._table())}"
+                ),
                 lambda: f"INSERT IGNORE INTO {table} (id) SELECT seq FROM seq_{low}_to_{high}",
                 lambda: (
-                    f"UPDATE {table}, {self._quoted(self._table())} o SET {table}.id = {table}.id WHERE o.id = {low}"
+                    f"UPDATE {table}, {self._quoted(self._table())} o SET {table}.id = {table}.id "
+                    f"WHERE o.id = {low}"
                 ),
                 lambda: (
-                    f"DELETE {table} FROM {table} JOIN {self._quoted(self._table())} o ON o.id = {table}.id WHERE o.id < {low}"
+                    f"DELETE {table} FROM {table} JOIN {self._quoted(self._table())} o ON o.id = "
+                    f"{table}.id WHERE o.id < {low}"
                 ),
             )
         )
@@ -206,10 +268,16 @@ class Writer:
                 f"EXECUTE IMMEDIATE 'REPLACE INTO {self.schema}.t0 (id) VALUES ({key})'",
                 "ANALYZE TABLE t0",
                 "OPTIMIZE TABLE t1",
-                f"BEGIN NOT ATOMIC REPLACE INTO {self.schema}.t0 (id) VALUES ({key}); DELETE FROM {self.schema}.t1 WHERE id = {key}; END",
+                (
+                    f"BEGIN NOT ATOMIC REPLACE INTO {self.schema}.t0 (id) VALUES ({key}); DELETE FROM "
+                    f"{self.schema}.t1 WHERE id = {key}; END"
+                ),
                 "FLUSH TABLES",
                 "GRANT SELECT ON *.* TO CURRENT_USER",
-                f"ALTER DATABASE {self.schema} CHARACTER SET {self.random.choice(('utf8mb4', 'latin1'))}",
+                (
+                    f"ALTER DATABASE {self.schema} CHARACTER SET "
+                    f"{self.random.choice(('utf8mb4', 'latin1'))}"
+                ),
             )
         )
 
@@ -227,13 +295,24 @@ class Writer:
     def _create(self, name: str, head: str = "CREATE TABLE") -> str:
         """A new table; with the plain head the server surely takes it."""
         chosen = self.random.sample(NAMES, 3)
-        columns = [f"{self._quoted(each)} {self._definition(name, each, plain=head == PLAIN)}" for each in chosen]
+        columns = [
+            f"{self._quoted(each)} {self._definition(name, each, plain=head == PLAIN)}"
+            for each in chosen
+        ]
         key = self.random.choice(("INT", "INT", "BIGINT", "SMALLINT", "INT AUTO_INCREMENT"))
-        options = self.random.choice(("", "", "CHARSET=latin1", "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"))
+        options = self.random.choice(
+            ("", "", "CHARSET=latin1", "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
+        )
         return f"{head} {self._quoted(name)} (id {key} PRIMARY KEY, {', '.join(columns)}) {options}"
 
     def _definition(
-        self, table: str, column: str, *, adds: bool = False, family: int | None = None, plain: bool = False
+        self,
+        table: str,
+        column: str,
+        *,
+        adds: bool = False,
+        family: int | None = None,
+        plain: bool = False,
     ) -> str:
         if family is None:
             family = self.random.randrange(len(FAMILIES))
@@ -264,10 +343,16 @@ class Writer:
                 lambda: self._create(name),
                 lambda: self._create(name, "CREATE TABLE IF NOT EXISTS"),
                 lambda: self._create(name, "CREATE OR REPLACE TABLE"),
-                lambda: f"CREATE OR REPLACE TABLE {table} (PRIMARY KEY (id)) AS SELECT * FROM {two}",
+                lambda: (
+                    f"CREATE OR REPLACE TABLE {table} (PRIMARY KEY (id)) AS SELECT * FROM {two}"
+                ),
                 lambda: f"CREATE TABLE {table} LIKE {two}",
                 lambda: f"DROP TABLE {table}",
-                lambda: f"DROP TABLE IF EXISTS {table}, {two}" if self.random.random() < 0.4 else f"DROP TABLE {table}",
+                lambda: (
+                    f"DROP TABLE IF EXISTS {table}, {two}"
+                    if self.random.random() < 0.4
+                    else f"DROP TABLE {table}"
+                ),
                 lambda: f"TRUNCATE TABLE {table}",
                 lambda: f"TRUNCATE {table}",
                 lambda: f"SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE {table}",
@@ -275,7 +360,10 @@ class Writer:
                 lambda: f"RENAME TABLE {table} TO {two}, {self._quoted(self._table())} TO {table}",
                 lambda: f"RENAME TABLE {table} TO swapped, {two} TO {table}, swapped TO {two}",
                 lambda: f"ALTER TABLE {table} RENAME {two}",
-                lambda: f"CREATE {self.random.choice(('', 'UNIQUE '))}INDEX k1 ON {table} ({self._column(name)})",
+                lambda: (
+                    f"CREATE {self.random.choice(('', 'UNIQUE '))}INDEX k1 ON {table} "
+                    f"({self._column(name)})"
+                ),
                 lambda: f"DROP INDEX k1 ON {table}",
                 lambda: f"RENAME TABLE {table} TO {self.outside}.moved",
             )
@@ -298,20 +386,31 @@ class Writer:
         made: Callable[[], str] = self.random.choice(
             (
                 lambda: f"ADD {named} {self._definition(table, new, adds=True)}{place}",
-                lambda: f"ADD COLUMN IF NOT EXISTS {named} {self._definition(table, new, adds=True)}{place}",
+                lambda: (
+                    f"ADD COLUMN IF NOT EXISTS {named} "
+                    f"{self._definition(table, new, adds=True)}{place}"
+                ),
                 lambda: f"ADD ({named} {self._definition(table, new, adds=True)})",
                 lambda: f"DROP {old}",
                 lambda: f"DROP COLUMN IF EXISTS {named}",
                 lambda: renamed(f"RENAME COLUMN {old} TO {named}"),
                 lambda: renamed(f"RENAME COLUMN {old} TO {named}"),
-                lambda: renamed(f"CHANGE {old} {named} {self._definition(table, new, family=family)}{place}"),
+                lambda: renamed(
+                    f"CHANGE {old} {named} {self._definition(table, new, family=family)}{place}"
+                ),
                 lambda: f"MODIFY {old} {self._definition(table, plain, family=family)}{place}",
                 lambda: f"MODIFY {old} {self._definition(table, plain, family=family)}",
                 lambda: f"ALTER {old} SET DEFAULT 5",
                 lambda: f"ADD KEY IF NOT EXISTS k2 ({old})",
                 lambda: f"ADD {named} INT AS (id * 2) {self.random.choice(('STORED', 'VIRTUAL'))}",
                 lambda: self.random.choice(
-                    ("FORCE", "COMMENT 'x'", "ROW_FORMAT=DYNAMIC", "ENGINE=InnoDB", "AUTO_INCREMENT=50")
+                    (
+                        "FORCE",
+                        "COMMENT 'x'",
+                        "ROW_FORMAT=DYNAMIC",
+                        "ENGINE=InnoDB",
+                        "AUTO_INCREMENT=50",
+                    )
                 ),
                 lambda: f"CONVERT TO CHARACTER SET {self.random.choice(('latin1', 'utf8mb4'))}",
                 lambda: "MODIFY id BIGINT",
@@ -326,7 +425,8 @@ class Writer:
             "statement": (
                 "SET binlog_format=STATEMENT", "SET binlog_format=MIXED", "SET binlog_format=ROW",
                 f"SET STATEMENT binlog_format=STATEMENT FOR DELETE FROM {table} WHERE id = {key}",
-                f"SET STATEMENT binlog_format=MIXED FOR INSERT IGNORE INTO {self.outside}.plain VALUES ({self.outside}.makes({key}), 1)",
+                (f"SET STATEMENT binlog_format=MIXED FOR INSERT IGNORE INTO {self.outside}.plain "
+                f"VALUES ({self.outside}.makes({key}), 1)"),
             ),
             "savepoint": (
                 f"REPLACE INTO {self.outside}.my VALUES ({key}, 1)", f"REPLACE INTO {self.outside}.aria VALUES ({key}, 1)",
@@ -359,7 +459,9 @@ class Writer:
         if self.random.random() < 0.15:
             text = f"{self.random.choice(('/* app:1 */ ', '/*!50000 */ ', chr(10) + chr(9), '# x' + chr(10)))}{text}"
         if self.random.random() < 0.1:
-            text = text.replace(" ", self.random.choice(("/**/", " /* DROP TABLE t0 */ ", "\n", "\t")), 1)
+            text = text.replace(
+                " ", self.random.choice(("/**/", " /* DROP TABLE t0 */ ", "\n", "\t")), 1
+            )
         if self.random.random() < 0.05 and not text.startswith(("/", "#", "\n")):
             text = f"/*M!100000 {text} */"
         if self.random.random() < 0.1:
@@ -368,10 +470,14 @@ class Writer:
 
     def _table(self) -> str:
         names = list(self.columns) or list(TABLES)
-        return self.random.choice(names) if self.random.random() < 0.85 else self.random.choice(TABLES)
+        return (
+            self.random.choice(names) if self.random.random() < 0.85 else self.random.choice(TABLES)
+        )
 
     def _column(self, table: str) -> str:
-        names = [name for name in self.columns.get(table, ()) if name.lower() != "id"] or list(NAMES)
+        names = [name for name in self.columns.get(table, ()) if name.lower() != "id"] or list(
+            NAMES
+        )
         return self._quoted(self._cased(self.random.choice(names)))
 
     def _cased(self, name: str) -> str:

@@ -1,10 +1,12 @@
-"""Random lives of tables on a real server, through a real capture: each ends equal to SELECT, or stopped by its name.
+"""Random lives of tables on a real server, through a real capture: each ends equal to SELECT,
+or stopped by its name.
 
-    python -m tests.fuzz.mysql.whole --lives 12 [--seed N] [--seconds S] [--plant harmless|rename|savepoint]
+    python -m tests.fuzz.mysql.whole --lives 12 [--seed N] [--seconds S] [--plant
+    harmless|rename|savepoint]
 
-A life is a schema, a changefeed and some hundred steps of `statements`: sessions write, alter and undo, while daemons
-are paused and killed. The lake is one in memory behind the lake job's own code. A life that ends wrong is shrunk to the
-steps that make it so, and printed with its seed.
+A life is a schema, a changefeed and some hundred steps of `statements`: sessions write, alter and
+undo, while daemons are paused and killed. The lake is one in memory behind the lake job's own code.
+A life that ends wrong is shrunk to the steps that make it so, and printed with its seed.
 """
 
 import argparse
@@ -59,11 +61,15 @@ RIGHT_STOPS: Final = {
     "cascade": ("ErrTableIneligible",),
     "image": ("ErrRowImageNotFull", "ErrBinlogEventUnsupported"),
 }
-"""What each hazard may be answered with; an incompatible type comes by renames and generated columns, too."""
+"""What each hazard may be answered with; an incompatible type comes by renames and generated
+columns, too.
+"""
 
 
 class WrongError(AssertionError):
-    """Rows are not those of the server, or a changefeed stopped by another name than it should have."""
+    """Rows are not those of the server, or a changefeed stopped by another name than it should
+    have.
+    """
 
 
 @dataclass
@@ -85,7 +91,9 @@ class World:
             grpc.insecure_channel(self.cluster.capture.endpoints["capture"]) as channel,
             contextlib.suppress(grpc.RpcError),
         ):
-            return getattr(DumpServiceStub(channel), method)(request, timeout=60, wait_for_ready=True)
+            return getattr(DumpServiceStub(channel), method)(
+                request, timeout=60, wait_for_ready=True
+            )
 
 
 @contextlib.contextmanager
@@ -156,11 +164,16 @@ class Life:
             self._forget()
 
     def _hazards(self) -> frozenset[str]:
-        """Every other life has none, so that it lasts; the others have each hazard in turn, and some a second one."""
+        """Every other life has none, so that it lasts; the others have each hazard in turn,
+        and some a second one.
+        """
         if self.seed % 2:
             return frozenset()
         return frozenset(
-            {HAZARDS[self.seed // 2 % len(HAZARDS)], *self.random.sample(HAZARDS, self.random.choice((0, 1)))}
+            {
+                HAZARDS[self.seed // 2 % len(HAZARDS)],
+                *self.random.sample(HAZARDS, self.random.choice((0, 1))),
+            }
         )
 
     def _live(self) -> str:
@@ -169,7 +182,9 @@ class Life:
         given, begin = self.steps, writer.begin()
         is_dumped = self.random.random() < 0.4
         first = (
-            begin if is_dumped else [step for step in begin if "INSERT INTO" not in step.partition(" FOR EACH ROW")[0]]
+            begin
+            if is_dumped
+            else [step for step in begin if "INSERT INTO" not in step.partition(" FOR EACH ROW")[0]]
         )
         for step in first:
             self._do(step)
@@ -193,7 +208,8 @@ class Life:
     def _columns(self) -> tuple[dict[str, list[str]], dict[str, int]]:
         """The columns of the tables that there are now, and the families of their types."""
         rows = self.world.server.execute(
-            "SELECT table_name, column_name, column_type FROM information_schema.columns WHERE table_schema ="
+            "SELECT table_name, column_name, column_type FROM information_schema.columns WHERE "
+            "table_schema ="
             f" '{self.inside}' ORDER BY table_name, ordinal_position"
         )
         columns, families = defaultdict(list), {}
@@ -210,7 +226,12 @@ class Life:
             id=self.inside, sink_uri="flight://", source_uri=uri, filter=[f"{self.inside}.*"]
         )
         start_ts = self.world.cluster.api("CreateChangefeed", request).changefeed.checkpoint_ts
-        options = {"endpoint": self.world.endpoint, "changefeed": self.inside, "cuts": "true", "ack": "false"}
+        options = {
+            "endpoint": self.world.endpoint,
+            "changefeed": self.inside,
+            "cuts": "true",
+            "ack": "false",
+        }
         self.follower = Follower(Changefeed(parse(options)), start_ts)
         self.follower.start()
 
@@ -273,7 +294,10 @@ class Life:
         self.world.server.start()
 
     def _dump(self) -> None:
-        if self.world.dumps("StartDump", dumppb.StartDumpRequest(changefeed_id=self.inside)) is None:
+        if (
+            self.world.dumps("StartDump", dumppb.StartDumpRequest(changefeed_id=self.inside))
+            is None
+        ):
             self.world.dumps("RestartDump", dumppb.RestartDumpRequest(changefeed_id=self.inside))
 
     def _rotate(self) -> None:
@@ -301,7 +325,8 @@ class Life:
         if self.paused:
             self._pause()
         server.execute(
-            f"CREATE TABLE {self.inside}.{END} (id INT PRIMARY KEY)", f"INSERT INTO {self.inside}.{END} VALUES (1)"
+            f"CREATE TABLE {self.inside}.{END} (id INT PRIMARY KEY)",
+            f"INSERT INTO {self.inside}.{END} VALUES (1)",
         )
         wrong = "the end does not come"
         while time.monotonic() < deadline:
@@ -314,14 +339,18 @@ class Life:
                     return ""
                 deadline = min(deadline, time.monotonic() + 60)
             time.sleep(0.1)
-        state = self.world.cluster.api("QueryChangefeed", feedpb.QueryChangefeedRequest(id=self.inside)).changefeed
+        state = self.world.cluster.api(
+            "QueryChangefeed", feedpb.QueryChangefeedRequest(id=self.inside)
+        ).changefeed
         raise WrongError(f"{wrong} (state {state.state}, {state.error.code} {state.error.message})")
 
     def _has_ended(self) -> bool:
         table = self.follower.lake.target.tables.get(f"{self.inside}.{END}")
         if table is None or not table.rows:
             return False
-        status = self.world.dumps("GetDumpStatus", dumppb.GetDumpStatusRequest(changefeed_id=self.inside))
+        status = self.world.dumps(
+            "GetDumpStatus", dumppb.GetDumpStatusRequest(changefeed_id=self.inside)
+        )
         return status is None or status.dump.state in ("", "finished", "failed")
 
     def _wrong(self) -> str:
@@ -338,9 +367,9 @@ class Life:
             for name, table in now.items():
                 mine = target.tables[f"{self.inside}.{name}"]
                 types = columns_of(table.mounter.schema)
-                if columns_of(mine.schema) != types and sorted(columns_of(mine.schema).items()) != sorted(
-                    types.items()
-                ):
+                if columns_of(mine.schema) != types and sorted(
+                    columns_of(mine.schema).items()
+                ) != sorted(types.items()):
                     return f"{name}: columns {columns_of(mine.schema)}, not {types}"
                 key = tuple(table.mounter.key_columns)
                 if why := difference(list(mine.rows.values()), rows_now(connection, table), key):
@@ -367,13 +396,17 @@ class Life:
         if follower is not None:
             follower.ending = True
             with contextlib.suppress(grpc.RpcError):
-                self.world.cluster.api("RemoveChangefeed", feedpb.RemoveChangefeedRequest(id=self.inside))
+                self.world.cluster.api(
+                    "RemoveChangefeed", feedpb.RemoveChangefeedRequest(id=self.inside)
+                )
             follower.join()
         for session in filter(None, self.sessions):
             with contextlib.suppress(pymysql.Error):
                 session.close()
         with contextlib.suppress(pymysql.Error):
-            self.world.server.execute(f"DROP DATABASE {self.inside}", f"DROP DATABASE {self.outside}")
+            self.world.server.execute(
+                f"DROP DATABASE {self.inside}", f"DROP DATABASE {self.outside}"
+            )
 
 
 def _kind(error: WrongError) -> str:
@@ -381,7 +414,9 @@ def _kind(error: WrongError) -> str:
     return " ".join(str(error).split()[:3])
 
 
-def shrunk(world_: World, life: Life, error: WrongError, *, runs: int = SHRINK_RUNS) -> tuple[list[str], str]:
+def shrunk(
+    world_: World, life: Life, error: WrongError, *, runs: int = SHRINK_RUNS
+) -> tuple[list[str], str]:
     """Fewer steps that end wrong, too, and how: pieces are left out as long as that is so."""
     assert life.steps is not None
     steps, why, size, number = list(life.steps), str(error), max(1, len(life.steps) // 2), 0
@@ -403,7 +438,11 @@ def shrunk(world_: World, life: Life, error: WrongError, *, runs: int = SHRINK_R
 
 
 def lives(
-    world_: World, seeds: Sequence[int] | Iterator[int], *, seconds: float = 1e9, length: int = STEPS
+    world_: World,
+    seeds: Sequence[int] | Iterator[int],
+    *,
+    seconds: float = 1e9,
+    length: int = STEPS,
 ) -> Counter[str]:
     """Run them one after the other; what happened, counted.
 
@@ -430,12 +469,18 @@ def lives(
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lives", type=int, default=1 << 30)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--goes-on", action="store_true", help="print what is wrong, and go on with the next life")
-    parser.add_argument("--shrink", type=int, default=SHRINK_RUNS, help="runs that look for fewer steps")
+    parser.add_argument(
+        "--goes-on", action="store_true", help="print what is wrong, and go on with the next life"
+    )
+    parser.add_argument(
+        "--shrink", type=int, default=SHRINK_RUNS, help="runs that look for fewer steps"
+    )
     parser.add_argument("--explain", action="store_true", help="print what the server refuses")
     parser.add_argument("--plant", default="", choices=("", *plants.PLANTS))
     arguments = parser.parse_args()
@@ -452,15 +497,23 @@ def main() -> None:
                 except WrongError as err:
                     told["wrong"] += 1
                     print(
-                        f"WRONG after {time.monotonic() - begun:.0f} s, seed {seed}, hazards {life.hazards}: {err}",
+                        f"WRONG after {time.monotonic() - begun:.0f} s, seed {seed}, hazards "
+                        f"{life.hazards}: {err}",
                         flush=True,
                     )
                     steps, why = shrunk(world_, life, err, runs=arguments.shrink)
-                    print(f"shrunk to {len(steps)} steps ({why}):\n  " + "\n  ".join(steps), flush=True)
+                    print(
+                        f"shrunk to {len(steps)} steps ({why}):\n  " + "\n  ".join(steps),
+                        flush=True,
+                    )
                     if not arguments.goes_on:
                         raise SystemExit(1) from err
                 else:
-                    print(f"{time.monotonic() - begun:.0f} s, seed {seed}: {code or 'equal'}; {dict(told)}", flush=True)
+                    print(
+                        f"{time.monotonic() - begun:.0f} s, seed {seed}: {code or 'equal'}; "
+                        f"{dict(told)}",
+                        flush=True,
+                    )
                 if time.monotonic() - begun > arguments.seconds:
                     break
             else:

@@ -1,12 +1,14 @@
-"""Random transactions of a TiDB table that move, swap and shift keys, over many batches and spills, against an oracle.
+"""Random transactions of a TiDB table that move, swap and shift keys,
+over many batches and spills, against an oracle.
 
     python -m tests.fuzz.tidb.moves --seconds 120 [--seed N]
 
-A life is one table without clustered key, so that a change of the key is an update of one record: its rows go through a
-real sorter, which spills, and the sink's batches, which end anywhere; the process dies now and then, and all above the
-checkpoint is pulled again. Columns are renamed, swapped, added and dropped between, by the ids of TableInfo. A reader
-that applies cuts in their order, by column id, must have the oracle's rows at the end of each, and is never told to
-insert a key that it has, or to delete one that it has not.
+A life is one table without clustered key, so that a change of the key is an update of one record:
+its rows go through a real sorter, which spills, and the sink's batches, which end anywhere; the
+process dies now and then, and all above the checkpoint is pulled again. Columns are renamed,
+swapped, added and dropped between, by the ids of TableInfo. A reader that applies cuts in their
+order, by column id, must have the oracle's rows at the end of each, and is never told to insert a
+key that it has, or to delete one that it has not.
 """
 
 import argparse
@@ -98,8 +100,13 @@ class Life:
         """A capture that has nothing, and pulls all above the checkpoint."""
         directory = self.directory / "sorter"
         shutil.rmtree(directory, ignore_errors=True)
-        memory, block = self.random.choice((0, 0, 64 << 10, 1 << 20)), self.random.choice((4, 16, 128)) << 10
-        self.sorter = Sorter(directory, memory_bytes=memory, shards=1, clean_interval_s=0, block_bytes=block)
+        memory, block = (
+            self.random.choice((0, 0, 64 << 10, 1 << 20)),
+            self.random.choice((4, 16, 128)) << 10,
+        )
+        self.sorter = Sorter(
+            directory, memory_bytes=memory, shards=1, clean_interval_s=0, block_bytes=block
+        )
         quota = self.random.choice((32 << 10, 256 << 10, 16 << 20))
         self.manager = SinkManager(
             self.sorter, memory_quota_bytes=quota, workers=1, split_txn=self.random.random() < 0.7
@@ -168,7 +175,9 @@ class Life:
         if kind in ("write", "mixed"):
             for key in new:
                 if self.random.random() < 0.3:
-                    new[key] |= {each.id: self._value(each) for each in self.columns if each.id != KEY}
+                    new[key] |= {
+                        each.id: self._value(each) for each in self.columns if each.id != KEY
+                    }
                     touched.add(key)
         gone_handles = [handles.pop(key) for key in gone]
         for key in gone:
@@ -197,14 +206,22 @@ class Life:
     def _fresh(self, there: dict[int, Row]) -> list[int]:
         """New keys, of deleted rows among them."""
         count = self.random.choice((1, 20, 400, 2000))
-        return [key for key in self.random.sample(range(-count, 4 * count), count) if key not in there]
+        return [
+            key for key in self.random.sample(range(-count, 4 * count), count) if key not in there
+        ]
 
     def _value(self, column: Column) -> Any:
         if self.random.random() < 0.1:
             return None
-        return f"v{self.random.randrange(1000)}" * 2 if column.is_text else self.random.randrange(-99, 1 << 20)
+        return (
+            f"v{self.random.randrange(1000)}" * 2
+            if column.is_text
+            else self.random.randrange(-99, 1 << 20)
+        )
 
-    def _commit(self, new: dict[int, Row], handles: dict[int, int], touched: set[int], gone: list[int]) -> None:
+    def _commit(
+        self, new: dict[int, Row], handles: dict[int, int], touched: set[int], gone: list[int]
+    ) -> None:
         changes: list[tuple[int, bytes, bytes | None, bytes | None]] = [
             (DELETE, record_key(TABLE, handle), None, self.stored.pop(handle)) for handle in gone
         ]
@@ -228,7 +245,10 @@ class Life:
     def _alter(self) -> None:
         """A DDL: other columns above this ts, by id."""
         self.ts += 3
-        columns, kind = list(self.columns), self.random.choice(("rename", "swap", "add", "drop", "move", "again"))
+        columns, kind = (
+            list(self.columns),
+            self.random.choice(("rename", "swap", "add", "drop", "move", "again")),
+        )
         others = [place for place, each in enumerate(columns) if each.id != KEY]
         unused = [name for name in NAMES if name not in {each.name for each in columns}]
         if kind == "rename" and others and unused:
@@ -237,7 +257,10 @@ class Life:
         elif kind == "swap" and len(others) > 1:
             one, two = self.random.sample(others, 2)
             names = columns[one].name, columns[two].name
-            columns[one], columns[two] = replace(columns[one], name=names[1]), replace(columns[two], name=names[0])
+            columns[one], columns[two] = (
+                replace(columns[one], name=names[1]),
+                replace(columns[two], name=names[0]),
+            )
         elif kind == "drop" and len(others) > 1:
             del columns[self.random.choice(others)]
         elif kind == "move":
@@ -246,12 +269,18 @@ class Life:
             place = self.random.choice(others)
             columns[place] = self._added(columns[place].name)
         elif kind == "add" and unused:
-            columns.insert(self.random.randint(0, len(columns)), self._added(self.random.choice(unused)))
+            columns.insert(
+                self.random.randint(0, len(columns)), self._added(self.random.choice(unused))
+            )
         self.told[f"DDL {kind}"] += 1
-        held = {each.id: None if each.origin_default is None else int(each.origin_default) for each in columns}
+        held = {
+            each.id: None if each.origin_default is None else int(each.origin_default)
+            for each in columns
+        }
         self.columns = columns
         self.oracle = {
-            key: {each.id: row.get(each.id, held[each.id]) for each in columns} for key, row in self.oracle.items()
+            key: {each.id: row.get(each.id, held[each.id]) for each in columns}
+            for key, row in self.oracle.items()
         }
         change = Change(self.ts, columns=tuple(columns))
         self.history.append(change)
@@ -279,17 +308,25 @@ class Life:
         self.told["cuts"] += 1
 
     def _apply(self, batch: pa.RecordBatch) -> None:
-        ids = {each.name: int(each.metadata[COLUMN_ID]) for each in batch.schema if not each.name.startswith("_")}
+        ids = {
+            each.name: int(each.metadata[COLUMN_ID])
+            for each in batch.schema
+            if not each.name.startswith("_")
+        }
         for change in batch.to_pylist():
             row = {ids[name]: value for name, value in change.items() if name in ids}
             key, op = row[KEY], change["_op"]
             if op == "delete":
                 if self.lake.pop(key, None) is None:
-                    raise WrongError(f"seed {self.seed}: {key} is deleted at {change['_commit_ts']}, and is not there")
+                    raise WrongError(
+                        f"seed {self.seed}: {key} is deleted at {change['_commit_ts']}, and is "
+                        "not there"
+                    )
                 continue
             if (op == "insert") == (key in self.lake):
                 raise WrongError(
-                    f"seed {self.seed}: {op} of {key} at {change['_commit_ts']}, there: {key in self.lake}"
+                    f"seed {self.seed}: {op} of {key} at {change['_commit_ts']}, there: "
+                    f"{key in self.lake}"
                 )
             self.lake[key] = row
 
@@ -301,14 +338,19 @@ class Life:
             for each in schema
             if not each.name.startswith("_")
         }
-        self.lake = {key: {number: row.get(number, held[number]) for number in held} for key, row in self.lake.items()}
+        self.lake = {
+            key: {number: row.get(number, held[number]) for number in held}
+            for key, row in self.lake.items()
+        }
 
     def _compare(self) -> None:
         if self.lake != self.oracle:
             lost, ghosts = self.oracle.keys() - self.lake, self.lake.keys() - self.oracle
             other = next((f"{key}: {self.lake[key]}, not {row}" for key, row in self.oracle.items()
                           if key in self.lake and self.lake[key] != row), "")  # fmt: skip
-            raise WrongError(f"seed {self.seed}: lost {sorted(lost)[:3]}, ghosts {sorted(ghosts)[:3]}, {other}")
+            raise WrongError(
+                f"seed {self.seed}: lost {sorted(lost)[:3]}, ghosts {sorted(ghosts)[:3]}, {other}"
+            )
 
 
 def _cell(value: Any) -> bytes | None:
@@ -343,7 +385,9 @@ def lives(seconds: float, *, first: int, count: int = 1 << 30) -> Counter[str]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()

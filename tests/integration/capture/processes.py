@@ -25,18 +25,25 @@ PATIENCE_S = 120
 
 
 class Daemon:
-    """`tidemark NAME …`; its errors go to a file beside its data. Restarted, it listens where it did before."""
+    """`tidemark NAME …`; its errors go to a file beside its data.
+
+    Restarted, it listens where it did before.
+    """
 
     def __init__(self, directory: Path, name: str, *flags: str) -> None:
         self.name = name
         self.log = directory / f"{name}.log"
         self._flags = ["--http-addr", LOOPBACK, *flags]
-        self._addresses = {name: "--addr"} | ({"flight": "--flight-addr"} if name == "capture" else {})
+        self._addresses = {name: "--addr"} | (
+            {"flight": "--flight-addr"} if name == "capture" else {}
+        )
         self.endpoints = {listener: f"127.0.0.1:{free_port()}" for listener in self._addresses}
         self.start()
 
     def start(self) -> None:
-        listen = [part for name, flag in self._addresses.items() for part in (flag, self.endpoints[name])]
+        listen = [
+            part for name, flag in self._addresses.items() for part in (flag, self.endpoints[name])
+        ]
         command = [*COMMAND, self.name, *listen, *self._flags]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -77,11 +84,15 @@ class Cluster:
         self.directory = directory
         with ExitStack() as started:
             self._started = started
-            self.coordinator = self.start("coordinator", "--metadata", f"leveldb:{directory / 'metadata'}")
+            self.coordinator = self.start(
+                "coordinator", "--metadata", f"leveldb:{directory / 'metadata'}"
+            )
             self.pd = self.coordinator.endpoints["coordinator"]
             shared = ["--coordinator", self.pd, "--data-dir"]
             self.store = self.start("store", *shared, str(directory / "store"))
-            self.capture = self.start("capture", *shared, str(directory / "capture"), *capture_flags)
+            self.capture = self.start(
+                "capture", *shared, str(directory / "capture"), *capture_flags
+            )
             self._started = started.pop_all()
 
     def start(self, name: str, *flags: str) -> Daemon:
@@ -92,26 +103,38 @@ class Cluster:
 
     def another_capture(self) -> Daemon:
         """A second one, which waits to be owner."""
-        return self.start("capture", "--coordinator", self.pd, "--data-dir", str(self.directory / "another"))
+        return self.start(
+            "capture", "--coordinator", self.pd, "--data-dir", str(self.directory / "another")
+        )
 
     def now(self) -> int:
         """A new timestamp."""
         with grpc.insecure_channel(self.pd) as channel:
             stub = PDStub(channel)
-            header = pdpb.RequestHeader(cluster_id=stub.GetMembers(pdpb.GetMembersRequest()).header.cluster_id)
+            header = pdpb.RequestHeader(
+                cluster_id=stub.GetMembers(pdpb.GetMembersRequest()).header.cluster_id
+            )
             [answer] = stub.Tso(iter([pdpb.TsoRequest(header=header, count=1)]))
         return compose(answer.timestamp.physical, answer.timestamp.logical)
 
     def api(self, method: str, request, capture: Daemon | None = None):
         """A call of the changefeed API."""
         with grpc.insecure_channel((capture or self.capture).endpoints["capture"]) as channel:
-            return getattr(ChangefeedServiceStub(channel), method)(request, timeout=60, wait_for_ready=True)
+            return getattr(ChangefeedServiceStub(channel), method)(
+                request, timeout=60, wait_for_ready=True
+            )
 
     def cli(self, *arguments: str):
         """`tidemark cli --json …`: the document, or the error line."""
         flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
-        done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False)
-        return json.loads(done.stdout) if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+        done = subprocess.run(
+            [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False
+        )
+        return (
+            json.loads(done.stdout)
+            if done.returncode == 0
+            else done.stderr.strip().splitlines()[-1]
+        )
 
     def stop(self) -> None:
         self._started.close()

@@ -28,7 +28,9 @@ TABLES = (ACCOUNTS, TRANSFERS)
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cluster")
-    document = [{"schema_name": "bank", "table_info": json.loads(table.to_json())} for table in TABLES]
+    document = [
+        {"schema_name": "bank", "table_info": json.loads(table.to_json())} for table in TABLES
+    ]
     (directory / "tables.json").write_text(json.dumps(document))
     with running_cluster(directory) as running:
         yield running
@@ -62,7 +64,10 @@ def feed(cluster, request):
 
 
 def account(identity, balance):
-    return encode_record(ACCOUNTS, {"id": identity, "owner": f"owner {identity}", "balance": balance, "updated_at": 0})
+    return encode_record(
+        ACCOUNTS,
+        {"id": identity, "owner": f"owner {identity}", "balance": balance, "updated_at": 0},
+    )
 
 
 def write(store, *rows, pessimistic=False):
@@ -103,12 +108,18 @@ def test_each_committed_change_is_read_once_in_commit_order(cluster, store, feed
 def test_a_plan_covers_the_tables_that_have_rows(cluster, store, feed):
     reader, _, start = feed
     txn = store.begin(pessimistic=False)
-    for key, value in (account(5, 50), encode_record(TRANSFERS, {"id": 9, "src": 1, "dst": 2, "amount": 3})):
+    for key, value in (
+        account(5, 50),
+        encode_record(TRANSFERS, {"id": 9, "src": 1, "dst": 2, "amount": 3}),
+    ):
         txn.put(key, value)
     txn.commit()
     end = reader.wait_resolved(cluster.now())
     slices = reader.ask("plan", start=start, end=end)["slices"]
-    assert {part["table"]: part["rows"] for part in slices} == {"bank.accounts": 1, "bank.transfers": 1}
+    assert {part["table"]: part["rows"] for part in slices} == {
+        "bank.accounts": 1,
+        "bank.transfers": 1,
+    }
 
 
 def test_acknowledging_moves_the_checkpoint_and_the_safepoint(cluster, store, feed):
@@ -128,7 +139,11 @@ def test_after_kill_9_the_same_range_gives_the_same_rows(cluster, store, feed):
     middle = reader.wait_resolved(cluster.now())
     reader.ask("ack", ts=middle)
     for number in range(60):
-        write(store, *[(draw.randrange(100), number) for _ in range(draw.randrange(1, 4))], pessimistic=number % 2 == 0)
+        write(
+            store,
+            *[(draw.randrange(100), number) for _ in range(draw.randrange(1, 4))],
+            pessimistic=number % 2 == 0,
+        )
     end = reader.wait_resolved(cluster.now())
     before = reader.read(middle, end, ACCOUNTS_NAME)
     await_value(lambda: safepoint(cluster, changefeed), lambda value: value == middle - 1)
@@ -146,7 +161,10 @@ def test_a_restarted_store_only_delays(cluster, store, feed):
     cluster.store.start()
     write(tikv_client.TransactionClient.connect([cluster.pd]), (207, 2))
     end = reader.wait_resolved(cluster.now())
-    assert changes(reader.read(start, end, ACCOUNTS_NAME)) == [("insert", 207, 1), ("update", 207, 2)]
+    assert changes(reader.read(start, end, ACCOUNTS_NAME)) == [
+        ("insert", 207, 1),
+        ("update", 207, 2),
+    ]
 
 
 def test_a_changefeed_starts_again_where_it_was_paused(cluster, store, feed):
@@ -174,7 +192,10 @@ def test_a_split_loses_and_repeats_nothing(cluster, store, feed):
     run(split(cluster.pd, account(450, 0)[0]))
     write(store, (401, 2), (499, 2))
     end = reader.wait_resolved(cluster.now())
-    assert [(op, identity, balance) for op, identity, balance in changes(reader.read(start, end, ACCOUNTS_NAME))] == [
+    assert [
+        (op, identity, balance)
+        for op, identity, balance in changes(reader.read(start, end, ACCOUNTS_NAME))
+    ] == [
         ("insert", 401, 1),
         ("insert", 499, 1),
         ("update", 401, 2),
@@ -205,7 +226,9 @@ def test_removing_asks_first_and_gives_the_safepoint_up(cluster):
     assert cluster.cli("changefeed", "remove", "-c", "doomed", "--dry-run")["dry_run"]
     assert cluster.cli("changefeed", "remove", "-c", "doomed", "--no-confirm")["removed"]
     assert safepoint(cluster, "doomed") is None
-    assert cluster.cli("changefeed", "query", "-c", "doomed").startswith("[TM:ErrChangeFeedNotExists]")
+    assert cluster.cli("changefeed", "query", "-c", "doomed").startswith(
+        "[TM:ErrChangeFeedNotExists]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +242,9 @@ def test_removing_asks_first_and_gives_the_safepoint_up(cluster):
     ],
 )
 def test_what_cannot_be_replicated_is_refused_with_a_name_and_a_way_out(cluster, flags, refusal):
-    told = cluster.cli("changefeed", "create", "-c", "refused", "--sink-uri", "delta:///lake", *flags)
+    told = cluster.cli(
+        "changefeed", "create", "-c", "refused", "--sink-uri", "delta:///lake", *flags
+    )
     assert refusal in told
     assert "geheim" not in told
     assert "ErrChangeFeedNotExists" in cluster.cli("changefeed", "query", "-c", "refused")
@@ -227,7 +252,9 @@ def test_what_cannot_be_replicated_is_refused_with_a_name_and_a_way_out(cluster,
 
 
 def test_captures_are_listed_with_their_owner(cluster):
-    [capture] = await_value(lambda: cluster.cli("capture", "list"), one_owner)  # one that was killed may still be there
+    [capture] = await_value(
+        lambda: cluster.cli("capture", "list"), one_owner
+    )  # one that was killed may still be there
     assert capture["is-owner"]
     assert capture["address"] == cluster.capture.endpoints["capture"]
 
@@ -242,7 +269,10 @@ def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, st
     assert cluster.api("QueryChangefeed", query, second).changefeed.id == changefeed
     first.kill()
     cluster.capture = second
-    assert [capture["is-owner"] for capture in await_value(lambda: cluster.cli("capture", "list"), one_owner)] == [True]
+    assert [
+        capture["is-owner"]
+        for capture in await_value(lambda: cluster.cli("capture", "list"), one_owner)
+    ] == [True]
     assert patiently(reader.read, start, end, ACCOUNTS_NAME).equals(before)
 
 
@@ -268,9 +298,13 @@ async def leave_a_lock(pd_addr, identity):
 async def split(pd_addr, key):
     async with PdClient.open(pd_addr) as pd:
         route = await pd.region(encode_bytes(key))
-        context = kvrpcpb.Context(region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader)
+        context = kvrpcpb.Context(
+            region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader
+        )
         async with connect(route.address) as channel:
-            answer = await TikvStub(channel).SplitRegion(kvrpcpb.SplitRegionRequest(context=context, split_keys=[key]))
+            answer = await TikvStub(channel).SplitRegion(
+                kvrpcpb.SplitRegionRequest(context=context, split_keys=[key])
+            )
         assert len(answer.regions) == 2, answer
 
 
@@ -280,11 +314,16 @@ def one_owner(captures):
 
 def safepoint(cluster, changefeed):
     services = cluster.cli("gc", "safepoint")["service_gc_safe_points"]
-    return next((s["safe_point"] for s in services if s["service_id"] == f"ticdc-default-{changefeed}"), None)
+    return next(
+        (s["safe_point"] for s in services if s["service_id"] == f"ticdc-default-{changefeed}"),
+        None,
+    )
 
 
 def await_value(get, accept):
-    """Ask until the value is there, for longer than a dead capture holds its lease; each question takes a process."""
+    """Ask until the value is there, for longer than a dead capture holds its lease;
+    each question takes a process.
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         value = get()

@@ -1,4 +1,6 @@
-"""What a real TiDB wrote, DDLs and all, through captures with and without workers: the same rows and cuts."""
+"""What a real TiDB wrote, DDLs and all, through captures with and without workers:
+the same rows and cuts.
+"""
 
 import asyncio
 import time
@@ -23,7 +25,11 @@ async def filled(address):
 
 def create(cluster, start_ts, **members):
     request = pb.CreateChangefeedRequest(
-        id=FEED, sink_uri="delta:///lake", start_ts=start_ts, ignore_ineligible_table=True, **members
+        id=FEED,
+        sink_uri="delta:///lake",
+        start_ts=start_ts,
+        ignore_ineligible_table=True,
+        **members,
     )
     return cluster.api("CreateChangefeed", request).changefeed
 
@@ -31,8 +37,12 @@ def create(cluster, start_ts, **members):
 def one_cut(reader, start, end):
     """Its DDLs, and the rows of each table."""
     slices = reader.ask("plan", start=start, end=end)["slices"]
-    rows = {part["table"]: reader.read(start, end, part["table"]) for part in slices if part["rows"]}
-    return [ddl for ddl in reader.ask("describe", ts=start)["ddls"] if start < ddl["ts"] <= end], rows
+    rows = {
+        part["table"]: reader.read(start, end, part["table"]) for part in slices if part["rows"]
+    }
+    return [
+        ddl for ddl in reader.ask("describe", ts=start)["ddls"] if start < ddl["ts"] <= end
+    ], rows
 
 
 def read_all(cluster, start_ts, end_ts, *, kill_at=None):
@@ -66,7 +76,9 @@ def replicating(cluster):
     deadline = time.monotonic() + 120
     while True:
         shown = cluster.cli("changefeed", "query", "-c", FEED)
-        if {table["state"] for table in shown["tables"]} == {"replicating"} or time.monotonic() > deadline:
+        if {table["state"] for table in shown["tables"]} == {
+            "replicating"
+        } or time.monotonic() > deadline:
             return shown
 
 
@@ -79,7 +91,14 @@ def histories(tmp_path_factory):
         asyncio.run(filled(cluster.pd))
         alone = followed(cluster, start_ts, end_ts)
         assert cluster.capture.terminate() == 0
-        flags = ("--coordinator", cluster.pd, "--data-dir", str(directory / "workers"), "--workers", "2")
+        flags = (
+            "--coordinator",
+            cluster.pd,
+            "--data-dir",
+            str(directory / "workers"),
+            "--workers",
+            "2",
+        )
         cluster.capture = cluster.start("capture", *flags)
         return alone, followed(cluster, start_ts, end_ts, kill_at=12)
 

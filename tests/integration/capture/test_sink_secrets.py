@@ -1,4 +1,6 @@
-"""A password in a sink URI: refused at create; one in an old record is shown nowhere, and can be mended."""
+"""A password in a sink URI: refused at create; one in an old record is shown nowhere,
+and can be mended.
+"""
 
 import json
 import subprocess
@@ -24,13 +26,17 @@ def etcd(cluster: Cluster, *arguments: str, given: str | None = None) -> str:
     command = ["etcdctl", "--endpoints", cluster.pd, *arguments]
     environment = {"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin:/usr/local/bin"}
     content = given.encode() if given else None
-    done = subprocess.run(command, input=content, capture_output=True, timeout=60, check=True, env=environment)
+    done = subprocess.run(
+        command, input=content, capture_output=True, timeout=60, check=True, env=environment
+    )
     return done.stdout.decode(errors="replace")
 
 
 def create(cluster: Cluster, name: str, sink_uri: str):
     tables = [pb.Table(schema_name="bank", table_info_json=ACCOUNTS.to_json())]
-    return cluster.api("CreateChangefeed", pb.CreateChangefeedRequest(id=name, sink_uri=sink_uri, tables=tables))
+    return cluster.api(
+        "CreateChangefeed", pb.CreateChangefeedRequest(id=name, sink_uri=sink_uri, tables=tables)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,9 @@ def test_a_sink_uri_with_a_password_is_not_stored(cluster, uri):
     assert SECRET not in etcd(cluster, "get", "--prefix", "")
 
 
-@pytest.mark.parametrize("uri", ["http://169.254.169.254/", "jdbc:x", "delta:///etc/cron.d", "delta://relative/x"])
+@pytest.mark.parametrize(
+    "uri", ["http://169.254.169.254/", "jdbc:x", "delta:///etc/cron.d", "delta://relative/x"]
+)
 def test_what_is_no_sink_is_refused_by_the_api(cluster, uri):
     with pytest.raises(grpc.RpcError, match="ErrSinkURIInvalid"):
         create(cluster, "refused", uri)
@@ -66,7 +74,10 @@ def test_a_secret_in_an_old_record_is_shown_nowhere_and_mended_by_update(cluster
     etcd(cluster, "put", INFO + "old", given=json.dumps(record))
     cluster.capture.start()
 
-    asked = [cluster.cli("changefeed", *verb) for verb in (("list",), ("query", "-c", "old"), ("pause", "-c", "old"))]
+    asked = [
+        cluster.cli("changefeed", *verb)
+        for verb in (("list",), ("query", "-c", "old"), ("pause", "-c", "old"))
+    ]
     asked.append(cluster.cli("changefeed", "resume", "-c", "old", "--yes"))
     asked.append(cluster.cli("verify", "-c", "old"))
     asked.append(Reader(cluster, "old").ask("describe"))
@@ -77,11 +88,18 @@ def test_a_secret_in_an_old_record_is_shown_nowhere_and_mended_by_update(cluster
     assert "changefeed update -c old" in asked[4]
     assert "changefeed update -c old" in cluster.capture.log.read_text()
 
-    elsewhere = cluster.cli("changefeed", "update", "-c", "old", "--sink-uri", "postgresql://u@127.0.0.2/d")
+    elsewhere = cluster.cli(
+        "changefeed", "update", "-c", "old", "--sink-uri", "postgresql://u@127.0.0.2/d"
+    )
     assert "ErrSinkURIInvalid" in elsewhere
     assert SECRET not in elsewhere
     mended = cluster.cli(
-        "changefeed", "update", "-c", "old", "--sink-uri", "postgresql://u@127.0.0.1/d?password-file=/run/lake"
+        "changefeed",
+        "update",
+        "-c",
+        "old",
+        "--sink-uri",
+        "postgresql://u@127.0.0.1/d?password-file=/run/lake",
     )
     assert mended["sink_uri"].endswith("?password-file=/run/lake")
     assert "warnings" not in mended

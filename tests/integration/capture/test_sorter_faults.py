@@ -1,4 +1,6 @@
-"""A running capture whose sorter's disk is damaged or full: named, nothing lost, and going on by itself."""
+"""A running capture whose sorter's disk is damaged or full: named, nothing lost,
+and going on by itself.
+"""
 
 import asyncio
 import contextlib
@@ -96,7 +98,9 @@ def tear(segment: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, tear], ids=["flipped", "torn"])
-def test_a_damaged_table_is_pulled_again_from_its_checkpoint(cluster, store, disk, changefeed, damage):
+def test_a_damaged_table_is_pulled_again_from_its_checkpoint(
+    cluster, store, disk, changefeed, damage
+):
     reader = Reader(cluster, changefeed.id)
     first = write(store, 2)
     checkpoint = reader.wait_resolved(cluster.now())
@@ -112,10 +116,17 @@ def test_a_damaged_table_is_pulled_again_from_its_checkpoint(cluster, store, dis
             damaged += segment.stat().st_size
             damage(segment)
     assert damaged > ROWS * ROW_BYTES
-    with pytest.raises(fl.FlightError, match=f"ErrSorterBlockCorrupt.*table {ACCOUNTS.id}, commit_ts"):
+    with pytest.raises(
+        fl.FlightError, match=f"ErrSorterBlockCorrupt.*table {ACCOUNTS.id}, commit_ts"
+    ):
         reader.read(checkpoint, end, NAME)
     log = cluster.capture.log
-    wait_for(lambda: any(changefeed.id in line and "pulled again" in line for line in log.read_text().splitlines()))
+    wait_for(
+        lambda: any(
+            changefeed.id in line and "pulled again" in line
+            for line in log.read_text().splitlines()
+        )
+    )
 
     def again():
         with contextlib.suppress(fl.FlightError):  # not yet as far
@@ -126,7 +137,9 @@ def test_a_damaged_table_is_pulled_again_from_its_checkpoint(cluster, store, dis
     assert reader.ask("ack", ts=end) == {"checkpoint_ts": end}
 
 
-def test_a_full_disk_pauses_the_feed_which_says_so_and_goes_on_when_there_is_room(cluster, store, disk, changefeed):
+def test_a_full_disk_pauses_the_feed_which_says_so_and_goes_on_when_there_is_room(
+    cluster, store, disk, changefeed
+):
     reader, filler = Reader(cluster, changefeed.id), disk / "filler"
     reader.wait_resolved(cluster.now())
     fill(filler)

@@ -19,7 +19,11 @@ def coordinator(tmp_path_factory):
 def failed_start(*flags):
     listen = ["--addr", LOOPBACK, "--flight-addr", LOOPBACK, "--http-addr", LOOPBACK]
     done = subprocess.run(
-        [*COMMAND, "capture", *listen, *flags], capture_output=True, text=True, timeout=60, check=False
+        [*COMMAND, "capture", *listen, *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 1, done
     assert done.stdout == ""
@@ -54,7 +58,9 @@ def test_a_data_directory_that_cannot_be_written_is_named(coordinator, tmp_path)
 
 
 def test_two_captures_in_one_directory_are_refused(coordinator, tmp_path):
-    first = Daemon(tmp_path, "capture", "--coordinator", coordinator, "--data-dir", str(tmp_path / "data"))
+    first = Daemon(
+        tmp_path, "capture", "--coordinator", coordinator, "--data-dir", str(tmp_path / "data")
+    )
     try:
         line = failed_start("--coordinator", coordinator, "--data-dir", str(tmp_path / "data"))
         assert line.startswith("[TM:ErrDataDirUnusable] another capture runs")
@@ -63,11 +69,18 @@ def test_two_captures_in_one_directory_are_refused(coordinator, tmp_path):
 
 
 def test_a_misspelt_flag_is_wrong_usage(coordinator):
-    done = subprocess.run([*COMMAND, "capture", "--dta-dir", "x"], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*COMMAND, "capture", "--dta-dir", "x"], capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 2
 
 
 def test_a_cluster_whose_capture_does_not_start_leaves_no_daemon_behind(tmp_path):
-    with pytest.raises(AssertionError, match="capture did not start"), running_cluster(tmp_path, "--no-such-flag"):
+    with (
+        pytest.raises(AssertionError, match="capture did not start"),
+        running_cluster(tmp_path, "--no-such-flag"),
+    ):
         pass
-    Daemon(tmp_path, "coordinator", "--metadata", f"leveldb:{tmp_path / 'metadata'}").stop()  # its lock is free
+    Daemon(
+        tmp_path, "coordinator", "--metadata", f"leveldb:{tmp_path / 'metadata'}"
+    ).stop()  # its lock is free

@@ -1,4 +1,6 @@
-"""A capture with two worker processes behaves as one: the same rows, cuts and checkpoints, whoever dies meanwhile."""
+"""A capture with two worker processes behaves as one: the same rows, cuts and checkpoints,
+whoever dies meanwhile.
+"""
 
 import asyncio
 import os
@@ -20,7 +22,9 @@ from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Reader, patiently, running_cluster
 
 tikv_client = pytest.importorskip("tikv_client")
-TABLES = [TableInfo.build(300 + n, f"t{n}", [Column.bigint("id"), Column.bigint("v")]) for n in range(4)]
+TABLES = [
+    TableInfo.build(300 + n, f"t{n}", [Column.bigint("id"), Column.bigint("v")]) for n in range(4)
+]
 NAMES = [f"many.{table.name}" for table in TABLES]
 ROWS = 5
 
@@ -118,12 +122,16 @@ def alive(pid):
 def test_each_table_is_handed_out_by_its_worker_and_by_the_capture(feed):
     end = feed.resolved()
     slices = feed.reader.ask("plan", start=feed.start, end=end)["slices"]
-    assert sorted((part["table"], part["rows"]) for part in slices) == [(name, len(feed.expected)) for name in NAMES]
+    assert sorted((part["table"], part["rows"]) for part in slices) == [
+        (name, len(feed.expected)) for name in NAMES
+    ]
     own = {part["locations"][0] for part in slices}
     assert len(own) == 2
     assert len({part["locations"][1] for part in slices}) == 1
     for part in slices:
-        direct, passed_on = (feed.reader.read(feed.start, end, part["table"], where) for where in part["locations"])
+        direct, passed_on = (
+            feed.reader.read(feed.start, end, part["table"], where) for where in part["locations"]
+        )
         assert direct.equals(passed_on)
         assert changes(direct) == feed.expected
 
@@ -131,9 +139,13 @@ def test_each_table_is_handed_out_by_its_worker_and_by_the_capture(feed):
 def test_a_cut_counts_the_rows_of_all_workers(feed):
     end = feed.resolved()
     few = feed.reader.ask("latest", start=feed.start, max_rows=3 * len(TABLES), wait_ms=5000)["ts"]
-    assert [part["rows"] for part in feed.reader.ask("plan", start=feed.start, end=few)["slices"]] == [3] * len(TABLES)
+    assert [
+        part["rows"] for part in feed.reader.ask("plan", start=feed.start, end=few)["slices"]
+    ] == [3] * len(TABLES)
     assert feed.reader.ask("latest", start=feed.start, max_rows=10**6, wait_ms=5000)["ts"] >= end
-    of_one = feed.reader.ask("latest", start=feed.start, max_rows=3, table=NAMES[0], wait_ms=5000)["ts"]
+    of_one = feed.reader.ask("latest", start=feed.start, max_rows=3, table=NAMES[0], wait_ms=5000)[
+        "ts"
+    ]
     assert of_one == few
 
 
@@ -141,7 +153,10 @@ def test_a_worker_hands_out_rows_and_nothing_else(feed):
     end = feed.resolved()
     [first, *_] = feed.reader.ask("plan", start=feed.start, end=end)["slices"]
     ack = fl.Action("ack", b'{"changefeed":"many","ts":1}')
-    with fl.FlightClient(first["locations"][0]) as worker, pytest.raises(fl.FlightServerError, match="WorkerRowsOnly"):
+    with (
+        fl.FlightClient(first["locations"][0]) as worker,
+        pytest.raises(fl.FlightServerError, match="WorkerRowsOnly"),
+    ):
         list(worker.do_action(ack))
 
 
@@ -150,7 +165,10 @@ def test_metrics_and_blockers_of_all_workers_are_the_captures(cluster, feed):
     lines = soon(lambda: metrics(cluster), lambda lines: len(taken_of(lines)) == 2)
     assert sum(taken_of(lines)) >= len(feed.expected) * len(TABLES)
     assert all(taken_of(lines))
-    assert len([line for line in lines if line.startswith("# TYPE tidemark_sorter_rows_in_total ")]) == 1
+    assert (
+        len([line for line in lines if line.startswith("# TYPE tidemark_sorter_rows_in_total ")])
+        == 1
+    )
     lags = [line for line in lines if line.startswith("tidemark_capture_stage_lag_seconds{")]
     assert len(lags) == len(STAGES), "two stages are the workers' own"
     [blocked] = soon(lambda: blockers(cluster), lambda found: len(found[0].tables) == len(TABLES))
@@ -159,7 +177,9 @@ def test_metrics_and_blockers_of_all_workers_are_the_captures(cluster, feed):
 
 
 def soon(ask, is_whole):
-    """The answer once all workers are in it: one that takes longer than a second to answer is left out."""
+    """The answer once all workers are in it: one that takes longer than a second to answer is left
+    out.
+    """
     deadline = time.monotonic() + 60
     while not is_whole(found := ask()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -172,12 +192,20 @@ def metrics(cluster):
 
 
 def taken_of(lines):
-    return [float(line.split()[1]) for line in lines if line.startswith("tidemark_sorter_rows_in_total{worker=")]
+    return [
+        float(line.split()[1])
+        for line in lines
+        if line.startswith("tidemark_sorter_rows_in_total{worker=")
+    ]
 
 
 def blockers(cluster):
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
-        return CaptureServiceStub(channel).GetBlockers(capture_pb2.GetBlockersRequest(limit=10)).changefeeds
+        return (
+            CaptureServiceStub(channel)
+            .GetBlockers(capture_pb2.GetBlockersRequest(limit=10))
+            .changefeeds
+        )
 
 
 def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):
@@ -190,9 +218,9 @@ def test_a_worker_killed_while_rows_are_read_changes_no_range(cluster, feed):
     feed.write(10)
     after = feed.rows(middle)
     assert all(after[name].equals(before[name]) for name in NAMES)
-    assert patiently(feed.reader.read, feed.start, middle, first["table"], first["locations"][0]).equals(
-        before[first["table"]]
-    )
+    assert patiently(
+        feed.reader.read, feed.start, middle, first["table"], first["locations"][0]
+    ).equals(before[first["table"]])
     feed.check(feed.resolved())
     assert workers(cluster.capture)[0] != victim
 

@@ -41,7 +41,9 @@ class Cluster:
                 if coordinator is not but and members_of(coordinator.address).leads:
                     return coordinator
             time.sleep(0.05)
-        raise AssertionError(f"no leader; the logs end with: {[one.log[-300:] for one in self.coordinators]}")
+        raise AssertionError(
+            f"no leader; the logs end with: {[one.log[-300:] for one in self.coordinators]}"
+        )
 
     def heal(self) -> None:
         """Start again what is down."""
@@ -62,7 +64,9 @@ class Cluster:
         """Every coordinator answers, whoever leads."""
         deadline = time.monotonic() + seconds
         while not all(members_of(address).cluster_id for address in self.addresses):
-            assert time.monotonic() < deadline, f"not listening: {[one.log[-300:] for one in self.coordinators]}"
+            assert time.monotonic() < deadline, (
+                f"not listening: {[one.log[-300:] for one in self.coordinators]}"
+            )
             time.sleep(0.05)
 
 
@@ -83,7 +87,11 @@ class View:
 def members_of(address: str, security: SecurityConfig | None = None) -> View:
     """What a coordinator says about all; of one that does not answer, nothing."""
     credentials = channel_credentials(security or SecurityConfig())
-    with grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address) as channel:
+    with (
+        grpc.secure_channel(address, credentials)
+        if credentials
+        else grpc.insecure_channel(address) as channel
+    ):
         stub: Any = PDStub(channel)
         try:
             answer = stub.GetMembers(pdpb_pb2.GetMembersRequest(), timeout=5)
@@ -95,12 +103,18 @@ def members_of(address: str, security: SecurityConfig | None = None) -> View:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, etcds: int = 1, flags: Sequence[str] = (), **of_etcd: Any) -> Iterator[Cluster]:
-    """A healthy cluster that ends with the block; `flags` are of coordinators, the rest is of `Etcd`."""
+def running_cluster(
+    directory: Path, *, etcds: int = 1, flags: Sequence[str] = (), **of_etcd: Any
+) -> Iterator[Cluster]:
+    """A healthy cluster that ends with the block; `flags` are of coordinators,
+    the rest is of `Etcd`.
+    """
     with etcd_members(directory, etcds, **of_etcd) as etcd:
         metadata = "etcd://" + ",".join(member.address for member in etcd)
         coordinators = [
-            Coordinator(f"127.0.0.1:{port}", metadata, directory / f"coordinator{number}.log", flags)
+            Coordinator(
+                f"127.0.0.1:{port}", metadata, directory / f"coordinator{number}.log", flags
+            )
             for number, port in enumerate(free_ports(3))
         ]
         cluster = Cluster(etcd, coordinators)

@@ -28,11 +28,21 @@ Start = Callable[..., Coordinator]
 
 
 def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "server.cli.main", "coordinator", "--http-addr", "127.0.0.1:0", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "coordinator",
+        "--http-addr",
+        "127.0.0.1:0",
+        *flags,
+    ]
 
 
 def run_to_end(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*flags), env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command(*flags), env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @contextmanager

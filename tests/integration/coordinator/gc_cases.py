@@ -1,6 +1,8 @@
-"""What PD's GC calls answer, case by case: some steps, one question, and its answer in each compatibility.
+"""What PD's GC calls answer, case by case: some steps, one question,
+and its answer in each compatibility.
 
-A dict is what a message holds besides its header; a callable in it checks one field. `PD` was asked of a real PD.
+A dict is what a message holds besides its header; a callable in it checks one field. `PD` was asked
+of a real PD.
 """
 
 import time
@@ -13,7 +15,8 @@ NULL = 0xFFFF_FFFF
 MAX_TS = (1 << 64) - 1
 NOT_FOUND = "[PD:keyspace:ErrKeyspaceNotFound]keyspace does not exist"
 NO_GC = (
-    "[PD:gc:ErrGCOnInvalidKeyspace]trying to manage GC in keyspace DEFAULT (id: 0) where keyspace level GC "
+    "[PD:gc:ErrGCOnInvalidKeyspace]trying to manage GC in keyspace DEFAULT (id: 0) where keyspace "
+    "level GC "
     "is not enabled"
 )
 NO_ID = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: "
@@ -72,7 +75,9 @@ def unknown(text: str) -> Status:
 
 def service(service_id: str | bytes, safe_point: int, ttl_s: int = 1000) -> Call:
     raw = service_id.encode() if isinstance(service_id, str) else service_id
-    return Call("UpdateServiceGCSafePoint", {"service_id": raw, "safe_point": safe_point, "TTL": ttl_s})
+    return Call(
+        "UpdateServiceGCSafePoint", {"service_id": raw, "safe_point": safe_point, "TTL": ttl_s}
+    )
 
 
 def worker(safe_point: int, ttl_s: int = NEVER_S) -> Call:
@@ -88,12 +93,22 @@ def call(method: str, keyspace: int | None = None, **fields: Any) -> Call:
     return Call(method, {**scope, **fields})
 
 
-def barrier(barrier_id: str, barrier_ts: int, ttl_seconds: int = 1000, keyspace: int | None = None) -> Call:
-    return call("SetGCBarrier", keyspace, barrier_id=barrier_id, barrier_ts=barrier_ts, ttl_seconds=ttl_seconds)
+def barrier(
+    barrier_id: str, barrier_ts: int, ttl_seconds: int = 1000, keyspace: int | None = None
+) -> Call:
+    return call(
+        "SetGCBarrier",
+        keyspace,
+        barrier_id=barrier_id,
+        barrier_ts=barrier_ts,
+        ttl_seconds=ttl_seconds,
+    )
 
 
 def everywhere(barrier_id: str, barrier_ts: int, ttl_seconds: int = 1000) -> Call:
-    return call("SetGlobalGCBarrier", barrier_id=barrier_id, barrier_ts=barrier_ts, ttl_seconds=ttl_seconds)
+    return call(
+        "SetGlobalGCBarrier", barrier_id=barrier_id, barrier_ts=barrier_ts, ttl_seconds=ttl_seconds
+    )
 
 
 def advance(target: int, keyspace: int | None = None) -> Call:
@@ -129,16 +144,26 @@ def exactly(ttl_s: int) -> Any:
 
 
 def state(
-    txn: int, gc: int, barriers: list[Mapping[str, Any]], global_barriers: list[Mapping[str, Any]] | None = None
+    txn: int,
+    gc: int,
+    barriers: list[Mapping[str, Any]],
+    global_barriers: list[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     unified = {"keyspace_scope": {"keyspace_id": NULL}, "is_keyspace_level_gc": False}
     return {
-        "gc_state": {**unified, "txn_safe_point": txn, "gc_safe_point": gc, "gc_barriers": barriers},
+        "gc_state": {
+            **unified,
+            "txn_safe_point": txn,
+            "gc_safe_point": gc,
+            "gc_barriers": barriers,
+        },
         "global_gc_barriers": {"barriers": global_barriers or []},
     }
 
 
-def described(kind: str, barrier_id: str, barrier_ts: int, ends: str = "2") -> Callable[[str], bool]:
+def described(
+    kind: str, barrier_id: str, barrier_ts: int, ends: str = "2"
+) -> Callable[[str], bool]:
     begin = f'{kind} {{ BarrierID: "{barrier_id}", BarrierTS: {barrier_ts}, ExpirationTime: "{ends}'
     return lambda text: text.startswith(begin)
 
@@ -149,24 +174,33 @@ def moved(old: int, new: int, blocker: Any = "") -> Answer:
 
 def too_large(current: int, given: int, txn: int) -> str:
     return (
-        "[PD:gc:ErrGCSafePointExceedsTxnSafePoint]trying to update GC safe point to a too large value that exceeds "
-        f"the txn safe point, current value: {current}, given: {given}, current txn safe point: {txn}"
+        "[PD:gc:ErrGCSafePointExceedsTxnSafePoint]trying to update GC safe point to a too large "
+        "value that exceeds "
+        f"the txn safe point, current value: {current}, given: {given}, current txn safe point: "
+        f"{txn}"
     )
 
 
-def both(name: str, steps: list[Call | Wait], question: Call, answer: Answer, *, asked: bool = True) -> Case:
+def both(
+    name: str, steps: list[Call | Wait], question: Call, answer: Answer, *, asked: bool = True
+) -> Case:
     return Case(name, steps, question, answer, answer, asked)
 
 
 A100, B50 = service("a", 100), service("b", 50)
 BACK = (
-    "[PD:gc:ErrDecreasingTxnSafePoint]trying to update txn safe point to a smaller value, current value: {}, given: {}"
+    "[PD:gc:ErrDecreasingTxnSafePoint]trying to update txn safe point to a smaller value, current "
+    "value: {}, given: {}"
 )
 BEHIND = (
-    "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier on ts {} which is already behind the txn "
+    "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier on ts {} which is already "
+    "behind the txn "
     "safe point {}"
 )
-RESERVED = "[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with a barrier ID that is reserved: gc_worker"
+RESERVED = (
+    "[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with a barrier ID that is reserved: "
+    "gc_worker"
+)
 INFINITY = "TTL of gc_worker's service safe point must be infinity"
 A, B = info("a", 100), info("b", 50)
 
@@ -176,7 +210,12 @@ OLD_CALLS = [
     both("a second service below the first", [A100], B50, told("gc_worker", 0)),
     both("a second service below the first is stored", [A100, B50], STATE, state(0, 0, [A, B])),
     both("a service goes back", [A100], service("a", 90), told("gc_worker", 0)),
-    both("a service that went back is stored", [A100, service("a", 90)], STATE, state(0, 0, [info("a", 90)])),
+    both(
+        "a service that went back is stored",
+        [A100, service("a", 90)],
+        STATE,
+        state(0, 0, [info("a", 90)]),
+    ),
     Case(
         "a new service below the txn safe point",
         [A100, B50, worker(80)],
@@ -226,8 +265,16 @@ OLD_CALLS = [
     ),
     both("gc_worker moves on", [], worker(10), told("gc_worker", 10)),
     both("gc_worker moves the txn safe point", [worker(10)], STATE, state(10, 0, [])),
-    Case("gc_worker goes back", [worker(10)], worker(5), told("gc_worker", 10), unknown(BACK.format(10, 5))),
-    Case("gc_worker is blocked", [A100, B50], worker(80), told("b", 50, around(1000)), told("b", 50)),
+    Case(
+        "gc_worker goes back",
+        [worker(10)],
+        worker(5),
+        told("gc_worker", 10),
+        unknown(BACK.format(10, 5)),
+    ),
+    Case(
+        "gc_worker is blocked", [A100, B50], worker(80), told("b", 50, around(1000)), told("b", 50)
+    ),
     both("gc_worker at 2^64 - 1", [], worker(MAX_TS), told("gc_worker", MAX_TS)),
     both(
         "an expired service is listed without TTL",
@@ -254,11 +301,31 @@ OLD_CALLS = [
         STATE,
         state(0, 0, [info("a", 5, NEVER_S), info("b", 5, NEVER_S), info("c", 5, NEVER_S)]),
     ),
-    both("292 years do end", [service("a", 5, 9_223_372_036)], STATE, state(0, 0, [info("a", 5, 9_223_372_036)])),
+    both(
+        "292 years do end",
+        [service("a", 5, 9_223_372_036)],
+        STATE,
+        state(0, 0, [info("a", 5, 9_223_372_036)]),
+    ),
     both("a service at 2^64 - 1", [service("a", MAX_TS)], STATE, state(0, 0, [info("a", MAX_TS)])),
-    both("native_br is a global barrier", [service("native_br", 60)], STATE, state(0, 0, [], [info("native_br", 60)])),
-    both("native_br is removed", [service("native_br", 60), service("native_br", 0, 0)], STATE, state(0, 0, [], [])),
-    both("native_br below the txn safe point", [worker(80)], service("native_br", 60), told("gc_worker", 80)),
+    both(
+        "native_br is a global barrier",
+        [service("native_br", 60)],
+        STATE,
+        state(0, 0, [], [info("native_br", 60)]),
+    ),
+    both(
+        "native_br is removed",
+        [service("native_br", 60), service("native_br", 0, 0)],
+        STATE,
+        state(0, 0, [], []),
+    ),
+    both(
+        "native_br below the txn safe point",
+        [worker(80)],
+        service("native_br", 60),
+        told("gc_worker", 80),
+    ),
     Case(
         "the GC safe point beyond the txn safe point",
         [service("a", 120), worker(200)],
@@ -281,25 +348,64 @@ OLD_CALLS = [
         unknown(too_large(50, 100, 50)),
     ),
     both("the GC safe point moves on", [worker(120)], update(100), {"new_safe_point": 100}),
-    both("the GC safe point does not go back", [worker(120), update(100)], update(50), {"new_safe_point": 100}),
-    both("0 asks for the GC safe point", [worker(120), update(100)], update(0), {"new_safe_point": 100}),
-    both("stores see the GC safe point", [worker(120), update(100)], Call("GetGCSafePoint", {}), {"safe_point": 100}),
+    both(
+        "the GC safe point does not go back",
+        [worker(120), update(100)],
+        update(50),
+        {"new_safe_point": 100},
+    ),
+    both(
+        "0 asks for the GC safe point",
+        [worker(120), update(100)],
+        update(0),
+        {"new_safe_point": 100},
+    ),
+    both(
+        "stores see the GC safe point",
+        [worker(120), update(100)],
+        Call("GetGCSafePoint", {}),
+        {"safe_point": 100},
+    ),
 ]
 
 NEWER_CALLS = [
-    both("no state was ever set", [], call("GetGCState"), {"gc_state": state(0, 0, [])["gc_state"]}),
+    both(
+        "no state was ever set", [], call("GetGCState"), {"gc_state": state(0, 0, [])["gc_state"]}
+    ),
     both("a barrier", [], barrier("a", 100), {"new_barrier_info": A}),
-    both("a barrier for ever", [], barrier("a", 100, NEVER_S), {"new_barrier_info": info("a", 100, NEVER_S)}),
-    both("a barrier goes back", [barrier("a", 100), barrier("a", 90)], STATE, state(0, 0, [info("a", 90)])),
+    both(
+        "a barrier for ever",
+        [],
+        barrier("a", 100, NEVER_S),
+        {"new_barrier_info": info("a", 100, NEVER_S)},
+    ),
+    both(
+        "a barrier goes back",
+        [barrier("a", 100), barrier("a", 90)],
+        STATE,
+        state(0, 0, [info("a", 90)]),
+    ),
     both("a barrier behind", [advance(50)], barrier("a", 49), Refused(BEHIND.format(49, 50))),
-    both("a barrier at the txn safe point", [advance(50)], barrier("a", 50), {"new_barrier_info": info("a", 50)}),
+    both(
+        "a barrier at the txn safe point",
+        [advance(50)],
+        barrier("a", 50),
+        {"new_barrier_info": info("a", 50)},
+    ),
     both("a barrier without TTL", [], barrier("a", 50, 0), Refused(NO_TTL)),
     both("a barrier with a negative TTL", [], barrier("a", 50, -4), Refused(NO_TTL)),
     both("a barrier without id", [], barrier("", 50), Refused(NO_ID)),
     both("a barrier of gc_worker", [], barrier("gc_worker", 50), Refused(RESERVED)),
-    both("a barrier in a unified keyspace", [barrier("a", 100, keyspace=0)], STATE, state(0, 0, [A])),
+    both(
+        "a barrier in a unified keyspace", [barrier("a", 100, keyspace=0)], STATE, state(0, 0, [A])
+    ),
     both("a barrier in an unknown keyspace", [], barrier("a", 100, keyspace=7), Refused(NOT_FOUND)),
-    both("a barrier without TTL in an unknown keyspace", [], barrier("a", 100, 0, keyspace=7), Refused(NO_TTL)),
+    both(
+        "a barrier without TTL in an unknown keyspace",
+        [],
+        barrier("a", 100, 0, keyspace=7),
+        Refused(NO_TTL),
+    ),
     both(
         "a barrier is removed",
         [barrier("a", 100)],
@@ -308,8 +414,18 @@ NEWER_CALLS = [
     ),
     both("no barrier is removed", [], call("DeleteGCBarrier", barrier_id="a"), {}),
     both("a barrier without id is removed", [], call("DeleteGCBarrier"), Refused(NO_ID)),
-    both("gc_worker is removed as a barrier", [], call("DeleteGCBarrier", barrier_id="gc_worker"), Refused(RESERVED)),
-    both("removed in an unknown keyspace", [], call("DeleteGCBarrier", 7, barrier_id="a"), Refused(NOT_FOUND)),
+    both(
+        "gc_worker is removed as a barrier",
+        [],
+        call("DeleteGCBarrier", barrier_id="gc_worker"),
+        Refused(RESERVED),
+    ),
+    both(
+        "removed in an unknown keyspace",
+        [],
+        call("DeleteGCBarrier", 7, barrier_id="a"),
+        Refused(NOT_FOUND),
+    ),
     both("a global barrier", [], everywhere("a", 100), {"new_barrier_info": A}),
     both(
         "a global barrier may be called gc_worker",
@@ -324,7 +440,8 @@ NEWER_CALLS = [
         [advance(50)],
         everywhere("a", 49),
         Refused(
-            "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier on ts 49 which is "
+            "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier on "
+            "ts 49 which is "
             "already behind the txn safe point 50 of keyspace <null_keyspace>"
         ),
     ),
@@ -335,7 +452,9 @@ NEWER_CALLS = [
         {"deleted_barrier_info": A},
     ),
     both("no global barrier is removed", [], call("DeleteGlobalGCBarrier", barrier_id="a"), {}),
-    both("a global barrier without id is removed", [], call("DeleteGlobalGCBarrier"), Refused(NO_ID)),
+    both(
+        "a global barrier without id is removed", [], call("DeleteGlobalGCBarrier"), Refused(NO_ID)
+    ),
     both("the txn safe point moves on", [advance(10)], advance(600), moved(10, 600)),
     both("the txn safe point at 2^64 - 1", [], advance(MAX_TS), moved(0, MAX_TS)),
     both(
@@ -362,20 +481,27 @@ NEWER_CALLS = [
         advance(10),
         moved(0, 9, described("GCBarrier", "a", 9)),
     ),
-    both("a barrier at the target does not block", [barrier("a", 150)], advance(150), moved(0, 150)),
+    both(
+        "a barrier at the target does not block", [barrier("a", 150)], advance(150), moved(0, 150)
+    ),
     both("the txn safe point goes back", [advance(50)], advance(49), Refused(BACK.format(50, 49))),
     both("the txn safe point stays", [advance(50)], advance(50), moved(50, 50)),
     both("an unknown keyspace advances", [], advance(50, 7), Refused(NOT_FOUND)),
     both("a unified keyspace advances", [], advance(50, 0), Refused(NO_GC)),
     both("the null keyspace advances by name", [], advance(50, NULL), moved(0, 50)),
-    both("an id of more than 24 bits is the null keyspace", [], advance(50, 0x1000000), moved(0, 50)),
-    both("GC moves on", [advance(50)], collect(40), {"old_gc_safe_point": 0, "new_gc_safe_point": 40}),
+    both(
+        "an id of more than 24 bits is the null keyspace", [], advance(50, 0x1000000), moved(0, 50)
+    ),
+    both(
+        "GC moves on", [advance(50)], collect(40), {"old_gc_safe_point": 0, "new_gc_safe_point": 40}
+    ),
     both(
         "GC goes back",
         [advance(50), collect(40)],
         collect(39),
         Refused(
-            "[PD:gc:ErrDecreasingGCSafePoint]trying to update GC safe point to a smaller value, current value: 40, "
+            "[PD:gc:ErrDecreasingGCSafePoint]trying to update GC safe point to a smaller value, "
+            "current value: 40, "
             "given: 39"
         ),
     ),
@@ -407,8 +533,18 @@ NEWER_CALLS = [
 ]
 
 V2_CALLS = [
-    both("V2: a keyspace without GC of its own", [], Call("GetGCSafePointV2", {"keyspace_id": 0}), unknown(NO_GC)),
-    both("V2: an unknown keyspace", [], Call("GetGCSafePointV2", {"keyspace_id": 7}), unknown(NOT_FOUND)),
+    both(
+        "V2: a keyspace without GC of its own",
+        [],
+        Call("GetGCSafePointV2", {"keyspace_id": 0}),
+        unknown(NO_GC),
+    ),
+    both(
+        "V2: an unknown keyspace",
+        [],
+        Call("GetGCSafePointV2", {"keyspace_id": 7}),
+        unknown(NOT_FOUND),
+    ),
     both(
         "V2: the null keyspace",
         [worker(50), update(40)],
@@ -436,13 +572,19 @@ V2_CALLS = [
     both(
         "V2: a service in a unified keyspace",
         [worker(40)],
-        Call("UpdateServiceSafePointV2", {"keyspace_id": 0, "service_id": b"a", "safe_point": 66, "ttl": 100}),
+        Call(
+            "UpdateServiceSafePointV2",
+            {"keyspace_id": 0, "service_id": b"a", "safe_point": 66, "ttl": 100},
+        ),
         {"service_id": b"gc_worker", "min_safe_point": 40, "ttl": forever},
     ),
     both(
         "V2: a service in an unknown keyspace",
         [],
-        Call("UpdateServiceSafePointV2", {"keyspace_id": 7, "service_id": b"a", "safe_point": 66, "ttl": 100}),
+        Call(
+            "UpdateServiceSafePointV2",
+            {"keyspace_id": 7, "service_id": b"a", "safe_point": 66, "ttl": 100},
+        ),
         unknown(NOT_FOUND),
     ),
     both(
@@ -455,7 +597,10 @@ V2_CALLS = [
         "V2: the watch is obsolete",
         [],
         Call("WatchGCSafePointV2", {}),
-        Status("UNIMPLEMENTED", "WatchGCSafePointV2 is obsolete. Poll GetAllKeyspacesGCStates instead if necessary"),
+        Status(
+            "UNIMPLEMENTED",
+            "WatchGCSafePointV2 is obsolete. Poll GetAllKeyspacesGCStates instead if necessary",
+        ),
     ),
 ]
 

@@ -1,4 +1,6 @@
-"""Servers of PD's GC calls: how they are asked, ours on a real socket, and whether an answer is the expected one."""
+"""Servers of PD's GC calls: how they are asked, ours on a real socket,
+and whether an answer is the expected one.
+"""
 
 import asyncio
 import time
@@ -28,7 +30,9 @@ CLUSTER_ID = 7
 class Asked:
     """A server of PD's GC calls."""
 
-    def __init__(self, channel: grpc.aio.Channel, cluster_id: int, clock: list[float] | None) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, cluster_id: int, clock: list[float] | None
+    ) -> None:
         self.channel = channel
         self.stub = pdpb_pb2_grpc.PDStub(channel)
         self.cluster_id = cluster_id
@@ -45,11 +49,15 @@ class Asked:
 
     async def ask(self, call: Call, cluster_id: int | None = None) -> Any:
         """The answering message, or the Status."""
-        header = pdpb_pb2.RequestHeader(cluster_id=self.cluster_id if cluster_id is None else cluster_id)
+        header = pdpb_pb2.RequestHeader(
+            cluster_id=self.cluster_id if cluster_id is None else cluster_id
+        )
         request = getattr(pdpb_pb2, f"{call.method}Request")(header=header, **call.fields)
         try:
             answer = getattr(self.stub, call.method)(request)
-            return [message async for message in answer] if hasattr(answer, "read") else await answer
+            return (
+                [message async for message in answer] if hasattr(answer, "read") else await answer
+            )
         except grpc.aio.AioRpcError as err:
             return Status(err.code().name, err.details() or "")
 
@@ -63,7 +71,9 @@ class Asked:
 
 
 @asynccontextmanager
-async def ours(directory: Path, compat: Compat, *, bootstrapped: bool = True) -> AsyncIterator[Asked]:
+async def ours(
+    directory: Path, compat: Compat, *, bootstrapped: bool = True
+) -> AsyncIterator[Asked]:
     """Our services on a real socket, over embedded metadata."""
     ahead = [0.0]
     async with EmbeddedEtcd.open(directory) as etcd:
@@ -73,8 +83,13 @@ async def ours(directory: Path, compat: Compat, *, bootstrapped: bool = True) ->
         await safe_points.load()
         gc = GcService(Headers(CLUSTER_ID, lambda: bootstrapped, Leadership()), safe_points)
         server = RpcServer()
-        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**gc.calls()), gc.batches())
-        async with server.listen("127.0.0.1:0") as bound, grpc.aio.insecure_channel(bound) as channel:
+        server.add_service(
+            pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**gc.calls()), gc.batches()
+        )
+        async with (
+            server.listen("127.0.0.1:0") as bound,
+            grpc.aio.insecure_channel(bound) as channel,
+        ):
             yield Asked(channel, CLUSTER_ID, ahead)
 
 
@@ -85,7 +100,10 @@ def assert_answer(found: Any, expected: Answer) -> None:
     assert not isinstance(found, Status), found
     error = found.header.error
     if isinstance(expected, Refused):
-        assert (error.message, pdpb_pb2.ErrorType.Name(error.type)) == (expected.text, expected.type)
+        assert (error.message, pdpb_pb2.ErrorType.Name(error.type)) == (
+            expected.text,
+            expected.type,
+        )
         return
     assert not found.header.HasField("error"), error
     assert found.header.cluster_id

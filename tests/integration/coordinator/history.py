@@ -1,7 +1,8 @@
 """What a cluster answered, and whether a single correct coordinator could have answered it.
 
-Times are of one monotonic clock. An answer is true at some instant between its request's sending and its receipt, so
-only answers that are certainly ordered are compared: one was received before the other's request was sent.
+Times are of one monotonic clock. An answer is true at some instant between its request's sending
+and its receipt, so only answers that are certainly ordered are compared: one was received before
+the other's request was sent.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,9 @@ class GcSafePoint(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A service keeps everything newer than `safe_point`: certainly since `since_s`, certainly until `until_s`."""
+    """A service keeps everything newer than `safe_point`: certainly since `since_s`,
+    certainly until `until_s`.
+    """
 
     service_id: str
     safe_point: int
@@ -47,9 +50,16 @@ class Hold:
     until_s: float
 
 
-def faults_of(tsos: Sequence[Tso], safe_points: Sequence[GcSafePoint], holds: Sequence[Hold]) -> list[str]:
+def faults_of(
+    tsos: Sequence[Tso], safe_points: Sequence[GcSafePoint], holds: Sequence[Hold]
+) -> list[str]:
     """Every way in which the answers contradict one coordinator; empty when they do not."""
-    return [*_repeated(tsos), *_not_above(tsos), *_gone_back(safe_points), *_passed(safe_points, holds)]
+    return [
+        *_repeated(tsos),
+        *_not_above(tsos),
+        *_gone_back(safe_points),
+        *_passed(safe_points, holds),
+    ]
 
 
 def _repeated(tsos: Sequence[Tso]) -> Iterator[str]:

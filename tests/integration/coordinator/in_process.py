@@ -1,4 +1,6 @@
-"""A coordinator in the test's own process, and PD's calls to it as a client without manners makes them."""
+"""A coordinator in the test's own process, and PD's calls to it as a client without manners makes
+them.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
@@ -41,8 +43,12 @@ class Pd:
         """All answers to a stream of requests."""
         return [answer async for answer in getattr(self.stub, method)(iter(requests), timeout=60)]
 
-    async def heartbeat(self, *regions: metapb_pb2.Region, leader: metapb_pb2.Peer | None = None) -> list[Any]:
-        """What is refused of the reports of regions, that lead with their first peers unless told otherwise."""
+    async def heartbeat(
+        self, *regions: metapb_pb2.Region, leader: metapb_pb2.Peer | None = None
+    ) -> list[Any]:
+        """What is refused of the reports of regions,
+        that lead with their first peers unless told otherwise.
+        """
         requests = [
             pdpb_pb2.RegionHeartbeatRequest(
                 header=self.header, region=one, leader=leader or next(iter(one.peers), None)
@@ -61,7 +67,9 @@ class Pd:
     async def _first(call: Any) -> Any:
         async for answer in call:
             call.cancel()
-            return pdpb_pb2.GetMembersResponse.FromString(answer)  # whose header is where all the headers are
+            return pdpb_pb2.GetMembersResponse.FromString(
+                answer
+            )  # whose header is where all the headers are
         return pdpb_pb2.GetMembersResponse()
 
 
@@ -101,8 +109,12 @@ def store(store_id: int = 1, address: str = "127.0.0.1:20160", **fields: Any) ->
     return metapb_pb2.Store(**{"id": store_id, "address": address, "version": "8.5.0"} | fields)
 
 
-def region(region_id: int = 2, start: bytes = b"", end: bytes = b"", version: int = 1) -> metapb_pb2.Region:
+def region(
+    region_id: int = 2, start: bytes = b"", end: bytes = b"", version: int = 1
+) -> metapb_pb2.Region:
     """A region with one peer, on store 1."""
     epoch = metapb_pb2.RegionEpoch(conf_ver=1, version=version)
     peers = [metapb_pb2.Peer(id=region_id + 100, store_id=1)]
-    return metapb_pb2.Region(id=region_id, start_key=start, end_key=end, region_epoch=epoch, peers=peers)
+    return metapb_pb2.Region(
+        id=region_id, start_key=start, end_key=end, region_epoch=epoch, peers=peers
+    )

@@ -1,7 +1,7 @@
 """Callers of every kind on a cluster of coordinators, and the record of what they were answered.
 
-Clients follow the leader as every daemon does. Probes ask every coordinator by itself, the deposed and the stopped ones
-too: what those say counts like any other answer.
+Clients follow the leader as every daemon does. Probes ask every coordinator by itself, the deposed
+and the stopped ones too: what those say counts like any other answer.
 """
 
 import asyncio
@@ -32,7 +32,9 @@ _PAUSE_S = 0.01
 
 
 class Load:
-    """What was asked and answered since the beginning; `seed` decides who asks when for how much."""
+    """What was asked and answered since the beginning;
+    `seed` decides who asks when for how much.
+    """
 
     def __init__(self, addresses: Sequence[str], seed: int) -> None:
         self.addresses = addresses
@@ -49,14 +51,20 @@ class Load:
         if faults := faults_of(self.tsos, self.safe_points, self.holds):
             history = sorted([*self.tsos, *self.safe_points], key=lambda answer: answer.sent_s)
             told = "\n".join(map(str, [*history, *self.holds]))
-            raise AssertionError("\n".join([*faults, f"seed {self.seed}; the whole history:", told]))
+            raise AssertionError(
+                "\n".join([*faults, f"seed {self.seed}; the whole history:", told])
+            )
 
     async def goes_on(self, answers: int = 5, seconds: float = 100) -> float:
-        """Wait until clients' calls of all kinds that are sent from now on are answered; returns how long it took."""
+        """Wait until clients' calls of all kinds that are sent from now on are answered;
+        returns how long it took.
+        """
         began_s = time.monotonic()
 
         def fresh(answered: Sequence[Any], asked: str = CLIENT) -> int:
-            return sum(answer.sent_s > began_s and answer.asked == asked for answer in answered[-1000:])
+            return sum(
+                answer.sent_s > began_s and answer.asked == asked for answer in answered[-1000:]
+            )
 
         try:
             async with asyncio.timeout(seconds):
@@ -68,12 +76,18 @@ class Load:
                     self._answer.clear()
                     await self._answer.wait()
         except TimeoutError:
-            raise AssertionError(f"no answers for {seconds} s; refusals: {self.refusals[-5:]}") from None
+            raise AssertionError(
+                f"no answers for {seconds} s; refusals: {self.refusals[-5:]}"
+            ) from None
         return time.monotonic() - began_s
 
     def longest_silence_s(self, since_s: float) -> float:
-        """The longest time since then in which no client, following the leader, received a timestamp."""
-        received = (tso.received_s for tso in self.tsos if tso.asked == CLIENT and tso.received_s > since_s)
+        """The longest time since then in which no client, following the leader,
+        received a timestamp.
+        """
+        received = (
+            tso.received_s for tso in self.tsos if tso.asked == CLIENT and tso.received_s > since_s
+        )
         times = [since_s, *sorted(received)]
         return max(later - earlier for earlier, later in pairwise(times))
 
@@ -93,7 +107,9 @@ class Load:
                 continue
             if at is not None:  # from here on the old safe point is held only perhaps
                 self.holds[at] = replace(self.holds[at], until_s=time.monotonic())
-            minimum = await self._answered(pd.update_service_gc_safe_point(service_id, _TTL_S, wanted))
+            minimum = await self._answered(
+                pd.update_service_gc_safe_point(service_id, _TTL_S, wanted)
+            )
             if minimum is not None and minimum.safe_point <= wanted:
                 at = len(self.holds)
                 self.holds.append(Hold(service_id, wanted, time.monotonic(), float("inf")))
@@ -106,12 +122,16 @@ class Load:
         while True:
             now = await self._answered(pd.tso())
             if now is not None:
-                minimum = await self._answered(pd.update_service_gc_safe_point("gc_worker", NEVER_S, now))
+                minimum = await self._answered(
+                    pd.update_service_gc_safe_point("gc_worker", NEVER_S, now)
+                )
                 sent_s = time.monotonic()
                 if minimum is not None:
                     held = await self._answered(pd.update_gc_safe_point(minimum.safe_point))
                     if held is not None:
-                        self.safe_points.append(GcSafePoint(sent_s, time.monotonic(), GC_WORKER, held))
+                        self.safe_points.append(
+                            GcSafePoint(sent_s, time.monotonic(), GC_WORKER, held)
+                        )
             await self._pause()
 
     async def poll_safe_point(self, pd: PdClient) -> None:
@@ -123,7 +143,9 @@ class Load:
 
     async def probe(self, address: str, cluster_id: int) -> None:
         header = pdpb_pb2.RequestHeader(cluster_id=cluster_id)
-        async with grpc.aio.insecure_channel(address, options=[("grpc.max_reconnect_backoff_ms", 500)]) as channel:
+        async with grpc.aio.insecure_channel(
+            address, options=[("grpc.max_reconnect_backoff_ms", 500)]
+        ) as channel:
             stub: Any = PDStub(channel)
             while True:
                 with suppress(grpc.aio.AioRpcError):
@@ -132,12 +154,18 @@ class Load:
                     await self._probe_timestamps(stub, address, header)
                 await self._pause()
 
-    async def _probe_safe_point(self, stub: Any, address: str, header: pdpb_pb2.RequestHeader) -> None:
+    async def _probe_safe_point(
+        self, stub: Any, address: str, header: pdpb_pb2.RequestHeader
+    ) -> None:
         sent_s = time.monotonic()
-        answer = await stub.GetGCSafePoint(pdpb_pb2.GetGCSafePointRequest(header=header), timeout=_PROBE_S)
+        answer = await stub.GetGCSafePoint(
+            pdpb_pb2.GetGCSafePointRequest(header=header), timeout=_PROBE_S
+        )
         self.safe_points.append(GcSafePoint(sent_s, time.monotonic(), address, answer.safe_point))
 
-    async def _probe_timestamps(self, stub: Any, address: str, header: pdpb_pb2.RequestHeader) -> None:
+    async def _probe_timestamps(
+        self, stub: Any, address: str, header: pdpb_pb2.RequestHeader
+    ) -> None:
         """Several answers on one stream, so that the stream of a deposed leader is asked, too."""
         stream = stub.Tso(timeout=_PROBE_S)
         while True:
@@ -170,7 +198,10 @@ class Load:
 async def load_on(addresses: Sequence[str], seed: int) -> AsyncIterator[Load]:
     """Callers on the coordinators for the block; checks the whole history at its end."""
     load = Load(addresses, seed)
-    async with PdClient.open(",".join(addresses)) as pd, PdClient.open(",".join(reversed(addresses))) as other:
+    async with (
+        PdClient.open(",".join(addresses)) as pd,
+        PdClient.open(",".join(reversed(addresses))) as other,
+    ):
         await _bootstrap(pd)
         async with asyncio.TaskGroup() as tasks:
             callers = [

@@ -1,4 +1,6 @@
-"""Namespaces without a name and without a mount of ours: each lives as long as the process that holds it."""
+"""Namespaces without a name and without a mount of ours:
+each lives as long as the process that holds it.
+"""
 
 import subprocess
 import time

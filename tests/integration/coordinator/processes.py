@@ -19,7 +19,9 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"}
 
 
 class Daemon:
-    """One process that is started with the same command every time; `inside` is put in front of it (nsenter …)."""
+    """One process that is started with the same command every time;
+    `inside` is put in front of it (nsenter …).
+    """
 
     def __init__(self, command: Sequence[str], log: Path, inside: Sequence[str] = ()) -> None:
         self._command = [*inside, *command]
@@ -75,7 +77,10 @@ class Etcd(Daemon):
     ) -> None:
         self.address = f"{host}:{ports[0]}"
         self._security = security
-        client, peer = f"{'https' if security else 'http'}://{self.address}", f"http://127.0.0.1:{ports[1]}"
+        client, peer = (
+            f"{'https' if security else 'http'}://{self.address}",
+            f"http://127.0.0.1:{ports[1]}",
+        )
         flags = {
             "name": name,
             "data-dir": directory / name,
@@ -83,7 +88,9 @@ class Etcd(Daemon):
             "advertise-client-urls": client,
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
-            "initial-cluster": ",".join(f"{peer}=http://127.0.0.1:{port}" for peer, port in peers.items()),
+            "initial-cluster": ",".join(
+                f"{peer}=http://127.0.0.1:{port}" for peer, port in peers.items()
+            ),
             **settings,
         }
         if security:
@@ -110,9 +117,15 @@ class Etcd(Daemon):
     def ctl(self, *arguments: str) -> str:
         """`etcdctl ARGUMENTS` on this member."""
         tls = self._security
-        keys = [f"--cacert={tls.ca_path}", f"--cert={tls.cert_path}", f"--key={tls.key_path}"] if tls else []
+        keys = (
+            [f"--cacert={tls.ca_path}", f"--cert={tls.cert_path}", f"--key={tls.key_path}"]
+            if tls
+            else []
+        )
         command = ["etcdctl", "--endpoints", self.address, *keys, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
 
 @contextmanager
@@ -139,8 +152,20 @@ class Coordinator(Daemon):
     """One coordinator over etcd."""
 
     def __init__(
-        self, address: str, metadata: str, log: Path, flags: Sequence[str] = (), inside: Sequence[str] = ()
+        self,
+        address: str,
+        metadata: str,
+        log: Path,
+        flags: Sequence[str] = (),
+        inside: Sequence[str] = (),
     ) -> None:
         self.address = address
-        program = [sys.executable, "-m", "server.cli.main", "coordinator", "--http-addr", "127.0.0.1:0"]
+        program = [
+            sys.executable,
+            "-m",
+            "server.cli.main",
+            "coordinator",
+            "--http-addr",
+            "127.0.0.1:0",
+        ]
         super().__init__([*program, "--addr", address, "--metadata", metadata, *flags], log, inside)

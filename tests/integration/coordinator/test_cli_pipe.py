@@ -18,13 +18,20 @@ READER_GONE = 141
 
 
 def run_without_reader(*argv: str, also_stderr: bool = False) -> tuple[int, str]:
-    """Run a command whose standard output (and error) is a pipe nobody reads; returns its status and standard error."""
+    """Run a command whose standard output (and error) is a pipe nobody reads;
+    returns its status and standard error.
+    """
     reader, writer = os.pipe()
     os.close(reader)
     try:
         errors = writer if also_stderr else subprocess.PIPE
         process = subprocess.run(
-            [*PROGRAM, *argv], stdout=writer, stderr=errors, env=ENVIRONMENT, timeout=120, check=False
+            [*PROGRAM, *argv],
+            stdout=writer,
+            stderr=errors,
+            env=ENVIRONMENT,
+            timeout=120,
+            check=False,
         )
     finally:
         os.close(writer)
@@ -44,7 +51,10 @@ def run_without_reader(*argv: str, also_stderr: bool = False) -> tuple[int, str]
 )
 def test_help_whose_reader_has_gone_ends_quietly(argv: tuple[str, ...]) -> None:
     status, error = run_without_reader(*argv)
-    assert (status in (0, READER_GONE), error) == (True, "")  # argparse ignores the pipe it cannot write to
+    assert (status in (0, READER_GONE), error) == (
+        True,
+        "",
+    )  # argparse ignores the pipe it cannot write to
 
 
 @pytest.mark.parametrize(
@@ -58,7 +68,9 @@ def test_help_whose_reader_has_gone_ends_quietly(argv: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-async def test_a_verb_whose_reader_has_gone_ends_quietly(start: Any, tmp_path: Path, argv: tuple[str, ...]) -> None:
+async def test_a_verb_whose_reader_has_gone_ends_quietly(
+    start: Any, tmp_path: Path, argv: tuple[str, ...]
+) -> None:
     coordinator = await asyncio.to_thread(start, f"leveldb:{tmp_path / 'meta'}")
     async with PdClient.open(coordinator.address) as pd:
         await pd.bootstrap(a_store(), a_region())
@@ -68,7 +80,10 @@ async def test_a_verb_whose_reader_has_gone_ends_quietly(start: Any, tmp_path: P
 
 def test_an_error_whose_reader_has_gone_ends_quietly() -> None:
     assert (
-        run_without_reader("cli", "--server", "127.0.0.1:1", "changefeed", "list", also_stderr=True)[0] == READER_GONE
+        run_without_reader(
+            "cli", "--server", "127.0.0.1:1", "changefeed", "list", also_stderr=True
+        )[0]
+        == READER_GONE
     )
 
 

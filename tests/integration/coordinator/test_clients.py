@@ -1,6 +1,8 @@
-"""What client-go of 2023 and 2026 asks a coordinator with a store, request by request, as they were seen to ask it.
+"""What client-go of 2023 and 2026 asks a coordinator with a store, request by request,
+as they were seen to ask it.
 
-The Rust client itself runs in tests/integration/store/test_client.py; the Go clients cannot run here.
+The Rust client itself runs in tests/integration/store/test_client.py; the Go clients cannot run
+here.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -45,15 +47,22 @@ async def asked(cluster: Cluster) -> AsyncIterator[Pd]:
 async def test_a_client_of_2026_finds_all_it_connects_to(cluster: Cluster) -> None:
     async with asked(cluster) as pd:
         health: Any = health_pb2_grpc.HealthStub(pd.channel)
-        assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+        assert (
+            await health.Check(health_pb2.HealthCheckRequest())
+        ).status == health_pb2.HealthCheckResponse.SERVING
         url = f"http://{cluster.coordinator.addr}"
         etcd: Any = rpc_pb2_grpc.ClusterStub(pd.channel)
-        assert [list(one.clientURLs) for one in (await etcd.MemberList(rpc_pb2.MemberListRequest())).members] == [[url]]
+        assert [
+            list(one.clientURLs)
+            for one in (await etcd.MemberList(rpc_pb2.MemberListRequest())).members
+        ] == [[url]]
         modes = await pd.stub.GetClusterInfo(pdpb_pb2.GetClusterInfoRequest())
         assert list(modes.serviceModes) == [pdpb_pb2.PD_SVC_MODE]
         registry = f"/ms/{pd.cluster_id}/router/registry/".encode()
         door: Any = meta_storagepb_pb2_grpc.MetaStorageStub(pd.channel)
-        found = await door.Get(meta_storagepb_pb2.GetRequest(key=registry, range_end=registry[:-1] + b"0"))
+        found = await door.Get(
+            meta_storagepb_pb2.GetRequest(key=registry, range_end=registry[:-1] + b"0")
+        )
         assert (found.header.cluster_id, found.count) == (pd.cluster_id, 0)
         query = pdpb_pb2.QueryRegionRequest(header=pd.header, keys=[EVERYTHING])
         (located,) = await pd.stream("QueryRegion", [query])
@@ -71,7 +80,9 @@ async def test_a_client_of_2023_finds_all_it_connects_to(cluster: Cluster) -> No
         assert saved.count <= 1
         region = await pd.ask("GetRegion", region_key=EVERYTHING)
         assert region.leader in region.region.peers
-        assert [one.address for one in (await pd.ask("GetAllStores")).stores] == [cluster.store.addr]
+        assert [one.address for one in (await pd.ask("GetAllStores")).stores] == [
+            cluster.store.addr
+        ]
         requests = [pdpb_pb2.TsoRequest(header=pd.header, count=count) for count in (1, 100, 7)]
         answers = await pd.stream("Tso", requests)
         assert [answer.count for answer in answers] == [1, 100, 7]
@@ -101,15 +112,22 @@ async def test_a_split_through_pd_reaches_the_store_and_stale_caches(cluster: Cl
         for key, region_id in zip(keys, answer.regions_id, strict=True):
             found = await pd.ask("GetRegion", region_key=key)
             assert (found.region.start_key, found.region.id) == (key, region_id)
-            assert await refusal(pd.ask("ScatterRegion", region_id=region_id, group="g")) == ("OK", "")
+            assert await refusal(pd.ask("ScatterRegion", region_id=region_id, group="g")) == (
+                "OK",
+                "",
+            )
             waited = await refusal(pd.ask("GetOperator", region_id=region_id))
             assert waited == ("REGION_NOT_FOUND", "Not Found")
         again = await pd.ask("SplitAndScatterRegions", split_keys=keys, retry_limit=1)
         assert list(again.regions_id) == list(answer.regions_id)
         store: Any = tikvpb_pb2_grpc.TikvStub(channel)
         stale = await get(store, cached, b"g-split1", await now(pd))
-        assert {one.id for one in stale.region_error.epoch_not_match.current_regions} & set(answer.regions_id)
-        fresh = await get(store, await pd.ask("GetRegion", region_key=keys[1]), b"g-split1", await now(pd))
+        assert {one.id for one in stale.region_error.epoch_not_match.current_regions} & set(
+            answer.regions_id
+        )
+        fresh = await get(
+            store, await pd.ask("GetRegion", region_key=keys[1]), b"g-split1", await now(pd)
+        )
         assert fresh.not_found
 
 
@@ -126,7 +144,9 @@ async def test_client_gos_gc_goes_through(cluster: Cluster) -> None:
             context = kvrpcpb_pb2.Context(
                 region_id=one.region.id, region_epoch=one.region.region_epoch, peer=one.leader
             )
-            locks = await store.KvScanLock(kvrpcpb_pb2.ScanLockRequest(context=context, max_version=target, limit=1024))
+            locks = await store.KvScanLock(
+                kvrpcpb_pb2.ScanLockRequest(context=context, max_version=target, limit=1024)
+            )
             assert not locks.HasField("region_error")
         assert (await pd.ask("UpdateGCSafePoint", safe_point=target)).new_safe_point == target
         assert (await pd.ask("GetGCSafePoint")).safe_point == target

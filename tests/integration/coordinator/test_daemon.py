@@ -50,7 +50,9 @@ async def test_kill_9_takes_nothing_back(start: Any, tmp_path: Path) -> None:
         coordinator.kill()
 
 
-async def test_over_a_real_etcd_the_next_leader_continues_above_the_last(start: Any, etcd: str) -> None:
+async def test_over_a_real_etcd_the_next_leader_continues_above_the_last(
+    start: Any, etcd: str
+) -> None:
     metadata = f"etcd://{etcd}"
     first = start(metadata)
     async with PdClient.open(first.address) as pd:
@@ -65,7 +67,10 @@ async def test_over_a_real_etcd_the_next_leader_continues_above_the_last(start: 
 
 async def test_requests_are_checked_for_cluster_and_bootstrap(start: Any, tmp_path: Path) -> None:
     coordinator = start(f"leveldb:{tmp_path}")
-    async with PdClient.open(coordinator.address) as pd, grpc.aio.insecure_channel(coordinator.address) as channel:
+    async with (
+        PdClient.open(coordinator.address) as pd,
+        grpc.aio.insecure_channel(coordinator.address) as channel,
+    ):
         with pytest.raises(NotBootstrappedError):
             await pd.gc_safe_point()
         with pytest.raises(NotBootstrappedError):
@@ -105,10 +110,15 @@ async def test_regions_follow_reports_and_splits(start: Any, tmp_path: Path) -> 
         assert (await pd.region_by_id(left.id)).leader.id == left.peers[0].id
         query = (await pd._members.leader()).QueryRegion()
         await query.write(
-            pdpb_pb2.QueryRegionRequest(header=pd._header, keys=[b"a", b"z"], prev_keys=[b"z", b"a"], ids=[404])
+            pdpb_pb2.QueryRegionRequest(
+                header=pd._header, keys=[b"a", b"z"], prev_keys=[b"z", b"a"], ids=[404]
+            )
         )
         answer = await query.read()
-        assert (list(answer.key_id_map), list(answer.prev_key_id_map)) == ([left.id, 2], [left.id, 0])
+        assert (list(answer.key_id_map), list(answer.prev_key_id_map)) == (
+            [left.id, 2],
+            [left.id, 0],
+        )
         assert set(answer.regions_by_id) == {left.id, 2}
         query.cancel()
     coordinator.process.send_signal(signal.SIGTERM)
@@ -143,7 +153,11 @@ async def test_grpcurl_needs_no_proto_files(start: Any, tmp_path: Path) -> None:
 
     def grpcurl(*arguments: str) -> str:
         done = subprocess.run(
-            ["grpcurl", "-plaintext", *arguments], capture_output=True, text=True, timeout=60, check=True
+            ["grpcurl", "-plaintext", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         return done.stdout
 
@@ -167,13 +181,17 @@ def test_a_busy_port_is_one_clear_error(refused: Refused, tmp_path: Path) -> Non
     assert_one_error(ended, "ErrPortInUse", addr)
 
 
-def test_a_directory_that_cannot_be_made_is_one_clear_error(refused: Refused, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_one_clear_error(
+    refused: Refused, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     ended = refused("--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path / 'file' / 'data'}")
     assert_one_error(ended, "ErrDataDirUnusable", str(tmp_path))
 
 
-def test_a_corrupt_database_is_one_clear_error(start: Any, refused: Refused, tmp_path: Path) -> None:
+def test_a_corrupt_database_is_one_clear_error(
+    start: Any, refused: Refused, tmp_path: Path
+) -> None:
     start(f"leveldb:{tmp_path}").kill()
     for manifest in tmp_path.glob("MANIFEST-*"):
         manifest.write_bytes(b"\x00garbage" * 20)
@@ -181,7 +199,9 @@ def test_a_corrupt_database_is_one_clear_error(start: Any, refused: Refused, tmp
     assert_one_error(ended, "ErrDatabaseCorrupt", str(tmp_path))
 
 
-def test_a_directory_in_use_is_one_clear_error(start: Any, refused: Refused, tmp_path: Path) -> None:
+def test_a_directory_in_use_is_one_clear_error(
+    start: Any, refused: Refused, tmp_path: Path
+) -> None:
     start(f"leveldb:{tmp_path}")
     ended = refused("--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}")
     assert_one_error(ended, "ErrDataDirLocked", str(tmp_path))
@@ -191,7 +211,9 @@ def test_another_cluster_id_than_the_stored_one_is_one_clear_error(
     start: Any, refused: Refused, tmp_path: Path
 ) -> None:
     start(f"leveldb:{tmp_path}").kill()
-    ended = refused("--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}", "--cluster-id", "42")
+    ended = refused(
+        "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}", "--cluster-id", "42"
+    )
     assert_one_error(ended, "ErrClusterIdMismatch", "not 42")
 
 
@@ -202,7 +224,9 @@ def test_another_cluster_id_than_the_stored_one_is_one_clear_error(
         (("--addr", "0.0.0.0:0"), "ErrConfigInvalid"),
     ],
 )
-def test_settings_that_cannot_work_are_one_clear_error(refused: Refused, flags: tuple[str, ...], code: str) -> None:
+def test_settings_that_cannot_work_are_one_clear_error(
+    refused: Refused, flags: tuple[str, ...], code: str
+) -> None:
     assert_one_error(refused(*flags), code, flags[1])
 
 

@@ -32,10 +32,13 @@ async def test_every_daemon_follows_the_leader(tmp_path: Path) -> None:
 
 
 @contextmanager
-def running(commands: list[tuple[str, ...]], coordinators: str, directory: Path) -> Iterator[list[Daemon]]:
+def running(
+    commands: list[tuple[str, ...]], coordinators: str, directory: Path
+) -> Iterator[list[Daemon]]:
     """One daemon for each command, ready."""
     daemons = [
-        Daemon(command_of(command, coordinators, directory), directory / f"{command[0]}.log") for command in commands
+        Daemon(command_of(command, coordinators, directory), directory / f"{command[0]}.log")
+        for command in commands
     ]
     try:
         for daemon in daemons:

@@ -1,4 +1,6 @@
-"""A full disk at etcd: what cannot be kept is not promised, what is known is told, and room makes all well again."""
+"""A full disk at etcd: what cannot be kept is not promised, what is known is told,
+and room makes all well again.
+"""
 
 import asyncio
 import os
@@ -20,7 +22,9 @@ from tests.integration.coordinator.namespaces import Namespace, namespace
 from tests.integration.coordinator.processes import Etcd
 
 
-async def test_at_etcds_quota_writes_are_refused_with_what_to_do_and_reads_go_on(tmp_path: Path) -> None:
+async def test_at_etcds_quota_writes_are_refused_with_what_to_do_and_reads_go_on(
+    tmp_path: Path,
+) -> None:
     with running_cluster(tmp_path, settings={"quota-backend-bytes": 4 << 20}) as cluster:
         leader = await in_thread(cluster.leader)
         async with load_on(cluster.addresses, SEED) as load:
@@ -68,7 +72,9 @@ def put(etcd: Etcd, key: str) -> None:
 def wait_refused(address: str) -> str:
     """How the leader refuses a write once timestamps have run out, too."""
     header = pdpb_pb2.RequestHeader(cluster_id=members_of(address).cluster_id)
-    request = pdpb_pb2.UpdateServiceGCSafePointRequest(header=header, service_id=b"x", TTL=1, safe_point=1 << 62)
+    request = pdpb_pb2.UpdateServiceGCSafePointRequest(
+        header=header, service_id=b"x", TTL=1, safe_point=1 << 62
+    )
     with grpc.insecure_channel(address) as channel:
         stub: Any = PDStub(channel)
         deadline = time.monotonic() + 60
@@ -87,7 +93,9 @@ def wait_refused(address: str) -> str:
 
 def make_room(etcd: Etcd) -> None:
     etcd.ctl("del", "--prefix", "junk")
-    revision = etcd.ctl("endpoint", "status", "--write-out", "fields").split('"Revision" : ')[1].split()[0]
+    revision = (
+        etcd.ctl("endpoint", "status", "--write-out", "fields").split('"Revision" : ')[1].split()[0]
+    )
     etcd.ctl("compact", revision, "--physical")
     etcd.ctl("defrag")
     etcd.ctl("alarm", "disarm")
@@ -104,14 +112,18 @@ def small_disk(directory: Path, size: str) -> Iterator[Namespace]:
 
 @contextmanager
 def running_on(disk: Namespace, directory: Path) -> Iterator[Cluster]:
-    with running_cluster(directory, inside=disk.inside, settings={"data-dir": directory / "disk" / "etcd"}) as cluster:
+    with running_cluster(
+        directory, inside=disk.inside, settings={"data-dir": directory / "disk" / "etcd"}
+    ) as cluster:
         yield cluster
 
 
 def fill_disk(disk: Namespace, etcd: Etcd, directory: Path) -> None:
     """Leave no room, and write until etcd needs some."""
     subprocess.run(
-        [*disk.inside, "dd", "if=/dev/zero", f"of={directory}/junk", "bs=64k"], check=False, capture_output=True
+        [*disk.inside, "dd", "if=/dev/zero", f"of={directory}/junk", "bs=64k"],
+        check=False,
+        capture_output=True,
     )
     for number in range(64):
         if not etcd.running:

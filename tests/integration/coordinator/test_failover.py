@@ -1,4 +1,6 @@
-"""Leaders, followers and etcd die under load: another leads soon, and the whole history of answers is that of one."""
+"""Leaders, followers and etcd die under load: another leads soon,
+and the whole history of answers is that of one.
+"""
 
 import signal
 import time
@@ -24,7 +26,9 @@ def cluster(shared: Cluster) -> Cluster:
     return shared
 
 
-async def test_after_kill_9_of_the_leader_another_goes_on_above_all_it_answered(cluster: Cluster) -> None:
+async def test_after_kill_9_of_the_leader_another_goes_on_above_all_it_answered(
+    cluster: Cluster,
+) -> None:
     leader = await in_thread(cluster.leader)
     async with load_on(cluster.addresses, SEED) as load:
         leader.kill()
@@ -62,7 +66,9 @@ async def test_kill_9_of_an_etcd_member_changes_nothing_but_the_time(cluster: Cl
             await in_thread(member.start)
 
 
-async def test_kill_9_of_all_of_etcd_ends_the_term_and_its_return_begins_another(cluster: Cluster) -> None:
+async def test_kill_9_of_all_of_etcd_ends_the_term_and_its_return_begins_another(
+    cluster: Cluster,
+) -> None:
     leader = await in_thread(cluster.leader)
     async with load_on(cluster.addresses, SEED) as load:
         for member in cluster.etcd:
@@ -93,6 +99,8 @@ def wait_until_listed(cluster: Cluster, addresses: set[str]) -> None:
 
 def compact(cluster: Cluster) -> None:
     etcd = cluster.etcd[0]
-    revision = etcd.ctl("endpoint", "status", "--write-out", "fields").split('"Revision" : ')[1].split()[0]
+    revision = (
+        etcd.ctl("endpoint", "status", "--write-out", "fields").split('"Revision" : ')[1].split()[0]
+    )
     etcd.ctl("compact", revision, "--physical")
     etcd.ctl("defrag")

@@ -1,4 +1,6 @@
-"""A leader that was deposed without hearing of it answers nothing and writes nothing, and follows like any other."""
+"""A leader that was deposed without hearing of it answers nothing and writes nothing,
+and follows like any other.
+"""
 
 import asyncio
 import signal
@@ -35,7 +37,9 @@ def cluster(shared: Cluster) -> Cluster:
     return shared
 
 
-async def test_a_leader_stopped_past_its_lease_answers_nothing_of_what_waited_for_it(cluster: Cluster) -> None:
+async def test_a_leader_stopped_past_its_lease_answers_nothing_of_what_waited_for_it(
+    cluster: Cluster,
+) -> None:
     leader = await in_thread(cluster.leader)
     async with (
         PdClient.open(",".join(cluster.addresses)) as pd,
@@ -64,10 +68,14 @@ async def test_a_leader_stopped_past_its_lease_answers_nothing_of_what_waited_fo
         assert [await status(call) for call in waiting] == [NOT_LEADER] * len(waiting)
         await load.goes_on()
     assert leader.running
-    assert "ticdc-default-late" not in await in_thread(cluster.etcd[0].ctl, "get", "--prefix", "/pd", "--keys-only")
+    assert "ticdc-default-late" not in await in_thread(
+        cluster.etcd[0].ctl, "get", "--prefix", "/pd", "--keys-only"
+    )
 
 
-async def test_a_leader_whose_key_is_deleted_ends_its_streams_and_may_lead_again(cluster: Cluster) -> None:
+async def test_a_leader_whose_key_is_deleted_ends_its_streams_and_may_lead_again(
+    cluster: Cluster,
+) -> None:
     leader = await in_thread(cluster.leader)
     cluster_id = members_of(leader.address).cluster_id
     async with grpc.aio.insecure_channel(leader.address) as channel:
@@ -85,13 +93,17 @@ async def test_a_leader_whose_key_is_deleted_ends_its_streams_and_may_lead_again
         assert leader.running
 
 
-async def test_followers_refuse_with_the_leaders_address_and_pass_on_what_names_it(cluster: Cluster) -> None:
+async def test_followers_refuse_with_the_leaders_address_and_pass_on_what_names_it(
+    cluster: Cluster,
+) -> None:
     leader, follower = await in_thread(lambda: (cluster.leader(), cluster.followers[0]))
     async with grpc.aio.insecure_channel(follower.address) as channel:
         stub: Any = PDStub(channel)
         header = pdpb_pb2.RequestHeader(cluster_id=members_of(leader.address).cluster_id)
         request = pdpb_pb2.AllocIDRequest(header=header)
-        with pytest.raises(grpc.aio.AioRpcError, match=f"not leader; the leader is http://{leader.address}"):
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=f"not leader; the leader is http://{leader.address}"
+        ):
             await stub.AllocID(request)
         named = (("pd-forwarded-host", f"http://{leader.address}"),)
         assert (await stub.AllocID(request, metadata=named)).id > 0
@@ -100,7 +112,9 @@ async def test_followers_refuse_with_the_leaders_address_and_pass_on_what_names_
             await stream.write(pdpb_pb2.TsoRequest(header=header, count=count))
             assert (await stream.read()).count == count
         stream.cancel()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"203\.0\.113\.1:1 is no coordinator of this cluster"):
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"203\.0\.113\.1:1 is no coordinator of this cluster"
+        ):
             await stub.AllocID(request, metadata=(("pd-forwarded-host", "203.0.113.1:1"),))
         with pytest.raises(grpc.aio.AioRpcError, match="not leader"):
             await stub.AllocID(request, metadata=(("pd-forwarded-host", follower.address),))
@@ -111,15 +125,22 @@ async def test_everybody_is_listed_and_names_the_same_leader(cluster: Cluster) -
         while True:
             views = [await in_thread(members_of, address) for address in cluster.addresses]
             leaders = {view.leader for view in views}
-            if all(view.members == sorted(cluster.addresses) for view in views) and len(leaders) == 1:
+            if (
+                all(view.members == sorted(cluster.addresses) for view in views)
+                and len(leaders) == 1
+            ):
                 break
     assert leaders <= {"", *cluster.addresses}
 
 
-async def test_a_coordinator_that_starts_before_etcd_waits_says_so_and_then_leads(tmp_path: Path) -> None:
+async def test_a_coordinator_that_starts_before_etcd_waits_says_so_and_then_leads(
+    tmp_path: Path,
+) -> None:
     etcd_port, peer_port, port = free_ports(3)
     etcd = Etcd("etcd", (etcd_port, peer_port), {"etcd": peer_port}, tmp_path)
-    coordinator = Coordinator(f"127.0.0.1:{port}", f"etcd://{etcd.address}", tmp_path / "coordinator.log")
+    coordinator = Coordinator(
+        f"127.0.0.1:{port}", f"etcd://{etcd.address}", tmp_path / "coordinator.log"
+    )
     try:
         coordinator.launch()
         await in_thread(wait_logged, coordinator, "waiting for the metadata")

@@ -27,13 +27,18 @@ from tests.integration.coordinator.gc_cases import (
 )
 from tests.integration.coordinator.gc_server import assert_answer, ours
 
-TOO_LONG = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: {} bytes long, at most 1024 are kept"
+TOO_LONG = (
+    "[PD:common:ErrInvalidArgument]invalid argument for barrierID: {} bytes long, at most 1024 "
+    "are kept"
+)
 NO_UTF8 = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: not UTF-8"
 V2 = "UpdateServiceSafePointV2"
 
 
 def v2(service_id: bytes, **fields: Any) -> Call:
-    return Call(V2, {"keyspace_id": 0, "service_id": service_id, "safe_point": 60, "ttl": 100, **fields})
+    return Call(
+        V2, {"keyspace_id": 0, "service_id": service_id, "safe_point": 60, "ttl": 100, **fields}
+    )
 
 
 BAD = [
@@ -46,8 +51,14 @@ BAD = [
     (v2(b"\xff"), unknown(NO_UTF8)),
     (barrier("x" * (1 << 20), 60), Refused(TOO_LONG.format(1 << 20))),
     (everywhere("x" * 1025, 60), Refused(TOO_LONG.format(1025))),
-    (barrier("a", 60, -(1 << 63)), Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s")),
-    (everywhere("a", 60, -1), Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s")),
+    (
+        barrier("a", 60, -(1 << 63)),
+        Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s"),
+    ),
+    (
+        everywhere("a", 60, -1),
+        Refused("[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s"),
+    ),
     (barrier("a", 60, keyspace=0xFFFFFF), Refused(NOT_FOUND)),
     (v2(b"a", keyspace_id=1), unknown(NOT_FOUND)),
     (v2(b"gc_worker", keyspace_id=1, ttl=NEVER_S), unknown(NOT_FOUND)),
@@ -56,7 +67,9 @@ BAD = [
 
 
 @pytest.mark.parametrize("compat", list(Compat))
-async def test_each_is_refused_clearly_and_leaves_the_state_alone(tmp_path: Path, compat: Compat) -> None:
+async def test_each_is_refused_clearly_and_leaves_the_state_alone(
+    tmp_path: Path, compat: Compat
+) -> None:
     async with ours(tmp_path, compat) as asked:
         for step in (worker(50), service("a", 100)):
             await asked.take(step)
@@ -110,28 +123,42 @@ async def test_a_service_s_fields_do_not_move_the_safe_point_of_gc_itself(
 
         refused = await asked.raw("UpdateGCSafePoint", raw + fields)
         assert refused.code == "UNKNOWN"
-        assert refused.text.startswith("[TM:ErrGcSafePointOfService] UpdateGCSafePoint moves GC's own safe point")
+        assert refused.text.startswith(
+            "[TM:ErrGcSafePointOfService] UpdateGCSafePoint moves GC's own safe point"
+        )
         assert "UpdateServiceGCSafePoint" in refused.text
         assert_answer(await asked.ask(STATE), state(100, 0, []))
 
-        for harmless in (b"\x1a\x00\x20\x00", b"\xf8\x07\x01"):  # empty id and TTL 0; a field of a later kvproto
+        for harmless in (
+            b"\x1a\x00\x20\x00",
+            b"\xf8\x07\x01",
+        ):  # empty id and TTL 0; a field of a later kvproto
             assert (await asked.raw("UpdateGCSafePoint", raw + harmless)).code == "OK"
         assert_answer(await asked.ask(STATE), state(100, 80, []))
 
 
-async def test_a_service_s_fields_do_not_move_the_safe_point_of_a_keyspace_s_gc(tmp_path: Path) -> None:
+async def test_a_service_s_fields_do_not_move_the_safe_point_of_a_keyspace_s_gc(
+    tmp_path: Path,
+) -> None:
     async with ours(tmp_path, Compat.CLASSIC) as asked:
-        request = pdpb_pb2.UpdateServiceSafePointV2Request(keyspace_id=0, service_id=b"ticdc", safe_point=60, ttl=100)
+        request = pdpb_pb2.UpdateServiceSafePointV2Request(
+            keyspace_id=0, service_id=b"ticdc", safe_point=60, ttl=100
+        )
         request.header.cluster_id = asked.cluster_id
         refused = await asked.raw("UpdateGCSafePointV2", request.SerializeToString())
-        assert refused.text.startswith("[TM:ErrGcSafePointOfService] UpdateGCSafePointV2 moves GC's own safe point")
+        assert refused.text.startswith(
+            "[TM:ErrGcSafePointOfService] UpdateGCSafePointV2 moves GC's own safe point"
+        )
         assert "UpdateServiceSafePointV2" in refused.text
 
 
 async def test_what_is_no_message_is_refused_and_the_next_call_is_answered(tmp_path: Path) -> None:
     async with ours(tmp_path, Compat.CLASSIC) as asked:
         header = pdpb_pb2.RequestHeader(cluster_id=asked.cluster_id)
-        no_utf8 = pdpb_pb2.UpdateServiceGCSafePointRequest(header=header).SerializeToString() + b"\x1a\x02\xff\xfe"
+        no_utf8 = (
+            pdpb_pb2.UpdateServiceGCSafePointRequest(header=header).SerializeToString()
+            + b"\x1a\x02\xff\xfe"
+        )
         for method in ("UpdateServiceGCSafePoint", "GetGCSafePoint", "SetGCBarrier", "GetGCState"):
             status = await asked.raw(method, b"\xff\xff\xff")
             assert status.code == "INTERNAL", method

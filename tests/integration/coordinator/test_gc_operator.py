@@ -1,4 +1,6 @@
-"""GC state of a coordinator process in a real etcd, under an operator's etcdctl and a wall clock that jumped."""
+"""GC state of a coordinator process in a real etcd,
+under an operator's etcdctl and a wall clock that jumped.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,9 @@ def value(etcd: str, key: str) -> str:
     return etcdctl(etcd, "get", "--print-value-only", key)
 
 
-async def test_an_operator_reads_and_edits_what_pd_would_have_written(start: Any, etcd: str) -> None:
+async def test_an_operator_reads_and_edits_what_pd_would_have_written(
+    start: Any, etcd: str
+) -> None:
     coordinator = await asyncio.to_thread(start, f"etcd://{etcd}")
     async with PdClient.open(coordinator.address) as pd:
         await pd.bootstrap(a_store(), a_region())
@@ -53,8 +57,12 @@ async def test_an_operator_reads_and_edits_what_pd_would_have_written(start: Any
         assert (minimum.service_id, minimum.safe_point) == ("tidb_min_start_ts_10.0.0.1:10080", 60)
 
 
-async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: Any, etcd: str) -> None:
-    """Ten days are taken off what the first leader wrote: to the second one its clock has jumped ten days ahead."""
+async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(
+    start: Any, etcd: str
+) -> None:
+    """Ten days are taken off what the first leader wrote:
+    to the second one its clock has jumped ten days ahead.
+    """
     first = await asyncio.to_thread(start, f"etcd://{etcd}")
     async with PdClient.open(first.address) as pd:
         await pd.bootstrap(a_store(), a_region())
@@ -65,7 +73,12 @@ async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: A
     stored = json.loads(value(etcd, service))
     stored["expired_at"] -= TEN_DAYS_S
     etcdctl(etcd, "put", service, json.dumps(stored))
-    etcdctl(etcd, "put", f"/tidemark{root}/clock", str(int(value(etcd, f"/tidemark{root}/clock")) - TEN_DAYS_S))
+    etcdctl(
+        etcd,
+        "put",
+        f"/tidemark{root}/clock",
+        str(int(value(etcd, f"/tidemark{root}/clock")) - TEN_DAYS_S),
+    )
     second = await asyncio.to_thread(start, f"etcd://{etcd}")
     async with PdClient.open(second.address) as pd:
         minimum = await pd.update_service_gc_safe_point("gc_worker", NEVER_S, 80)
@@ -74,7 +87,9 @@ async def test_a_wall_clock_that_jumped_while_nobody_led_expires_nobody(start: A
 
 
 def test_an_unknown_compatibility_is_one_clear_error(refused: Any, tmp_path: Path) -> None:
-    ended = refused("--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}", "--gc-compat", "pd-8")
+    ended = refused(
+        "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path}", "--gc-compat", "pd-8"
+    )
     shown = [line for line in ended.stderr.splitlines() if line and not line.startswith("{")]
     assert ended.returncode == 1
     assert shown == ["[TM:ErrGcCompat] --gc-compat 'pd-8' must be one of classic, pd-9"]

@@ -39,7 +39,10 @@ def test_a_fault_is_found(tsos: Any, safe_points: Any, fault: str) -> None:
         ([tso(0, 2, 11, 20), tso(1, 3, 1, 10)], []),  # under way at the same time
         ([tso(0, 1, 1, 10), tso(2, 3, 11, 20)], []),
         ([], [safe_point(0, 2, 9), safe_point(1, 3, 8), safe_point(4, 5, 9)]),
-        ([], [safe_point(2, 3, 50), safe_point(0.5, 6, 60), safe_point(5.5, 6, 99)]),  # not certainly while held
+        (
+            [],
+            [safe_point(2, 3, 50), safe_point(0.5, 6, 60), safe_point(5.5, 6, 99)],
+        ),  # not certainly while held
     ],
 )
 def test_what_one_coordinator_could_have_answered_is_no_fault(tsos: Any, safe_points: Any) -> None:

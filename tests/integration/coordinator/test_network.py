@@ -1,4 +1,6 @@
-"""A leader that is cut off from etcd, in a network of its own: it stops by its clock, and somebody else goes on."""
+"""A leader that is cut off from etcd, in a network of its own: it stops by its clock,
+and somebody else goes on.
+"""
 
 import os
 import subprocess
@@ -35,14 +37,18 @@ class Room:
         run("ip", "link", "set", self.etcd_wire, "up")
 
 
-async def test_a_leader_cut_off_from_etcd_stops_at_its_deadline_and_follows_when_mended(tmp_path: Path) -> None:
+async def test_a_leader_cut_off_from_etcd_stops_at_its_deadline_and_follows_when_mended(
+    tmp_path: Path,
+) -> None:
     with rooms(3) as homes, three(tmp_path, homes) as cluster:
         leader = await in_thread(cluster.leader)
         room = homes[cluster.coordinators.index(leader)]
         async with load_on(cluster.addresses, SEED) as load:
             room.cut()
             await load.goes_on()
-            assert members_of(leader.address).leader == ""  # it answers clients: it knows that it does not know
+            assert (
+                members_of(leader.address).leader == ""
+            )  # it answers clients: it knows that it does not know
             room.mend()
             await in_thread(wait_until_it_follows, cluster, leader)
             await load.goes_on()
@@ -75,7 +81,19 @@ def rooms(count: int) -> Iterator[list[Room]]:
 
 def wire(space: Namespace, outside: str, outside_ip: str, inside: str, inside_ip: str) -> None:
     try:
-        run("ip", "link", "add", outside, "type", "veth", "peer", "name", inside, "netns", str(space.pid))
+        run(
+            "ip",
+            "link",
+            "add",
+            outside,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            inside,
+            "netns",
+            str(space.pid),
+        )
     except subprocess.CalledProcessError as err:
         pytest.skip(f"cannot make wires here: {err.stderr!r}")
     run("ip", "addr", "add", f"{outside_ip}/30", "dev", outside)

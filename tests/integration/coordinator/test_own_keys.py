@@ -1,4 +1,6 @@
-"""The coordinator's own records: not for clients to write through its port, nor a way to stop the timestamps unseen."""
+"""The coordinator's own records: not for clients to write through its port,
+nor a way to stop the timestamps unseen.
+"""
 
 import asyncio
 import json
@@ -41,11 +43,16 @@ def etcd(tmp_path: Path) -> Iterator[Etcd]:
 
 
 @asynccontextmanager
-async def leading(tmp_path: Path, metadata: str, *flags: str) -> AsyncIterator[tuple[Coordinator, str, PdClient]]:
+async def leading(
+    tmp_path: Path, metadata: str, *flags: str
+) -> AsyncIterator[tuple[Coordinator, str, PdClient]]:
     """A coordinator that leads a bootstrapped cluster, and its HTTP address."""
     http = f"127.0.0.1:{free_port()}"
     coordinator = Coordinator(
-        f"127.0.0.1:{free_port()}", metadata, tmp_path / "coordinator.log", ["--http-addr", http, *flags]
+        f"127.0.0.1:{free_port()}",
+        metadata,
+        tmp_path / "coordinator.log",
+        ["--http-addr", http, *flags],
     )
     coordinator.launch()
     try:
@@ -117,7 +124,11 @@ async def test_clients_cannot_write_the_coordinators_keys_and_can_write_theirs(
         assert (await pd.update_service_gc_safe_point("ticdc", 600, 5)).safe_point >= 0
         async with grpc.aio.insecure_channel(coordinator.address) as channel:
             kv: Any = rpc_pb2_grpc.KVStub(channel)
-            for key in (b"/tidb/server/minstartts/a", b"/tidb-binlog/v1/pumps/a", b"/tidemark/default/gc/x"):
+            for key in (
+                b"/tidb/server/minstartts/a",
+                b"/tidb-binlog/v1/pumps/a",
+                b"/tidemark/default/gc/x",
+            ):
                 await kv.Put(rpc_pb2.PutRequest(key=key, value=b"1"))
                 assert (await kv.DeleteRange(rpc_pb2.DeleteRangeRequest(key=key))).deleted == 1
 
@@ -166,7 +177,10 @@ async def test_a_leader_whose_state_changes_in_etcd_steps_down_says_why_and_goes
         assert await pd.alloc_id() > last_id
         await wait_for(lambda: readiness(http) == (200, "ready\n"))
         if "leader" not in edit[-1]:
-            assert "was deleted by somebody else" in coordinator.log or "was written by somebody" in coordinator.log
+            assert (
+                "was deleted by somebody else" in coordinator.log
+                or "was written by somebody" in coordinator.log
+            )
         assert etcd.ctl("get", "--keys-only", f"{root}/timestamp").strip()
         assert etcd.ctl("get", "--keys-only", f"/tidemark{root}/timestamp").strip()
         assert coordinator.running
@@ -198,7 +212,9 @@ async def test_timestamps_ahead_of_the_clock_stay_ahead_when_their_record_is_del
         coordinator.kill()
 
 
-async def test_a_coordinator_without_a_record_of_its_timestamps_stops_and_says_why(tmp_path: Path, etcd: Etcd) -> None:
+async def test_a_coordinator_without_a_record_of_its_timestamps_stops_and_says_why(
+    tmp_path: Path, etcd: Etcd
+) -> None:
     async with leading(tmp_path, f"etcd://{etcd.address}") as (coordinator, _http, pd):
         root = f"/pd/{pd.cluster_id}"
     etcd.ctl("del", f"{root}/timestamp")
@@ -208,11 +224,15 @@ async def test_a_coordinator_without_a_record_of_its_timestamps_stops_and_says_w
     assert f"[TM:ErrCoordinatorStateLost] {root}/timestamp and its copy" in coordinator.log
 
 
-async def test_a_leader_whose_whole_metadata_is_deleted_stops_and_says_why(tmp_path: Path, etcd: Etcd) -> None:
+async def test_a_leader_whose_whole_metadata_is_deleted_stops_and_says_why(
+    tmp_path: Path, etcd: Etcd
+) -> None:
     async with leading(tmp_path, f"etcd://{etcd.address}") as (coordinator, http, _pd):
         etcd.ctl("del", "--prefix", "/")
         assert await in_thread(coordinator.wait) == 1
-        assert "[TM:ErrCoordinatorStateLost] /pd/cluster_id is not that of cluster" in coordinator.log
+        assert (
+            "[TM:ErrCoordinatorStateLost] /pd/cluster_id is not that of cluster" in coordinator.log
+        )
         with pytest.raises(urllib.error.URLError):
             readiness(http)
 
@@ -221,7 +241,12 @@ async def test_readyz_tells_that_nobody_leads(tmp_path: Path, etcd: Etcd) -> Non
     async with leading(tmp_path, f"etcd://{etcd.address}") as (_coordinator, http, _pd):
         assert readiness(http)[0] == 200
         etcd.send(signal.SIGSTOP)
-        await wait_for(lambda: readiness(http) == (503, "no coordinator leads now; see the log of the one that did\n"))
+        await wait_for(
+            lambda: (
+                readiness(http)
+                == (503, "no coordinator leads now; see the log of the one that did\n")
+            )
+        )
         etcd.send(signal.SIGCONT)
         await wait_for(lambda: readiness(http)[0] == 200)
 

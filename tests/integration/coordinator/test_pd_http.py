@@ -1,4 +1,6 @@
-"""PD's HTTP API on the client port, beside gRPC: both engines, plaintext and TLS, over restarts and from followers."""
+"""PD's HTTP API on the client port, beside gRPC: both engines, plaintext and TLS,
+over restarts and from followers.
+"""
 
 import asyncio
 import json
@@ -82,10 +84,15 @@ def parsed(body: bytes) -> Any:
 
 
 @asynccontextmanager
-async def coordinator(directory: Path, security: SecurityConfig = PLAIN) -> AsyncIterator[tuple[str, PdClient]]:
+async def coordinator(
+    directory: Path, security: SecurityConfig = PLAIN
+) -> AsyncIterator[tuple[str, PdClient]]:
     """A bootstrapped cluster: its address, and a gRPC client of it."""
     config = CoordinatorConfig(addr="127.0.0.1:0", metadata=f"leveldb:{directory / 'meta'}")
-    async with open_coordinator(config, security) as bound, PdClient.open(bound["coordinator"], security) as pd:
+    async with (
+        open_coordinator(config, security) as bound,
+        PdClient.open(bound["coordinator"], security) as pd,
+    ):
         with suppress(AlreadyBootstrappedError):
             await pd.bootstrap(a_store(), a_region())
         yield bound["coordinator"], pd
@@ -93,13 +100,18 @@ async def coordinator(directory: Path, security: SecurityConfig = PLAIN) -> Asyn
 
 @pytest.mark.usefixtures("engine")
 async def test_what_tidb_asks_with_its_ddl_is_answered_and_kept(tmp_path: Path) -> None:
-    """RENAME, TRUNCATE, DROP DATABASE and partition DDL read and patch label rules, over a connection beside gRPC's."""
+    """RENAME, TRUNCATE, DROP DATABASE and partition DDL read and patch label rules,
+    over a connection beside gRPC's.
+    """
     other = {**RULE, "id": "schema/shop", "index": 1}
     async with coordinator(tmp_path) as (address, pd):
         api = Api(address)
         assert await api.ask("GET", f"{LABELS}/rules/ids", [RULE["id"]]) == (200, [])
         patch = {"sets": [RULE, other], "deletes": ["schema/none"]}
-        assert await api.ask("PATCH", f"{LABELS}/rules", patch) == (200, "Update region label rules successfully.")
+        assert await api.ask("PATCH", f"{LABELS}/rules", patch) == (
+            200,
+            "Update region label rules successfully.",
+        )
         assert await api.ask("POST", f"{LABELS}/rule", {**other, "index": 0}) == (
             200,
             "Update region label rule successfully.",
@@ -114,9 +126,14 @@ async def test_what_tidb_asks_with_its_ddl_is_answered_and_kept(tmp_path: Path) 
         assert await api.ask("GET", f"{LABELS}/rules/ids", [RULE["id"], "x"]) == (200, [RULE])
         assert await api.get(f"{LABELS}/rule/schema%2Fshop%2Fcards") == RULE
         assert await api.get("/pd/api/v1/config/rule_group/tiflash") == group
-        assert await api.ask("DELETE", f"{LABELS}/rule/schema%2Fshop%2Fcards") == (200, "Delete rule successfully.")
+        assert await api.ask("DELETE", f"{LABELS}/rule/schema%2Fshop%2Fcards") == (
+            200,
+            "Delete rule successfully.",
+        )
         assert (await api.ask("DELETE", f"{LABELS}/rule/schema%2Fshop%2Fcards"))[0] == 404
-        assert await api.ask("PATCH", f"{LABELS}/rules", {"sets": None, "deletes": ["schema/shop"]}) == (
+        assert await api.ask(
+            "PATCH", f"{LABELS}/rules", {"sets": None, "deletes": ["schema/shop"]}
+        ) == (
             200,
             "Update region label rules successfully.",
         )
@@ -150,14 +167,26 @@ async def test_placement_rules_groups_and_bundles_are_kept_and_given_back(tmp_pa
             **bundle,
             "rules": [rule, {**rule, "id": "p2"}],
         }
-        assert {one["group_id"] for one in await api.get(f"{config}/placement-rule")} == {"pd", "TiDB_DDL_71"}
+        assert {one["group_id"] for one in await api.get(f"{config}/placement-rule")} == {
+            "pd",
+            "TiDB_DDL_71",
+        }
         assert await api.get(f"{config}/rule/TiDB_DDL_71/p1") == rule
-        delete = {"group_id": "TiDB_DDL_71", "id": "p", "action": "del", "delete_by_id_prefix": True}
+        delete = {
+            "group_id": "TiDB_DDL_71",
+            "id": "p",
+            "action": "del",
+            "delete_by_id_prefix": True,
+        }
         assert (await api.ask("POST", f"{config}/rules/batch", [delete]))[0] == 200
         assert await api.get(f"{config}/rules/group/TiDB_DDL_71") == []
         assert (await api.ask("GET", f"{config}/rule/TiDB_DDL_71/p1"))[0] == 404
-        assert await api.get(f"{config}/rule_groups") == [{"id": "TiDB_DDL_71", "index": 40, "override": True}]
-        assert (await api.ask("POST", f"{config}/placement-rule", [{**bundle, "group_id": "other"}]))[0] == 200
+        assert await api.get(f"{config}/rule_groups") == [
+            {"id": "TiDB_DDL_71", "index": 40, "override": True}
+        ]
+        assert (
+            await api.ask("POST", f"{config}/placement-rule", [{**bundle, "group_id": "other"}])
+        )[0] == 200
         assert [one["group_id"] for one in await api.get(f"{config}/placement-rule")] == ["other"]
 
 
@@ -172,7 +201,9 @@ async def test_the_cluster_is_shown_in_pds_shapes(tmp_path: Path) -> None:
         [health] = await api.get("/pd/api/v1/health")
         assert (health["client_urls"], health["health"]) == ([f"http://{address}"], True)
         assert (await api.get("/pd/api/v1/version"))["version"].startswith("v8.")
-        assert {"build_ts", "version", "git_hash", "start_timestamp"} <= set(await api.get("/pd/api/v1/status"))
+        assert {"build_ts", "version", "git_hash", "start_timestamp"} <= set(
+            await api.get("/pd/api/v1/status")
+        )
         stores = await api.get("/pd/api/v1/stores")
         assert stores["count"] == len(stores["stores"]) == 1
         [store] = stores["stores"]
@@ -181,13 +212,19 @@ async def test_the_cluster_is_shown_in_pds_shapes(tmp_path: Path) -> None:
         assert await api.get("/pd/api/v1/store/1") == store
         assert (await api.ask("GET", "/pd/api/v1/store/7"))[0] == 404
         [region] = (await api.get("/pd/api/v1/regions"))["regions"]
-        assert (region["id"], region["start_key"], region["epoch"]) == (2, "", {"conf_ver": 1, "version": 1})
+        assert (region["id"], region["start_key"], region["epoch"]) == (
+            2,
+            "",
+            {"conf_ver": 1, "version": 1},
+        )
         assert await api.get("/pd/api/v1/region/id/2") == region
         assert await api.get("/pd/api/v1/region/key/%FFx") == region
         assert (await api.get("/pd/api/v1/regions/key?key=%FF&end_key=&limit=5"))["count"] == 1
         assert (await api.get("/pd/api/v1/stats/region?start_key=&end_key="))["count"] == 1
         assert (await api.get("/pd/api/v1/config/replicate"))["max-replicas"] == 1
-        assert (await api.get("/pd/api/v1/config"))["replication"]["enable-placement-rules"] == "true"
+        assert (await api.get("/pd/api/v1/config"))["replication"][
+            "enable-placement-rules"
+        ] == "true"
         points = await api.get("/pd/api/v1/gc/safepoint")
         assert "ticdc" in {one["service_id"] for one in points["service_gc_safe_points"]}
         assert (await api.ask("DELETE", "/pd/api/v1/gc/safepoint/ticdc"))[0] == 200
@@ -206,7 +243,10 @@ async def test_bad_requests_get_clear_answers_and_change_nothing(tmp_path: Path)
             ({**RULE, "rule_type": "x"}, "invalid rule type: x"),
             ({**RULE, "data": []}, "no key ranges"),
             ({**RULE, "data": [{"start_key": "xy", "end_key": ""}]}, "decode string xy error"),
-            ({**RULE, "data": [{"start_key": "02", "end_key": "01"}]}, "endKey should be greater than startKey"),
+            (
+                {**RULE, "data": [{"start_key": "02", "end_key": "01"}]},
+                "endKey should be greater than startKey",
+            ),
             ({**RULE, "index": "1"}, "index must be a number"),
             ({**RULE, "id": "\ud800"}, "no Unicode text"),
             (["x"], "a label rule is a JSON object"),
@@ -217,7 +257,9 @@ async def test_bad_requests_get_clear_answers_and_change_nothing(tmp_path: Path)
             assert (await api.ask("PATCH", f"{LABELS}/{path}", body))[0] == 400
         placement = {"group_id": "g", "id": "i", "role": "king", "count": 1}
         for path in ("rule", "rules", "rules/batch", "placement-rule", "rule_group"):
-            assert (await api.ask("POST", f"/pd/api/v1/config/{path}", placement | {"id": 1}))[0] == 400, path
+            assert (await api.ask("POST", f"/pd/api/v1/config/{path}", placement | {"id": 1}))[
+                0
+            ] == 400, path
         assert (await api.ask("GET", "/pd/api/v1/nothing"))[0] == 404
         assert (await api.ask("GET", "/"))[0] == 404
         assert (await api.ask("POST", "/pd/api/v1/stores", {}))[0] == 405
@@ -227,9 +269,13 @@ async def test_bad_requests_get_clear_answers_and_change_nothing(tmp_path: Path)
 RAW = {
     "no HTTP": (b"GET nonsense\r\n\r\n", b"HTTP/1.1 400 "),
     "a header without an end": (b"GET / HTTP/1.1\r\nx: " + b"y" * (1 << 17), b"HTTP/1.1 431 "),
-    "a huge body": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", b"HTTP/1.1 413 "),
+    "a huge body": (
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 413 ",
+    ),
     "huge chunks": (
-        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"500001\r\n" + b"x" * 0x500001 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"500001\r\n" + b"x" * 0x500001 + b"\r\n",
         b"HTTP/1.1 413 ",
     ),
     "two requests at once": (b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" * 2, b"HTTP/1.1 404 "),
@@ -257,7 +303,9 @@ def talk(address: str, sent: bytes) -> bytes:
         try:
             if sent:
                 connection.sendall(sent)
-            for byte in b"" if sent else b"DELETE / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n":
+            for byte in (
+                b"" if sent else b"DELETE / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            ):
                 connection.sendall(bytes([byte]))
             connection.shutdown(socket.SHUT_WR)
         except OSError:
@@ -272,7 +320,9 @@ def talk(address: str, sent: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("offered", [None, ["http/1.1"], ["h2", "http/1.1"]], ids=["no ALPN", "http/1.1", "both"])
+@pytest.mark.parametrize(
+    "offered", [None, ["http/1.1"], ["h2", "http/1.1"]], ids=["no ALPN", "http/1.1", "both"]
+)
 async def test_over_tls_alpn_tells_http_from_grpc(
     tmp_path: Path, certificates: Certificates, offered: list[str] | None
 ) -> None:
@@ -285,16 +335,24 @@ async def test_over_tls_alpn_tells_http_from_grpc(
         assert b"HTTP/1.1 200 " in stores
         assert b'"count": 1' in stores
         assert await pd.tso() > 0
-        members = await Api(address, certificates.client(certificate=True)).get("/pd/api/v1/members")
+        members = await Api(address, certificates.client(certificate=True)).get(
+            "/pd/api/v1/members"
+        )
         assert members["leader"]["client_urls"] == [f"https://{address}"]
 
 
 @pytest.mark.usefixtures("engine")
-async def test_over_mtls_nobody_without_a_certificate_is_answered(tmp_path: Path, certificates: Certificates) -> None:
+async def test_over_mtls_nobody_without_a_certificate_is_answered(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     async with coordinator(tmp_path, certificates.security(ca=True)) as (address, pd):
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            await in_thread(raw_get, address, certificates.client(certificate=False), "/pd/api/v1/stores")
-        assert not await asyncio.to_thread(talk, address, b"GET /pd/api/v1/stores HTTP/1.1\r\nHost: x\r\n\r\n")
+            await in_thread(
+                raw_get, address, certificates.client(certificate=False), "/pd/api/v1/stores"
+            )
+        assert not await asyncio.to_thread(
+            talk, address, b"GET /pd/api/v1/stores HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
         assert await pd.tso() > 0
 
 
@@ -304,7 +362,9 @@ def raw_get(address: str, context: ssl.SSLContext, path: str) -> bytes:
         socket.create_connection((host, int(port)), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
     ):
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        connection.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        )
         received = b""
         while data := connection.recv(65536):
             received += data
@@ -318,11 +378,23 @@ async def test_curl_and_a_kept_connection_are_served(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as (address, _):
         urls = [f"http://{address}/pd/api/v1/{path}" for path in ("version", "members", "stores")]
         command = ["curl", "-sS", "-v", "--max-time", "60", *urls]
-        done = await in_thread(subprocess.run, command, capture_output=True, timeout=120, check=True)
+        done = await in_thread(
+            subprocess.run, command, capture_output=True, timeout=120, check=True
+        )
         assert done.stderr.count(b"Connected to") == 1
         assert done.stderr.count(b"200 OK") == 3
-        expecting = ["curl", "-sS", "-H", "Expect: 100-continue", "-d", "{}", f"http://{address}{LABELS}/rule"]
-        done = await in_thread(subprocess.run, expecting, capture_output=True, timeout=120, check=True)
+        expecting = [
+            "curl",
+            "-sS",
+            "-H",
+            "Expect: 100-continue",
+            "-d",
+            "{}",
+            f"http://{address}{LABELS}/rule",
+        ]
+        done = await in_thread(
+            subprocess.run, expecting, capture_output=True, timeout=120, check=True
+        )
         assert b"empty rule id" in done.stdout
 
 
@@ -348,7 +420,10 @@ async def test_a_follower_sends_clients_to_the_leader(tmp_path: Path) -> None:
                 json.dumps(RULE),
                 f"http://{follower.address}{LABELS}/rule",
             ]
-            while b"successfully" not in (await in_thread(subprocess.run, command, capture_output=True)).stdout:
+            while (
+                b"successfully"
+                not in (await in_thread(subprocess.run, command, capture_output=True)).stdout
+            ):
                 assert time.monotonic() < deadline  # it may not know the leader yet
             assert await Api(leader.address).get(f"{LABELS}/rules") == [RULE]
             assert await Api(follower.address).get(f"{LABELS}/rules") == [RULE]

@@ -39,12 +39,17 @@ async def test_when_ids_run_out_nobody_gets_one_twice(tmp_path: Path) -> None:
         cluster_id = pd.cluster_id
     await set_last_id(tmp_path, cluster_id, LAST - 10)
     async with coordinator(tmp_path) as pd:
-        assert await refusal(pd.ask("AllocID", count=11)) == ("UNKNOWN", "11 ids are asked for, 10 are left")
+        assert await refusal(pd.ask("AllocID", count=11)) == (
+            "UNKNOWN",
+            "11 ids are asked for, 10 are left",
+        )
         assert (await pd.ask("AllocID", count=10)).id == LAST
         assert await refusal(pd.ask("AllocID")) == ("UNKNOWN", "1 ids are asked for, 0 are left")
     async with coordinator(tmp_path) as pd:
         assert await refusal(pd.ask("AllocID")) == ("UNKNOWN", "1 ids are asked for, 0 are left")
-        assert (await refusal(pd.ask("AskBatchSplit", region=region(), split_count=1)))[0] == "UNKNOWN"
+        assert (await refusal(pd.ask("AskBatchSplit", region=region(), split_count=1)))[
+            0
+        ] == "UNKNOWN"
 
 
 async def test_a_split_gets_an_id_for_each_region_and_each_peer(tmp_path: Path) -> None:
@@ -84,7 +89,10 @@ async def test_a_split_that_cannot_be_gets_no_ids(
     tmp_path: Path, asked: metapb_pb2.Region | None, count: int, status: str, text: str
 ) -> None:
     async with coordinator(tmp_path) as pd:
-        assert await refusal(pd.ask("AskBatchSplit", region=asked, split_count=count)) == (status, text)
+        assert await refusal(pd.ask("AskBatchSplit", region=asked, split_count=count)) == (
+            status,
+            text,
+        )
         await pd.heartbeat(region(2, b"", b"m", 2))
         lost = await refusal(pd.ask("AskBatchSplit", region=region(9, b"z"), split_count=1))
         assert lost == ("UNKNOWN", "region not found, request region: 9")

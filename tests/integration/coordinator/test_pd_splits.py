@@ -10,17 +10,30 @@ from tests.integration.coordinator.in_process import coordinator, refusal, regio
 
 
 @pytest.mark.parametrize(
-    "regions", [[], [region()], [region(8, b"", b"a", 2), region(9, b"b", b"", 2)], [region(8, b"z", b"a", 2)] * 2]
+    "regions",
+    [
+        [],
+        [region()],
+        [region(8, b"", b"a", 2), region(9, b"b", b"", 2)],
+        [region(8, b"z", b"a", 2)] * 2,
+    ],
 )
-async def test_a_report_that_is_no_split_changes_nothing(tmp_path: Path, regions: list[metapb_pb2.Region]) -> None:
+async def test_a_report_that_is_no_split_changes_nothing(
+    tmp_path: Path, regions: list[metapb_pb2.Region]
+) -> None:
     async with coordinator(tmp_path) as pd:
-        assert await refusal(pd.ask("ReportBatchSplit", regions=regions)) == ("UNKNOWN", "invalid split region")
+        assert await refusal(pd.ask("ReportBatchSplit", regions=regions)) == (
+            "UNKNOWN",
+            "invalid split region",
+        )
         assert [one.region.id for one in (await pd.ask("ScanRegions")).regions] == [2]
 
 
 async def test_a_split_is_known_as_soon_as_it_is_reported(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as pd:
-        answer = await pd.ask("ReportBatchSplit", regions=[region(8, b"", b"m", 2), region(2, b"m", b"", 2)])
+        answer = await pd.ask(
+            "ReportBatchSplit", regions=[region(8, b"", b"m", 2), region(2, b"m", b"", 2)]
+        )
         assert not answer.header.HasField("error")
         assert (await pd.ask("GetRegion", region_key=b"a")).region.id == 8
 

@@ -35,13 +35,23 @@ def first_region(**fields: Any) -> metapb_pb2.Region:
             first_region(start_key=b"a"),
             "invalid first region key range, must all be empty for bootstrap {}",
         ),
-        (store(), first_region(peers=[]), "invalid first region peer count 0, must be 1 for bootstrap {}"),
-        (store(), first_region(peers=TWO_PEERS), "invalid first region peer count 2, must be 1 for bootstrap {}"),
+        (
+            store(),
+            first_region(peers=[]),
+            "invalid first region peer count 0, must be 1 for bootstrap {}",
+        ),
+        (
+            store(),
+            first_region(peers=TWO_PEERS),
+            "invalid first region peer count 2, must be 1 for bootstrap {}",
+        ),
         (store(7), region(), "invalid peer store id 1 != 7 for bootstrap {}"),
         (store(), first_region(peers=[metapb_pb2.Peer(store_id=1)]), "invalid zero peer id"),
     ],
 )
-async def test_a_bad_bootstrap_starts_nothing(tmp_path: Path, first_store: Any, first: Any, text: str) -> None:
+async def test_a_bad_bootstrap_starts_nothing(
+    tmp_path: Path, first_store: Any, first: Any, text: str
+) -> None:
     async with coordinator(tmp_path, bootstrapped=False) as pd:
         refused = await refusal(pd.ask("Bootstrap", store=first_store, region=first))
         assert refused == ("UNKNOWN", text.format(pd.cluster_id))
@@ -51,7 +61,10 @@ async def test_a_bad_bootstrap_starts_nothing(tmp_path: Path, first_store: Any, 
 async def test_a_cluster_is_bootstrapped_once(tmp_path: Path) -> None:
     async with coordinator(tmp_path, bootstrapped=False) as pd:
         racing = await asyncio.gather(
-            *(refusal(pd.ask("Bootstrap", store=store(number), region=region_of(number))) for number in range(1, 9))
+            *(
+                refusal(pd.ask("Bootstrap", store=store(number), region=region_of(number)))
+                for number in range(1, 9)
+            )
         )
         again = ("ALREADY_BOOTSTRAPPED", "cluster is already bootstrapped")
         assert sorted(racing) == sorted([("OK", ""), *[again] * 7])
@@ -108,15 +121,23 @@ async def test_a_removed_store_never_comes_back_and_its_address_is_free(tmp_path
         (store(9, version="8.5"), "8.5 is not in dotted-tri format"),
     ],
 )
-async def test_what_is_no_store_is_refused(tmp_path: Path, wanted: metapb_pb2.Store, text: str) -> None:
+async def test_what_is_no_store_is_refused(
+    tmp_path: Path, wanted: metapb_pb2.Store, text: str
+) -> None:
     async with coordinator(tmp_path) as pd:
         status, said = await put(pd, wanted)
         assert (status, text in said) == ("UNKNOWN", True)
-        assert await refusal(pd.ask("GetStore", store_id=9)) == ("UNKNOWN", "invalid store ID 9, not found")
+        assert await refusal(pd.ask("GetStore", store_id=9)) == (
+            "UNKNOWN",
+            "invalid store ID 9, not found",
+        )
 
 
 async def test_a_store_keeps_its_state_and_labels_when_it_registers_again(tmp_path: Path) -> None:
-    labels = [metapb_pb2.StoreLabel(key="zone", value="a"), metapb_pb2.StoreLabel(key="host", value="x")]
+    labels = [
+        metapb_pb2.StoreLabel(key="zone", value="a"),
+        metapb_pb2.StoreLabel(key="host", value="x"),
+    ]
     async with coordinator(tmp_path) as pd:
         await put(pd, store(4, "h:4", state=metapb_pb2.Offline, labels=labels))
         await put(pd, store(4, "h:5", labels=[metapb_pb2.StoreLabel(key="host", value="y")]))

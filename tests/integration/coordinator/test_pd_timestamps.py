@@ -18,7 +18,9 @@ async def external(pd: Pd) -> int:
     return int((await pd.ask("GetExternalTimestamp")).timestamp)
 
 
-async def test_the_external_timestamp_only_grows_and_never_passes_the_newest(tmp_path: Path) -> None:
+async def test_the_external_timestamp_only_grows_and_never_passes_the_newest(
+    tmp_path: Path,
+) -> None:
     async with coordinator(tmp_path) as pd:
         newest = (await pd.ask("GetMinTS")).timestamp
         now = compose(newest.physical, newest.logical)
@@ -39,7 +41,9 @@ async def test_the_external_timestamp_only_grows_and_never_passes_the_newest(tmp
 
 async def test_of_racing_external_timestamps_the_largest_stays(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as pd:
-        await asyncio.gather(*(refusal(pd.ask("SetExternalTimestamp", timestamp=ts)) for ts in (5, 9, 3, 7)))
+        await asyncio.gather(
+            *(refusal(pd.ask("SetExternalTimestamp", timestamp=ts)) for ts in (5, 9, 3, 7))
+        )
         assert await external(pd) == 9
 
 
@@ -51,7 +55,10 @@ async def test_the_external_timestamp_waits_for_a_cluster(tmp_path: Path) -> Non
 
 async def test_resolved_timestamps_are_taken_from_known_stores(tmp_path: Path) -> None:
     async with coordinator(tmp_path) as pd:
-        assert await refusal(pd.ask("ReportMinResolvedTS", store_id=1, min_resolved_ts=5)) == ("OK", "")
+        assert await refusal(pd.ask("ReportMinResolvedTS", store_id=1, min_resolved_ts=5)) == (
+            "OK",
+            "",
+        )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await pd.ask("ReportMinResolvedTS", store_id=77, min_resolved_ts=5)
         assert refused.value.code() is grpc.StatusCode.UNKNOWN

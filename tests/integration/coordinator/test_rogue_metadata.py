@@ -1,4 +1,6 @@
-"""A coordinator whose --metadata names something that is no etcd: the log says what it is, and etcd may still come."""
+"""A coordinator whose --metadata names something that is no etcd: the log says what it is,
+and etcd may still come.
+"""
 
 import socket
 import threading
@@ -71,14 +73,19 @@ def wait_logged(coordinator: Coordinator, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("serve", "said"),
-    [(web_page, "is an HTTP/1.1 server and no gRPC server"), (silence, "accepts connections and never answers")],
+    [
+        (web_page, "is an HTTP/1.1 server and no gRPC server"),
+        (silence, "accepts connections and never answers"),
+    ],
     ids=["a web server", "a server that never answers"],
 )
 def test_what_answers_instead_of_etcd_is_logged_and_etcd_is_still_waited_for(
     tmp_path: Path, serve: Callable[[socket.socket], None], said: str
 ) -> None:
     client, peer = free_ports(2)
-    coordinator = Coordinator(f"127.0.0.1:{free_port()}", f"etcd://127.0.0.1:{client}", tmp_path / "coordinator.log")
+    coordinator = Coordinator(
+        f"127.0.0.1:{free_port()}", f"etcd://127.0.0.1:{client}", tmp_path / "coordinator.log"
+    )
     etcd = Etcd("etcd0", (client, peer), {"etcd0": peer}, tmp_path)
     try:
         with listening(client, serve):
@@ -93,10 +100,14 @@ def test_what_answers_instead_of_etcd_is_logged_and_etcd_is_still_waited_for(
 
 async def test_a_grpc_server_that_is_no_etcd_is_named(tmp_path: Path) -> None:
     async with RpcServer().listen("127.0.0.1:0") as bound:
-        coordinator = Coordinator(f"127.0.0.1:{free_port()}", f"etcd://{bound}", tmp_path / "coordinator.log")
+        coordinator = Coordinator(
+            f"127.0.0.1:{free_port()}", f"etcd://{bound}", tmp_path / "coordinator.log"
+        )
         coordinator.launch()
         try:
-            await in_thread(wait_logged, coordinator, "unknown method Range for service etcdserverpb.KV")
+            await in_thread(
+                wait_logged, coordinator, "unknown method Range for service etcdserverpb.KV"
+            )
             assert bound in coordinator.log
             assert coordinator.running
         finally:

@@ -1,6 +1,8 @@
-"""Thousands of streams at once: each is answered, or refused with a status; memory stays bounded and the daemon well.
+"""Thousands of streams at once: each is answered, or refused with a status;
+memory stays bounded and the daemon well.
 
-CI opens 1,000; `TIDEMARK_TEST_STREAMS=10000` opens as many as the coordinator must stand, and shows what they cost.
+CI opens 1,000; `TIDEMARK_TEST_STREAMS=10000` opens as many as the coordinator must stand, and shows
+what they cost.
 """
 
 import asyncio
@@ -62,7 +64,9 @@ async def crowd(address: str, size: int) -> Counter[str]:
         return Counter(await asyncio.gather(*(streams.stream() for _ in range(size))))
 
 
-async def test_a_crowd_of_streams_is_answered_within_bounded_memory(start: Any, tmp_path: Path) -> None:
+async def test_a_crowd_of_streams_is_answered_within_bounded_memory(
+    start: Any, tmp_path: Path
+) -> None:
     coordinator = start(f"leveldb:{tmp_path}")
     before = most_memory_kib(coordinator.process.pid)
     assert await crowd(coordinator.address, STREAMS) == {"answered": STREAMS}

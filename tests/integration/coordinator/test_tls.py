@@ -1,4 +1,6 @@
-"""Certificates everywhere: between clients and coordinators, between coordinators and etcd, and after a takeover."""
+"""Certificates everywhere: between clients and coordinators, between coordinators and etcd,
+and after a takeover.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,9 @@ async def test_the_leader_is_found_and_followed_over_tls(tmp_path: Path) -> None
     with etcd_members(tmp_path, 1, security=security) as (etcd,):
         addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
         coordinators = [
-            Coordinator(address, f"etcd://{etcd.address}", tmp_path / f"{address}.log", flags_of(security))
+            Coordinator(
+                address, f"etcd://{etcd.address}", tmp_path / f"{address}.log", flags_of(security)
+            )
             for address in addresses
         ]
         try:

@@ -1,4 +1,6 @@
-"""What a TiDB with binlogs switched on sends to a pump beside what it writes to the store; nothing without a pump."""
+"""What a TiDB with binlogs switched on sends to a pump beside what it writes to the store;
+nothing without a pump.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -49,11 +51,16 @@ class Binlogs:
     async def prewrite(self, written: Written, start_ts: int) -> None:
         """Before the store is written to."""
         if written.ddl_job_id:
-            ddl: dict[str, Any] = {"ddl_query": written.query.encode(), "ddl_job_id": written.ddl_job_id}
+            ddl: dict[str, Any] = {
+                "ddl_query": written.query.encode(),
+                "ddl_job_id": written.ddl_job_id,
+            }
             await self._send(tp=binlog_pb2.Prewrite, start_ts=start_ts, **ddl)
         elif written.rows:
             rows = _rows(written)
-            await self._send(tp=binlog_pb2.Prewrite, start_ts=start_ts, prewrite_key=b"k", prewrite_value=rows)
+            await self._send(
+                tp=binlog_pb2.Prewrite, start_ts=start_ts, prewrite_key=b"k", prewrite_value=rows
+            )
 
     async def commit(self, written: Written, start_ts: int, commit_ts: int) -> None:
         """After it was."""
@@ -61,12 +68,20 @@ class Binlogs:
             ddl: dict[str, Any] = {}
             if written.ddl_job_id:
                 ddl = {"ddl_query": written.query.encode(), "ddl_job_id": written.ddl_job_id}
-            await self._send(tp=binlog_pb2.Commit, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=b"k", **ddl)
+            await self._send(
+                tp=binlog_pb2.Commit,
+                start_ts=start_ts,
+                commit_ts=commit_ts,
+                prewrite_key=b"k",
+                **ddl,
+            )
 
     async def _send(self, **fields: Any) -> None:
         if self._stub is not None:
             payload = binlog_pb2.Binlog(**fields).SerializeToString()
-            await self._stub.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=self._pd.cluster_id, payload=payload))
+            await self._stub.WriteBinlog(
+                pump_pb2.WriteBinlogReq(clusterID=self._pd.cluster_id, payload=payload)
+            )
 
 
 def _rows(written: Written) -> bytes:
@@ -80,7 +95,9 @@ def _rows(written: Written) -> bytes:
             mutation.deleted_rows.append(_pairs(written, number, before))
             mutation.sequence.append(kinds.DeleteRow)
         else:
-            mutation.updated_rows.append(_pairs(written, number, before) + _pairs(written, number, after))
+            mutation.updated_rows.append(
+                _pairs(written, number, before) + _pairs(written, number, after)
+            )
             mutation.sequence.append(kinds.Update)
     return binlog_pb2.PrewriteValue(schema_version=1, mutations=[mutation]).SerializeToString()
 
@@ -88,7 +105,11 @@ def _rows(written: Written) -> bytes:
 def _pairs(written: Written, number: int, value: int | None) -> bytes:
     assert value is not None
     cells = zip(written.column_ids, (value, converted(value)), strict=False)
-    return _number(1) + _number(number) + b"".join(_number(column_id) + _number(cell) for column_id, cell in cells)
+    return (
+        _number(1)
+        + _number(number)
+        + b"".join(_number(column_id) + _number(cell) for column_id, cell in cells)
+    )
 
 
 def _number(number: int) -> bytes:

@@ -1,4 +1,6 @@
-"""A small TiDB: writes rows and DDL jobs to a real store, and remembers what was there at each timestamp."""
+"""A small TiDB: writes rows and DDL jobs to a real store,
+and remembers what was there at each timestamp.
+"""
 
 import asyncio
 import json
@@ -34,7 +36,9 @@ _STEP_S = 0.3
 
 @dataclass
 class Known:
-    """A table, and its rows at each commit_ts: None is a row that is gone, a number None: all are."""
+    """A table, and its rows at each commit_ts: None is a row that is gone, a number None:
+    all are.
+    """
 
     info: TableInfo
     history: list[tuple[int, int | None, int | None]] = field(default_factory=list)
@@ -42,7 +46,9 @@ class Known:
     def at(self, ts: int) -> Rows:
         """The rows as of `ts`."""
         rows: Rows = {}
-        for _, number, value in self.history[: bisect_right(self.history, ts, key=lambda it: it[0])]:
+        for _, number, value in self.history[
+            : bisect_right(self.history, ts, key=lambda it: it[0])
+        ]:
             if number is None:
                 rows.clear()
             elif value is None:
@@ -100,7 +106,8 @@ class ClusterSource(threading.Thread):
         self._call(self._add_column(name))
 
     def modify(self, name: str, *, several: bool = False) -> None:
-        """ALTER TABLE … MODIFY, which changes every value: a reorganization, while rows go on changing.
+        """ALTER TABLE … MODIFY, which changes every value: a reorganization,
+        while rows go on changing.
 
         As one of `several` changes it is in force for a while before its job is done.
         """
@@ -159,7 +166,10 @@ class ClusterSource(threading.Thread):
             Binlogs.open(self._pump, self._pd) as self._binlogs,
             asyncio.TaskGroup() as tasks,
         ):
-            await self._commit({database_key(DATABASE_ID): b'{"id":1,"db_name":{"O":"shop","L":"shop"}}'}, Written())
+            await self._commit(
+                {database_key(DATABASE_ID): b'{"id":1,"db_name":{"O":"shop","L":"shop"}}'},
+                Written(),
+            )
             tasks.create_task(self._change_rows())
             self._ready.set()
             await self._over.wait()
@@ -183,7 +193,11 @@ class ClusterSource(threading.Thread):
     async def _put(self, name: str, wanted: dict[int, int | None]) -> None:
         table = self.tables[name]
         before = table.at(1 << 63)
-        wanted = {number: value for number, value in wanted.items() if value is not None or number in before}
+        wanted = {
+            number: value
+            for number, value in wanted.items()
+            if value is not None or number in before
+        }
         if not wanted:
             return
         writes: dict[bytes, bytes | None] = {}
@@ -199,7 +213,9 @@ class ClusterSource(threading.Thread):
         for first in range(0, count, _BATCH):
             async with self._turn:
                 if name in self.tables:
-                    await self._put(name, dict.fromkeys(range(first, min(first + _BATCH, count)), 0))
+                    await self._put(
+                        name, dict.fromkeys(range(first, min(first + _BATCH, count)), 0)
+                    )
 
     # DDL
 
@@ -232,8 +248,12 @@ class ClusterSource(threading.Thread):
     async def _modify(self, name: str, *, several: bool) -> None:
         async with self._turn:
             table = self.tables[name]
-            built = _with(table.info, replace(Column.bigint("_Col$_v_0"), state=WRITE_REORGANIZATION))
-            await self._commit({table_key(DATABASE_ID, built.id): built.to_json().encode()}, Written())
+            built = _with(
+                table.info, replace(Column.bigint("_Col$_v_0"), state=WRITE_REORGANIZATION)
+            )
+            await self._commit(
+                {table_key(DATABASE_ID, built.id): built.to_json().encode()}, Written()
+            )
             table.info = built
         numbers = list(table.at(1 << 63))
         for first in range(0, len(numbers), _BATCH):
@@ -241,19 +261,32 @@ class ClusterSource(threading.Thread):
                 rows = table.at(1 << 63)
                 some = [number for number in numbers[first : first + _BATCH] if number in rows]
                 if some:
-                    await self._commit(dict(_record(built, number, rows[number]) for number in some), Written())
+                    await self._commit(
+                        dict(_record(built, number, rows[number]) for number in some), Written()
+                    )
         async with self._turn:
             old, new = _values(built)
             others = [column for column in built.columns if column not in (old, new)]
             columns = (*others, replace(new, name=old.name, offset=old.offset, state=old.state))
-            table.info = replace(built, columns=tuple(sorted(columns, key=lambda column: column.offset)))
-            job = _job(self._new_id(), SEVERAL if several else MODIFY_COLUMN, table.info.id, f"alter table {name}")
+            table.info = replace(
+                built, columns=tuple(sorted(columns, key=lambda column: column.offset))
+            )
+            job = _job(
+                self._new_id(),
+                SEVERAL if several else MODIFY_COLUMN,
+                table.info.id,
+                f"alter table {name}",
+            )
             job |= {"state": RUNNING if several else DONE}
             job |= (
-                {"multi_schema_info": {"sub_jobs": [{"type": MODIFY_COLUMN}], "revertible": False}} if several else {}
+                {"multi_schema_info": {"sub_jobs": [{"type": MODIFY_COLUMN}], "revertible": False}}
+                if several
+                else {}
             )
             ts = await self._write_job(job, table.info)
-            table.history += [(ts + 1, number, converted(value)) for number, value in table.at(ts).items()]
+            table.history += [
+                (ts + 1, number, converted(value)) for number, value in table.at(ts).items()
+            ]
         if several:
             await asyncio.sleep(_STEP_S)
             async with self._turn:
@@ -267,10 +300,18 @@ class ClusterSource(threading.Thread):
             self.tables[new] = table
 
     async def _ddl(
-        self, kind: int, table_id: int, query: str, info: TableInfo | None = None, *, raw_args: Any = None
+        self,
+        kind: int,
+        table_id: int,
+        query: str,
+        info: TableInfo | None = None,
+        *,
+        raw_args: Any = None,
     ) -> int:
         """Returns the commit_ts from which on it is in force."""
-        return await self._write_job(_job(self._new_id(), kind, table_id, query) | {"raw_args": raw_args}, info)
+        return await self._write_job(
+            _job(self._new_id(), kind, table_id, query) | {"raw_args": raw_args}, info
+        )
 
     async def _write_job(self, job: dict[str, Any], info: TableInfo | None) -> int:
         """Write the job's row and the meta keys in one transaction; returns its commit_ts."""
@@ -293,14 +334,18 @@ class ClusterSource(threading.Thread):
         keys = sorted(writes)
         await self._binlogs.prewrite(written, start_ts)
         mutations = [_mutation(key, writes[key]) for key in keys]
-        await self._kv.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=600_000)
+        await self._kv.prewrite(
+            mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=600_000
+        )
         commit_ts = await self._commit_primary(keys[0], start_ts)
         await self._kv.commit(keys, start_ts, commit_ts)
         await self._binlogs.commit(written, start_ts, commit_ts)
         return commit_ts
 
     async def _commit_primary(self, key: bytes, start_ts: int) -> int:
-        """Returns the commit_ts; a dump that read past it in the meantime asks for a later one, as TiDB does."""
+        """Returns the commit_ts; a dump that read past it in the meantime asks for a later one,
+        as TiDB does.
+        """
         while True:
             commit_ts = await self._pd.tso()
             with suppress(CommitTsExpiredError):
@@ -314,14 +359,22 @@ def _part(info: TableInfo, number: int) -> TableInfo:
 
 
 def _job(number: int, kind: int, table_id: int, query: str) -> dict[str, Any]:
-    job = {"id": number, "type": kind, "state": DONE, "schema_id": DATABASE_ID, "table_id": table_id}
+    job = {
+        "id": number,
+        "type": kind,
+        "state": DONE,
+        "schema_id": DATABASE_ID,
+        "table_id": table_id,
+    }
     return job | {"schema_name": "shop", "query": query}
 
 
 def _with(info: TableInfo, column: Column) -> TableInfo:
     """The table with one more column."""
     number = max(each.id for each in info.columns) + 1
-    return replace(info, columns=(*info.columns, replace(column, id=number, offset=len(info.columns))))
+    return replace(
+        info, columns=(*info.columns, replace(column, id=number, offset=len(info.columns)))
+    )
 
 
 def _values(info: TableInfo) -> list[Column]:
@@ -330,9 +383,14 @@ def _values(info: TableInfo) -> list[Column]:
 
 
 def _record(info: TableInfo, number: int, value: int) -> tuple[bytes, bytes]:
-    values = {column.name: cell for column, cell in zip(_values(info), (value, converted(value)), strict=False)}
+    values = {
+        column.name: cell
+        for column, cell in zip(_values(info), (value, converted(value)), strict=False)
+    }
     return encode_record(_part(info, number), {"id": number} | values)
 
 
 def _mutation(key: bytes, value: bytes | None) -> kvrpcpb.Mutation:
-    return kvrpcpb.Mutation(op=kvrpcpb.Del if value is None else kvrpcpb.Put, key=key, value=value or b"")
+    return kvrpcpb.Mutation(
+        op=kvrpcpb.Del if value is None else kvrpcpb.Put, key=key, value=value or b""
+    )

@@ -1,4 +1,6 @@
-"""A reader of a changefeed that is dumped: cut by cut it holds what it has against the source at that timestamp."""
+"""A reader of a changefeed that is dumped: cut by cut it holds what it has against the source at
+that timestamp.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,9 +12,13 @@ from tests.integration.dump.cluster_source import ClusterSource, Rows
 
 
 class ClusterTarget:
-    """Rows by table; nothing of it may be older than the source was, nothing may come twice within a table's life."""
+    """Rows by table; nothing of it may be older than the source was,
+    nothing may come twice within a table's life.
+    """
 
-    def __init__(self, cluster: Cluster, source: ClusterSource, changefeed: str, start_ts: int) -> None:
+    def __init__(
+        self, cluster: Cluster, source: ClusterSource, changefeed: str, start_ts: int
+    ) -> None:
         self.rows: dict[str, Rows] = {}
         self.at = start_ts
         self.cuts = 0
@@ -23,7 +29,9 @@ class ClusterTarget:
         """Read until something is so; a capture may be away meanwhile."""
         deadline, problem = time.monotonic() + limit_s, ""
         while not until():
-            assert time.monotonic() < deadline, f"not reached at {self.at}: {self.missing(self.at)}, {problem}"
+            assert time.monotonic() < deadline, (
+                f"not reached at {self.at}: {self.missing(self.at)}, {problem}"
+            )
             try:
                 self._step()
             except (fl.FlightError, OSError) as err:
@@ -33,15 +41,25 @@ class ClusterTarget:
     def missing(self, ts: int) -> dict[str, int]:
         """How many rows there are that are not here, by table."""
         tables = self._source.tables.items()
-        return {name: len(each.at(ts).items() - self.rows.get(f"shop.{name}", {}).items()) for name, each in tables}
+        return {
+            name: len(each.at(ts).items() - self.rows.get(f"shop.{name}", {}).items())
+            for name, each in tables
+        }
 
     def check(self) -> None:
         """Every row is as it is in the source."""
         for name, table in self._source.tables.items():
             wanted = table.at(self.at)
             rows = self.rows.get(f"shop.{name}", {})
-            wrong = {key: (value, wanted.get(key)) for key, value in rows.items() if wanted.get(key) != value}
-            assert not wrong, f"{name} at {self.at}: {len(wrong)} rows are not the source's: {list(wrong.items())[:5]}"
+            wrong = {
+                key: (value, wanted.get(key))
+                for key, value in rows.items()
+                if wanted.get(key) != value
+            }
+            assert not wrong, (
+                f"{name} at {self.at}: {len(wrong)} rows are not the source's: "
+                f"{list(wrong.items())[:5]}"
+            )
 
     def _step(self) -> None:
         begin, reader = self.at, self._reader

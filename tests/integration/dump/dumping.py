@@ -1,4 +1,6 @@
-"""Dumps of a real MariaDB into a running log: begun, waited for, changed under; what the target then holds."""
+"""Dumps of a real MariaDB into a running log: begun, waited for, changed under;
+what the target then holds.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -52,7 +54,9 @@ def over(found: dict[str, TableProgress]) -> bool:
 
 def applied(feed: Feed, name: str, key: str = "id") -> Rows:
     """What a target would hold; no row may be there twice, or go back in time."""
-    span = next(span for span, versions in feed.target.versions.items() if versions[-1][1].name == name)
+    span = next(
+        span for span, versions in feed.target.versions.items() if versions[-1][1].name == name
+    )
     rows: Rows = {}
     for change in feed.target.changes_of(span):
         row = {column: value for column, value in change.items() if not column.startswith("_")}
@@ -84,11 +88,16 @@ async def churn(mariadb: MariaDb, name: str, stop: asyncio.Event, most: int) -> 
             number = 0
             while not stop.is_set():
                 number += 1
-                cursor.execute(f"UPDATE {name} SET version = {number} WHERE id % 97 = {number % 97}")
-                cursor.execute(f"DELETE FROM {name} WHERE id = {number * 13 % most}")
-                cursor.execute(f"REPLACE INTO {name} VALUES ({number * 29 % most}, {number}, 'again')")
                 cursor.execute(
-                    f"UPDATE IGNORE {name} SET id = id + {most}, version = {number} WHERE id = {number * 7 % most}"
+                    f"UPDATE {name} SET version = {number} WHERE id % 97 = {number % 97}"
+                )
+                cursor.execute(f"DELETE FROM {name} WHERE id = {number * 13 % most}")
+                cursor.execute(
+                    f"REPLACE INTO {name} VALUES ({number * 29 % most}, {number}, 'again')"
+                )
+                cursor.execute(
+                    f"UPDATE IGNORE {name} SET id = id + {most}, version = {number} WHERE id = "
+                    f"{number * 7 % most}"
                 )
         connection.close()
 

@@ -1,4 +1,6 @@
-"""Columns and rows that only sums of chunks find odd, beside those of `tests.integration.mysql.every_type`."""
+"""Columns and rows that only sums of chunks find odd, beside those of
+`tests.integration.mysql.every_type`.
+"""
 
 MORE = """, zi INT(9) ZEROFILL, zd DECIMAL(10,3) ZEROFILL, d10 DECIMAL(10,9), dneg DECIMAL(5,2),
 cp CHAR(4) CHARACTER SET cp1251, u32t VARCHAR(5) CHARACTER SET utf32, le VARCHAR(5) CHARACTER SET utf16le,

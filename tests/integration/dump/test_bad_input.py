@@ -1,4 +1,6 @@
-"""What goes wrong at the source in the middle of a dump: a state and a message where it is, and the rest goes on."""
+"""What goes wrong at the source in the middle of a dump: a state and a message where it is,
+and the rest goes on.
+"""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +31,9 @@ def make(mariadb: MariaDb, database: str, *tables: str) -> None:
 
 def hang_up(mariadb: MariaDb) -> None:
     """End the sessions of the dump, but not the one that the log is sent by."""
-    for number, user, command in mariadb.execute("SELECT id, user, command FROM information_schema.processlist"):
+    for number, user, command in mariadb.execute(
+        "SELECT id, user, command FROM information_schema.processlist"
+    ):
         if user == USER and command != "Binlog Dump":
             with suppress(pymysql.OperationalError):  # it has ended by itself
                 mariadb.execute(f"KILL {number}")
@@ -50,7 +54,11 @@ async def test_while_the_password_is_wrong_everything_waits_and_says_so(
         mariadb.execute(f"ALTER USER {USER} IDENTIFIED BY 'other'")
         hang_up(mariadb)
         found = await until(
-            meta, feed, lambda found: len(found) == 2 and all("ErrMySQLLogin" in each.error for each in found.values())
+            meta,
+            feed,
+            lambda found: (
+                len(found) == 2 and all("ErrMySQLLogin" in each.error for each in found.values())
+            ),
         )
         assert not any(each.state.is_over for each in found.values()), "a table is not to blame"
         assert all("right" not in each.error for each in found.values())
@@ -61,7 +69,9 @@ async def test_while_the_password_is_wrong_everything_waits_and_says_so(
         assert {each.error for each in found.values()} == {""}
         for name in ("a", "b"):
             columns = ("id", "version", "name")
-            assert applied(feed, f"{database}.{name}") == source(mariadb, f"{database}.{name}", columns)
+            assert applied(feed, f"{database}.{name}") == source(
+                mariadb, f"{database}.{name}", columns
+            )
 
 
 async def test_a_table_that_may_not_be_read_fails_by_name_and_goes_on_when_it_may(
@@ -71,7 +81,8 @@ async def test_a_table_that_may_not_be_read_fails_by_name_and_goes_on_when_it_ma
     make(mariadb, database, "open", "shut")
     mariadb.execute(f"CREATE OR REPLACE USER {USER}", f"GRANT SELECT ON {database}.open TO {USER}")
     mariadb.execute(
-        f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {USER}", f"GRANT ALL ON changefeed_dump.* TO {USER}"
+        f"GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {USER}",
+        f"GRANT ALL ON changefeed_dump.* TO {USER}",
     )
     mariadb.execute(f"GRANT INSERT ON {database}.shut TO {USER}")  # so the catalogue shows it
     records = DumpRecords(meta, "feed")
@@ -86,7 +97,9 @@ async def test_a_table_that_may_not_be_read_fails_by_name_and_goes_on_when_it_ma
         assert "ErrMySQLPrivilege" in found[f"{database}.shut"].error
         mariadb.execute(f"GRANT SELECT ON {database}.shut TO {USER}")
         await records.put_job(job, replace(job, attempt=1))
-        found = await until(meta, feed, lambda found: found[f"{database}.shut"].state is TableState.DONE)
+        found = await until(
+            meta, feed, lambda found: found[f"{database}.shut"].state is TableState.DONE
+        )
         assert len(applied(feed, f"{database}.shut")) == 4000
 
 

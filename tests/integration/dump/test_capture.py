@@ -45,7 +45,16 @@ def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path:
             "INSERT INTO names VALUES ('Abc'), ('b'), ('ß')",
         )
         uri = f"mysql://root@127.0.0.1:{server.port}?idle-row-ms=300"
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--source-uri", uri]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--source-uri",
+            uri,
+        ]
         made = cluster.cli(*create, "--filter", "shop.*")
         assert "ErrDumpNotExists" in cluster.cli("changefeed", "dumpstatus", "-c", "shop")
         lake = Lake(cluster, "shop", int(made["start_ts"]))
@@ -53,16 +62,25 @@ def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path:
         writer = threading.Thread(target=churn, args=(server, stop))
         writer.start()
         try:
-            assert dump(cluster, "dumpstart", "--rows-per-second", "4000", "--verify")["state"] == "running"
-            assert dump(cluster, "dumpstart", "--verify", "--rows-per-second", "4000")["verify"], "asked for twice"
+            assert (
+                dump(cluster, "dumpstart", "--rows-per-second", "4000", "--verify")["state"]
+                == "running"
+            )
+            assert dump(cluster, "dumpstart", "--verify", "--rows-per-second", "4000")["verify"], (
+                "asked for twice"
+            )
             for share in (0.2, 0.5):
-                lake.follow(lambda tables, share=share: len(tables.get("shop.orders", {})) > share * ROWS)
+                lake.follow(
+                    lambda tables, share=share: len(tables.get("shop.orders", {})) > share * ROWS
+                )
                 if share == 0.5:
                     assert dump(cluster, "dumppause")["state"] == "paused"
                 cluster.capture.kill()
                 cluster.capture.start()
                 if share == 0.5:
-                    assert dump(cluster, "dumpstatus")["state"] == "paused", "a pause survives a kill"
+                    assert dump(cluster, "dumpstatus")["state"] == "paused", (
+                        "a pause survives a kill"
+                    )
                     assert dump(cluster, "dumpresume")["state"] == "running"
             lake.follow(lambda _: dump(cluster, "dumpstatus")["state"] == "finished", 90)
         finally:
@@ -70,7 +88,9 @@ def test_a_dump_survives_pauses_and_kills_and_the_reader_has_every_row(tmp_path:
             writer.join()
         server.execute("INSERT INTO shop.orders VALUES (-1, 0, 'the end')")
         lake.follow(lambda tables: -1 in tables.get("shop.orders", {}))
-        wanted = {row[0]: row for row in server.execute("SELECT id, version, note FROM shop.orders")}
+        wanted = {
+            row[0]: row for row in server.execute("SELECT id, version, note FROM shop.orders")
+        }
         held = {key: tuple(row.values()) for key, row in lake.tables["shop.orders"].items()}
         assert held == wanted
         assert set(lake.tables["shop.names"]) == {"Abc", "b", "ß"}

@@ -1,4 +1,6 @@
-"""Checks against a real MariaDB: each type's text is the server's, byte by byte, and chunks' totals are equal."""
+"""Checks against a real MariaDB: each type's text is the server's, byte by byte,
+and chunks' totals are equal.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -29,7 +31,10 @@ from tests.mariadb import MariaDb
 @pytest.fixture
 def session(mariadb: MariaDb) -> Iterator[Session]:
     with log_in(MySqlOptions.of(SourceUri.parse(mariadb.uri))) as session:
-        session.execute("SET character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES'")
+        session.execute(
+            "SET character_set_results = NULL, sql_mode = "
+            "'NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES'"
+        )
         yield session
 
 
@@ -41,10 +46,12 @@ def everything(server: MariaDb, session: Session, database: str) -> ChunkQuery:
         row = {column: value for column, value in all_values.items() if column in known}
         values = ", ".join(["%s"] * (len(row) + 1))
         session.execute(
-            f"INSERT INTO {database}.t ({', '.join(['id', *row])}) VALUES ({values})", [number, *row.values()]
+            f"INSERT INTO {database}.t ({', '.join(['id', *row])}) VALUES ({values})",
+            [number, *row.values()],
         )
     session.execute(
-        f"UPDATE {database}.t SET g = LINESTRING(POINT(1, 2), POINT(3, 4)), p = POINT(0.5, -1) WHERE id = 1"
+        f"UPDATE {database}.t SET g = LINESTRING(POINT(1, 2), POINT(3, 4)), p = POINT(0.5, -1) "
+        "WHERE id = 1"
     )
     return query_of(session, database)
 
@@ -68,13 +75,17 @@ def test_the_text_of_every_column_type_is_the_servers(mariadb: MariaDb, session:
     query = everything(mariadb, session, mariadb.database())
     columns = query.table.columns
     decoded = arrow_columns(query.table, chunk(session, query, Range()))
-    both = [(column, array, canonical(column, stored(column))) for column, array in zip(columns, decoded, strict=True)]
+    both = [
+        (column, array, canonical(column, stored(column)))
+        for column, array in zip(columns, decoded, strict=True)
+    ]
     assert [column.name for column, _, found in both if found is None] == ["kr"]
     for column, array, found in both:
         if found is None:
             continue
         texts = Statement(
-            session, f"SELECT CAST({found.sql} AS BINARY) {query.of(after=False, until=False)} ORDER BY id"
+            session,
+            f"SELECT CAST({found.sql} AS BINARY) {query.of(after=False, until=False)} ORDER BY id",
         )
         theirs = arrow_columns(Table(1, "x", (BYTES,), ()), texts.rows())[0]
         assert found.text(array).to_pylist() == theirs.to_pylist(), column
@@ -83,7 +94,9 @@ def test_the_text_of_every_column_type_is_the_servers(mariadb: MariaDb, session:
 BYTES = Column(name="v", type=Type.BLOB, meta=4)
 
 
-def test_totals_and_digests_of_all_types_are_the_servers(mariadb: MariaDb, session: Session) -> None:
+def test_totals_and_digests_of_all_types_are_the_servers(
+    mariadb: MariaDb, session: Session
+) -> None:
     query = everything(mariadb, session, mariadb.database())
     rows = chunk(session, query, Range())
     check = Check(query)
@@ -92,15 +105,24 @@ def test_totals_and_digests_of_all_types_are_the_servers(mariadb: MariaDb, sessi
     assert check.total(Statement(session, check.total_sql(Range())).rows()) == ours.total
     theirs = check.theirs(Statement(session, check.rows_sql(Range())).rows())
     assert not len(ours.differing(theirs))
-    session.execute(f"UPDATE {query.schema}.t SET ts6 = '2020-01-01', id = IF(id = 3, 33, id) WHERE id IN (1, 3)")
+    session.execute(
+        f"UPDATE {query.schema}.t SET ts6 = '2020-01-01', id = IF(id = 3, 33, id) WHERE id IN (1, "
+        "3)"
+    )
     theirs = check.theirs(Statement(session, check.rows_sql(Range())).rows())
     numbers = [int.from_bytes(key, "little") for key in ours.differing(theirs).to_pylist()]
     assert sorted(numbers) == [1, 3, 33]
-    assert check.total(Statement(session, check.total_sql(Range())).rows()) == theirs.total != ours.total
+    assert (
+        check.total(Statement(session, check.total_sql(Range())).rows())
+        == theirs.total
+        != ours.total
+    )
 
 
 def test_columns_that_are_left_out_are_not_compared(mariadb: MariaDb, session: Session) -> None:
-    query = replace(everything(mariadb, session, mariadb.database()), left_out=frozenset({"j", "i8", "kr"}))
+    query = replace(
+        everything(mariadb, session, mariadb.database()), left_out=frozenset({"j", "i8", "kr"})
+    )
     rows = chunk(session, query, Range())
     check = Check(query)
     assert not check.unchecked
@@ -111,10 +133,14 @@ def test_columns_that_are_left_out_are_not_compared(mariadb: MariaDb, session: S
 
 
 def test_totals_of_any_two_columns_are_the_servers(mariadb: MariaDb, session: Session) -> None:
-    """What one column makes of a row's text must not change how the server writes another: bytes stay bytes."""
+    """What one column makes of a row's text must not change how the server writes another:
+    bytes stay bytes.
+    """
     query = everything(mariadb, session, mariadb.database())
     names = frozenset(column.name for column in query.table.columns) - {"id"}
-    one_of_each = {column.type: column.name for column in query.table.columns if column.name in names - {"kr"}}
+    one_of_each = {
+        column.type: column.name for column in query.table.columns if column.name in names - {"kr"}
+    }
     differing = []
     for pair in itertools.combinations(one_of_each.values(), 2):
         of_two = replace(query, left_out=names - {*pair})
@@ -128,11 +154,15 @@ def test_totals_of_any_two_columns_are_the_servers(mariadb: MariaDb, session: Se
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_ranges_by_keys_of_every_kind_have_equal_totals(mariadb: MariaDb, session: Session, kind: str) -> None:
+def test_ranges_by_keys_of_every_kind_have_equal_totals(
+    mariadb: MariaDb, session: Session, kind: str
+) -> None:
     column, values = KEYS[kind]
     database = mariadb.database()
     mariadb.execute(f"CREATE TABLE {database}.t (v INT DEFAULT 7, {column} PRIMARY KEY)")
-    session.execute(f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}")
+    session.execute(
+        f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}"
+    )
     query = query_of(session, database, "v = 7")
     check = Check(query)
     part, seen = Range(), 0
@@ -143,7 +173,9 @@ def test_ranges_by_keys_of_every_kind_have_equal_totals(mariadb: MariaDb, sessio
         ours = check.ours(keys_of(query.table, rows), rows)
         bound = query.bounds(checked)
         assert check.total(Statement(session, check.total_sql(checked)).rows(bound)) == ours.total
-        assert not len(ours.differing(check.theirs(Statement(session, check.rows_sql(checked)).rows(bound))))
+        assert not len(
+            ours.differing(check.theirs(Statement(session, check.rows_sql(checked)).rows(bound)))
+        )
         seen += len(rows)
         if len(rows) < 2:
             break

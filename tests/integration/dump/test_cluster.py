@@ -1,4 +1,6 @@
-"""Tables of the cluster: rows from before the changefeed come through a dump, while writers go on and kills happen."""
+"""Tables of the cluster: rows from before the changefeed come through a dump,
+while writers go on and kills happen.
+"""
 
 import asyncio
 import random
@@ -24,7 +26,9 @@ NAMES = ("shop.orders", "shop.empty")
 
 
 class Writer(threading.Thread):
-    """Writes until it is stopped: new rows, changed ones, deletes; `rows` is what it has committed."""
+    """Writes until it is stopped: new rows, changed ones, deletes;
+    `rows` is what it has committed.
+    """
 
     def __init__(self, pd: str) -> None:
         super().__init__()
@@ -39,7 +43,11 @@ class Writer(threading.Thread):
         while not self.stopped.is_set():
             number += 1
             self.write(
-                client, {chance.randrange(ROWS + 500): number if chance.random() < 0.8 else None for _ in range(4)}
+                client,
+                {
+                    chance.randrange(ROWS + 500): number if chance.random() < 0.8 else None
+                    for _ in range(4)
+                },
             )
             time.sleep(0.01)
         loop.close()
@@ -93,7 +101,9 @@ class Target:
 
 async def stored(address: str, ts: int) -> dict[bytes, bytes]:
     async with PdClient.open(address) as pd, KvClient.open(pd) as kv:
-        return dict(await kv.scan(record_key(ORDERS.id, 0), record_key(ORDERS.id, 1 << 40), ts, 10 * ROWS))
+        return dict(
+            await kv.scan(record_key(ORDERS.id, 0), record_key(ORDERS.id, 1 << 40), ts, 10 * ROWS)
+        )
 
 
 def dump(cluster: Cluster, verb: str, *more: str) -> dict[str, Any]:
@@ -106,14 +116,18 @@ def wait_ahead(cluster: Cluster) -> None:
     """Until rows were read that no reader has acknowledged."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        status = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}["shop.orders"]
+        status = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}[
+            "shop.orders"
+        ]
         if status["rows_read"] > status["rows_done"]:
             return
     raise TimeoutError(status)
 
 
 def tables_file(directory: Path) -> str:
-    documents = [f'{{"schema_name": "shop", "table_info": {table.to_json()}}}' for table in (ORDERS, EMPTY)]
+    documents = [
+        f'{{"schema_name": "shop", "table_info": {table.to_json()}}}' for table in (ORDERS, EMPTY)
+    ]
     path = directory / "tables.json"
     path.write_text(f"[{', '.join(documents)}]")
     return str(path)
@@ -121,7 +135,14 @@ def tables_file(directory: Path) -> str:
 
 def create(cluster: Cluster, directory: Path) -> int:
     made = cluster.cli(
-        "changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--tables", tables_file(directory)
+        "changefeed",
+        "create",
+        "-c",
+        "shop",
+        "--sink-uri",
+        "parquet:///lake",
+        "--tables",
+        tables_file(directory),
     )
     assert isinstance(made, dict), made
     return int(made["start_ts"])
@@ -140,7 +161,9 @@ def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Pa
         try:
             assert dump(cluster, "dumpstart", "--rows-per-second", "100")["state"] == "running"
             target.follow(lambda: len(target.rows["shop.orders"]) > ROWS // 8)
-            dumping = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}["shop.orders"]
+            dumping = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}[
+                "shop.orders"
+            ]
             assert 0.7 * ROWS < dumping["rows_estimated"] < 1.5 * ROWS
             wait_ahead(cluster)
             cluster.capture.kill()
@@ -156,7 +179,9 @@ def test_rows_from_before_the_start_come_through_writers_and_a_kill(tmp_path: Pa
         now = cluster.now()
         target.follow(lambda: target.at >= now)
         assert target.rows["shop.orders"] == writer.rows
-        assert {*asyncio.run(stored(cluster.pd, now))} == {record_key(ORDERS.id, key) for key in writer.rows}
+        assert {*asyncio.run(stored(cluster.pd, now))} == {
+            record_key(ORDERS.id, key) for key in writer.rows
+        }
         assert target.rows["shop.empty"] == {}
         status = {each["table"]: each for each in dump(cluster, "dumpstatus")["status"]}
         assert {each["state"] for each in status.values()} == {"done"}

@@ -1,8 +1,10 @@
-"""Dumps of a cluster's tables through churn, DDL, pauses, new starts and kill -9, in an order that a seed gives.
+"""Dumps of a cluster's tables through churn, DDL, pauses, new starts and kill -9,
+in an order that a seed gives.
 
 Among the DDL is a MODIFY that changes every value, as TiDB carries it out while rows change.
 
-At each cut of each run every row that the reader has is the source's row of that timestamp; in the end it has all.
+At each cut of each run every row that the reader has is the source's row of that timestamp; in the
+end it has all.
 """
 
 import random
@@ -27,7 +29,11 @@ STEPS = ("kill", "pause", "restart", "truncate", "drop", "add column", "create",
 
 def asked(cluster: Cluster, method: str, **fields: Any) -> Any:
     """A call of the dump's service; as the capture may just be starting, again and again."""
-    request = {"StartDump": pb.StartDumpRequest, "PauseDump": pb.PauseDumpRequest, "ResumeDump": pb.ResumeDumpRequest}
+    request = {
+        "StartDump": pb.StartDumpRequest,
+        "PauseDump": pb.PauseDumpRequest,
+        "ResumeDump": pb.ResumeDumpRequest,
+    }
     request |= {"RestartDump": pb.RestartDumpRequest, "GetDumpStatus": pb.GetDumpStatusRequest}
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         call = getattr(DumpServiceStub(channel), method)
@@ -67,14 +73,18 @@ def step(kind: str, cluster: Cluster, source: ClusterSource, chance: random.Rand
             source.add_column(chance.choice(source.names("plain", "parts", "big", "huge")))
         case "modify" | "modify and more":
             several = kind == "modify and more"
-            source.modify(chance.choice(source.names("plain", "parts", "big", "huge")), several=several)
+            source.modify(
+                chance.choice(source.names("plain", "parts", "big", "huge")), several=several
+            )
         case "create":
             source.create("new", 300)
         case "rename":
             source.rename("big", "huge")
 
 
-def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: int) -> ClusterTarget:
+def follow_dump(
+    cluster: Cluster, source: ClusterSource, source_uri: str, seed: int
+) -> ClusterTarget:
     """One run."""
     chance = random.Random(seed)
     source.create("plain", 700)
@@ -83,13 +93,28 @@ def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: 
     source.create("side", 200)
     uri = ["--source-uri", source_uri] if source_uri else []
     made = cluster.cli(
-        *("changefeed", "create", "-c", FEED, "--sink-uri", "parquet:///lake", "--no-confirm", "--filter", "shop.*"),
+        *(
+            "changefeed",
+            "create",
+            "-c",
+            FEED,
+            "--sink-uri",
+            "parquet:///lake",
+            "--no-confirm",
+            "--filter",
+            "shop.*",
+        ),
         *uri,
     )
     assert isinstance(made, dict), made
     target = ClusterTarget(cluster, source, FEED, int(made["start_ts"]))
     source.churn()
-    asked(cluster, "StartDump", rows_per_second_max=chance.choice([1500, 3000]), parallel=chance.choice([1, 4]))
+    asked(
+        cluster,
+        "StartDump",
+        rows_per_second_max=chance.choice([1500, 3000]),
+        parallel=chance.choice([1, 4]),
+    )
     steps = [*chance.sample(STEPS, 3), "modify", *(() if source_uri else ("modify and more",))]
     chance.shuffle(steps)
     for kind in steps:
@@ -105,7 +130,9 @@ def follow_dump(cluster: Cluster, source: ClusterSource, source_uri: str, seed: 
 
 
 def run(directory: Path, seed: int, source_uri: str = "") -> ClusterTarget:
-    """A run with a cluster of its own; what the reader has in the end, which was compared at each cut."""
+    """A run with a cluster of its own; what the reader has in the end,
+    which was compared at each cut.
+    """
     flags = ["--workers", str(1 + seed % 2)]
     with running_cluster(directory, *flags) as cluster:
         pump = None

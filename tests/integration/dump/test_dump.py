@@ -1,4 +1,6 @@
-"""Dumps of a real MariaDB into a running log: what is there comes, changes meanwhile win, faults lose nothing."""
+"""Dumps of a real MariaDB into a running log: what is there comes, changes meanwhile win,
+faults lose nothing.
+"""
 
 import asyncio
 import itertools
@@ -33,7 +35,9 @@ from tests.integration.mysql.replica import Feed, following
 from tests.mariadb import MariaDb, running_mariadb
 
 
-async def test_rows_that_were_there_before_come_and_the_dump_ends(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_rows_that_were_there_before_come_and_the_dump_ends(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     database = mariadb.database()
     mariadb.execute(
         f"CREATE TABLE {database}.t (id INT PRIMARY KEY, version INT, name VARCHAR(20))",
@@ -49,14 +53,18 @@ async def test_rows_that_were_there_before_come_and_the_dump_ends(mariadb: Maria
             f"{database}.empty": TableState.DONE,
         }
         assert found[f"{database}.t"].rows == 5000
-        assert applied(feed, f"{database}.t") == source(mariadb, f"{database}.t", ("id", "version", "name"))
+        assert applied(feed, f"{database}.t") == source(
+            mariadb, f"{database}.t", ("id", "version", "name")
+        )
         changes = [batch for span, batch in feed.target.batches if batch.num_rows]
         assert {op for batch in changes for op in batch["op"].to_pylist()} == {UPDATE}, (
             "an insert says that its key was not there"
         )
 
 
-async def test_under_churn_the_target_equals_the_source_and_no_row_goes_back(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_under_churn_the_target_equals_the_source_and_no_row_goes_back(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     database = mariadb.database()
     name = f"{database}.t"
     mariadb.execute(
@@ -72,15 +80,21 @@ async def test_under_churn_the_target_equals_the_source_and_no_row_goes_back(mar
             found = await until(meta, feed, over)
             stop.set()
         assert found[name].state is TableState.DONE
-        await feed.until(lambda: applied(feed, name) == source(mariadb, name, ("id", "version", "name")))
+        await feed.until(
+            lambda: applied(feed, name) == source(mariadb, name, ("id", "version", "name"))
+        )
         assert found[name].chunks > 3
 
 
 async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: EtcdMeta) -> None:
     database = mariadb.database()
-    names = {kind: f"{database}.{kind}" for kind in ("altered", "truncated", "dropped", "refused", "plain")}
+    names = {
+        kind: f"{database}.{kind}"
+        for kind in ("altered", "truncated", "dropped", "refused", "plain")
+    }
     mariadb.execute(
-        f"USE {database}", *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names.values())
+        f"USE {database}",
+        *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names.values()),
     )
     for name in names.values():
         mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_6000")
@@ -89,7 +103,8 @@ async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: 
         job = await start(meta, where=where, rows_per_s=1000)
         await until(meta, feed, lambda found: any(each.rows > 0 for each in found.values()))
         mariadb.execute(
-            f"ALTER TABLE {names['altered']} ADD COLUMN more VARCHAR(9) DEFAULT 'x' FIRST, MODIFY version BIGINT",
+            f"ALTER TABLE {names['altered']} ADD COLUMN more VARCHAR(9) DEFAULT 'x' FIRST, MODIFY "
+            "version BIGINT",
             f"UPDATE {names['altered']} SET version = 1 WHERE id % 2",
             f"TRUNCATE TABLE {names['truncated']}",
             f"INSERT INTO {names['truncated']} VALUES (1, 7)",
@@ -113,12 +128,20 @@ async def test_ddl_and_faults_meet_their_own_table_only(mariadb: MariaDb, meta: 
             key: row["version"] for key, row in wanted.items()
         }
         truncate_ts = next(change.commit_ts for change in feed.target.changes if change.truncated)
-        span = next(span for span, each in feed.target.versions.items() if each[-1][1].name == names["truncated"])
-        after = [row["id"] for row in feed.target.changes_of(span) if row["_commit_ts"] > truncate_ts]
+        span = next(
+            span
+            for span, each in feed.target.versions.items()
+            if each[-1][1].name == names["truncated"]
+        )
+        after = [
+            row["id"] for row in feed.target.changes_of(span) if row["_commit_ts"] > truncate_ts
+        ]
         assert set(after) == {1}
 
 
-async def test_paused_dumps_read_nothing_and_failed_tables_are_tried_again(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_paused_dumps_read_nothing_and_failed_tables_are_tried_again(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     database = mariadb.database()
     name = f"{database}.t"
     mariadb.execute(f"USE {database}", f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)")
@@ -141,14 +164,17 @@ async def test_a_restarted_dump_begins_anew_and_tables_that_come_later_are_dumpe
     database = mariadb.database()
     names = [f"{database}.t", f"{database}.later", f"{database}.hidden_t"]
     mariadb.execute(
-        f"USE {database}", *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names[::2])
+        f"USE {database}",
+        *(f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)" for name in names[::2]),
     )
     for name in names[::2]:
         mariadb.execute(f"USE {database}", f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_4000")
     records = DumpRecords(meta, "feed")
     async with following(mariadb.uri, meta, f"{database}.*", f"!{database}.hidden_t") as feed:
         job = await start(meta, rows_per_s=4000)
-        found = await until(meta, feed, lambda found: any(each.rows > 1000 for each in found.values()))
+        found = await until(
+            meta, feed, lambda found: any(each.rows > 1000 for each in found.values())
+        )
         await records.put_job(job, replace(job, id="job 2", rows_per_s=0))
         found = await until(meta, feed, over)
         assert found[names[0]].job == "job 2"
@@ -165,17 +191,24 @@ KINDS = {
     "raw": ("BINARY(6)", "LPAD(HEX({n}), 4, 'a')", "CONCAT(SUBSTR(id, 1, 4), 'z')"),
     "wide": ("BIGINT UNSIGNED", "18446744073709551615 - {n} * 2", "id - 1"),
     "exact": ("DECIMAL(20,5)", "{n} - 500.5", "id + 0.00001"),
-    "moment": ("TIMESTAMP(3)", "'2024-10-27 00:00:00' + INTERVAL {n} MINUTE", "id + INTERVAL 1000 MICROSECOND"),
+    "moment": (
+        "TIMESTAMP(3)",
+        "'2024-10-27 00:00:00' + INTERVAL {n} MINUTE",
+        "id + INTERVAL 1000 MICROSECOND",
+    ),
 }
 
 
-async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     """The same row has the same key in the log and in SELECT, byte by byte."""
     database = mariadb.database()
     for kind, (column, value, _) in KINDS.items():
         mariadb.execute(
             f"USE {database}",
-            f"CREATE TABLE {kind} (id {column} PRIMARY KEY, version INT) COLLATE utf8mb4_general_ci",
+            f"CREATE TABLE {kind} (id {column} PRIMARY KEY, version INT) COLLATE "
+            "utf8mb4_general_ci",
             f"INSERT INTO {kind} SELECT {value.format(n='seq')}, 0 FROM seq_1_to_1500",
         )
 
@@ -183,12 +216,16 @@ async def test_keys_of_every_kind_stay_unique_while_they_change_in_windows(maria
         cursor.execute("SET time_zone = '+00:00'")
         for number, (kind, (_, value, other)) in itertools.product(range(1, 40), KINDS.items()):
             one, another = value.format(n=number * 31), value.format(n=number * 17)
-            cursor.execute(f"UPDATE IGNORE {kind} SET id = {other}, version = {number} WHERE id = {one}")
+            cursor.execute(
+                f"UPDATE IGNORE {kind} SET id = {other}, version = {number} WHERE id = {one}"
+            )
             cursor.execute(f"DELETE FROM {kind} WHERE id = {another}")
 
     async with dumped_while(change, mariadb, meta, database) as feed:
         for kind in KINDS:
-            ((count, total),) = mariadb.execute(f"SELECT COUNT(*), SUM(version) FROM {database}.{kind}")
+            ((count, total),) = mariadb.execute(
+                f"SELECT COUNT(*), SUM(version) FROM {database}.{kind}"
+            )
 
             def there(kind: str = kind, count: int = count, total: int = total) -> bool:
                 rows = applied(feed, f"{database}.{kind}")
@@ -209,17 +246,28 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
     monkeypatch.setattr(Marks, "looked", looked)
     flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=600000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
-        server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF", "CREATE DATABASE shop", *watermarks.CREATE)
-        server.execute("CREATE TABLE shop.t (id INT PRIMARY KEY, version INT)", "INSERT INTO shop.t VALUES (1, 1)")
+        server.execute(
+            "SET GLOBAL rpl_semi_sync_master_enabled=OFF",
+            "CREATE DATABASE shop",
+            *watermarks.CREATE,
+        )
+        server.execute(
+            "CREATE TABLE shop.t (id INT PRIMARY KEY, version INT)",
+            "INSERT INTO shop.t VALUES (1, 1)",
+        )
         async with following(server.uri + "?idle-row-ms=0", meta, "shop.*") as feed:
             server.execute("SET GLOBAL rpl_semi_sync_master_enabled=ON")
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(asyncio.to_thread(server.execute, "UPDATE shop.t SET version = 2"))
+                tasks.create_task(
+                    asyncio.to_thread(server.execute, "UPDATE shop.t SET version = 2")
+                )
                 await feed.seen("shop.t", 1)  # it is in the log
                 ((seen,),) = server.execute("SELECT version FROM shop.t")
                 assert seen == 1, "but SELECT does not see it yet"
                 await start(meta)
-                await feed.until(lambda: _writes_watermark(server))  # what it has read by now is of before
+                await feed.until(
+                    lambda: _writes_watermark(server)
+                )  # what it has read by now is of before
                 server.execute("SET GLOBAL rpl_semi_sync_master_enabled=OFF")
             found = await until(meta, feed, over)
             assert found["shop.t"].state is TableState.DONE
@@ -227,7 +275,9 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
 
 
 def _writes_watermark(server: MariaDb) -> bool:
-    statements = server.execute("SELECT info FROM information_schema.processlist WHERE info LIKE 'INSERT%'")
+    statements = server.execute(
+        "SELECT info FROM information_schema.processlist WHERE info LIKE 'INSERT%'"
+    )
     return any(watermarks.TABLE in str(statement) for (statement,) in statements)
 
 
@@ -247,12 +297,20 @@ async def test_a_compressed_log_and_a_dump_miss_nothing(meta: EtcdMeta) -> None:
                 await start(meta)
                 await until(meta, feed, over)
                 stop.set()
-            await feed.until(lambda: applied(feed, "shop.t") == source(server, "shop.t", ("id", "version", "name")))
+            await feed.until(
+                lambda: (
+                    applied(feed, "shop.t") == source(server, "shop.t", ("id", "version", "name"))
+                )
+            )
 
 
 @pytest.mark.timeout(600)
-async def test_whatever_is_cut_off_in_between_is_read_again(mariadb: MariaDb, meta: EtcdMeta) -> None:
-    """The process ends at any moment, again and again, under churn, and begins at a checkpoint behind the reader."""
+async def test_whatever_is_cut_off_in_between_is_read_again(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    """The process ends at any moment, again and again, under churn,
+    and begins at a checkpoint behind the reader.
+    """
     chance = random.Random(20261121)
     database = mariadb.database()
     name = f"{database}.t"
@@ -280,7 +338,9 @@ class _Replica:
         self.rows: Rows = {}
         self.at_ts = self.checkpoint_ts = 0
 
-    async def run(self, mariadb: MariaDb, meta: EtcdMeta, rule: str, chance: random.Random | None) -> None:
+    async def run(
+        self, mariadb: MariaDb, meta: EtcdMeta, rule: str, chance: random.Random | None
+    ) -> None:
         """One life of the process; without chance until the dump is done."""
         lasts = asyncio.get_running_loop().time() + (chance.random() * 1.5 if chance else WAIT_S)
         async with following(mariadb.uri, meta, rule, start_ts=self.checkpoint_ts) as feed:

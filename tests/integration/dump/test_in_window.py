@@ -1,4 +1,6 @@
-"""What happens within a window, at exactly that place: after a chunk was read, before the high watermark is written."""
+"""What happens within a window, at exactly that place: after a chunk was read,
+before the high watermark is written.
+"""
 
 import asyncio
 import itertools
@@ -36,7 +38,11 @@ def once_after_a_read(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 
 def held(feed: Feed, name: str) -> dict[int, int]:
     """Versions by id, as a target has them in the end."""
-    spans = [(versions[0][0], span) for span, versions in feed.target.versions.items() if versions[-1][1].name == name]
+    spans = [
+        (versions[0][0], span)
+        for span, versions in feed.target.versions.items()
+        if versions[-1][1].name == name
+    ]
     truncated = [change.commit_ts for change in feed.target.changes if name in change.truncated]
     found: dict[int, int] = {}
     for change in feed.target.changes_of(max(spans)[1]):
@@ -51,20 +57,49 @@ def held(feed: Feed, name: str) -> dict[int, int]:
 
 
 CASES: dict[str, tuple[str, Statements, Statements, Statements]] = {
-    "rows change": (KEYED, (), (UPDATED, "DELETE FROM t WHERE id = 30", "REPLACE INTO t VALUES (40, 1), (900, 1)"), ()),
+    "rows change": (
+        KEYED,
+        (),
+        (UPDATED, "DELETE FROM t WHERE id = 30", "REPLACE INTO t VALUES (40, 1), (900, 1)"),
+        (),
+    ),
     "keys move": (KEYED, (), ("UPDATE t SET id = id + 900, version = 1 WHERE id < 20",), ()),
-    "partitions": (f"{KEYED} PARTITION BY HASH(id) PARTITIONS 4", (), (UPDATED, "DELETE FROM t WHERE id = 30"), ()),
+    "partitions": (
+        f"{KEYED} PARTITION BY HASH(id) PARTITIONS 4",
+        (),
+        (UPDATED, "DELETE FROM t WHERE id = 30"),
+        (),
+    ),
     "truncate": (KEYED, (), ("TRUNCATE TABLE t", "INSERT INTO t VALUES (1, 7)"), ()),
-    "a column comes": (KEYED, (), ("ALTER TABLE t ADD COLUMN more INT DEFAULT 3 FIRST", UPDATED), ()),
-    "a column changes": (KEYED, (), ("ALTER TABLE t MODIFY version DECIMAL(20,2) NOT NULL", UPDATED), ()),
-    "the key changes": (KEYED, (), ("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (version, id)", UPDATED), ()),
+    "a column comes": (
+        KEYED,
+        (),
+        ("ALTER TABLE t ADD COLUMN more INT DEFAULT 3 FIRST", UPDATED),
+        (),
+    ),
+    "a column changes": (
+        KEYED,
+        (),
+        ("ALTER TABLE t MODIFY version DECIMAL(20,2) NOT NULL", UPDATED),
+        (),
+    ),
+    "the key changes": (
+        KEYED,
+        (),
+        ("ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (version, id)", UPDATED),
+        (),
+    ),
     "made anew": (KEYED, (), ("DROP TABLE t", KEYED, "INSERT INTO t VALUES (1, 7)"), ()),
     "another takes its place": (
         KEYED,
         (),
         (
             *("CREATE TABLE shadow LIKE t", "ALTER TABLE shadow ADD COLUMN more INT"),
-            *("INSERT INTO shadow SELECT id, version, 1 FROM t", "RENAME TABLE t TO old, shadow TO t", UPDATED),
+            *(
+                "INSERT INTO shadow SELECT id, version, 1 FROM t",
+                "RENAME TABLE t TO old, shadow TO t",
+                UPDATED,
+            ),
         ),
         (),
     ),
@@ -99,7 +134,11 @@ async def test_the_target_equals_the_source_whatever_comes_between_a_chunk_and_i
         await start(meta)
         name = f"{database}.t"
         await until(
-            meta, feed, lambda found: happened.is_set() and name in found and found[name].state is TableState.DONE
+            meta,
+            feed,
+            lambda found: (
+                happened.is_set() and name in found and found[name].state is TableState.DONE
+            ),
         )
         mariadb.execute(*after, "SELECT 1", database=database)
         wanted = dict(mariadb.execute("SELECT id, version FROM t", database=database))
@@ -118,7 +157,9 @@ async def test_a_plan_refused_for_a_ddl_that_is_ahead_of_the_log_is_made_again(
             mariadb.execute("RENAME TABLE t TO u", "SELECT 1", database=database)
         return plan(server, *arguments)
 
-    monkeypatch.setattr(reader, "SPLIT_ROWS_MIN", 0)  # as of a large table: its key's bounds are asked for
+    monkeypatch.setattr(
+        reader, "SPLIT_ROWS_MIN", 0
+    )  # as of a large table: its key's bounds are asked for
     monkeypatch.setattr(Server, "plan", planned)
     async with following(f"{mariadb.uri}?idle-row-ms=200", meta, f"{database}.*") as feed:
         await start(meta)

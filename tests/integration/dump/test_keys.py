@@ -1,4 +1,6 @@
-"""Tables whose rows are told apart by a unique key, or by several columns, partitioned or not: dumped under churn."""
+"""Tables whose rows are told apart by a unique key, or by several columns,
+partitioned or not: dumped under churn.
+"""
 
 import pytest
 from pymysql.cursors import Cursor
@@ -19,7 +21,9 @@ ROWS = 3000
 
 
 def held(feed: Feed, name: str) -> set[tuple[int, int, int, int]]:
-    span = next(span for span, versions in feed.target.versions.items() if versions[-1][1].name == name)
+    span = next(
+        span for span, versions in feed.target.versions.items() if versions[-1][1].name == name
+    )
     key = feed.target.versions[span][-1][1].mounter.key_columns
     rows = {}
     for change in feed.target.changes_of(span):
@@ -30,13 +34,16 @@ def held(feed: Feed, name: str) -> set[tuple[int, int, int, int]]:
     return set(rows.values())
 
 
-async def test_unique_and_composite_keys_make_whole_dumps_under_churn(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_unique_and_composite_keys_make_whole_dumps_under_churn(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     database = mariadb.database()
     for name, columns in KEYS.items():
         mariadb.execute(
             f"USE {database}",
             f"CREATE TABLE {name} (version INT, {columns}",
-            f"INSERT INTO {name} (version, a, b, free) SELECT 0, seq, seq % 50, seq FROM seq_1_to_{ROWS}",
+            f"INSERT INTO {name} (version, a, b, free) SELECT 0, seq, seq % 50, seq FROM "
+            f"seq_1_to_{ROWS}",
         )
 
     def change(cursor: Cursor) -> None:
@@ -49,7 +56,9 @@ async def test_unique_and_composite_keys_make_whole_dumps_under_churn(mariadb: M
     async with dumped_while(change, mariadb, meta, database) as feed:
         for name in KEYS:
             wanted = set(mariadb.execute(f"SELECT a, b, free, version FROM {database}.{name}"))
-            await feed.until(lambda name=name, wanted=wanted: held(feed, f"{database}.{name}") == wanted)
+            await feed.until(
+                lambda name=name, wanted=wanted: held(feed, f"{database}.{name}") == wanted
+            )
 
 
 ALTERED = {
@@ -58,7 +67,10 @@ ALTERED = {
         "id VARCHAR(20) COLLATE utf8mb4_bin",
         "CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
     ),
-    "another column": ("id VARCHAR(20), other INT DEFAULT 0", "DROP PRIMARY KEY, ADD PRIMARY KEY (other, id)"),
+    "another column": (
+        "id VARCHAR(20), other INT DEFAULT 0",
+        "DROP PRIMARY KEY, ADD PRIMARY KEY (other, id)",
+    ),
 }
 
 
@@ -68,7 +80,11 @@ async def test_a_key_in_another_order_leaves_out_no_row_that_was_still_to_be_rea
 ) -> None:
     columns, altered = ALTERED[case]
     database = mariadb.database()
-    ids = [f"{'ABCabc'[number % 6]}{number}" for number in range(ROWS)] if "VARCHAR" in columns else range(ROWS)
+    ids = (
+        [f"{'ABCabc'[number % 6]}{number}" for number in range(ROWS)]
+        if "VARCHAR" in columns
+        else range(ROWS)
+    )
     mariadb.execute(
         f"CREATE TABLE {database}.t ({columns}, PRIMARY KEY (id)) DEFAULT CHARSET utf8mb4",
         f"INSERT INTO {database}.t (id) VALUES {', '.join(f'({each!r})' for each in ids)}",
@@ -86,7 +102,10 @@ async def test_a_key_in_another_order_leaves_out_no_row_that_was_still_to_be_rea
 SHOWN_AS_TEXT = {
     "uuid": (
         "UUID",
-        "CONCAT(LPAD(HEX(seq), 8, '0'), '-0000-', seq % 8, '000-8000-0000000000', LPAD(HEX(seq % 256), 2, '0'))",
+        (
+            "CONCAT(LPAD(HEX(seq), 8, '0'), '-0000-', seq % 8, '000-8000-0000000000', LPAD(HEX(seq % "
+            "256), 2, '0'))"
+        ),
     ),
     "odd_uuid": ("UUID", "CAST(UNHEX(MD5(seq)) AS UUID)"),
     "inet6": ("INET6", "CAST(UNHEX(MD5(seq)) AS INET6)"),
@@ -106,14 +125,18 @@ async def test_uuids_and_addresses_have_one_key_from_the_dump_and_from_the_log(
         )
     mariadb.execute(
         f"CREATE TABLE {database}.pair (a INET4, b UUID, v INT, PRIMARY KEY (a, b))",
-        f"INSERT INTO {database}.pair SELECT CAST(UNHEX('0A00000A') AS INET4), id, v FROM {database}.uuid",
+        f"INSERT INTO {database}.pair SELECT CAST(UNHEX('0A00000A') AS INET4), id, v FROM "
+        f"{database}.uuid",
     )
     spans = {}
     async with following(mariadb.uri, meta, f"{database}.*") as feed:
         await start(meta, verify=True)
         found = await until(meta, feed, over)
         assert {each.state for each in found.values()} == {TableState.DONE}, found
-        spans = {versions[-1][1].name.split(".")[1]: span for span, versions in feed.target.versions.items()}
+        spans = {
+            versions[-1][1].name.split(".")[1]: span
+            for span, versions in feed.target.versions.items()
+        }
 
         def stored(name: str) -> set[tuple[object, ...]]:
             columns = "CAST(a AS BINARY(4)), CAST(b AS BINARY(16)), v"
@@ -129,7 +152,10 @@ async def test_uuids_and_addresses_have_one_key_from_the_dump_and_from_the_log(
                 rows.pop(tuple(change[column] for column in key), None)
                 if change["_op"] != "delete":
                     rows[tuple(change[column] for column in key)] = change
-            return {tuple(value for column, value in row.items() if column[0] != "_") for row in rows.values()}
+            return {
+                tuple(value for column, value in row.items() if column[0] != "_")
+                for row in rows.values()
+            }
 
         for name in spans:
             assert len(stored(name)) == rows

@@ -1,4 +1,6 @@
-"""What is dumped in which order, by the commands and through a real capture: nothing is left out silently."""
+"""What is dumped in which order, by the commands and through a real capture:
+nothing is left out silently.
+"""
 
 import subprocess
 from collections.abc import Callable
@@ -27,7 +29,9 @@ def asked(cluster: Cluster) -> Any:
     """The document of dumpstatus, without a process for it."""
     with grpc.insecure_channel(cluster.capture.endpoints["capture"]) as channel:
         request = pb.GetDumpStatusRequest(changefeed_id="shop")
-        return _output(DumpServiceStub(channel).GetDumpStatus(request, timeout=60, wait_for_ready=True)).document
+        return _output(
+            DumpServiceStub(channel).GetDumpStatus(request, timeout=60, wait_for_ready=True)
+        ).document
 
 
 def lines(status: Any) -> dict[str, Any]:
@@ -52,7 +56,11 @@ def equal(server: MariaDb, lake: Lake, *names: str) -> None:
     server.execute("DELETE FROM shop.small WHERE id = -1")
     for name in names:
         wanted = {row[0]: row for row in server.execute(f"SELECT * FROM shop.{name}")}
-        held = {key: tuple(row.values()) for key, row in lake.tables[f"shop.{name}"].items() if key != -1}
+        held = {
+            key: tuple(row.values())
+            for key, row in lake.tables[f"shop.{name}"].items()
+            if key != -1
+        }
         assert held == wanted, name
 
 
@@ -60,7 +68,8 @@ def equal(server: MariaDb, lake: Lake, *names: str) -> None:
 def test_priorities_sums_new_tables_and_what_fails_are_told_by_the_status(tmp_path: Path) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
         partitions = (
-            "PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS THAN MAXVALUE)"
+            "PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS "
+            "THAN MAXVALUE)"
         )
         server.execute("CREATE DATABASE shop", "CREATE DATABASE crm")
         for name, rows, more in (
@@ -78,8 +87,19 @@ def test_priorities_sums_new_tables_and_what_fails_are_told_by_the_status(tmp_pa
             )
         server.execute("CREATE TABLE shop.keyless (x INT)")
         uri = f"mysql://root@127.0.0.1:{server.port}?idle-row-ms=300&on-unclear-ddl=stop"
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--source-uri", uri]
-        made = cluster.cli(*create, "--filter", "shop.*", "--ignore-ineligible-table", "--on-unclear-ddl", "stop")
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--source-uri",
+            uri,
+        ]
+        made = cluster.cli(
+            *create, "--filter", "shop.*", "--ignore-ineligible-table", "--on-unclear-ddl", "stop"
+        )
         lake = Lake(cluster, "shop", int(made["start_ts"]))
         assert "ErrDumpInvalid" in cli(cluster, "dumpstart", "--table", "shop.typo")
         assert "could not be replicated" in cli(cluster, "dumpstart", "--table", "shop.keyless")
@@ -91,14 +111,23 @@ def test_priorities_sums_new_tables_and_what_fails_are_told_by_the_status(tmp_pa
 
 
 def _priorities(cluster: Cluster, lake: Lake) -> None:
-    options = ["--priority", "shop.small=5", "--priority", "shop.p*=3", "--where", "shop.bad=no_such_column = 1"]
+    options = [
+        "--priority",
+        "shop.small=5",
+        "--priority",
+        "shop.p*=3",
+        "--where",
+        "shop.bad=no_such_column = 1",
+    ]
     begun = cli(cluster, "dumpstart", *options, "--rows-per-second", "2000")
     assert (begun["state"], begun["eta_seconds"], begun["tables_failed"]) == ("running", -1, 0)
 
     def in_order(status: Any) -> bool:
         each = lines(status)
         for first, second in (("small", "parted"), ("parted", "big")):
-            assert not (each.get(second, {}).get("rows_read") and not each[first]["rows_read"]), status
+            assert not (each.get(second, {}).get("rows_read") and not each[first]["rows_read"]), (
+                status
+            )
         return bool(each.get("big", {}).get("rows_done"))
 
     status = follow(cluster, lake, in_order)
@@ -110,7 +139,10 @@ def _priorities(cluster: Cluster, lake: Lake) -> None:
     cluster.capture.kill()
     cluster.capture.start()
     again = cli(cluster, "dumpstatus")
-    assert (again["state"], again["rows_done"]) == ("paused", sum(each["rows_done"] for each in _counted(again)))
+    assert (again["state"], again["rows_done"]) == (
+        "paused",
+        sum(each["rows_done"] for each in _counted(again)),
+    )
     assert 0 < again["progress_percent"] < 100
     cli(cluster, "dumpresume")
     status = follow(cluster, lake, lambda status: status["state"] == "failed")
@@ -132,7 +164,9 @@ def _counted(status: Any) -> list[Any]:
 
 
 def _new_tables(server: MariaDb, cluster: Cluster, lake: Lake) -> None:
-    """They are dumped by themselves, though all was over; one that is renamed into the filter has rows already."""
+    """They are dumped by themselves, though all was over;
+    one that is renamed into the filter has rows already.
+    """
     server.execute(
         "CREATE TABLE shop.created (id INT PRIMARY KEY, note VARCHAR(100))",
         "INSERT INTO shop.created VALUES (1, 'one')",
@@ -141,14 +175,23 @@ def _new_tables(server: MariaDb, cluster: Cluster, lake: Lake) -> None:
     )
     done = {"created", "arrived"}
     status = follow(
-        cluster, lake, lambda status: done <= {name for name, each in lines(status).items() if each["state"] == "done"}
+        cluster,
+        lake,
+        lambda status: (
+            done <= {name for name, each in lines(status).items() if each["state"] == "done"}
+        ),
     )
     assert lines(status)["arrived"]["rows_done"] == 300
 
 
 def _moved_rows(server: MariaDb, cluster: Cluster, lake: Lake) -> None:
-    """A partition is emptied after the dump: the changefeed stops by name, and the ways out of it work."""
-    server.execute("ALTER TABLE shop.parted TRUNCATE PARTITION a", "INSERT INTO shop.parted VALUES (7, 'seven')")
+    """A partition is emptied after the dump: the changefeed stops by name,
+    and the ways out of it work.
+    """
+    server.execute(
+        "ALTER TABLE shop.parted TRUNCATE PARTITION a",
+        "INSERT INTO shop.parted VALUES (7, 'seven')",
+    )
     seen: list[Any] = []
 
     def has_failed(_: Any) -> bool:
@@ -161,16 +204,32 @@ def _moved_rows(server: MariaDb, cluster: Cluster, lake: Lake) -> None:
     assert "dumpstart --table shop.parted" in found["error"]["message"]
     cli(cluster, "dumpstart", "--table", "shop.parted")
     cluster.cli("changefeed", "resume", "-c", "shop")
-    follow(cluster, lake, lambda status: status["state"] == "finished" and status["tables_done"] == 1)
-    flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "changefeed", "dumpstart"]
+    follow(
+        cluster, lake, lambda status: status["state"] == "finished" and status["tables_done"] == 1
+    )
+    flags = [
+        "cli",
+        "--server",
+        cluster.capture.endpoints["capture"],
+        "--pd",
+        cluster.pd,
+        "changefeed",
+        "dumpstart",
+    ]
     codes = [
-        subprocess.run([*COMMAND, *flags, "-c", "shop", *more], capture_output=True, timeout=60, check=False).returncode
+        subprocess.run(
+            [*COMMAND, *flags, "-c", "shop", *more], capture_output=True, timeout=60, check=False
+        ).returncode
         for more in (["--table", "shop.typo"], ["--priority", "x"], ["--rows-per-second", "-1"])
     ]
     assert codes == [1, 1, 2]
     told = cluster.cli("changefeed", "update", "-c", "shop", "--on-unclear-ddl", "reread")
     assert told["source_uri"].endswith("&on-unclear-ddl=reread")
     server.execute("ALTER TABLE shop.parted TRUNCATE PARTITION b")
-    follow(cluster, lake, lambda status: "TRUNCATE PARTITION b" in lines(status)["parted"].get("reason", ""))
+    follow(
+        cluster,
+        lake,
+        lambda status: "TRUNCATE PARTITION b" in lines(status)["parted"].get("reason", ""),
+    )
     follow(cluster, lake, lambda status: lines(status)["parted"]["state"] == "done")
     assert cluster.cli("changefeed", "query", "-c", "shop")["state"] == "normal"

@@ -1,4 +1,6 @@
-"""The same row has the same values by a dump and by the log, in every type, whatever the server's settings are."""
+"""The same row has the same values by a dump and by the log, in every type,
+whatever the server's settings are.
+"""
 
 from contextlib import closing
 from typing import Any
@@ -32,23 +34,44 @@ KEYED = """k1 DATE, k2 DATETIME(3), k3 TIMESTAMP(2) NOT NULL DEFAULT 0, k4 TIME(
   k14 DECIMAL(30,10)"""
 KEYED_ROWS = [
     ["'0000-00-00'", "'0000-00-00'", "0", "'-838:59:59.999999'", "0", "b'0'", "0", "''"],
-    ["'2024-02-31'", "'2024-00-31 23:59:59.999'", "'2000-01-01'", "'0'", "2155", "b'111111111'", "'b'", "'x,y'"],
+    [
+        "'2024-02-31'",
+        "'2024-00-31 23:59:59.999'",
+        "'2000-01-01'",
+        "'0'",
+        "2155",
+        "b'111111111'",
+        "'b'",
+        "'x,y'",
+    ],
 ]
 KEYED_ENDS = [
     ["'00000000-0000-0000-0000-000000000000'", "'::'", "'0.0.0.0'", "''", "''", "'0'"],
-    ["'018f0000-0000-7000-8000-0000000000ff'", "'fe80::'", "'1.2.3.0'", "'a '", "'é '", "'-0.0000000001'"],
+    [
+        "'018f0000-0000-7000-8000-0000000000ff'",
+        "'fe80::'",
+        "'1.2.3.0'",
+        "'a '",
+        "'é '",
+        "'-0.0000000001'",
+    ],
 ]
 
 
 def write(server: MariaDb) -> None:
     server.execute(f"CREATE TABLE d.t (id INT PRIMARY KEY, {COLUMNS}{MORE}) CHARACTER SET utf8mb4")
-    names = ", ".join(column.split()[0] for column in KEYED.split(",") if column.split()[0].startswith("k"))
+    names = ", ".join(
+        column.split()[0] for column in KEYED.split(",") if column.split()[0].startswith("k")
+    )
     server.execute(f"CREATE TABLE d.keyed ({KEYED}, PRIMARY KEY ({names}))")
     with closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+09:00'")
         for number, row in enumerate([*ROWS, *MORE_ROWS]):
             values = ", ".join(["%s"] * (len(row) + 1))
-            cursor.execute(f"INSERT INTO d.t ({', '.join(['id', *row])}) VALUES ({values})", [number, *row.values()])
+            cursor.execute(
+                f"INSERT INTO d.t ({', '.join(['id', *row])}) VALUES ({values})",
+                [number, *row.values()],
+            )
         shapes = "ST_GeomFromText('LINESTRING(1 2, 3 4)', 4326), POINT(0.5, -1)"
         cursor.execute(f"INSERT INTO d.t (id, g, p) VALUES (100, {shapes})")
         for first, last in zip(KEYED_ROWS, KEYED_ENDS, strict=True):
@@ -61,8 +84,13 @@ async def test_a_row_is_the_same_by_dump_and_by_log(flags: list[str], meta: Etcd
         server.execute("CREATE DATABASE d")
         async with following(server.uri, meta, "d.*") as feed:
             write(server)
-            for name, count in (("d.t", len(ROWS) + len(MORE_ROWS) + 1), ("d.keyed", len(KEYED_ROWS))):
-                await feed.until(lambda name=name, count=count: rows_of(feed, name, INSERT).num_rows == count)
+            for name, count in (
+                ("d.t", len(ROWS) + len(MORE_ROWS) + 1),
+                ("d.keyed", len(KEYED_ROWS)),
+            ):
+                await feed.until(
+                    lambda name=name, count=count: rows_of(feed, name, INSERT).num_rows == count
+                )
             await start(meta, verify=True)
             found = await until(meta, feed, over)
             assert {each.state for each in found.values()} == {TableState.DONE}, found
@@ -73,11 +101,17 @@ async def test_a_row_is_the_same_by_dump_and_by_log(flags: list[str], meta: Etcd
                     assert one.num_rows == other.num_rows == logged.num_rows
                     assert one["key"].to_pylist() == other["key"].to_pylist()
                     for column in one.column_names:
-                        assert one[column].equals(other[column]), (column, one[column], other[column])
+                        assert one[column].equals(other[column]), (
+                            column,
+                            one[column],
+                            other[column],
+                        )
 
 
 def span_of(feed: Any, name: str) -> Any:
-    spans = [span for span, versions in feed.target.versions.items() if versions[-1][1].name == name]
+    spans = [
+        span for span, versions in feed.target.versions.items() if versions[-1][1].name == name
+    ]
     return spans[0] if spans else None
 
 

@@ -1,4 +1,6 @@
-"""Verified dumps of a real MariaDB: right ones pass under churn, a decoding that goes wrong is found, or repaired."""
+"""Verified dumps of a real MariaDB: right ones pass under churn,
+a decoding that goes wrong is found, or repaired.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -31,7 +33,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, kind: Type, fault: Fault) -> None:
     monkeypatch.setitem(arrow._BINARY_CELLS, kind, wrong)
 
 
-async def test_every_chunk_of_all_column_types_is_verified_under_churn(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_every_chunk_of_all_column_types_is_verified_under_churn(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     database = mariadb.database()
     mariadb.execute(
         f"USE {database}",
@@ -43,12 +47,16 @@ async def test_every_chunk_of_all_column_types_is_verified_under_churn(mariadb: 
     connection = mariadb.connect(database)
     with connection.cursor() as cursor:
         cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
-        known = {column for column, *_ in mariadb.execute(f"SHOW COLUMNS FROM {database}.everything")}
+        known = {
+            column for column, *_ in mariadb.execute(f"SHOW COLUMNS FROM {database}.everything")
+        }
         for number, all_values in enumerate([*ROWS, *MORE_ROWS]):
             row = {column: value for column, value in all_values.items() if column in known}
             values = ", ".join(["%s"] * (len(row) + 1))
             names = ", ".join(["id", *row])
-            cursor.execute(f"INSERT INTO everything ({names}) VALUES ({values})", [number, *row.values()])
+            cursor.execute(
+                f"INSERT INTO everything ({names}) VALUES ({values})", [number, *row.values()]
+            )
     connection.close()
     async with following(mariadb.uri, meta, f"{database}.*") as feed:
         stop = asyncio.Event()
@@ -62,7 +70,9 @@ async def test_every_chunk_of_all_column_types_is_verified_under_churn(mariadb: 
             assert each.chunks_verified == each.chunks > 0
             assert each.chunks_repaired == 0
         columns = ("id", "version", "name")
-        await feed.until(lambda: applied(feed, f"{database}.t") == source(mariadb, f"{database}.t", columns))
+        await feed.until(
+            lambda: applied(feed, f"{database}.t") == source(mariadb, f"{database}.t", columns)
+        )
         assert len(applied(feed, f"{database}.everything")) == len(ROWS) + len(MORE_ROWS)
 
 
@@ -96,12 +106,19 @@ async def test_a_decoding_that_is_wrong_is_found_and_fails_its_table_only(
         failed = found[amounts]
         assert failed.state is TableState.FAILED
         assert failed.chunks_repaired >= 1, "it was read again first"
-        for part in ("ErrDumpChunkDiffers", amounts, (3000).to_bytes(4, "little").hex(), "the server has"):
+        for part in (
+            "ErrDumpChunkDiffers",
+            amounts,
+            (3000).to_bytes(4, "little").hex(),
+            "the server has",
+        ):
             assert part in failed.error, failed.error
         assert 3000 not in applied(feed, amounts), "nothing wrong was delivered"
 
 
-@pytest.mark.parametrize("shift", [False, True], ids=["one value", "rows of a column shifted by one"])
+@pytest.mark.parametrize(
+    "shift", [False, True], ids=["one value", "rows of a column shifted by one"]
+)
 async def test_what_went_wrong_once_is_read_again_and_right(
     mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch, *, shift: bool
 ) -> None:

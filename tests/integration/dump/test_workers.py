@@ -1,4 +1,6 @@
-"""A server's tables are dumped in a capture with workers, too: a log is read, and dumped, by the capture itself."""
+"""A server's tables are dumped in a capture with workers, too: a log is read, and dumped,
+by the capture itself.
+"""
 
 from pathlib import Path
 
@@ -22,7 +24,16 @@ def test_a_capture_with_workers_dumps_a_servers_tables(tmp_path: Path) -> None:
             f"INSERT INTO orders SELECT seq, 0 FROM seq_0_to_{ROWS - 1}",
         )
         uri = f"mysql://root@127.0.0.1:{server.port}?idle-row-ms=300"
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--source-uri", uri]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--source-uri",
+            uri,
+        ]
         made = cluster.cli(*create, "--filter", "shop.*")
         lake = Lake(cluster, "shop", int(made["start_ts"]))
         assert dump(cluster, "dumpstart", "--rows-per-second", "2000")["state"] == "running"
@@ -35,4 +46,6 @@ def test_a_capture_with_workers_dumps_a_servers_tables(tmp_path: Path) -> None:
         server.execute("INSERT INTO shop.orders VALUES (-1, 2)")
         lake.follow(lambda tables: -1 in tables.get("shop.orders", {}))
         wanted = {row[0]: row for row in server.execute("SELECT id, version FROM shop.orders")}
-        assert {key: tuple(row.values()) for key, row in lake.tables["shop.orders"].items()} == wanted
+        assert {
+            key: tuple(row.values()) for key, row in lake.tables["shop.orders"].items()
+        } == wanted

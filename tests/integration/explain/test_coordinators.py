@@ -1,4 +1,6 @@
-"""The coordinator's HTTP port where it must say no: on a follower, and to whoever has no certificate."""
+"""The coordinator's HTTP port where it must say no: on a follower,
+and to whoever has no certificate.
+"""
 
 import http.client
 import json
@@ -15,7 +17,9 @@ from tests.unit.server.certificates import Certificates
 
 def ask(daemon, path, method="GET", context=None):
     kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
-    connection = kind(daemon.endpoints["http"], timeout=60, **({"context": context} if context else {}))
+    connection = kind(
+        daemon.endpoints["http"], timeout=60, **({"context": context} if context else {})
+    )
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -58,7 +62,9 @@ def test_a_follower_names_the_leader(started, tmp_path):
             assert leader.endpoints["coordinator"] in error["error_msg"]
         # the command line goes to the leader by itself
         flags = ["cli", "--pd", follower.endpoints["coordinator"], "--json", "gc", "explain"]
-        done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["min_safe_point_id"] == "gc_worker"
 
@@ -66,15 +72,26 @@ def test_a_follower_names_the_leader(started, tmp_path):
 def test_with_mtls_nothing_is_deleted_without_a_certificate(started, tmp_path):
     certificates = Certificates(tmp_path)
     security = certificates.security(ca=True)
-    tls = ["--ca-path", security.ca_path, "--cert-path", security.cert_path, "--key-path", security.key_path]
+    tls = [
+        "--ca-path",
+        security.ca_path,
+        "--cert-path",
+        security.cert_path,
+        "--key-path",
+        security.key_path,
+    ]
     coordinator = started("a", "--metadata", f"leveldb:{tmp_path / 'metadata'}", *tls)
     path = "/pd/api/v1/gc/safepoint/br"
     assert ask(coordinator, path, "DELETE")[0] == 403
     assert ask(coordinator, path, "DELETE", certificates.client(certificate=False))[0] == 403
     assert ask(coordinator, path, "DELETE", certificates.client(certificate=True))[0] == 200
-    with urllib.request.urlopen(f"http://{coordinator.endpoints['http']}/healthz", timeout=60) as answer:
+    with urllib.request.urlopen(
+        f"http://{coordinator.endpoints['http']}/healthz", timeout=60
+    ) as answer:
         assert answer.read() == b"ok\n"
     flags = ["cli", "--pd", coordinator.endpoints["coordinator"], *tls, "--json", "gc", "explain"]
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["blocked"]

@@ -1,4 +1,6 @@
-"""`gc explain` on a real coordinator, store and capture: down to the lock, and what its commands do."""
+"""`gc explain` on a real coordinator, store and capture: down to the lock,
+and what its commands do.
+"""
 
 import asyncio
 import json
@@ -28,7 +30,10 @@ CHAIN_TO_THE_LOCK = ["service", "changefeed", "table", "region", "lock"]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     directory = tmp_path_factory.mktemp("cluster")
-    document = [{"schema_name": "bank", "table_info": json.loads(table.to_json())} for table in (ACCOUNTS, TRANSFERS)]
+    document = [
+        {"schema_name": "bank", "table_info": json.loads(table.to_json())}
+        for table in (ACCOUNTS, TRANSFERS)
+    ]
     (directory / "tables.json").write_text(json.dumps(document))
     with running_cluster(directory) as running:
         flags = ("--sink-uri", "delta:///lake", "--tables", str(directory / "tables.json"))
@@ -46,7 +51,9 @@ def hold(cluster, service_id, ts, ttl_s=3600):
 
 @pytest.fixture
 def caught_up(cluster):
-    """A reader has taken everything up to now: what is not complete from now on is not its fault."""
+    """A reader has taken everything up to now: what is not complete from now on is not its
+    fault.
+    """
     reader = Reader(cluster, "bank")
     end = reader.wait_resolved(cluster.now())
     reader.ask("ack", ts=end)
@@ -88,7 +95,9 @@ def open_transaction(cluster):
 def http(cluster, method, path):
     url = f"http://{cluster.coordinator.endpoints['http']}{path}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, method=method), timeout=60
+        ) as answer:
             return answer.status, json.load(answer)
     except urllib.request.HTTPError as err:
         with err:
@@ -133,8 +142,14 @@ def test_the_chain_names_the_lock_and_its_command_ends_it(cluster, caught_up, wa
         assert table["name"] == "bank.accounts"
         assert region["owner"] == f"store {cluster.store.endpoints['store']}"
         # the region may have been further when the lock came
-        assert await_chain(cluster, CHAIN_TO_THE_LOCK)["chain"][3]["ts"] == region["ts"], "but goes on no more"
-        assert (lock["ts"], lock["state"], lock["owner"]) == (start_ts, "live", f"primary key {key.hex()}")
+        assert await_chain(cluster, CHAIN_TO_THE_LOCK)["chain"][3]["ts"] == region["ts"], (
+            "but goes on no more"
+        )
+        assert (lock["ts"], lock["state"], lock["owner"]) == (
+            start_ts,
+            "live",
+            f"primary key {key.hex()}",
+        )
         assert 500 < lock["ttl_left_seconds"] < 600
         shown = run_command(cluster, lock["commands"][0], "--dry-run")
         assert shown["dry_run"]
@@ -151,7 +166,11 @@ def test_thinking_a_blocker_away_names_the_next(cluster, wanting):
     hold(cluster, "br-1", wanting.safe_point + 1)
     try:
         one = explained(cluster, "?what_if=remove:bank")["what_if"]
-        assert (one["removed"], one["min_safe_point_id"], one["history_given_up"]) == ([BANK], "br-1", ["bank"])
+        assert (one["removed"], one["min_safe_point_id"], one["history_given_up"]) == (
+            [BANK],
+            "br-1",
+            ["bank"],
+        )
         both = cluster.cli("gc", "explain", "--what-if", "remove=bank,br-1")["what_if"]
         assert (both["min_safe_point_id"], both["blocked"]) == ("gc_worker", False)
         status, error = http(cluster, "GET", "/tidemark/api/v1/gc/explain?what_if=remove:bnk")
@@ -167,7 +186,11 @@ def test_thinking_a_blocker_away_names_the_next(cluster, wanting):
 def test_grpc_http_and_the_command_line_tell_the_same(cluster, wanting):
     def stable(document):
         return [
-            (blocker["id"], int(blocker.get("safe_point", 0)), [link["kind"] for link in blocker["chain"]][:2])
+            (
+                blocker["id"],
+                int(blocker.get("safe_point", 0)),
+                [link["kind"] for link in blocker["chain"]][:2],
+            )
             for blocker in document["blockers"]
         ]
 
@@ -182,14 +205,26 @@ def test_grpc_http_and_the_command_line_tell_the_same(cluster, wanting):
 
 
 def test_people_read_a_tree(cluster, wanting):
-    flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "gc", "explain"]
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=True)
+    flags = [
+        "cli",
+        "--server",
+        cluster.capture.endpoints["capture"],
+        "--pd",
+        cluster.pd,
+        "gc",
+        "explain",
+    ]
+    done = subprocess.run(
+        [*COMMAND, *flags], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.startswith("GC is held at ")
     assert f"1. {BANK} blocks GC" in done.stdout
     assert "└─ changefeed bank [normal]" in done.stdout
 
 
-def test_a_paused_changefeed_says_when_its_history_ends_and_is_resumed_by_its_command(cluster, wanting):
+def test_a_paused_changefeed_says_when_its_history_ends_and_is_resumed_by_its_command(
+    cluster, wanting
+):
     assert cluster.cli("changefeed", "pause", "-c", "bank")["state"] == "stopped"
     service, changefeed = await_chain(cluster, ["service", "changefeed"])["chain"]
     assert (service["state"], changefeed["state"]) == ("stopped", "stopped")
@@ -228,16 +263,25 @@ def test_http_has_pds_shape_and_texts(cluster, wanting):
     }
     deleted = http(cluster, "DELETE", "/pd/api/v1/gc/safepoint/br%2Fodd%20id")
     assert deleted == (200, "Delete service GC safepoint successfully.")
-    left = [it["service_id"] for it in http(cluster, "GET", "/pd/api/v1/gc/safepoint")[1]["service_gc_safe_points"]]
+    left = [
+        it["service_id"]
+        for it in http(cluster, "GET", "/pd/api/v1/gc/safepoint")[1]["service_gc_safe_points"]
+    ]
     assert left == [BANK, "gc_worker"]
     refused = http(cluster, "DELETE", "/pd/api/v1/gc/safepoint/gc_worker")
     assert refused == (500, "cannot remove service safe point of gc_worker")
 
 
 def test_what_the_alerts_go_by_is_there(cluster, wanting):
-    with urllib.request.urlopen(f"http://{cluster.coordinator.endpoints['http']}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(
+        f"http://{cluster.coordinator.endpoints['http']}/metrics", timeout=60
+    ) as answer:
         lines = answer.read().decode().splitlines()
-    [line] = [line for line in lines if line.startswith("pd_gc_barrier_timestamp_seconds{") and f'"{BANK}"' in line]
+    [line] = [
+        line
+        for line in lines
+        if line.startswith("pd_gc_barrier_timestamp_seconds{") and f'"{BANK}"' in line
+    ]
     assert float(line.rpartition(" ")[2]) == (wanting.safe_point >> 18) / 1000
 
 
@@ -246,16 +290,25 @@ def test_gc_states_are_shown_as_pd_ctl_shows_them(cluster, wanting):
     hold(cluster, "native_br", wanting.safe_point + 6, 3000)  # becomes a barrier of all keyspaces
     try:
         state = cluster.cli("gc-state", "keyspace", "null")
-        assert (state["requested_keyspace_id"], state["effective_keyspace_id"]) == (0xFFFFFFFF, 0xFFFFFFFF)
+        assert (state["requested_keyspace_id"], state["effective_keyspace_id"]) == (
+            0xFFFFFFFF,
+            0xFFFFFFFF,
+        )
         assert [it["barrier_id"] for it in state["gc_barriers"]] == [BANK, "br-2"]
         [shared] = state["global_gc_barriers"]
         assert (shared["barrier_id"], shared["barrier_ts"]) == ("native_br", wanting.safe_point + 6)
-        assert "global_gc_barriers" not in cluster.cli("gc-state", "keyspace", "0", "--exclude-global-barriers")
+        assert "global_gc_barriers" not in cluster.cli(
+            "gc-state", "keyspace", "0", "--exclude-global-barriers"
+        )
         every = cluster.cli("gc-state", "all")
-        assert every["global_gc_barriers"] == [shared | {"ttl_seconds": every["global_gc_barriers"][0]["ttl_seconds"]}]
+        assert every["global_gc_barriers"] == [
+            shared | {"ttl_seconds": every["global_gc_barriers"][0]["ttl_seconds"]}
+        ]
         assert [it["keyspace_id"] for it in every["gc_states"]] == [0, 0xFFFFFFFF]
         assert "ErrInternal" not in cluster.cli("gc-state", "keyspace", "77")
-        [link] = next(it for it in explained(cluster)["blockers"] if it["id"] == "native_br")["chain"]
+        [link] = next(it for it in explained(cluster)["blockers"] if it["id"] == "native_br")[
+            "chain"
+        ]
         assert (link["kind"], link["owner"]) == ("global_barrier", "BR")
     finally:
         for service_id in ("br-2", "native_br"):

@@ -47,7 +47,16 @@ def tail(log: Path) -> str:
 async def daemon(log: Path, name: str, *arguments: str) -> AsyncIterator[Daemon]:
     with log.open("ab") as stderr:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "server.cli.main", name, "--addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"),
+            *(
+                sys.executable,
+                "-m",
+                "server.cli.main",
+                name,
+                "--addr",
+                "127.0.0.1:0",
+                "--http-addr",
+                "127.0.0.1:0",
+            ),
             *arguments,
             stdout=PIPE,
             stderr=stderr,
@@ -83,12 +92,22 @@ class Cluster:
         data_dir, splits = str(self._directory / "store"), ",".join(key.hex() for key in SPLITS)
         front = ("--advertise-addr", proxy.address) if proxy else ()
         store = await self._daemon(
-            "store", *self._to, "--data-dir", data_dir, "--split-keys", splits, "--gc-poll-interval", "0.2", *front
+            "store",
+            *self._to,
+            "--data-dir",
+            data_dir,
+            "--split-keys",
+            splits,
+            "--gc-poll-interval",
+            "0.2",
+            *front,
         )
         self.store = store.endpoints["store"]
         if proxy:
             proxy.target = store.endpoints["store"]
-        self.client = await self._stack.enter_async_context(TransactionClient.open(self.coordinator))
+        self.client = await self._stack.enter_async_context(
+            TransactionClient.open(self.coordinator)
+        )
         self.records = MetaRecords(
             await self._stack.enter_async_context(open_meta(f"etcd://{self.coordinator}", connect))
         )
@@ -99,7 +118,14 @@ class Cluster:
         return await self._daemon("store", *self._to, "--data-dir", data_dir, "--addr", address)
 
     async def worker(self, lease_s: float = LEASE_S) -> Daemon:
-        pace = ("--tick-seconds", str(TICK_S), "--lease-seconds", str(lease_s), "--min-gc-time", "1ms")
+        pace = (
+            "--tick-seconds",
+            str(TICK_S),
+            "--lease-seconds",
+            str(lease_s),
+            "--min-gc-time",
+            "1ms",
+        )
         return await self._daemon("gc-worker", *self._to, *pace)
 
     async def service(self, worker: Daemon) -> Any:
@@ -107,7 +133,9 @@ class Cluster:
         return gc_pb2_grpc.GCServiceStub(channel)
 
     async def leader(self, lease_s: float = LEASE_S) -> tuple[Daemon, Any]:
-        """A new worker, and its service, once it leads; it collects everything, but only when told."""
+        """A new worker, and its service, once it leads; it collects everything,
+        but only when told.
+        """
         worker = await self.worker(lease_s)
         service = await self.service(worker)
 
@@ -121,7 +149,9 @@ class Cluster:
         async def first_round_over() -> bool:
             return bool((await service.GetGCStatus(gc_pb2.GetGCStatusRequest())).last_round.result)
 
-        await eventually(first_round_over)  # the first of a cluster is due at once; of others the successor says how
+        await eventually(
+            first_round_over
+        )  # the first of a cluster is due at once; of others the successor says how
         return worker, service
 
     async def put(self, *pairs: tuple[bytes, bytes | None]) -> int:
@@ -147,7 +177,9 @@ class Cluster:
         return "--coordinator", self.coordinator
 
     async def _daemon(self, name: str, *arguments: str) -> Daemon:
-        return await self._stack.enter_async_context(daemon(self._directory / f"{name}.log", name, *arguments))
+        return await self._stack.enter_async_context(
+            daemon(self._directory / f"{name}.log", name, *arguments)
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A front before a store, through which all workers' requests go: it knows whose each one is, and can hold one back."""
+"""A front before a store, through which all workers' requests go: it knows whose each one is,
+and can hold one back.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +17,9 @@ from server.rpc.client import connect
 
 @dataclass
 class Hold:
-    """The next request of one method stops before the store sees it, or before its answer goes back."""
+    """The next request of one method stops before the store sees it,
+    or before its answer goes back.
+    """
 
     method: str
     after: bool = False
@@ -101,5 +105,13 @@ def _ports(pid: int) -> set[int]:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 links.add(str(link.readlink()))
-    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
-    return {int(fields[1].rpartition(":")[2], 16) for fields in lines if f"socket:[{fields[9]}]" in links}
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()
+    ]
+    return {
+        int(fields[1].rpartition(":")[2], 16)
+        for fields in lines
+        if f"socket:[{fields[9]}]" in links
+    }

@@ -1,4 +1,6 @@
-"""Workers killed and stopped in every phase that talks to stores: the next round finishes, the old worker is still."""
+"""Workers killed and stopped in every phase that talks to stores: the next round finishes,
+the old worker is still.
+"""
 
 import asyncio
 import signal
@@ -51,7 +53,9 @@ async def prewrite(cluster: Any, keys: list[bytes], value: bytes, **more: Any) -
 
 
 class Litter:
-    """Everything a round has to do, under keys that end in `number`; and what must be left of it."""
+    """Everything a round has to do, under keys that end in `number`;
+    and what must be left of it.
+    """
 
     def __init__(self, cluster: Any, number: int) -> None:
         self.cluster, self.kv = cluster, cluster.client.kv
@@ -72,12 +76,19 @@ class Litter:
         await gc.RegisterDeleteRange(request)
 
     async def is_gone(self) -> bool:
-        """Every lock ended as its primary says, the range and the old version are gone, all else is there."""
+        """Every lock ended as its primary says, the range and the old version are gone,
+        all else is there.
+        """
         now = await self.cluster.now()
         locked = await self.cluster.locked_keys()
         old = [await self.kv.get(self.p, self.old), await self.kv.get(self.dropped, self.old)]
-        kept = await self.kv.batch_get([self.a, self.h, self.z, self.p, self.a + b"x", self.z + b"x"], now)
-        assert kept == dict.fromkeys((self.a, self.h, self.z), b"committed") | {self.p: b"new"} or locked
+        kept = await self.kv.batch_get(
+            [self.a, self.h, self.z, self.p, self.a + b"x", self.z + b"x"], now
+        )
+        assert (
+            kept == dict.fromkeys((self.a, self.h, self.z), b"committed") | {self.p: b"new"}
+            or locked
+        )
         return not locked and old == [None, None]
 
 
@@ -101,7 +112,9 @@ async def test_a_worker_killed_in_any_phase_leaves_nothing_that_the_next_round_d
         async with asyncio.timeout(60):
             await held.reached.wait()
         if phase != "do gc":
-            assert await refusal(gc) == "[TM:ErrGCRunning] there's already a gc job running, skipped"
+            assert (
+                await refusal(gc) == "[TM:ErrGCRunning] there's already a gc job running, skipped"
+            )
         await worker.kill()
         held.go_on.set()
         worker, gc = await cluster.leader(SHORT_LEASE_S)
@@ -156,9 +169,13 @@ async def refusal(gc: Any) -> str:
     return caught.value.details() or ""
 
 
-async def test_async_commit_transactions_of_dead_clients_end_as_all_their_locks_say(cluster: Any, gc: Any) -> None:
+async def test_async_commit_transactions_of_dead_clients_end_as_all_their_locks_say(
+    cluster: Any, gc: Any
+) -> None:
     kv = cluster.client.kv
-    whole = await prewrite(cluster, [b"a1", b"h1", b"z1"], b"whole", use_async_commit=True, secondaries=[b"h1", b"z1"])
+    whole = await prewrite(
+        cluster, [b"a1", b"h1", b"z1"], b"whole", use_async_commit=True, secondaries=[b"h1", b"z1"]
+    )
     partly = await cluster.now()
     await kv.router.call(
         b"a2",
@@ -209,11 +226,15 @@ async def test_a_transaction_longer_than_life_time_keeps_its_snapshot_and_may_st
     await until(collected)
 
 
-async def test_a_destroyed_range_is_destroyed_once_more_after_a_day_and_then_forgotten(cluster: Any, gc: Any) -> None:
+async def test_a_destroyed_range_is_destroyed_once_more_after_a_day_and_then_forgotten(
+    cluster: Any, gc: Any
+) -> None:
     await cluster.put((b"f1", b"v"))
     it = DeleteRange(1, 1, b"f", b"g", await cluster.now())
     await gc.RegisterDeleteRange(
-        gc_pb2.RegisterDeleteRangeRequest(job_id=1, element_id=1, start_key=it.start_key, end_key=it.end_key, ts=it.ts)
+        gc_pb2.RegisterDeleteRangeRequest(
+            job_id=1, element_id=1, start_key=it.start_key, end_key=it.end_key, ts=it.ts
+        )
     )
     assert (await gc.RunGC(RUN)).round.deleted_ranges == 1
     await cluster.put((b"f2", b"a store that was away brought it back"))
@@ -234,7 +255,10 @@ async def test_a_safepoint_that_a_dead_leader_asked_for_but_did_not_save_makes_n
     await cluster.client.pd.update_service_gc_safe_point("gc_worker", (1 << 63) - 1, asked)
     await configure(gc, life_time="1m")
     held = (await gc.RunGC(RUN)).round
-    assert held.result in ("done", "no new safepoint")  # our coordinator lets it back as far as GC has not gone yet
+    assert held.result in (
+        "done",
+        "no new safepoint",
+    )  # our coordinator lets it back as far as GC has not gone yet
     assert held.safe_point < asked
     await configure(gc, life_time="1ms")
     assert (await gc.RunGC(RUN)).round.safe_point > asked
@@ -246,7 +270,9 @@ async def test_a_store_that_is_away_fails_its_ranges_only_and_gets_them_when_it_
     second = await cluster.second_store(f"127.0.0.1:{free_port()}")
     await cluster.put((b"f1", b"v"), (b"h1", b"v"))
     drop_ts = await cluster.now()
-    request = gc_pb2.RegisterDeleteRangeRequest(job_id=1, element_id=1, start_key=b"f", end_key=b"g", ts=drop_ts)
+    request = gc_pb2.RegisterDeleteRangeRequest(
+        job_id=1, element_id=1, start_key=b"f", end_key=b"g", ts=drop_ts
+    )
     await gc.RegisterDeleteRange(request)
     await second.kill()
     done = (await gc.RunGC(RUN)).round
@@ -256,7 +282,9 @@ async def test_a_store_that_is_away_fails_its_ranges_only_and_gets_them_when_it_
     assert second.endpoints["store"] in failed.last_error
     await cluster.second_store(second.endpoints["store"])
 
-    async def destroyed() -> bool:  # the worker's channel may still be waiting before it connects again
+    async def destroyed() -> (
+        bool
+    ):  # the worker's channel may still be waiting before it connects again
         return bool((await gc.RunGC(RUN)).round.deleted_ranges)
 
     await until(destroyed)

@@ -1,4 +1,6 @@
-"""Whole rounds on real processes: locks of dead clients, dropped ranges, old versions, and who holds GC back."""
+"""Whole rounds on real processes: locks of dead clients, dropped ranges, old versions,
+and who holds GC back.
+"""
 
 import asyncio
 import contextlib
@@ -34,7 +36,10 @@ def put(key: bytes, value: bytes) -> kvrpcpb.Mutation:
 async def prewrite(cluster: Any, keys: list[bytes], value: bytes) -> int:
     start_ts: int = await cluster.now()
     await cluster.client.kv.prewrite(
-        [put(key, value) for key in keys], primary=keys[0], start_version=start_ts, lock_ttl_ms=600_000
+        [put(key, value) for key in keys],
+        primary=keys[0],
+        start_version=start_ts,
+        lock_ttl_ms=600_000,
     )
     return start_ts
 
@@ -48,7 +53,9 @@ async def test_orphan_locks_end_as_their_primaries_say(cluster: Any, gc: Any) ->
     await kv.batch_rollback([b"a2"], rolled_back)
     undecided = await prewrite(cluster, [b"a3", b"h3", b"z3"], b"undecided")
     missing = await cluster.now()
-    await kv.prewrite([put(b"h4", b"no primary")], primary=b"a4", start_version=missing, lock_ttl_ms=600_000)
+    await kv.prewrite(
+        [put(b"h4", b"no primary")], primary=b"a4", start_version=missing, lock_ttl_ms=600_000
+    )
     pessimistic = await cluster.now()
     await kv.pessimistic_lock(
         [b"a5", b"z5"],
@@ -64,11 +71,15 @@ async def test_orphan_locks_end_as_their_primaries_say(cluster: Any, gc: Any) ->
     assert done.safe_point > undecided
     assert await cluster.locked_keys() == []
     now = await cluster.now()
-    assert dict(await kv.scan(b"", b"", now, 100)) == dict.fromkeys((b"a1", b"h1", b"z1"), b"committed")
+    assert dict(await kv.scan(b"", b"", now, 100)) == dict.fromkeys(
+        (b"a1", b"h1", b"z1"), b"committed"
+    )
     assert await kv.get(b"z1", commit_ts - 1) is None or done.safe_point >= commit_ts
 
 
-async def test_a_late_commit_of_a_transaction_that_gc_ended_is_refused(cluster: Any, gc: Any) -> None:
+async def test_a_late_commit_of_a_transaction_that_gc_ended_is_refused(
+    cluster: Any, gc: Any
+) -> None:
     start_ts = await prewrite(cluster, [b"a", b"z"], b"late")
     await run(gc)
     with pytest.raises(Exception, match="TM:Err"):
@@ -110,7 +121,9 @@ asyncio.run(main())
 async def test_the_locks_of_a_killed_client_go(cluster: Any, gc: Any, program: str) -> None:
     if program is DOOMED_FOREIGN and importlib.util.find_spec("tikv_client") is None:
         pytest.skip("tikv-client has no wheel for this platform")
-    client = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cluster.coordinator, stdout=PIPE)
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cluster.coordinator, stdout=PIPE
+    )
     assert client.stdout is not None
     async with asyncio.timeout(120):
         while (line := await client.stdout.readline()) != b"locked\n":
@@ -122,14 +135,18 @@ async def test_the_locks_of_a_killed_client_go(cluster: Any, gc: Any, program: s
     assert await cluster.locked_keys() == []
 
 
-async def test_a_dropped_range_is_destroyed_only_once_it_is_before_the_safepoint(cluster: Any, gc: Any) -> None:
+async def test_a_dropped_range_is_destroyed_only_once_it_is_before_the_safepoint(
+    cluster: Any, gc: Any
+) -> None:
     await cluster.put((b"f1", b"v"), (b"h1", b"v"), (b"h2", b"v"), (b"z", b"v"))
     await cluster.put((b"h1", b"w"))
     dropped = await cluster.now()
     later = compose(physical_ms(dropped) + 3_600_000)
     ranges = [(1, b"f", b"h2", dropped), (2, b"h2", b"zz", later)]
     for job_id, start, end, ts in ranges:
-        request = gc_pb2.RegisterDeleteRangeRequest(job_id=job_id, element_id=1, start_key=start, end_key=end, ts=ts)
+        request = gc_pb2.RegisterDeleteRangeRequest(
+            job_id=job_id, element_id=1, start_key=start, end_key=end, ts=ts
+        )
         await gc.RegisterDeleteRange(request)
     assert (await run(gc)).deleted_ranges == 1
     left = dict(await cluster.client.kv.scan(b"", b"", await cluster.now(), 10))
@@ -157,11 +174,15 @@ async def test_old_versions_go_and_what_a_snapshot_at_the_safepoint_reads_stays(
     assert dict(await kv.scan(b"", b"", after, 10)) == at_safe_point | {b"a": b"3"}
 
 
-async def test_a_changefeeds_safepoint_holds_gc_back_and_the_round_uses_it(cluster: Any, gc: Any) -> None:
+async def test_a_changefeeds_safepoint_holds_gc_back_and_the_round_uses_it(
+    cluster: Any, gc: Any
+) -> None:
     pd = cluster.client.pd
     before = await cluster.put((b"a", b"1"))
     held = await cluster.now()
-    assert (await pd.update_service_gc_safe_point("ticdc-default-feed", 600, held)).safe_point <= held
+    assert (
+        await pd.update_service_gc_safe_point("ticdc-default-feed", 600, held)
+    ).safe_point <= held
     await cluster.put((b"a", b"2"))
     young = await prewrite(cluster, [b"h"], b"young")
     done = await run(gc)
@@ -174,7 +195,9 @@ async def test_a_changefeeds_safepoint_holds_gc_back_and_the_round_uses_it(clust
     assert await cluster.locked_keys() == []
 
 
-async def test_rounds_without_pause_break_neither_a_pinned_snapshot_nor_the_banks_total(cluster: Any, gc: Any) -> None:
+async def test_rounds_without_pause_break_neither_a_pinned_snapshot_nor_the_banks_total(
+    cluster: Any, gc: Any
+) -> None:
     client, accounts, stop = cluster.client, [b"a", b"h", b"p", b"z"], asyncio.Event()
     pinned = await cluster.put(*((account, b"100") for account in accounts))
     await client.pd.update_service_gc_safe_point("ticdc-default-pin", 600, pinned)
@@ -185,11 +208,16 @@ async def test_rounds_without_pause_break_neither_a_pinned_snapshot_nor_the_bank
         while not stop.is_set():
             transaction = await client.begin(pessimistic=True)
             try:
-                for account, change in zip(sorted(chosen.sample(accounts, 2)), (-1, 1), strict=True):
+                for account, change in zip(
+                    sorted(chosen.sample(accounts, 2)), (-1, 1), strict=True
+                ):
                     balance = int(await transaction.get_for_update(account) or b"0")
                     await transaction.put(account, b"%d" % (balance + change))
                 committed += bool(await transaction.commit())
-            except (ConflictError, UnavailableError):  # somebody was faster, perhaps again and again
+            except (
+                ConflictError,
+                UnavailableError,
+            ):  # somebody was faster, perhaps again and again
                 with contextlib.suppress(TidemarkError):
                     await transaction.rollback()
         return committed
@@ -228,7 +256,9 @@ async def test_mode_central_asks_every_region(cluster: Any, gc: Any) -> None:
     assert await cluster.client.kv.get(b"z", await cluster.now()) == b"2"
 
 
-async def test_the_status_shows_what_mysql_tidb_would_and_bad_variables_change_nothing(cluster: Any, gc: Any) -> None:
+async def test_the_status_shows_what_mysql_tidb_would_and_bad_variables_change_nothing(
+    cluster: Any, gc: Any
+) -> None:
     await run(gc)
     status = await gc.GetGCStatus(STATUS)
     assert (status.config.life_time, status.config.run_interval, status.config.mode) == (
@@ -239,7 +269,9 @@ async def test_the_status_shows_what_mysql_tidb_would_and_bad_variables_change_n
     assert status.leader.is_self
     assert status.leader.desc.startswith("host:")
     assert status.leader.lease.endswith(" +0000")
-    assert status.safe_point == status.last_round.safe_point == await cluster.client.pd.gc_safe_point()
+    assert (
+        status.safe_point == status.last_round.safe_point == await cluster.client.pd.gc_safe_point()
+    )
     variables = {"tikv_gc_life_time": "10", "tikv_gc_mod": "central", "tikv_gc_concurrency": "3"}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await gc.SetGCConfig(gc_pb2.SetGCConfigRequest(variables=variables))
@@ -283,13 +315,18 @@ async def test_a_killed_leader_is_succeeded_after_its_lease(cluster: Any, until:
     assert not await leads(second)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await second.RunGC(RUN)
-    assert (caught.value.code(), "ErrGCLeaseLost" in (caught.value.details() or "")) == (grpc.StatusCode.ABORTED, True)
+    assert (caught.value.code(), "ErrGCLeaseLost" in (caught.value.details() or "")) == (
+        grpc.StatusCode.ABORTED,
+        True,
+    )
     await leading.kill()
     await until(lambda: leads(second))
     await run(second)
 
 
-async def test_a_leader_that_is_told_to_stop_lets_the_next_one_in_at_once(cluster: Any, until: Any) -> None:
+async def test_a_leader_that_is_told_to_stop_lets_the_next_one_in_at_once(
+    cluster: Any, until: Any
+) -> None:
     leaving = await cluster.worker()
     first = await cluster.service(leaving)
 

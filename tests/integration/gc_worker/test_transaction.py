@@ -1,4 +1,6 @@
-"""Our own transaction client on a real coordinator and store: isolation, conflicts, locks of others."""
+"""Our own transaction client on a real coordinator and store: isolation, conflicts,
+locks of others.
+"""
 
 import asyncio
 import contextlib
@@ -28,8 +30,16 @@ async def test_a_transaction_reads_its_own_writes_and_others_only_its_commit(clu
     assert await transaction.scan(b"", b"", 2) == [(b"a", b"1"), (b"b", b"2")]
     before = await client.current_timestamp()
     commit_ts = await transaction.commit()
-    assert [key for key, _ in await client.snapshot(before).scan(b"", b"", 10)] == [b"a", b"h", b"z"]
-    assert [key for key, _ in await client.snapshot(commit_ts).scan(b"", b"", 10)] == [b"a", b"b", b"z"]
+    assert [key for key, _ in await client.snapshot(before).scan(b"", b"", 10)] == [
+        b"a",
+        b"h",
+        b"z",
+    ]
+    assert [key for key, _ in await client.snapshot(commit_ts).scan(b"", b"", 10)] == [
+        b"a",
+        b"b",
+        b"z",
+    ]
 
 
 async def test_of_two_writers_of_a_key_the_second_to_commit_loses(cluster: Any) -> None:
@@ -41,7 +51,10 @@ async def test_of_two_writers_of_a_key_the_second_to_commit_loses(cluster: Any) 
     with pytest.raises(WriteConflictError):
         await two.commit()
     assert await cluster.locked_keys() == []
-    assert dict(await cluster.client.kv.scan(b"", b"", await cluster.now(), 9)) == {b"a": b"1", b"z": b"1"}
+    assert dict(await cluster.client.kv.scan(b"", b"", await cluster.now(), 9)) == {
+        b"a": b"1",
+        b"z": b"1",
+    }
 
 
 async def test_an_insert_of_what_is_there_fails_whole(cluster: Any) -> None:
@@ -93,7 +106,9 @@ async def test_rolling_back_leaves_neither_data_nor_locks(cluster: Any) -> None:
 
 async def test_a_reader_passes_the_expired_locks_of_the_dead(cluster: Any) -> None:
     kv, start_ts = cluster.client.kv, await cluster.now()
-    mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"new") for key in (b"a", b"h", b"z")]
+    mutations = [
+        kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"new") for key in (b"a", b"h", b"z")
+    ]
     await kv.prewrite(mutations, primary=b"a", start_version=start_ts, lock_ttl_ms=1)
     commit_ts = await cluster.now()
     await kv.commit([b"a"], start_ts, commit_ts)
@@ -107,7 +122,9 @@ async def test_a_reader_passes_the_expired_locks_of_the_dead(cluster: Any) -> No
     now = await cluster.now()
     found = dict(await cluster.client.snapshot(now).scan(b"", b"", 10))
     assert found == dict.fromkeys((b"a", b"h", b"z"), b"new")
-    assert b"b" not in await cluster.locked_keys()  # committed ones may be read through instead of removed
+    assert (
+        b"b" not in await cluster.locked_keys()
+    )  # committed ones may be read through instead of removed
 
 
 async def test_the_banks_total_is_the_same_in_every_snapshot(cluster: Any) -> None:
@@ -118,7 +135,9 @@ async def test_the_banks_total_is_the_same_in_every_snapshot(cluster: Any) -> No
 
     async def audit() -> None:
         while not done.is_set():
-            seen = await client.snapshot(await client.current_timestamp()).scan(b"account", b"accounu", 100)
+            seen = await client.snapshot(await client.current_timestamp()).scan(
+                b"account", b"accounu", 100
+            )
             totals.append(sum(int(value) for _, value in seen))
 
     async def teller(seed: int) -> int:
@@ -134,7 +153,10 @@ async def test_the_banks_total_is_the_same_in_every_snapshot(cluster: Any) -> No
                 await transaction.put(target, b"%d" % (balances[1] + 1))
                 await transaction.commit()
                 committed += 1
-            except (ConflictError, UnavailableError):  # somebody was faster, perhaps again and again
+            except (
+                ConflictError,
+                UnavailableError,
+            ):  # somebody was faster, perhaps again and again
                 with contextlib.suppress(TidemarkError):
                     await transaction.rollback()
         return committed

@@ -1,4 +1,6 @@
-"""A long history for lakes that grow old: 300 cuts with schema changes among them, told as captures tell it."""
+"""A long history for lakes that grow old: 300 cuts with schema changes among them,
+told as captures tell it.
+"""
 
 import json
 import random
@@ -19,12 +21,16 @@ KEYS = 23
 
 
 class AcknowledgedFeed(EvolvingFeed):
-    """Forgets what a capture may forget: rows below the acknowledgement before the last, tables below the last one."""
+    """Forgets what a capture may forget: rows below the acknowledgement before the last,
+    tables below the last one.
+    """
 
     previous_ts = acked_ts = 0
 
     def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
-        """The tables right below the checkpoint are still known: there may be a DDL at it that has yet to be taken."""
+        """The tables right below the checkpoint are still known:
+        there may be a DDL at it that has yet to be taken.
+        """
         if ts is not None and ts < self.acked_ts - 1:
             raise SourceError("ErrRangeCleaned", f"the tables at {ts} are not known any more")
         return super().describe(self.acked_ts if ts is None else ts, known=known)
@@ -42,8 +48,12 @@ class AcknowledgedFeed(EvolvingFeed):
         return self.acked_ts
 
 
-def aged_feed(seed: int, *, cuts: int = CUTS, statements: bool = True, renames: bool = True) -> AcknowledgedFeed:
-    """`cuts` cuts, each with a few changes; the statements come at fixed shares of them, at the end of a cut."""
+def aged_feed(
+    seed: int, *, cuts: int = CUTS, statements: bool = True, renames: bool = True
+) -> AcknowledgedFeed:
+    """`cuts` cuts, each with a few changes; the statements come at fixed shares of them,
+    at the end of a cut.
+    """
     feed, dice = AcknowledgedFeed(), random.Random(seed)
     rows = _Rows(feed, dice)
     feed.create(0, "bank.t", id=pa.int64(), name=pa.string(), amount=pa.int32(), note=pa.string())
@@ -58,7 +68,9 @@ def aged_feed(seed: int, *, cuts: int = CUTS, statements: bool = True, renames: 
 
 
 def read_changelog(root: Path, name: str, cut_ts: int) -> list[dict[str, Any]]:
-    """A table of a Parquet changelog at a cut, read as docs/format/lake-manifest.md says and with none of our code."""
+    """A table of a Parquet changelog at a cut, read as docs/format/lake-manifest.md says and with
+    none of our code.
+    """
     files = (root / "_tidemark_cuts").glob("[0-9]*.json")
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     lines.sort(key=lambda line: int(line["end_ts"]))
@@ -109,12 +121,22 @@ class _Rows:
     def _row(columns: Any, key: int, ts: int) -> dict[str, Any]:
         row: dict[str, Any] = {"id": key}
         for field in list(columns)[5:]:
-            row[field.name] = (ts + key) % 30_000 if pa.types.is_integer(field.type) else f"{field.name} {ts} '{key}\\"
+            row[field.name] = (
+                (ts + key) % 30_000
+                if pa.types.is_integer(field.type)
+                else f"{field.name} {ts} '{key}\\"
+            )
         return row
 
 
 def _statements(feed: EvolvingFeed, *, renames: bool) -> list[tuple[float, Any]]:
-    first = {"id": pa.int64(), "name": pa.string(), "amount": pa.int32(), "note": pa.string(), "status": pa.string()}
+    first = {
+        "id": pa.int64(),
+        "name": pa.string(),
+        "amount": pa.int32(),
+        "note": pa.string(),
+        "status": pa.string(),
+    }
     second = {"id": pa.int64(), "title": pa.string(), "amount": pa.int64(), "status": pa.string()}
     third = second | {"late": pa.string()}
     add = "ALTER TABLE t ADD COLUMN status VARCHAR(10) NOT NULL DEFAULT 'new'"

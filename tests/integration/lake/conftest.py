@@ -34,7 +34,9 @@ def captures(upstream: Upstream) -> Iterator[Captures]:
 
 @pytest.fixture
 def changefeed(captures: Captures) -> Changefeed:
-    return Changefeed(parse({"endpoint": captures.uri, "changefeed": "bank", "cuts": "true", "ack": "false"}))
+    return Changefeed(
+        parse({"endpoint": captures.uri, "changefeed": "bank", "cuts": "true", "ack": "false"})
+    )
 
 
 @pytest.fixture(params=["postgresql", "mysql"])

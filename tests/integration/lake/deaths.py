@@ -1,7 +1,9 @@
-"""Deaths of a lake job in this process, one after each thing that it makes durable: no step may be left out by name.
+"""Deaths of a lake job in this process, one after each thing that it makes durable:
+no step may be left out by name.
 
-What is durable is made by a few calls: of the JVM by Py4J, of a database by its driver, of the file system by pathlib
-and shutil. Each of them is followed by a death once for each place in the package that makes it.
+What is durable is made by a few calls: of the JVM by Py4J, of a database by its driver, of the file
+system by pathlib and shutil. Each of them is followed by a death once for each place in the package
+that makes it.
 """
 
 import shutil
@@ -41,7 +43,9 @@ class Deaths:
         place = (what, *_callers())
         if place not in self.places:
             self.places.add(place)
-            self.armed = False  # the dead do nothing: what is cleaned up while this is raised must not count
+            self.armed = (
+                False  # the dead do nothing: what is cleaned up while this is raised must not count
+            )
             raise Killed
 
     @contextmanager

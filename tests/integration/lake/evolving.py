@@ -1,4 +1,6 @@
-"""A changefeed with a history of schemas, in memory: what captures would hand out, and the replay at any ts."""
+"""A changefeed with a history of schemas, in memory: what captures would hand out,
+and the replay at any ts.
+"""
 
 import itertools
 import json
@@ -11,7 +13,12 @@ from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
 
 from sink.columns import plain, with_default
 
-_ENVELOPE = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
+_ENVELOPE = [
+    ("_op", pa.string()),
+    ("_commit_ts", pa.int64()),
+    ("_start_ts", pa.int64()),
+    ("_seq", pa.int64()),
+]
 END = 1_000_000
 
 
@@ -36,17 +43,23 @@ class Version:
     def meta(self) -> TableMeta:
         schema = pa.schema([*_ENVELOPE, *self.columns.items()])
         key = (self.key or next(iter(self.columns)),)
-        return TableMeta(self.name, key, schema, self.from_ts, self.defaults, self.table_id, self.column_ids)
+        return TableMeta(
+            self.name, key, schema, self.from_ts, self.defaults, self.table_id, self.column_ids
+        )
 
 
 @dataclass
 class EvolvingFeed:
-    """The history, written down by `create`, `rows`, `alter` and so on, in the order of their ts."""
+    """The history, written down by `create`, `rows`, `alter` and so on,
+    in the order of their ts.
+    """
 
     versions: list[Version] = field(default_factory=list)
     ddls: list[Ddl] = field(default_factory=list)
     changes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    states: list[tuple[int, dict[str, dict[Any, dict[str, Any]]]]] = field(default_factory=lambda: [(0, {})])
+    states: list[tuple[int, dict[str, dict[Any, dict[str, Any]]]]] = field(
+        default_factory=lambda: [(0, {})]
+    )
 
     def create(self, ts: int, name: str, /, **columns: Any) -> None:
         """CREATE TABLE; at 0 it was there before the changefeed."""
@@ -67,7 +80,9 @@ class EvolvingFeed:
     def delete(self, ts: int, name: str, key: Any) -> None:
         """Delete a row."""
         row = self._state(ts)[name].pop(key)
-        self._change(name, "delete", ts, 0, {column: row[column] for column in row if column != "_commit_ts"})
+        self._change(
+            name, "delete", ts, 0, {column: row[column] for column in row if column != "_commit_ts"}
+        )
 
     def alter(
         self,
@@ -80,7 +95,9 @@ class EvolvingFeed:
         /,
         **columns: Any,
     ) -> None:
-        """ALTER TABLE to these columns; those that are `dropped` may come again, as other columns."""
+        """ALTER TABLE to these columns; those that are `dropped` may come again,
+        as other columns.
+        """
         before = self._end(ts, name)
         held = defaults or {}
         told = {column: plain(value) for column, value in held.items()}
@@ -92,13 +109,23 @@ class EvolvingFeed:
             for column, source in sources.items()
             if source in before.columns and (column in old_names or source not in gone)
         }
-        unused = itertools.count(1 + max(number for found in self.versions for number in found.column_ids.values()))
-        ids = {column: before.column_ids[sources[column]] if column in sources else next(unused) for column in columns}
-        self.versions.append(Version(name, columns, ts, defaults=told, table_id=before.table_id, column_ids=ids))
+        unused = itertools.count(
+            1 + max(number for found in self.versions for number in found.column_ids.values())
+        )
+        ids = {
+            column: before.column_ids[sources[column]] if column in sources else next(unused)
+            for column in columns
+        }
+        self.versions.append(
+            Version(name, columns, ts, defaults=told, table_id=before.table_id, column_ids=ids)
+        )
         self.ddls.append(Ddl(ts, query, tables=(name,)))
         state = self._state(ts)
         state[name] = {
-            key: {column: row[sources[column]] if column in sources else held.get(column) for column in columns}
+            key: {
+                column: row[sources[column]] if column in sources else held.get(column)
+                for column in columns
+            }
             | {"_commit_ts": row["_commit_ts"]}
             for key, row in state[name].items()
         }
@@ -145,7 +172,9 @@ class EvolvingFeed:
         return [found.name for found in self.versions if found.from_ts < ts <= found.to_ts]
 
     def history(self, name: str, ts: int) -> list[dict[str, Any]]:
-        """All changes up to `ts` of the table that is called `name` at `ts`, under whatever names it had."""
+        """All changes up to `ts` of the table that is called `name` at `ts`,
+        under whatever names it had.
+        """
         table_id = self._version(name, ts).table_id
         return [
             row
@@ -161,16 +190,28 @@ class EvolvingFeed:
         """As a capture: what is in force above `ts`, and the DDLs from it on."""
         at = ts or 0
         if known and known.ts <= at and not any(known.ts < ddl.ts <= at for ddl in self.ddls):
-            return ChangefeedMeta(0, END, known.tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at))
-        tables = {found.name: found.meta for found in self.versions if found.from_ts <= at < found.to_ts}
+            return ChangefeedMeta(
+                0, END, known.tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at)
+            )
+        tables = {
+            found.name: found.meta for found in self.versions if found.from_ts <= at < found.to_ts
+        }
         return ChangefeedMeta(0, END, tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at))
 
     def plan(self, start_ts: int, end_ts: int, tables: Any = None) -> list[Slice]:
         """One slice for each table that has rows."""
         assert not any(start_ts < ddl.ts < end_ts for ddl in self.ddls), "a cut crosses a DDL"
-        names = sorted({name for name, row in self.changes if start_ts < row["_commit_ts"] <= end_ts})
+        names = sorted(
+            {name for name, row in self.changes if start_ts < row["_commit_ts"] <= end_ts}
+        )
         return [
-            Slice(name, (), json.dumps({"table": name, "start": start_ts, "end": end_ts}).encode(), 1, 1)
+            Slice(
+                name,
+                (),
+                json.dumps({"table": name, "start": start_ts, "end": end_ts}).encode(),
+                1,
+                1,
+            )
             for name in names
             if tables is None or name in tables
         ]
@@ -197,7 +238,11 @@ class EvolvingFeed:
 
     def _version(self, name: str, ts: int) -> Version:
         """The table that rows with commit_ts `ts` belong to."""
-        return next(found for found in self.versions if found.name == name and found.from_ts < ts <= found.to_ts)
+        return next(
+            found
+            for found in self.versions
+            if found.name == name and found.from_ts < ts <= found.to_ts
+        )
 
     def _end(self, ts: int, name: str) -> Version:
         ended = next(found for found in self.versions if found.name == name and found.to_ts == END)
@@ -207,5 +252,7 @@ class EvolvingFeed:
     def _state(self, ts: int) -> dict[str, dict[Any, dict[str, Any]]]:
         """The state from `ts` on, to be changed."""
         if self.states[-1][0] != ts:
-            self.states.append((ts, {name: dict(rows) for name, rows in self.states[-1][1].items()}))
+            self.states.append(
+                (ts, {name: dict(rows) for name, rows in self.states[-1][1].items()})
+            )
         return self.states[-1][1]

@@ -1,7 +1,9 @@
-"""Statements that people write, and that lakes once followed wrongly in silence: each works on a table of its own.
+"""Statements that people write, and that lakes once followed wrongly in silence:
+each works on a table of its own.
 
-A table has rows before its statements, and is written to after them, so that old rows, moved ones and new ones are there
-in the end. `{t}` in a statement is the form's table, qualified; a session of its own runs a form's statements.
+A table has rows before its statements, and is written to after them, so that old rows, moved ones
+and new ones are there in the end. `{t}` in a statement is the form's table, qualified; a session of
+its own runs a form's statements.
 """
 
 # ruff: noqa: E501 (statements are shown on one line)
@@ -42,14 +44,18 @@ class Form:
 def _short(kind: str, value: str, *statements: str) -> Form:
     """A table with one more column."""
     return Form(
-        statements, f"id INT PRIMARY KEY, v INT, c {kind}", f"(1, 10, {value}), (2, 20, {value}), (3, 30, {value})"
+        statements,
+        f"id INT PRIMARY KEY, v INT, c {kind}",
+        f"(1, 10, {value}), (2, 20, {value}), (3, 30, {value})",
     )
 
 
 def _in_transaction(*statements: str) -> Form:
     """Whose savepoints are in the log."""
     begun = ("BEGIN", "INSERT INTO {t} VALUES (21, 1)")
-    return Form((*begun, *statements, "COMMIT"), "id INT PRIMARY KEY, v INT", "(1, 10), (2, 20), (3, 30)")
+    return Form(
+        (*begun, *statements, "COMMIT"), "id INT PRIMARY KEY, v INT", "(1, 10), (2, 20), (3, 30)"
+    )
 
 
 _SPELT: Final[Mapping[str, Form]] = {
@@ -152,7 +158,13 @@ _REKEYED: Final[Mapping[str, Form]] = {
 }  # fmt: skip
 """The key alone is another one: what identified a row is a value like others."""
 
-_COMPUTED: Final = ("CURRENT_TIMESTAMP", "CONCAT", "FLOAT(5,2)", "TIMESTAMP DEFAULT '", "TIMESTAMP(3) DEFAULT '")
+_COMPUTED: Final = (
+    "CURRENT_TIMESTAMP",
+    "CONCAT",
+    "FLOAT(5,2)",
+    "TIMESTAMP DEFAULT '",
+    "TIMESTAMP(3) DEFAULT '",
+)
 _TOLD: Final = [form for form in DEFAULTS if not any(word in form for word in _COMPUTED)]
 _UNTOLD: Final = [form for form in DEFAULTS if any(word in form for word in _COMPUTED)]
 

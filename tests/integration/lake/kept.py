@@ -1,4 +1,6 @@
-"""A lake of any kind, kept by the lake job's own steps in this process, and all its rows as a reader sees them."""
+"""A lake of any kind, kept by the lake job's own steps in this process,
+and all its rows as a reader sees them.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -33,15 +35,28 @@ class Told(Changefeed):
 
     def describe(self, *arguments: Any, **named: Any) -> ChangefeedMeta:
         found = super().describe(*arguments, **named)
-        self.truncated = {**self.truncated} | {name: ddl.ts for ddl in found.ddls for name in ddl.truncated}
+        self.truncated = {**self.truncated} | {
+            name: ddl.ts for ddl in found.ddls for name in ddl.truncated
+        }
         return found
 
 
 class KeptLake:
     """The lake of one changefeed; the same object may keep it several times."""
 
-    def __init__(self, endpoint: str, changefeed: str, target: str, spark: Any, directory: Path) -> None:
-        flags = ["--endpoint", endpoint, "--changefeed", changefeed, "--target", target, "--on-drop", "drop"]
+    def __init__(
+        self, endpoint: str, changefeed: str, target: str, spark: Any, directory: Path
+    ) -> None:
+        flags = [
+            "--endpoint",
+            endpoint,
+            "--changefeed",
+            changefeed,
+            "--target",
+            target,
+            "--on-drop",
+            "drop",
+        ]
         self._arguments = Arguments.parse([*flags, "--checkpoint-dir", str(directory)])
         self._changefeed = Told(parse(self._arguments.source_options | {"cuts": "true"}))
         self._spark = spark
@@ -73,7 +88,11 @@ class KeptLake:
                 spark=self._spark,
                 parallel=2,
             )
-            at_ts = self._changefeed.describe().checkpoint_ts if manifest.last is None else manifest.last.end_ts
+            at_ts = (
+                self._changefeed.describe().checkpoint_ts
+                if manifest.last is None
+                else manifest.last.end_ts
+            )
             newest = manifest.last  # it may be one behind which a life ended
             ended = newest is not None and newest.end_ts > self._judged_ts and is_last(newest)
             while not ended:
@@ -90,17 +109,27 @@ class KeptLake:
         """All rows of all tables, without our own columns."""
         tables = self._changefeed.describe().tables
         if self._arguments.target.is_database:
-            return {name: [_own(row) for row in rows(str(self._arguments.target), name)] for name in tables}
+            return {
+                name: [_own(row) for row in rows(str(self._arguments.target), name)]
+                for name in tables
+            }
         if self._arguments.target.format == "parquet":
             return {name: list(self._folded(table).values()) for name, table in tables.items()}
         frames = as_of_cut(self._spark, str(self._arguments.target))
-        return {name: [_own(row) for row in frame.toArrow().to_pylist()] for name, frame in frames.items()}
+        return {
+            name: [_own(row) for row in frame.toArrow().to_pylist()]
+            for name, frame in frames.items()
+        }
 
     def _folded(self, table: TableMeta) -> dict[tuple[Any, ...], Row]:
-        """What the changes of a changelog come to, as a reader puts them together: columns are told by identity."""
+        """What the changes of a changelog come to, as a reader puts them together:
+        columns are told by identity.
+        """
         directory = Path(table_path(self._arguments.target.path, table.name))
         names = [path.name for path in directory.iterdir()]
-        since = max([*timestamps(names, SINCE), self._changefeed.truncated.get(table.name, 0)], default=0)
+        since = max(
+            [*timestamps(names, SINCE), self._changefeed.truncated.get(table.name, 0)], default=0
+        )
         live: dict[tuple[Any, ...], Row] = {}
         for ts in timestamps(names, CUT):
             for part in sorted((directory / f"{CUT}{ts}").glob("*.parquet")) if ts > since else ():
@@ -121,14 +150,22 @@ def _changes(part: Path, table: TableMeta) -> list[tuple[str, Row]]:
     """The operations of a file and their rows, with the columns that the table has now."""
     with pq.ParquetFile(part) as file:
         found = file.read()
-    stored = {int(field.metadata[b"PARQUET:field_id"]): field.name for field in found.schema if field.metadata}
-    columns = {field.name: field.type for field in table.schema if field.name not in own_columns(SCD2)}
+    stored = {
+        int(field.metadata[b"PARQUET:field_id"]): field.name
+        for field in found.schema
+        if field.metadata
+    }
+    columns = {
+        field.name: field.type for field in table.schema if field.name not in own_columns(SCD2)
+    }
     older = {name: scalar(value, columns[name]).as_py() for name, value in table.defaults.items()}
     return [
         (
             row["_op"],
             {
-                name: row[stored[number]] if (number := table.column_ids[name]) in stored else older.get(name)
+                name: row[stored[number]]
+                if (number := table.column_ids[name]) in stored
+                else older.get(name)
                 for name in columns
             },
         )
@@ -141,7 +178,9 @@ def _own(row: Row) -> Row:
 
 
 def fitted(rows: list[Row], schema: Any) -> list[Row]:
-    """Rows with the Python types that the columns of a schema have; as they are where they have other columns."""
+    """Rows with the Python types that the columns of a schema have;
+    as they are where they have other columns.
+    """
     if any(row.keys() != set(schema.names) for row in rows):
         return rows
     return pa.Table.from_pylist(rows, schema=schema).to_pylist()

@@ -1,6 +1,8 @@
-"""A lake in memory behind the lake job's own code: barriers and cuts are the product's, only the tables are dicts.
+"""A lake in memory behind the lake job's own code: barriers and cuts are the product's,
+only the tables are dicts.
 
-It needs no Spark, so tests can follow thousands of statements; what it promises about a table every target must.
+It needs no Spark, so tests can follow thousands of statements; what it promises about a table every
+target must.
 """
 
 import dataclasses
@@ -42,7 +44,9 @@ class MemoryTable:
 
 
 class MemoryTarget:
-    """Implements `lake.target.Target`, mode upsert; `doubled` are inserts of keys that were there already."""
+    """Implements `lake.target.Target`, mode upsert;
+    `doubled` are inserts of keys that were there already.
+    """
 
     empties_with_cut = False
 
@@ -72,17 +76,25 @@ class MemoryTarget:
     def apply(self, changes: Changes) -> Applied:
         """Row by row, in the order of the log: an insert promises that its key is not there."""
         table = self.tables[changes.table.name]
-        assert tuple(changes.table.key) == tuple(table.key), f"{changes.table.name}: nobody told that the key changed"
+        assert tuple(changes.table.key) == tuple(table.key), (
+            f"{changes.table.name}: nobody told that the key changed"
+        )
         rows = [change for batch in changes.batches() for change in batch.to_pylist()]
         for change in rows:
-            row = {name: value for name, value in change.items() if name not in ENVELOPE or name == "_commit_ts"}
+            row = {
+                name: value
+                for name, value in change.items()
+                if name not in ENVELOPE or name == "_commit_ts"
+            }
             key = table.keyed(row)
             if change["_op"] == "delete":
                 table.rows.pop(key, None)
                 continue
             if change["_op"] == "insert" and key in table.rows:
                 self.doubled.append(f"{changes.table.name} {key} at {change['_commit_ts']}")
-            assert row.keys() == set(table.schema.names), f"{row.keys()} are not {table.schema.names}"
+            assert row.keys() == set(table.schema.names), (
+                f"{row.keys()} are not {table.schema.names}"
+            )
             table.rows[key] = row
         table.position = changes.end_ts
         return Applied(len(rows), changes.end_ts)
@@ -94,7 +106,8 @@ class MemoryTarget:
         filled = {name: value.as_py() for name, value in change.filled}
         added = {field.name: filled.get(field.name) for field in change.added}
         known.rows = {
-            key: {new_names.get(name, name): row[name] for name in kept} | added for key, row in known.rows.items()
+            key: {new_names.get(name, name): row[name] for name in kept} | added
+            for key, row in known.rows.items()
         }
         wide = {field.name: field.type for field in change.widened}
         fields = [(new_names.get(name, name), known.schema.field(name).type) for name in kept]
@@ -172,7 +185,14 @@ class MemoryLake:
         self._manifest = MemoryManifest()
         policy = Policy(UPSERT, on_drop="drop")
         self._applier = CutApplier(
-            changefeed, "memory", self.target, self._manifest, policy=policy, source_options={}, spark=None, parallel=1
+            changefeed,
+            "memory",
+            self.target,
+            self._manifest,
+            policy=policy,
+            source_options={},
+            spark=None,
+            parallel=1,
         )  # type: ignore[arg-type]
 
     def follow(self, *, wait_ms: int = 200, acknowledges: bool = True) -> bool:

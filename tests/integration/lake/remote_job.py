@@ -1,8 +1,10 @@
-"""The lake job on a lake behind Hadoop, sent a signal at one step of one batch: `… SIGNAL STEP BATCH job arguments…`.
+"""The lake job on a lake behind Hadoop, sent a signal at one step of one batch:
+`… SIGNAL STEP BATCH job arguments…`.
 
-Steps: `announced`, `tables` after one table of the cut, `manifest` before the cut is committed, `committed`; `never`.
-The file system is Hadoop's own for local files, which users' URIs cannot name: it stands for HDFS, and renames like it
-but for the instant between its look at the new name and its renaming.
+Steps: `announced`, `tables` after one table of the cut, `manifest` before the cut is committed,
+`committed`; `never`. The file system is Hadoop's own for local files, which users' URIs cannot
+name: it stands for HDFS, and renames like it but for the instant between its look at the new name
+and its renaming.
 """
 
 import os
@@ -39,7 +41,12 @@ class Stop:
         wrap(FileManifest, "announce", after=lambda: self._at("announced"))
         for found in (DeltaTarget, RemoteChangelog):
             wrap(found, "apply", after=lambda: self._at("tables"))
-        wrap(FileManifest, "commit", before=lambda: self._at("manifest"), after=lambda: self._at("committed"))
+        wrap(
+            FileManifest,
+            "commit",
+            before=lambda: self._at("manifest"),
+            after=lambda: self._at("committed"),
+        )
 
     def _at(self, step: str) -> None:
         if (step, self._now) == (self._step, self._batch):

@@ -1,5 +1,6 @@
-"""Lakes that are old: after 300 cuts with checkpoints, compaction, expiry, schema changes and restarts they equal
-their upstream, and the next life starts on them."""
+"""Lakes that are old: after 300 cuts with checkpoints, compaction, expiry, schema changes and
+restarts they equal their upstream, and the next life starts on them.
+"""
 
 from operator import itemgetter
 
@@ -42,7 +43,8 @@ class Files(Directory):
     def tables(self, feed, ts):
         uri = f"{self._kind}://{self.path}"
         return {
-            name: [row.asDict() for row in frame.collect()] for name, frame in as_of_cut(self.spark, uri, ts).items()
+            name: [row.asDict() for row in frame.collect()]
+            for name, frame in as_of_cut(self.spark, uri, ts).items()
         }
 
 
@@ -55,13 +57,21 @@ class DeltaPlace(Files):
         return target
 
     def grow_older(self, target, feed, kept):
-        """Remove old files as the job does once an hour, but to the second: Delta's RETAIN has whole hours."""
-        retention_s, table = target._maintenance.retention_s("bank.t", kept), f"delta.`{self._path}/bank/t`"
+        """Remove old files as the job does once an hour, but to the second:
+        Delta's RETAIN has whole hours.
+        """
+        retention_s, table = (
+            target._maintenance.retention_s("bank.t", kept),
+            f"delta.`{self._path}/bank/t`",
+        )
         session, name = self.spark.newSession(), "delta.deletedFileRetentionDuration"
-        session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")  # else ten thousand tasks
+        session.conf.set(
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"
+        )  # else ten thousand tasks
         session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
         session.sql(
-            f"ALTER TABLE {table} SET TBLPROPERTIES ('{name}' = 'interval {int(retention_s * 1000)} milliseconds')"
+            f"ALTER TABLE {table} SET TBLPROPERTIES ('{name}' = 'interval "
+            f"{int(retention_s * 1000)} milliseconds')"
         )
         session.sql(f"VACUUM {table}")
         session.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{name}')")
@@ -100,11 +110,20 @@ class DatabasePlace(Database):
 
 
 def keep(place, feed, ends, *, mode="upsert"):
-    """One life of a job: apply and acknowledge cuts, do what is due between them, end, and let the lake grow older."""
+    """One life of a job: apply and acknowledge cuts, do what is due between them, end,
+    and let the lake grow older.
+    """
     with place.opened(feed) as manifest:
         target = place.target()
         cuts = CutApplier(
-            feed, "evolving", target, manifest, policy=Policy(mode), source_options={}, spark=place.spark, parallel=2
+            feed,
+            "evolving",
+            target,
+            manifest,
+            policy=Policy(mode),
+            source_options={},
+            spark=place.spark,
+            parallel=2,
         )
         keeper = Keeper(target, manifest, 0.0)
         for number, end_ts in enumerate(ends):
@@ -148,7 +167,9 @@ def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
     assert len(list(table.glob("_delta_log/*.checkpoint*"))) > 3
     written = sum(entry.read_text().count('{"add":') for entry in table.glob("_delta_log/*.json"))
     left = len(list(table.glob("*.parquet")))
-    assert left < written / 3, "most files of earlier versions were removed, those of the last seconds stay"
+    assert left < written / 3, (
+        "most files of earlier versions were removed, those of the last seconds stay"
+    )
     assert rolled_up(tmp_path)
 
 
@@ -161,16 +182,22 @@ def test_an_old_iceberg_lake(spark, tmp_path):
 
 
 def test_an_old_changelog(spark, tmp_path):
-    """Parquet keeps every change, once, and each reader sees those of the table that has the name at the cut."""
+    """Parquet keeps every change, once, and each reader sees those of the table that has the name
+    at the cut.
+    """
     place, feed = ParquetPlace(spark, "parquet", tmp_path), aged_feed(4)
     lived(place, feed, mode="append", equal=assert_changes)
     assert rolled_up(tmp_path)
 
     stored = [
-        row for part in tmp_path.glob("bank/*/cut=*/*.parquet") for row in pq.ParquetFile(part).read().to_pylist()
+        row
+        for part in tmp_path.glob("bank/*/cut=*/*.parquet")
+        for row in pq.ParquetFile(part).read().to_pylist()
     ]
     envelope = itemgetter("_commit_ts", "_seq", "_op", "id")
-    assert sorted(map(envelope, stored)) == sorted(envelope(row) for _, row in feed.changes), "of all tables, ever"
+    assert sorted(map(envelope, stored)) == sorted(envelope(row) for _, row in feed.changes), (
+        "of all tables, ever"
+    )
 
     at_statements = {ddl.ts + step for ddl in feed.ddls for step in (0, STEP)}
     for cut_ts in sorted(at_statements | {STEP, feed.acked_ts}):
@@ -191,7 +218,9 @@ def test_an_old_database(database_place):
 def assert_changes(place, feed):
     """Every change is there once, with what its row was, for readers without Spark."""
     for name in feed.tables_at(feed.acked_ts):
-        assert_read(read_changelog(place.path, name, feed.acked_ts), feed.history(name, feed.acked_ts))
+        assert_read(
+            read_changelog(place.path, name, feed.acked_ts), feed.history(name, feed.acked_ts)
+        )
 
 
 def assert_verified(place, feed):
@@ -200,9 +229,13 @@ def assert_verified(place, feed):
     truncated = {name: ddl.ts for ddl in feed.ddls for name in ddl.truncated}
     for name, rows in feed.state(feed.acked_ts).items():
         columns = feed.describe(feed.acked_ts).tables[name].schema
-        question = Question(name, feed.acked_ts, truncated.get(name, 0), ("id",), columns, Ranges(0, ()))
+        question = Question(
+            name, feed.acked_ts, truncated.get(name, 0), ("id",), columns, Ranges(0, ())
+        )
         frame = LakeTable(uri, "evolving", cuts, question).frame(place.spark)
-        found = {row["id"]: row.asDict() for row in frame.drop("_op", "_start_ts", "_seq").collect()}
+        found = {
+            row["id"]: row.asDict() for row in frame.drop("_op", "_start_ts", "_seq").collect()
+        }
         assert found == rows
 
 
@@ -211,7 +244,9 @@ def assert_read(found, changes):
     changes = by_change(changes)
     found = by_change(found)
     assert found.keys() == changes.keys()
-    assert {at: {column: found[at].get(column) for column in row} for at, row in changes.items()} == changes
+    assert {
+        at: {column: found[at].get(column) for column in row} for at, row in changes.items()
+    } == changes
 
 
 def by_change(rows):

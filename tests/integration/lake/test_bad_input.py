@@ -1,4 +1,6 @@
-"""Full disks, other modes, a second driver: a named error that says what to do, and nothing is written twice."""
+"""Full disks, other modes, a second driver: a named error that says what to do,
+and nothing is written twice.
+"""
 
 import json
 import os
@@ -22,14 +24,23 @@ def disk(tmp_path):
         yield disk
 
 
-def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(changefeed, upstream, disk):
+def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(
+    changefeed, upstream, disk
+):
     ballast = disk / "ballast"
 
     def keep(ends):
         target = ChangelogTarget(None, str(disk))
         with FileManifest.opened(str(disk), "bank") as manifest:
             cuts = CutApplier(
-                changefeed, "bank", target, manifest, policy=Policy("append"), source_options={}, spark=None, parallel=1
+                changefeed,
+                "bank",
+                target,
+                manifest,
+                policy=Policy("append"),
+                source_options={},
+                spark=None,
+                parallel=1,
             )
             for end_ts in ends:
                 cuts.apply(Cut(0, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
@@ -57,7 +68,14 @@ def job(captures, target, *more):
 
 def test_a_lake_is_kept_in_one_mode(captures, tmp_path):
     (tmp_path / DIRECTORY).mkdir()
-    cut = {"format": 1, "changefeed": "bank", "start_ts": 0, "end_ts": 10, "batch": 0, "mode": "upsert"}
+    cut = {
+        "format": 1,
+        "changefeed": "bank",
+        "start_ts": 0,
+        "end_ts": 10,
+        "batch": 0,
+        "mode": "upsert",
+    }
     cut |= {"applied_at": "2026-01-01T00:00:00+00:00", "tables": []}
     (tmp_path / DIRECTORY / f"{10:020d}.json").write_text(json.dumps(cut))
     done = job(captures, f"delta://{tmp_path}", "--mode", "scd2")

@@ -1,4 +1,6 @@
-"""A job that dies after any step that made something durable comes back: at each kind of DDL, on each target."""
+"""A job that dies after any step that made something durable comes back: at each kind of DDL,
+on each target.
+"""
 
 import dataclasses
 
@@ -54,7 +56,14 @@ def life(place, feed, ends, deaths, policy):
     with place.opened(feed) as manifest:
         target = place.target()
         cuts = CutApplier(
-            feed, "evolving", target, manifest, policy=policy, source_options={}, spark=place.spark, parallel=1
+            feed,
+            "evolving",
+            target,
+            manifest,
+            policy=policy,
+            source_options={},
+            spark=place.spark,
+            parallel=1,
         )
         deaths.armed = True
         for end_ts in ends:
@@ -105,15 +114,28 @@ def evolved(*, renamed):
     feed = AcknowledgedFeed()
     feed.create(0, "bank.t", **T)
     feed.create(0, "bank.idle", **U)
-    feed.put(5, "bank.t", *({"id": n, "name": f"n{n}", "amount": n, "note": None} for n in range(4)))
+    feed.put(
+        5, "bank.t", *({"id": n, "name": f"n{n}", "amount": n, "note": None} for n in range(4))
+    )
     feed.put(6, "bank.idle", {"id": 1, "v": "idle"})
     add = "ALTER TABLE t ADD COLUMN status VARCHAR(10) DEFAULT 'new'"
     feed.alter(10, "bank.t", add, {}, {"status": "new"}, **T, status=pa.string())
-    second = {"id": pa.int64(), "title": pa.string(), "amount": pa.int64(), "status": pa.string(), "more": pa.string()}
-    change = "ALTER TABLE t RENAME COLUMN name TO title, MODIFY amount BIGINT, DROP COLUMN note, ADD COLUMN more TEXT"
+    second = {
+        "id": pa.int64(),
+        "title": pa.string(),
+        "amount": pa.int64(),
+        "status": pa.string(),
+        "more": pa.string(),
+    }
+    change = (
+        "ALTER TABLE t RENAME COLUMN name TO title, MODIFY amount BIGINT, DROP COLUMN note, ADD "
+        "COLUMN more TEXT"
+    )
     feed.alter(20, "bank.t", change, {"name": "title"}, **second)
     feed.alter(25, "bank.idle", "ALTER TABLE idle ADD COLUMN w TEXT", **U, w=pa.string())
-    feed.put(27, "bank.t", {"id": 1, "title": "one", "amount": 1 << 40, "status": "old", "more": "m"})
+    feed.put(
+        27, "bank.t", {"id": 1, "title": "one", "amount": 1 << 40, "status": "old", "more": "m"}
+    )
     feed.create(30, "bank.u", **U)
     feed.put(33, "bank.u", {"id": 1, "v": "u"}, {"id": 2, "v": "u"})
     feed.truncate(40, "bank.u")
@@ -140,7 +162,10 @@ def evolved(*, renamed):
 @pytest.mark.parametrize("on_drop", [KEEP, DROP])
 def test_a_death_after_any_durable_step_changes_nothing(place, on_drop):
     if on_drop == DROP and isinstance(place, Directory) and place._kind == "delta":
-        pytest.skip("a minute more: a directory is also removed where a renamed table takes its place, see below")
+        pytest.skip(
+            "a minute more: a directory is also removed where a renamed table takes its place, "
+            "see below"
+        )
     feed = evolved(renamed=renames(place))
     changelog = mode(place) == "append"
     ends = feed.cut_ends(*((5, 28, 54, 58, 65, 69, 75) if changelog else ()), 90)
@@ -150,7 +175,9 @@ def test_a_death_after_any_durable_step_changes_nothing(place, on_drop):
     if changelog and on_drop == KEEP:
         for end_ts in ends:
             for name in feed.tables_at(end_ts):
-                assert_changelog(read_changelog(place._path, name, end_ts), feed.history(name, end_ts))
+                assert_changelog(
+                    read_changelog(place._path, name, end_ts), feed.history(name, end_ts)
+                )
 
 
 class Looks(Deaths):

@@ -23,7 +23,14 @@ CUTS = (10, 30, 200, 210, 600, 1000)
 def applier(changefeed, database, manifest, mode, **policy):
     target = JdbcTarget(database, "bank", mode=mode)
     return CutApplier(
-        changefeed, "bank", target, manifest, policy=Policy(mode, **policy), source_options={}, spark=None, parallel=2
+        changefeed,
+        "bank",
+        target,
+        manifest,
+        policy=Policy(mode, **policy),
+        source_options={},
+        spark=None,
+        parallel=2,
     )
 
 
@@ -62,7 +69,9 @@ def plain(row):
 
 
 def ordered(found, *names):
-    return sorted((plain(row) for row in found), key=lambda row: tuple(str(row[name]) for name in names))
+    return sorted(
+        (plain(row) for row in found), key=lambda row: tuple(str(row[name]) for name in names)
+    )
 
 
 def test_upserted_tables_equal_the_replay(changefeed, database, upstream):
@@ -83,7 +92,9 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(changefeed, d
     keep(changefeed, database, "scd2")
     versions = rows(database, "bank.accounts")
     for ts in (*CUTS, 25, 405, 995):
-        valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]
+        valid = [
+            row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)
+        ]
         held = upstream.accounts.state(ts)
         assert {row["id"]: (row["balance"], row["valid_from_ts"]) for row in valid} == {
             key[0]: (row["balance"], row["_commit_ts"]) for key, row in held.items()
@@ -91,7 +102,9 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(changefeed, d
     assert all(bool(row["is_current"]) == (row["valid_to_ts"] is None) for row in versions)
 
 
-def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_trace(changefeed, database, upstream):
+def test_a_cut_whose_tables_are_written_but_not_published_is_repeated_without_a_trace(
+    changefeed, database, upstream
+):
     target = database_of(SinkUri.parse(database))
     with DatabaseManifest.opened(target, "bank") as manifest:
         cuts = applier(changefeed, target, manifest, "upsert")
@@ -163,7 +176,10 @@ def test_a_wrong_password_is_told(mariadb, tmp_path):
     mariadb.execute("CREATE OR REPLACE USER lake@'%' IDENTIFIED BY 'right'")
     uri = f"mysql://lake@127.0.0.1:{mariadb.port}/lake?password-file={secret}"
     target = database_of(SinkUri.parse(uri))
-    with pytest.raises(SourceError, match="ErrCredentials") as caught, DatabaseManifest.opened(target, "bank"):
+    with (
+        pytest.raises(SourceError, match="ErrCredentials") as caught,
+        DatabaseManifest.opened(target, "bank"),
+    ):
         pass
     assert not caught.value.retryable
     assert "wrong" not in str(caught.value)
@@ -178,7 +194,9 @@ def test_two_tables_whose_names_a_database_takes_for_one_are_told(database):
             with connection.cursor() as cursor:
                 tables.begin(cursor, "bank", "shop.Orders", schema)
                 if database.startswith("mysql"):
-                    with pytest.raises(SourceError, match=r"ErrTargetForeign.*shop\.Orders and shop\.orders"):
+                    with pytest.raises(
+                        SourceError, match=r"ErrTargetForeign.*shop\.Orders and shop\.orders"
+                    ):
                         tables.known(cursor, "bank", "shop.orders")
                 else:
                     assert tables.known(cursor, "bank", "shop.orders") is None
@@ -192,7 +210,13 @@ def test_keys_that_differ_in_blanks_or_case_only_are_rows_of_their_own(database)
     feed.create(0, name, k=pa.string(), v=pa.int64())
     feed.put(10, name, {"k": "b", "v": 1}, {"k": "c", "v": 2})
     feed.put(
-        20, name, {"k": "b ", "v": 3}, {"k": "B", "v": 4}, {"k": "c ", "v": 5}, {"k": "", "v": 6}, {"k": " ", "v": 7}
+        20,
+        name,
+        {"k": "b ", "v": 3},
+        {"k": "B", "v": 4},
+        {"k": "c ", "v": 5},
+        {"k": "", "v": 6},
+        {"k": " ", "v": 7},
     )
     feed.delete(30, name, "c ")
     keep(feed, database, "upsert", (5, 10))
@@ -209,7 +233,9 @@ def test_moments_are_keys_and_a_key_that_no_index_holds_is_refused_by_table(data
     moment = datetime(2001, 9, 9, 1, 46, 40, 1, tzinfo=UTC)
     feed.create(0, "bank.moments", k=pa.timestamp("us", tz="UTC"), v=pa.int64())
     feed.create(0, "bank.words", k=pa.string(), v=pa.int64())
-    feed.put(10, "bank.moments", {"k": moment, "v": 1}, {"k": moment + timedelta(microseconds=1), "v": 2})
+    feed.put(
+        10, "bank.moments", {"k": moment, "v": 1}, {"k": moment + timedelta(microseconds=1), "v": 2}
+    )
     feed.put(20, "bank.moments", {"k": moment, "v": 3})
     keep(feed, database, "upsert", (10, 20))
     assert sorted(row["v"] for row in rows(database, "bank.moments")) == [2, 3]

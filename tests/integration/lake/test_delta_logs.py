@@ -1,4 +1,6 @@
-"""A job starts on any Delta log, whoever wrote it: checkpoints of all kinds, and logs that lost their past."""
+"""A job starts on any Delta log, whoever wrote it: checkpoints of all kinds,
+and logs that lost their past.
+"""
 
 import os
 import shutil
@@ -49,7 +51,9 @@ def go_on(spark, lake):
 
 
 def log_of(lake, *patterns):
-    return [path for pattern in patterns for path in (lake / "bank" / "t" / "_delta_log").glob(pattern)]
+    return [
+        path for pattern in patterns for path in (lake / "bank" / "t" / "_delta_log").glob(pattern)
+    ]
 
 
 def delta_log(spark, lake):
@@ -59,12 +63,14 @@ def delta_log(spark, lake):
 
 
 def test_a_job_starts_on_a_checkpoint_of_its_own(spark, lake):
-    """This failed with DELTA_SPARK_SESSION_NOT_SET under exactly these conditions, all of them met here.
+    """This failed with DELTA_SPARK_SESSION_NOT_SET under exactly these conditions,
+    all of them met here.
 
-    The log has a checkpoint. Its newest version has no .crc file: it is a commit of ours, while Delta writes that file
-    with each of its own (MERGE, ALTER, OPTIMIZE) and then need not read the checkpoint. And the first who looks at the
-    table in a new process is a thread of the pool in which no createDataFrame was called: not a barrier, which looks
-    from the thread of foreachBatch, where Spark has set the active session. So some lakes started, as after an ALTER.
+    The log has a checkpoint. Its newest version has no .crc file: it is a commit of ours, while
+    Delta writes that file with each of its own (MERGE, ALTER, OPTIMIZE) and then need not read the
+    checkpoint. And the first who looks at the table in a new process is a thread of the pool in
+    which no createDataFrame was called: not a barrier, which looks from the thread of foreachBatch,
+    where Spark has set the active session. So some lakes started, as after an ALTER.
     """
     assert log_of(lake, "*.checkpoint*.parquet")
     assert not log_of(lake, f"{WRITTEN:020}.crc", f"{WRITTEN - 1:020}.crc")
@@ -74,7 +80,9 @@ def test_a_job_starts_on_a_checkpoint_of_its_own(spark, lake):
 def test_a_job_starts_after_somebody_else_has_optimized_and_vacuumed(spark, lake):
     session, table = spark.newSession(), f"delta.`{lake}/bank/t`"
     session.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "2")  # else ten thousand tasks
+    session.conf.set(
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism", "2"
+    )  # else ten thousand tasks
     session.sql(f"OPTIMIZE {table}")
     session.sql(f"VACUUM {table} RETAIN 0 HOURS")
     go_on(spark, lake)
@@ -91,7 +99,9 @@ def test_a_job_starts_on_a_checkpoint_in_many_parts(spark, lake):
 
 
 def test_a_job_starts_on_a_v2_checkpoint(spark, lake):
-    spark.sql(f"ALTER TABLE delta.`{lake}/bank/t` SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')")
+    spark.sql(
+        f"ALTER TABLE delta.`{lake}/bank/t` SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2')"
+    )
     delta_log(spark, lake).checkpoint()
     assert log_of(lake, "_sidecars/*.parquet")
     for path in log_of(lake, "*.crc"):

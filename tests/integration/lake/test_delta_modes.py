@@ -25,7 +25,14 @@ def keep(spark, changefeed, captures, root, mode, ends=CUTS, *, compact_every=0,
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with FileManifest.opened(str(root), "bank") as manifest:
         cuts = CutApplier(
-            changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, spark=spark, parallel=2
+            changefeed,
+            "bank",
+            target,
+            manifest,
+            policy=Policy(mode),
+            source_options=options,
+            spark=spark,
+            parallel=2,
         )
         found = []
         for number, end_ts in enumerate(ends):
@@ -50,9 +57,13 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(
     target._maintenance.compact("bank.accounts")
     keep(spark, changefeed, captures, tmp_path, "scd2", CUTS[2:])
     assert operations(spark, tmp_path) == ["CUT", way, "COMPACT", way]
-    versions = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
+    versions = [
+        row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
+    ]
     for ts in (*CUTS, 25, 405, 995):
-        valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]
+        valid = [
+            row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)
+        ]
         held = upstream.accounts.state(ts)
         assert {(row["id"], row["balance"], row["valid_from_ts"]) for row in valid} == {
             (row["id"], row["balance"], row["_commit_ts"]) for row in held.values()
@@ -105,12 +116,16 @@ def make_older(spark, root, hours):
         at = path.stat().st_mtime - moved_ms / 1000
         if path.suffix == ".json":
             text = path.read_text()
-            path.write_text(re.sub(r"(?<=Timestamp\":)\d+", lambda found: str(int(found[0]) - moved_ms), text))
+            path.write_text(
+                re.sub(r"(?<=Timestamp\":)\d+", lambda found: str(int(found[0]) - moved_ms), text)
+            )
         os.utime(path, (at, at))
     spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
-def test_files_that_the_newest_cut_shows_outlive_a_compaction_and_an_idle_day(spark, changefeed, captures, tmp_path):
+def test_files_that_the_newest_cut_shows_outlive_a_compaction_and_an_idle_day(
+    spark, changefeed, captures, tmp_path
+):
     _, found, _ = keep(spark, changefeed, captures, tmp_path, "upsert", CUTS, compact_every=3)
     assert len(found) == 1, "it was compacted behind its last cut"
     uri, files = f"delta://{tmp_path}", tmp_path / "bank" / "accounts"
@@ -126,7 +141,9 @@ def test_files_that_the_newest_cut_shows_outlive_a_compaction_and_an_idle_day(sp
     keep(spark, changefeed, captures, tmp_path, "upsert", (2000,))
 
 
-@pytest.mark.parametrize("ways", [["SET TBLPROPERTIES", "COMPACT"], ["OPTIMIZE"]], ids=["joined again", "by Spark"])
+@pytest.mark.parametrize(
+    "ways", [["SET TBLPROPERTIES", "COMPACT"], ["OPTIMIZE"]], ids=["joined again", "by Spark"]
+)
 def test_cuts_go_on_after_a_compaction_and_those_before_it_are_still_read(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, ways
 ):
@@ -136,7 +153,10 @@ def test_cuts_go_on_after_a_compaction_and_those_before_it_are_still_read(
     def raced(found, name, known, actions):
         seen.append(known.version)
         if len(seen) == 1:
-            spark.sql(f"ALTER TABLE delta.`{found.path(name)}` SET TBLPROPERTIES ('delta.checkpointInterval' = '60')")
+            spark.sql(
+                f"ALTER TABLE delta.`{found.path(name)}` SET TBLPROPERTIES "
+                "('delta.checkpointInterval' = '60')"
+            )
         return rewrite(found, name, known, actions)
 
     monkeypatch.setattr(tables.DeltaTables, "rewrite", raced)

@@ -1,4 +1,6 @@
-"""Targets follow their upstream's schemas, each DDL a barrier; a crash at any barrier changes nothing."""
+"""Targets follow their upstream's schemas, each DDL a barrier;
+a crash at any barrier changes nothing.
+"""
 
 import itertools
 from datetime import date, datetime
@@ -64,20 +66,32 @@ class Directory:
         return FileManifest.opened(str(self._path), "evolving")
 
     def target(self):
-        return {"delta": DeltaTarget, "iceberg": IcebergTarget}[self._kind](self.spark, str(self._path), "evolving")
+        return {"delta": DeltaTarget, "iceberg": IcebergTarget}[self._kind](
+            self.spark, str(self._path), "evolving"
+        )
 
     def compact(self, table, held):
-        """Join files from before and after columns changed; the newest version still shows these rows."""
+        """Join files from before and after columns changed;
+        the newest version still shows these rows.
+        """
         if self._kind == "delta":
             self.target()._maintenance.compact(table)
-            history = self.spark.sql(f"DESCRIBE HISTORY delta.`{self._path}/{table.replace('.', '/')}`").collect()
+            history = self.spark.sql(
+                f"DESCRIBE HISTORY delta.`{self._path}/{table.replace('.', '/')}`"
+            ).collect()
             assert max(history, key=lambda row: row.version).operation == "COMPACT"
-            newest = self.spark.read.format("delta").load(f"{self._path}/{table.replace('.', '/')}").collect()
+            newest = (
+                self.spark.read.format("delta")
+                .load(f"{self._path}/{table.replace('.', '/')}")
+                .collect()
+            )
             assert len(newest) == len(held)
             assert {row["id"]: row.asDict() for row in newest} == held
 
     def versions(self, table):
-        """The ids of the rows that each version showed, or shows, to whoever reads the newest one, oldest first."""
+        """The ids of the rows that each version showed, or shows,
+        to whoever reads the newest one, oldest first.
+        """
         if self._kind == "delta":
             path = f"{self._path}/{table.replace('.', '/')}"
             count = self.spark.sql(f"DESCRIBE HISTORY delta.`{path}`").count()
@@ -87,11 +101,16 @@ class Directory:
             catalog = self.target()._catalog
             found = catalog.load(table)
             snapshots = [entry.snapshotId() for entry in list(found.history())]
-            frames = [Snapshot(self.spark, catalog, found, snapshot).frame() for snapshot in snapshots]
+            frames = [
+                Snapshot(self.spark, catalog, found, snapshot).frame() for snapshot in snapshots
+            ]
         return [sorted(row["id"] for row in frame.collect()) for frame in frames]
 
     def rows(self, table, ts):
-        return [row.asDict() for row in as_of_cut(self.spark, f"{self._kind}://{self._path}", ts)[table].collect()]
+        return [
+            row.asDict()
+            for row in as_of_cut(self.spark, f"{self._kind}://{self._path}", ts)[table].collect()
+        ]
 
 
 @pytest.fixture(params=["postgresql", "mysql"])
@@ -115,7 +134,9 @@ def opened_place(request, tmp_path):
 
 
 def keep(place, feed, ends, *, die_at=(), policy=Policy("upsert")):  # noqa: B008 - frozen
-    """Apply cuts; at ends in `die_at` the first try dies before the manifest, and another life does it again."""
+    """Apply cuts; at ends in `die_at` the first try dies before the manifest,
+    and another life does it again.
+    """
     dying = set(die_at)
     while True:
         with place.opened(feed) as manifest:
@@ -157,7 +178,9 @@ def columns_feed():
     feed = EvolvingFeed()
     first = {"id": pa.int32(), "name": pa.string(), "amount": pa.int32(), "note": pa.string()}
     feed.create(0, "bank.t", **first)
-    feed.put(10, "bank.t", *({"id": n, "name": f"n{n}", "amount": n, "note": None} for n in range(5)))
+    feed.put(
+        10, "bank.t", *({"id": n, "name": f"n{n}", "amount": n, "note": None} for n in range(5))
+    )
     second = first | {"extra": pa.string()}
     feed.alter(20, "bank.t", "ALTER TABLE t ADD COLUMN extra TEXT", **second)
     feed.put(30, "bank.t", {"id": 1, "name": "one", "amount": 1, "note": "x", "extra": "e"})
@@ -195,27 +218,46 @@ def statements_feed():
     feed.put(10, "bank.t", *({"id": n, "x": n, "y": f"y{n}"} for n in range(5)))
     swapped = {"id": pa.int32(), "y": pa.int32(), "x": pa.string()}
     feed.alter(
-        20, "bank.t", "ALTER TABLE t RENAME COLUMN x TO y, RENAME COLUMN y TO x", {"x": "y", "y": "x"}, **swapped
+        20,
+        "bank.t",
+        "ALTER TABLE t RENAME COLUMN x TO y, RENAME COLUMN y TO x",
+        {"x": "y", "y": "x"},
+        **swapped,
     )
     feed.put(25, "bank.t", {"id": 5, "y": 5, "x": "y5"})
     feed.delete(26, "bank.t", 1)
     filled = {"id": pa.int64(), "y": pa.int64(), "z": pa.timestamp("us")}
     at = datetime(2024, 1, 1)  # noqa: DTZ001 - a DATETIME
-    query = "ALTER TABLE t MODIFY id BIGINT, MODIFY y BIGINT, DROP COLUMN x, ADD COLUMN z DATETIME DEFAULT '2024-01-01'"
+    query = (
+        "ALTER TABLE t MODIFY id BIGINT, MODIFY y BIGINT, DROP COLUMN x, ADD COLUMN z DATETIME "
+        "DEFAULT '2024-01-01'"
+    )
     feed.alter(30, "bank.t", query, None, {"z": at}, **filled)
     feed.put(35, "bank.t", {"id": 6, "y": 1 << 40, "z": None})
-    feed.alter(40, "bank.t", "ALTER TABLE t DROP y, ADD y INT", None, None, ("y",), **filled | {"y": pa.int32()})
+    feed.alter(
+        40,
+        "bank.t",
+        "ALTER TABLE t DROP y, ADD y INT",
+        None,
+        None,
+        ("y",),
+        **filled | {"y": pa.int32()},
+    )
     feed.put(45, "bank.t", {"id": 2, "y": 7, "z": at})
     feed.truncate(50, "bank.t")
     feed.put(55, "bank.t", {"id": 3, "y": 8, "z": at})
-    feed.create_or_replace(60, "bank.t", id=pa.string(), y=pa.date32(), **{"with a blank": pa.timestamp("us")})
+    feed.create_or_replace(
+        60, "bank.t", id=pa.string(), y=pa.date32(), **{"with a blank": pa.timestamp("us")}
+    )
     feed.put(65, "bank.t", {"id": "a", "y": date(2024, 1, 1), "with a blank": at})
     feed.rename(70, "bank.t", "bank.u")
     feed.put(75, "bank.u", {"id": "b", "y": None, "with a blank": None})
     return feed
 
 
-def test_delta_follows_ddls_of_a_small_table_without_spark_jobs_as_delta_itself_reads_them(spark, tmp_path):
+def test_delta_follows_ddls_of_a_small_table_without_spark_jobs_as_delta_itself_reads_them(
+    spark, tmp_path
+):
     """Each job took a second and more, at the creation of each table and at each DDL."""
     place, feed = Directory(spark, "delta", tmp_path), statements_feed()
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
@@ -230,11 +272,16 @@ def test_delta_follows_ddls_of_a_small_table_without_spark_jobs_as_delta_itself_
     path = f"{tmp_path}/bank/u"
     spark.sql(f"INSERT INTO delta.`{path}` VALUES ('c', NULL, NULL, 80)")
     spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMN more INT")
-    assert replayed(path).layout == listing(spark, place.target()._tables.snapshot("bank.u"), path).layout
+    assert (
+        replayed(path).layout
+        == listing(spark, place.target()._tables.snapshot("bank.u"), path).layout
+    )
     assert spark.read.format("delta").load(path).count() == 3
 
 
-@pytest.mark.parametrize("arrow_bytes", [changes.ARROW_BYTES, -1], ids=["by the driver", "by tasks"])
+@pytest.mark.parametrize(
+    "arrow_bytes", [changes.ARROW_BYTES, -1], ids=["by the driver", "by tasks"]
+)
 @pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
 def test_whoever_reads_the_newest_version_sees_a_table_before_it_is_emptied_or_refilled(
     place, arrow_bytes, monkeypatch
@@ -283,9 +330,13 @@ def identity_feed():
 def test_values_stay_with_their_column_whatever_becomes_of_its_name(place):
     feed = identity_feed()
     ends = feed.cut_ends(10, 25, 35, 45, 55)
-    for ts in ends:  # a life a cut; each dies once behind its barrier and its rows, before the manifest
+    for (
+        ts
+    ) in ends:  # a life a cut; each dies once behind its barrier and its rows, before the manifest
         keep(place, feed, (ts,), die_at=() if ts == 10 else (ts,))
-        if all(ddl.ts != ts for ddl in feed.ddls):  # the cut that ends at a DDL is still on its near side
+        if all(
+            ddl.ts != ts for ddl in feed.ddls
+        ):  # the cut that ends at a DDL is still on its near side
             assert_equal(place, feed, "bank.t", ts)
     if isinstance(place, Directory):
         place.compact("bank.t", feed.state(55)["bank.t"])
@@ -321,7 +372,9 @@ def test_columns_have_any_name_that_the_upstream_allows(place):
     feed = EvolvingFeed()
     columns = {"the id": pa.int32(), **{name: pa.string() for name in names}}
     feed.create(0, "bank.t", **columns)
-    feed.put(10, "bank.t", *({"the id": n, **{name: f"{name}{n}" for name in names}} for n in range(3)))
+    feed.put(
+        10, "bank.t", *({"the id": n, **{name: f"{name}{n}" for name in names}} for n in range(3))
+    )
     feed.put(15, "bank.t", {"the id": 1, **dict.fromkeys(names, "new")})
     feed.alter(
         20,
@@ -331,7 +384,11 @@ def test_columns_have_any_name_that_the_upstream_allows(place):
         **{"b a" if name == "a b" else name: kind for name, kind in columns.items()},
         **{"e f": pa.int64()},
     )
-    feed.put(25, "bank.t", {"the id": 2, **{"b a" if name == "a b" else name: "z" for name in names}, "e f": 7})
+    feed.put(
+        25,
+        "bank.t",
+        {"the id": 2, **{"b a" if name == "a b" else name: "z" for name in names}, "e f": 7},
+    )
     keep(place, feed, feed.cut_ends(10, 15, 25))
     found = {row["the id"]: row for row in place.rows("bank.t", 25)}
     assert found == feed.state(25)["bank.t"]
@@ -378,11 +435,15 @@ def test_versions_older_than_a_column_hold_its_default_too(spark, tmp_path):
     keep(place, feed, (50,), policy=policy)
     versions = place.rows("bank.t", 50)
     for ts in (25, 50):
-        valid = [row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)]
+        valid = [
+            row for row in versions if row["valid_from_ts"] <= ts < (row["valid_to_ts"] or 1 << 62)
+        ]
         found = {row["id"]: row | {"_commit_ts": row["valid_from_ts"]} for row in valid}
         state = feed.state(ts)["bank.t"]
         assert len(valid) == len(state)
-        assert {key: {name: found[key][name] for name in row} for key, row in state.items()} == state
+        assert {
+            key: {name: found[key][name] for name in row} for key, row in state.items()
+        } == state
     (gone,) = [row for row in versions if row["id"] == 3]
     assert (gone["valid_to_ts"], gone["status"], gone["small"]) == (15, "it's \\ new", 7)
 
@@ -419,13 +480,20 @@ def test_tables_come_go_and_come_again(place, on_drop):
 
 
 def recreated_feed():
-    """What stopped all tables of a changefeed: each table of the name has other types, keys and columns."""
+    """What stopped all tables of a changefeed: each table of the name has other types,
+    keys and columns.
+    """
     feed = EvolvingFeed()
     for name in ("bank.a", "bank.b"):
         feed.create(0, name, id=pa.int32(), v=pa.string())
         feed.put(10, name, {"id": 1, "v": "old"}, {"id": 2, "v": "old"})
     feed.drop(20, "bank.a")
-    second = {"id": pa.decimal128(20, 0), "y": pa.decimal128(38, 10), "at": pa.timestamp("us"), "V": pa.int64()}
+    second = {
+        "id": pa.decimal128(20, 0),
+        "y": pa.decimal128(38, 10),
+        "at": pa.timestamp("us"),
+        "V": pa.int64(),
+    }
     feed.create(30, "bank.a", **second)
     at = datetime(2026, 1, 2, 3, 4, 5, 60)  # noqa: DTZ001 - a DATETIME has none
     feed.put(40, "bank.a", {"id": Decimal(1 << 63), "y": Decimal("1.5000000000"), "at": at, "V": 7})
@@ -462,10 +530,18 @@ def dying_after_replace(place, ends):
     return deaths
 
 
-def test_a_table_dropped_and_made_again_is_a_new_one_whatever_its_columns_and_the_others_go_on(place):
+def test_a_table_dropped_and_made_again_is_a_new_one_whatever_its_columns_and_the_others_go_on(
+    place,
+):
     feed = recreated_feed()
     deaths = dying_after_replace(place, (30, 60))
-    for end_ts, part in ((10, (10,)), (40, (20, 30, 40)), (55, (45, 50, 55)), (70, (60, 70)), (90, (80, 90))):
+    for end_ts, part in (
+        (10, (10,)),
+        (40, (20, 30, 40)),
+        (55, (45, 50, 55)),
+        (70, (60, 70)),
+        (90, (80, 90)),
+    ):
         keep(place, feed, part, die_at=part[-1:])
         for table in ("bank.a", "bank.b"):
             assert_equal(place, feed, table, end_ts)
@@ -476,7 +552,9 @@ def test_a_table_dropped_and_made_again_is_a_new_one_whatever_its_columns_and_th
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "parquet"])
-def test_a_changelog_keeps_what_it_had_of_the_earlier_table_and_each_cut_can_be_read(spark, tmp_path, kind):
+def test_a_changelog_keeps_what_it_had_of_the_earlier_table_and_each_cut_can_be_read(
+    spark, tmp_path, kind
+):
     feed = recreated_feed()
     targets = {
         "delta": lambda: DeltaTarget(spark, str(tmp_path), "evolving", mode="append"),
@@ -488,15 +566,25 @@ def test_a_changelog_keeps_what_it_had_of_the_earlier_table_and_each_cut_can_be_
     deaths = dying_after_replace(place, (30, 60))
     keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40, 70), policy=Policy("append"))
     assert not deaths
-    for end_ts, codes in ((10, [1, 2]), (40, [Decimal(1 << 63)]), (55, [1, 1]), (70, [9]), (90, [8])):
+    for end_ts, codes in (
+        (10, [1, 2]),
+        (40, [Decimal(1 << 63)]),
+        (55, [1, 1]),
+        (70, [9]),
+        (90, [8]),
+    ):
         found = [row for row in place.rows("bank.a", end_ts) if row["_commit_ts"] == end_ts]
         assert sorted(row["id"] for row in found) == codes
     newest = place.rows("bank.a", 90)
     assert len(newest) == (1 if kind == "parquet" else 7)
     for end_ts in (10, 40, 55, 70, 90) if kind == "parquet" else ():
         for name in feed.tables_at(end_ts):
-            found = [(row["_commit_ts"], row["_seq"]) for row in read_changelog(tmp_path, name, end_ts)]
-            assert sorted(found) == [(row["_commit_ts"], row["_seq"]) for row in feed.history(name, end_ts)]
+            found = [
+                (row["_commit_ts"], row["_seq"]) for row in read_changelog(tmp_path, name, end_ts)
+            ]
+            assert sorted(found) == [
+                (row["_commit_ts"], row["_seq"]) for row in feed.history(name, end_ts)
+            ]
 
 
 def test_versions_of_the_earlier_table_end_and_stay(spark, tmp_path):
@@ -510,11 +598,17 @@ def test_versions_of_the_earlier_table_end_and_stay(spark, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["append", "scd2"])
-def test_history_in_a_database_stays_under_another_name_where_columns_cannot_become_the_new_ones(database_place, mode):
+def test_history_in_a_database_stays_under_another_name_where_columns_cannot_become_the_new_ones(
+    database_place, mode
+):
     place, feed = database_place, recreated_feed()
     place.target = lambda: JdbcTarget(database_of(SinkUri.parse(place._uri)), "evolving", mode=mode)
     keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40, 70), policy=Policy(mode))
-    assert [row["id"] for row in place.rows("bank.a", 90) if row.get("is_current", row.get("_commit_ts") == 90)] == [8]
+    assert [
+        row["id"]
+        for row in place.rows("bank.a", 90)
+        if row.get("is_current", row.get("_commit_ts") == 90)
+    ] == [8]
     assert sorted(row["id"] for row in place.rows("bank.a__until_30", 0)) == [1, 2]
     assert [row["id"] for row in place.rows("bank.a__until_50", 0)] == [Decimal(1 << 63)]
     assert sorted(row["code"] for row in place.rows("bank.a__until_60", 0)) == ["k", "l"]
@@ -525,21 +619,38 @@ def odd_names_feed():
     feed = EvolvingFeed()
     first = {"id": pa.int32(), "a b": pa.string(), "x.y": pa.int32(), "p,q;{r}(s)=t": pa.string()}
     feed.create(0, "bank.odd", **first)
-    feed.put(10, "bank.odd", *({"id": n, "a b": "a", "x.y": n, "p,q;{r}(s)=t": "p"} for n in range(3)))
+    feed.put(
+        10, "bank.odd", *({"id": n, "a b": "a", "x.y": n, "p,q;{r}(s)=t": "p"} for n in range(3))
+    )
     plain = {"id": pa.int32(), "v": pa.string()}
     feed.create(0, "bank.t", **plain)
     feed.put(10, "bank.t", {"id": 1, "v": "a"}, {"id": 2, "v": "b"})
-    feed.alter(20, "bank.t", "ALTER TABLE t RENAME COLUMN v TO V", {"v": "V"}, id=pa.int32(), V=pa.string())
+    feed.alter(
+        20, "bank.t", "ALTER TABLE t RENAME COLUMN v TO V", {"v": "V"}, id=pa.int32(), V=pa.string()
+    )
     feed.put(25, "bank.t", {"id": 2, "V": "c"}, {"id": 3, "V": "d"})
     second = {"id": pa.int32(), "V": pa.string(), "m n.o": pa.int32()}
-    feed.alter(30, "bank.t", "ALTER TABLE t ADD `m n.o` INT DEFAULT 7", None, {"m n.o": 7}, **second)
-    third = {"ID": pa.int32(), "A b": pa.string(), "x z.w": pa.int64(), "p,q;{r}(s)=t": pa.string(), "=": pa.int32()}
-    query = "ALTER TABLE odd CHANGE id ID INT, RENAME COLUMN `a b` TO `A b`, CHANGE `x.y` `x z.w` BIGINT, ADD `=` INT"
+    feed.alter(
+        30, "bank.t", "ALTER TABLE t ADD `m n.o` INT DEFAULT 7", None, {"m n.o": 7}, **second
+    )
+    third = {
+        "ID": pa.int32(),
+        "A b": pa.string(),
+        "x z.w": pa.int64(),
+        "p,q;{r}(s)=t": pa.string(),
+        "=": pa.int32(),
+    }
+    query = (
+        "ALTER TABLE odd CHANGE id ID INT, RENAME COLUMN `a b` TO `A b`, CHANGE `x.y` `x z.w` "
+        "BIGINT, ADD `=` INT"
+    )
     feed.alter(40, "bank.odd", query, {"id": "ID", "a b": "A b", "x.y": "x z.w"}, **third)
     feed.put(50, "bank.odd", {"ID": 1, "A b": "b", "x z.w": 1 << 40, "p,q;{r}(s)=t": None, "=": 5})
     feed.put(50, "bank.t", {"id": 1, "V": "e", "m n.o": 8})
     feed.delete(55, "bank.odd", 2)
-    feed.create_or_replace(60, "bank.t", **{"id": pa.int32(), "e f": pa.string(), "g.h": pa.string()})
+    feed.create_or_replace(
+        60, "bank.t", **{"id": pa.int32(), "e f": pa.string(), "g.h": pa.string()}
+    )
     feed.put(70, "bank.t", {"id": 5, "e f": "e", "g.h": "g"})
     feed.put(80, "bank.t", {"id": 5, "e f": "E", "g.h": "G"})
     return feed
@@ -559,11 +670,19 @@ def test_columns_of_odd_names_and_names_that_differ_in_case_only_are_followed(pl
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_lakes_of_files_hold_every_name_that_check_names_does_not_refuse(spark, tmp_path, kind):
     names = {name.lower(): name for name in (*NAMES, "select *", "a.b.c", "element", "key")}
-    columns = [name for name in names.values() if not is_told(SinkUri(kind, str(tmp_path)), ("bank", "t"), [name])]
+    columns = [
+        name
+        for name in names.values()
+        if not is_told(SinkUri(kind, str(tmp_path)), ("bank", "t"), [name])
+    ]
     assert len(columns) == len(names)
     place, feed = Directory(spark, kind, tmp_path), EvolvingFeed()
     feed.create(0, "bank.t", id=pa.int32(), **dict.fromkeys(columns, pa.string()))
-    feed.put(10, "bank.t", *({"id": number} | {name: f"{number} {name}" for name in columns} for number in range(3)))
+    feed.put(
+        10,
+        "bank.t",
+        *({"id": number} | {name: f"{number} {name}" for name in columns} for number in range(3)),
+    )
     feed.put(20, "bank.t", {"id": 1} | {name: name[::-1] for name in columns})
     keep(place, feed, (10, 20))
     assert_equal(place, feed, "bank.t", 20)
@@ -584,7 +703,9 @@ def test_a_new_key_on_a_new_column_whose_values_nobody_tells_is_an_error_with_it
     feed.alter(20, "bank.t", query, **columns)
     keep(place, feed, (10, 20))
     for evolution in ("evolve", "ignore"):
-        with pytest.raises(SourceError, match=r"ErrKeyUnknown.*bank\.t: its key is uid now.*new changefeed") as caught:
+        with pytest.raises(
+            SourceError, match=r"ErrKeyUnknown.*bank\.t: its key is uid now.*new changefeed"
+        ) as caught:
             keep(place, feed, (30,), policy=Policy("upsert", evolution))
         assert not caught.value.retryable
     assert sorted(row["id"] for row in place.rows("bank.t", 20)) == [1, 2]
@@ -601,10 +722,18 @@ def test_a_new_key_on_a_new_column_of_an_empty_table_is_followed(place):
 
 
 def test_a_new_key_on_columns_that_were_there_is_followed(place):
-    """A database has the key as an index: upserts by the old one would be refused, or hit other rows."""
+    """A database has the key as an index: upserts by the old one would be refused,
+    or hit other rows.
+    """
     feed = rekeyed_feed()
     feed.put(15, "bank.t", {"id": 3, "name": "n3"})  # written by the job that crosses the barrier
-    feed.alter(20, "bank.t", "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name)", id=pa.int32(), name=pa.string())
+    feed.alter(
+        20,
+        "bank.t",
+        "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (name)",
+        id=pa.int32(),
+        name=pa.string(),
+    )
     change_by_name(feed, "bank.t")
     keep(place, feed, (10, 15, 20, 30))
     assert_equal(place, feed, "bank.t", 30)
@@ -619,7 +748,9 @@ def test_a_new_key_and_a_new_name_in_one_statement_are_followed(database_place):
 
 
 def change_by_name(feed, table):
-    """From 20 on the table's key is its name; two rows change by it at 30, and have the same id then."""
+    """From 20 on the table's key is its name; two rows change by it at 30,
+    and have the same id then.
+    """
     feed.versions[-1].key = "name"
     state = feed._state(20)
     state[table] = {row["name"]: row for row in state[table].values()}
@@ -636,7 +767,8 @@ def test_names_that_postgresql_would_cut_off_are_refused_before_anything_is_writ
     feed.create(0, "bank.t", **{"id": pa.int32(), "é" * 32: pa.string()})
     feed.put(10, "bank.t", {"id": 1, "é" * 32: "x"})
     with pytest.raises(
-        SourceError, match=r"ErrNameUnsupported.*columns of bank\.t: é+ has more than 63 bytes.*--columns"
+        SourceError,
+        match=r"ErrNameUnsupported.*columns of bank\.t: é+ has more than 63 bytes.*--columns",
     ):
         keep(place, feed, (10,))
 

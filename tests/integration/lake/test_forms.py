@@ -1,9 +1,10 @@
-"""From MariaDB to lakes of every kind: whatever statement people wrote, each table equals SELECT, row by row.
+"""From MariaDB to lakes of every kind: whatever statement people wrote,
+each table equals SELECT, row by row.
 
-One server, one capture, and one changefeed for each kind, of which each form of a statement has its own table. All is
-written while the changefeeds are paused, so that the catalogue is further than the log when they read it. All of them
-take minutes, and run with TIDEMARK_TEST_EXPLORE=1 only; else Delta and Iceberg meet one form of each kind, and
-`test_mysql_columns.py` has more in PostgreSQL.
+One server, one capture, and one changefeed for each kind, of which each form of a statement has its
+own table. All is written while the changefeeds are paused, so that the catalogue is further than
+the log when they read it. All of them take minutes, and run with TIDEMARK_TEST_EXPLORE=1 only; else
+Delta and Iceberg meet one form of each kind, and `test_mysql_columns.py` has more in PostgreSQL.
 """
 
 import contextlib
@@ -49,7 +50,10 @@ def world(tmp_path_factory, postgres, mariadb):
     directory = tmp_path_factory.mktemp("forms")
     for schema in SCHEMAS:
         mariadb.execute(f"DROP DATABASE IF EXISTS {schema}")
-    databases = {"postgresql": postgres.create("forms"), "mysql": f"{mariadb.uri}/{mariadb.database('forms')}"}
+    databases = {
+        "postgresql": postgres.create("forms"),
+        "mysql": f"{mariadb.uri}/{mariadb.database('forms')}",
+    }
     targets = {kind: databases.get(kind, f"{kind}://{directory / kind}") for kind in KINDS}
     with running_mariadb() as server, running_cluster(directory) as cluster:
         prepare(server)
@@ -73,14 +77,21 @@ def prepare(server):
     )
     for name, form in WRITTEN.items():
         table = f"{form.schema}.{name}"
-        server.execute(f"CREATE TABLE {table} ({form.columns})", *(each.replace("{t}", table) for each in form.before))
+        server.execute(
+            f"CREATE TABLE {table} ({form.columns})",
+            *(each.replace("{t}", table) for each in form.before),
+        )
 
 
 def create(cluster, kind, target, source):
     """Iceberg's tables cannot be renamed, so its changefeed has none that are."""
     taken = [f"{schema}.*" for schema in SCHEMAS if (kind, schema) != ("iceberg", MOVED)]
-    request = feedpb.CreateChangefeedRequest(id=kind, sink_uri=target, source_uri=source, filter=taken)
-    assert cluster.api("CreateChangefeed", request).changefeed.state == feedpb.CHANGEFEED_STATE_NORMAL
+    request = feedpb.CreateChangefeedRequest(
+        id=kind, sink_uri=target, source_uri=source, filter=taken
+    )
+    assert (
+        cluster.api("CreateChangefeed", request).changefeed.state == feedpb.CHANGEFEED_STATE_NORMAL
+    )
 
 
 def run_all(server):
@@ -90,7 +101,11 @@ def run_all(server):
         server.execute(f"INSERT INTO {table} VALUES {form.rows}")
         with contextlib.closing(server.connect()) as session, session.cursor() as cursor:
             for statement in form.statements:
-                refused = pytest.raises(pymysql.Error) if statement == form.fails else contextlib.nullcontext()
+                refused = (
+                    pytest.raises(pymysql.Error)
+                    if statement == form.fails
+                    else contextlib.nullcontext()
+                )
                 with refused:
                     cursor.execute(statement.replace("{t}", table))
         server.execute("SET sql_mode=''", *(each.replace("{t}", table) for each in form.later))
@@ -110,7 +125,9 @@ def test_every_table_equals_select_whatever_was_written(request, world, tmp_path
                 names.add(name)
                 columns = pa.schema(list(columns_of(table.mounter.schema).items()))
                 mine = fitted(found.pop(f"{schema}.{name}", []), columns)
-                if why := difference(mine, rows_now(connection, table), tuple(table.mounter.key_columns)):
+                if why := difference(
+                    mine, rows_now(connection, table), tuple(table.mounter.key_columns)
+                ):
                     wrong[name] = why
     assert (wrong, found) == ({}, {})
     assert read_again(cluster, kind) == READ_AGAIN & names

@@ -1,4 +1,6 @@
-"""Iceberg tables without Iceberg's Spark connector: read back by Iceberg's own reader, and by ours at any cut."""
+"""Iceberg tables without Iceberg's Spark connector: read back by Iceberg's own reader,
+and by ours at any cut.
+"""
 
 from types import SimpleNamespace
 
@@ -23,7 +25,14 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_ever
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with FileManifest.opened(str(root), "bank") as manifest:
         cuts = CutApplier(
-            changefeed, "bank", target, manifest, policy=Policy(mode), source_options=options, spark=spark, parallel=2
+            changefeed,
+            "bank",
+            target,
+            manifest,
+            policy=Policy(mode),
+            source_options=options,
+            spark=spark,
+            parallel=2,
         )
         for number, end_ts in enumerate(ends):
             start_ts = 0 if manifest.last is None else manifest.last.end_ts
@@ -36,7 +45,9 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_ever
 def read_by_iceberg(spark, root, name):
     """What the table library's own generic reader gives: rows as text, by column."""
     jvm = spark._jvm
-    catalog = jvm.org.apache.iceberg.hadoop.HadoopCatalog(spark.sparkContext._jsc.hadoopConfiguration(), str(root))
+    catalog = jvm.org.apache.iceberg.hadoop.HadoopCatalog(
+        spark.sparkContext._jsc.hadoopConfiguration(), str(root)
+    )
     table = catalog.loadTable(jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name))
     names = [field.name() for field in table.schema().columns()]
     found = jvm.org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(
@@ -56,7 +67,9 @@ def held(upstream, ts):
     return balances(list(upstream.accounts.state(ts).values()))
 
 
-@pytest.mark.parametrize("here_bytes", [1 << 20, -1], ids=["written by the driver", "written by tasks"])
+@pytest.mark.parametrize(
+    "here_bytes", [1 << 20, -1], ids=["written by the driver", "written by tasks"]
+)
 def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
@@ -67,7 +80,9 @@ def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, end_ts)
     for ts in (150, end_ts):
         tables = as_of_cut(spark, f"iceberg://{tmp_path}", ts)
-        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, ts // 100 * 100)
+        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(
+            upstream, ts // 100 * 100
+        )
         kinds = {(row.k1, row.k2): row.amount for row in spark.table("bank_kinds").collect()}
         state = upstream.kinds.state(ts // 100 * 100)
         assert kinds == {key: row["amount"] for key, row in state.items()}
@@ -76,7 +91,8 @@ def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
 def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch
 ):
-    # No rest, and each piece of work ends before the next cut: on a slow machine one outlasts all of them.
+    # No rest, and each piece of work ends before the next cut: on a slow machine one outlasts all
+    # of them.
     monkeypatch.setattr(maintenance, "_REST", 0)
     begin = maintenance.Maintenance.run
 
@@ -94,10 +110,14 @@ def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
     for ts in CUTS[::3]:
         tables = as_of_cut(spark, f"iceberg://{tmp_path}", ts)
-        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, ts)
+        assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(
+            upstream, ts
+        )
 
 
-def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(spark, changefeed, captures, upstream, tmp_path):
+def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(
+    spark, changefeed, captures, upstream, tmp_path
+):
     target = keep(spark, changefeed, captures, tmp_path, CUTS[:5])
     running = target._maintenance
     finished = running._replacement
@@ -113,7 +133,9 @@ def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(spark, changefeed
     assert target.position(meta) == CUTS[-1]
 
 
-def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(spark, changefeed, captures, upstream, tmp_path):
+def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(
+    spark, changefeed, captures, upstream, tmp_path
+):
     target = keep(spark, changefeed, captures, tmp_path, CUTS)
     table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
     told = target.version(table)
@@ -124,10 +146,14 @@ def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(spark, chan
     left = {int(found.snapshotId()) for found in target._catalog.load("bank.accounts").snapshots()}
     assert left == {told, target.version(table)}
     tables = as_of_cut(spark, f"iceberg://{tmp_path}")
-    assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(upstream, CUTS[-1])
+    assert balances([row.asDict() for row in tables["bank.accounts"].collect()]) == held(
+        upstream, CUTS[-1]
+    )
 
 
-def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(spark, changefeed, captures, upstream, tmp_path):
+def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(
+    spark, changefeed, captures, upstream, tmp_path
+):
     late = keep(spark, changefeed, captures, tmp_path, CUTS[:1])
     meta = changefeed.describe(0).tables["bank.accounts"]
     slices = tuple(changefeed.plan(CUTS[0], CUTS[1], ["bank.accounts"]))
@@ -155,7 +181,9 @@ def test_a_changelog_holds_every_change_once(spark, changefeed, captures, upstre
     ]
 
 
-def test_a_table_of_somebody_else_is_not_touched_and_a_lost_ts_is_told(spark, changefeed, captures, tmp_path):
+def test_a_table_of_somebody_else_is_not_touched_and_a_lost_ts_is_told(
+    spark, changefeed, captures, tmp_path
+):
     keep(spark, changefeed, captures, tmp_path, CUTS[:1])
     other = IcebergTarget(spark, str(tmp_path), "other")
     with pytest.raises(SourceError, match="ErrTargetForeign"):

@@ -1,4 +1,6 @@
-"""Inserts of keys that a table has already: replaced, counted in the manifest and told, in every way of writing."""
+"""Inserts of keys that a table has already: replaced, counted in the manifest and told,
+in every way of writing.
+"""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +29,12 @@ class Way:
         return f"{self.target} {self.mode} {'by tasks' if self.by_tasks else 'by the driver'}"
 
 
-WAYS = [Way("delta"), Way("delta", by_tasks=True), Way("delta", "scd2"), Way("delta", "scd2", by_tasks=True)]
+WAYS = [
+    Way("delta"),
+    Way("delta", by_tasks=True),
+    Way("delta", "scd2"),
+    Way("delta", "scd2", by_tasks=True),
+]
 WAYS += [Way("iceberg"), Way("iceberg", by_tasks=True)]
 
 
@@ -66,7 +73,9 @@ def test_a_key_that_is_inserted_again_is_replaced_counted_and_told(
     ends = CUTS[:2] if way.by_tasks else CUTS
     if way.target == "delta":
         test_delta_modes.keep(spark, changefeed, captures, tmp_path, way.mode, ends[:2])
-        test_delta_modes.keep(spark, changefeed, captures, tmp_path, way.mode, ends[2:])  # the job starts again
+        test_delta_modes.keep(
+            spark, changefeed, captures, tmp_path, way.mode, ends[2:]
+        )  # the job starts again
     else:
         test_iceberg.keep(spark, changefeed, captures, tmp_path, ends[:2])
         test_iceberg.keep(spark, changefeed, captures, tmp_path, ends[2:])
@@ -88,12 +97,19 @@ def test_a_key_that_is_inserted_again_is_replaced_counted_and_told(
         assert expected, "the history has such inserts"
         assert counted(tmp_path, name) == expected
         assert sum(
-            name in record.message and "were in the table already" in record.message for record in caplog.records
+            name in record.message and "were in the table already" in record.message
+            for record in caplog.records
         ) == len(expected)
 
 
 def counted(root, name):
-    lines = [line for path in (root / "_tidemark_cuts").glob("*.json") for line in path.read_text().splitlines()]
+    lines = [
+        line
+        for path in (root / "_tidemark_cuts").glob("*.json")
+        for line in path.read_text().splitlines()
+    ]
     cuts = [json.loads(line) for line in lines]
-    tables = [(cut["end_ts"], table) for cut in cuts for table in cut["tables"] if table["table"] == name]
+    tables = [
+        (cut["end_ts"], table) for cut in cuts for table in cut["tables"] if table["table"] == name
+    ]
     return {end_ts: table["replaced"] for end_ts, table in tables if "replaced" in table}

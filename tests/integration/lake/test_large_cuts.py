@@ -1,4 +1,6 @@
-"""Cuts with more changes of a table than are few, but not more than the driver reads: by MERGE, and as a changelog."""
+"""Cuts with more changes of a table than are few, but not more than the driver reads: by MERGE,
+and as a changelog.
+"""
 
 import pyarrow as pa
 import pytest
@@ -15,7 +17,9 @@ CHANGED, GONE, AGAIN, NEW = 11_000, 8_000, 500, 2_000
 
 
 def changes_of_two_cuts():
-    """First many inserts; then updates, deletes, keys deleted and inserted again, and new ones that partly go again."""
+    """First many inserts; then updates, deletes, keys deleted and inserted again,
+    and new ones that partly go again.
+    """
     ops = [[(key, "insert") for key in range(KEYS)]]
     ops.append([(key, "update") for key in range(CHANGED)])
     ops.append([(key, "delete") for key in range(CHANGED - AGAIN, CHANGED + GONE)])
@@ -30,23 +34,35 @@ def upstream():
     upstream = Upstream(1, transactions=0)
     for number, ops in enumerate(changes_of_two_cuts(), 1):
         for seq, (key, op) in enumerate(ops):
-            envelope = {"_op": op, "_commit_ts": 10 * number, "_start_ts": 10 * number - 5, "_seq": seq}
+            envelope = {
+                "_op": op,
+                "_commit_ts": 10 * number,
+                "_start_ts": 10 * number - 5,
+                "_seq": seq,
+            }
             upstream.accounts.rows.append(envelope | Upstream._account(key, number))
         upstream.end_ts = 10 * number
     return upstream
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["masked", "merged"])
-def test_a_cut_that_the_driver_reads_equals_the_replay(spark, changefeed, captures, upstream, tmp_path, foreign):
+def test_a_cut_that_the_driver_reads_equals_the_replay(
+    spark, changefeed, captures, upstream, tmp_path, foreign
+):
     """A table with a property that is not ours is written by Delta alone."""
     ends = (10, upstream.end_ts)
     path = f"{tmp_path}/bank/accounts"
     assert len(upstream.accounts.between(*ends)) > FEW_ROWS
     keep(spark, changefeed, captures, tmp_path, "upsert", ends[:1])
     if foreign:
-        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpoint.writeStatsAsJson' = 'true')")
+        spark.sql(
+            f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpoint.writeStatsAsJson' = "
+            "'true')"
+        )
     _, _, cuts = keep(spark, changefeed, captures, tmp_path, "upsert", ends[1:])
-    rows = [row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()]
+    rows = [
+        row.asDict() for row in as_of_cut(spark, f"delta://{tmp_path}")["bank.accounts"].collect()
+    ]
     assert len(rows) == len(upstream.accounts.state(upstream.end_ts)) == KEYS - GONE + NEW - AGAIN
     assert {(row["id"],): row for row in rows} == upstream.accounts.state(upstream.end_ts)
 
@@ -57,8 +73,15 @@ def test_a_cut_that_the_driver_reads_equals_the_replay(spark, changefeed, captur
     ]
     before = spark.read.format("delta").option("versionAsOf", 0).load(path)
     assert before.count() == KEYS
-    told = {cut.end_ts: item for cut in cuts for item in cut.tables if item.table == "bank.accounts"}
+    told = {
+        cut.end_ts: item for cut in cuts for item in cut.tables if item.table == "bank.accounts"
+    }
     for start_ts, end_ts in ((0, 10), ends):
-        changes = pa.Table.from_pylist(upstream.accounts.between(start_ts, end_ts), schema=upstream.accounts.schema)
-        assert (told[end_ts].rows, told[end_ts].checksum) == (len(changes), hexadecimal(checksum([changes])[1]))
+        changes = pa.Table.from_pylist(
+            upstream.accounts.between(start_ts, end_ts), schema=upstream.accounts.schema
+        )
+        assert (told[end_ts].rows, told[end_ts].checksum) == (
+            len(changes),
+            hexadecimal(checksum([changes])[1]),
+        )
     assert len(captures.reads) == len(ends), "each cut is read once"

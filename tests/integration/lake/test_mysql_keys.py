@@ -1,6 +1,8 @@
-"""From MariaDB to lakes by a job: rows whose keys are odd stay rows of their own, by dump and by log, or stop by name.
+"""From MariaDB to lakes by a job: rows whose keys are odd stay rows of their own,
+by dump and by log, or stop by name.
 
-Each row has a number of its own beside the key: a row that is lost, doubled or taken for another one shows in them.
+Each row has a number of its own beside the key: a row that is lost, doubled or taken for another
+one shows in them.
 """
 
 import contextlib
@@ -29,9 +31,18 @@ pytestmark = pytest.mark.timeout(600)
 ODD = KEYS | {
     "nopad": ("k VARCHAR(9) COLLATE utf8mb4_nopad_bin", ["'b'", "'b '", "'B'", "''", "' '"]),
     "case": ("k VARCHAR(9) COLLATE utf8mb4_general_ci", ["'a'", "'b'", "'C'", "'d'"]),
-    "impossible": ("k DATE", ["'0000-00-00'", "'0000-01-01'", "'0000-01-02'", "'2024-02-31'", "'2024-03-02'"]),
-    "zero_stamp": ("k TIMESTAMP(6)", ["0", "'1970-01-01 00:00:01'", "'2038-01-19 03:14:07.999999'"]),
-    "long_decimal": ("k DECIMAL(65,30)", ["0", "-0.000000000000000000000000000001", "'-9e34'", "'9e34'"]),
+    "impossible": (
+        "k DATE",
+        ["'0000-00-00'", "'0000-01-01'", "'0000-01-02'", "'2024-02-31'", "'2024-03-02'"],
+    ),
+    "zero_stamp": (
+        "k TIMESTAMP(6)",
+        ["0", "'1970-01-01 00:00:01'", "'2038-01-19 03:14:07.999999'"],
+    ),
+    "long_decimal": (
+        "k DECIMAL(65,30)",
+        ["0", "-0.000000000000000000000000000001", "'-9e34'", "'9e34'"],
+    ),
     "enum_with_empty": ("k ENUM('a','')", ["'a'", "''"]),
     "enum_invalid": ("k ENUM('a','b')", ["'a'", "''"]),
 }
@@ -40,16 +51,33 @@ MODE = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'"
 
 @contextlib.contextmanager
 def applying(cluster, name, uri):
-    """What applies the next cut of a changefeed to a database, as the lake job does; that needs no Spark."""
+    """What applies the next cut of a changefeed to a database, as the lake job does;
+    that needs no Spark.
+    """
     endpoint = f"grpc://{cluster.capture.endpoints['flight']}"
-    changefeed = Changefeed(parse({"endpoint": endpoint, "changefeed": name, "cuts": "true", "ack": "false"}))
+    changefeed = Changefeed(
+        parse({"endpoint": endpoint, "changefeed": name, "cuts": "true", "ack": "false"})
+    )
     database = database_of(SinkUri.parse(uri))
     with DatabaseManifest.opened(database, name) as manifest:
         target, policy = JdbcTarget(database, name), Policy("upsert")
-        cuts = CutApplier(changefeed, name, target, manifest, policy=policy, source_options={}, spark=None, parallel=2)
+        cuts = CutApplier(
+            changefeed,
+            name,
+            target,
+            manifest,
+            policy=policy,
+            source_options={},
+            spark=None,
+            parallel=2,
+        )
 
         def apply():
-            start_ts = changefeed.describe().checkpoint_ts if manifest.last is None else manifest.last.end_ts
+            start_ts = (
+                changefeed.describe().checkpoint_ts
+                if manifest.last is None
+                else manifest.last.end_ts
+            )
             end_ts = changefeed.latest(start_ts)
             if end_ts > start_ts:
                 cuts.apply(Cut(0, start_ts, end_ts))
@@ -64,8 +92,16 @@ def source(tmp_path):
     secret = tmp_path / "password"
     secret.write_text("s3cret")
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
-        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc", "CREATE DATABASE shop")
-        yield server, cluster, f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=500"
+        server.execute(
+            "CREATE USER cdc IDENTIFIED BY 's3cret'",
+            "GRANT ALL ON *.* TO cdc",
+            "CREATE DATABASE shop",
+        )
+        yield (
+            server,
+            cluster,
+            f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=500",
+        )
 
 
 def test_rows_with_odd_keys_are_rows_of_their_own_in_every_database(tmp_path, postgres, mariadb):
@@ -85,14 +121,23 @@ def test_rows_with_odd_keys_are_rows_of_their_own_in_every_database(tmp_path, po
             jobs.append(stack.enter_context(applying(cluster, name, sink)))
 
         def numbers(sink, name):
-            with contextlib.suppress(SourceError, pymysql.Error, psycopg.Error):  # it may not be there yet
+            with contextlib.suppress(
+                SourceError, pymysql.Error, psycopg.Error
+            ):  # it may not be there yet
                 return sorted(row["v"] for row in rows(sink, f"shop.{name}"))
 
         def differing():
             for job in jobs:
                 job()
-            expected = {name: sorted(v for (v,) in server.execute(f"SELECT v FROM shop.{name}")) for name in ODD}
-            found = ((target, name, numbers(sink, name)) for target, sink in sinks.items() for name in ODD)
+            expected = {
+                name: sorted(v for (v,) in server.execute(f"SELECT v FROM shop.{name}"))
+                for name in ODD
+            }
+            found = (
+                (target, name, numbers(sink, name))
+                for target, sink in sinks.items()
+                for name in ODD
+            )
             return [each for each in found if each[2] != expected[each[1]]]
 
         until(differing, [])
@@ -112,7 +157,9 @@ def test_rows_with_odd_keys_are_rows_of_their_own_in_every_database(tmp_path, po
             assert {row["k"] for row in rows(sink, "shop.impossible")} == dates
         server.execute(*(f"DELETE FROM shop.{name} WHERE v % 2 = 0" for name in ODD))
         until(differing, [])
-        assert {feed["summary"]["state"] for feed in cluster.cli("changefeed", "list")} == {"normal"}
+        assert {feed["summary"]["state"] for feed in cluster.cli("changefeed", "list")} == {
+            "normal"
+        }
     mariadb.execute("DROP DATABASE shop")
 
 
@@ -132,10 +179,12 @@ def test_a_row_whose_key_is_a_zero_date_stops_its_lake_by_name(tmp_path, postgre
             server.execute("INSERT INTO shop.z VALUES ('2020-01-01', 1, 'kept')")
             until(lake, [(1, "kept")])
             server.execute(
-                "INSERT INTO shop.z VALUES ('0000-00-00', 8, 'gone')", "UPDATE shop.z SET v = 'late' WHERE id = 1"
+                "INSERT INTO shop.z VALUES ('0000-00-00', 8, 'gone')",
+                "UPDATE shop.z SET v = 'late' WHERE id = 1",
             )
             stopped = (
-                r"ErrKeyValueUnsupported\] a row of shop\.z \(id = 8\) has a date in its key column d .*--zero-dates"
+                r"ErrKeyValueUnsupported\] a row of shop\.z \(id = 8\) has a date in its key column d "
+                r".*--zero-dates"
             )
             with pytest.raises(SourceError, match=stopped):
                 until(lake, [(1, "late"), (8, "gone")])

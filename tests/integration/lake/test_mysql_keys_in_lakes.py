@@ -1,4 +1,7 @@
-"""Keys for which lakes have no type: dates of no calendar, UUIDs, addresses. By dump and log, lakes equal SELECT."""
+"""Keys for which lakes have no type: dates of no calendar, UUIDs, addresses.
+
+By dump and log, lakes equal SELECT.
+"""
 
 import contextlib
 from collections import Counter
@@ -44,14 +47,22 @@ def prepare(server):
     server.execute(f"CREATE TABLE {END} (id INT PRIMARY KEY)")
     for name in MOVED:
         column = ODD[name][0]
-        create = f"CREATE TABLE shop.{name} ({column} PRIMARY KEY, v INT, same {column.removeprefix('k ')} NULL)"
-        server.execute(MODE, create, f"INSERT INTO shop.{name} VALUES {', '.join(rows_of(name)[:DUMPED])}")
+        create = (
+            f"CREATE TABLE shop.{name} ({column} PRIMARY KEY, v INT, same "
+            f"{column.removeprefix('k ')} NULL)"
+        )
+        server.execute(
+            MODE, create, f"INSERT INTO shop.{name} VALUES {', '.join(rows_of(name)[:DUMPED])}"
+        )
 
 
 def change(server, step):
     for name, moved in MOVED.items():
         logged = ", ".join(rows_of(name)[DUMPED:])
-        server.execute(MODE, *(each.format(t=f"shop.{name}", moved=moved, logged=logged) for each in STEPS[step]))
+        server.execute(
+            MODE,
+            *(each.format(t=f"shop.{name}", moved=moved, logged=logged) for each in STEPS[step]),
+        )
     server.execute(f"INSERT INTO {END} VALUES ({step})")
 
 
@@ -63,7 +74,9 @@ def differing(server, lake):
             table = mysql_table(plain.record.showing("text"))
             columns = columns_of(table.mounter.schema)
             mine = fitted(found[f"shop.{name}"], pa.schema(list(columns.items())))
-            if why := difference(mine, rows_now(connection, table, columns), table.mounter.key_columns):
+            if why := difference(
+                mine, rows_now(connection, table, columns), table.mounter.key_columns
+            ):
                 wrong[name] = why
     return wrong
 
@@ -73,12 +86,21 @@ def test_delta_and_iceberg_equal_select_by_dump_and_log(spark, tmp_path):
         prepare(server)
         lakes = {}
         for kind in KINDS:
-            flags = ["--sink-uri", f"{kind}://{tmp_path / kind}", "--source-uri", uri, "--filter", "shop.*"]
+            flags = [
+                "--sink-uri",
+                f"{kind}://{tmp_path / kind}",
+                "--source-uri",
+                uri,
+                "--filter",
+                "shop.*",
+            ]
             made = cluster.cli("changefeed", "create", "-c", kind, *flags, "--zero-dates", "text")
             assert made["state"] == "normal", made
             cluster.cli("changefeed", "dumpstart", "-c", kind, "--verify")
             endpoint = f"grpc://{cluster.capture.endpoints['flight']}"
-            lakes[kind] = KeptLake(endpoint, kind, f"{kind}://{tmp_path / kind}", spark, tmp_path / "jobs" / kind)
+            lakes[kind] = KeptLake(
+                endpoint, kind, f"{kind}://{tmp_path / kind}", spark, tmp_path / "jobs" / kind
+            )
         for lake in lakes.values():
             brought = Counter()
 
@@ -91,5 +113,9 @@ def test_delta_and_iceberg_equal_select_by_dump_and_log(spark, tmp_path):
             change(server, step)
             for lake in lakes.values():
                 lake.keep(lambda cut: has_rows(cut, END))
-            assert {kind: differing(server, lake) for kind, lake in lakes.items()} == {kind: {} for kind in KINDS}
-        assert {feed["summary"]["state"] for feed in cluster.cli("changefeed", "list")} == {"normal"}
+            assert {kind: differing(server, lake) for kind, lake in lakes.items()} == {
+                kind: {} for kind in KINDS
+            }
+        assert {feed["summary"]["state"] for feed in cluster.cli("changefeed", "list")} == {
+            "normal"
+        }

@@ -1,7 +1,8 @@
-"""From MariaDB by a capture to PostgreSQL: tables that are read again become visible whole, whoever dies meanwhile.
+"""From MariaDB by a capture to PostgreSQL: tables that are read again become visible whole,
+whoever dies meanwhile.
 
-The lake's cuts and target are the real ones. What would be Spark's stream is a loop over the same calls, so that the
-database can be looked at behind every cut.
+The lake's cuts and target are the real ones. What would be Spark's stream is a loop over the same
+calls, so that the database can be looked at behind every cut.
 """
 
 import contextlib
@@ -27,7 +28,9 @@ from tests.mariadb import running_mariadb
 pytestmark = pytest.mark.timeout(500)
 ROWS = 5000
 SLOWLY = 400
-"""Rows a second: a dump takes half a minute, in which there are DDLs and deaths; then it hurries."""
+"""Rows a second: a dump takes half a minute, in which there are DDLs and deaths;
+then it hurries.
+"""
 LIMIT_ROWS = 700
 """Of a cut, which a table that is read again is far beyond."""
 LOOKS = {
@@ -48,7 +51,9 @@ class DiedError(Exception):
 
 
 class DyingTarget(JdbcTarget):
-    """Dies once before, and once right behind, it has applied the rows of a table that is read again."""
+    """Dies once before, and once right behind, it has applied the rows of a table that is read
+    again.
+    """
 
     deaths = 0
 
@@ -107,7 +112,11 @@ class Job(threading.Thread):
                 parallel=2,
             )
             while not self.ended.is_set():
-                start = self.changefeed.describe().checkpoint_ts if manifest.last is None else manifest.last.end_ts
+                start = (
+                    self.changefeed.describe().checkpoint_ts
+                    if manifest.last is None
+                    else manifest.last.end_ts
+                )
                 end = self.changefeed.latest(start, max_rows=LIMIT_ROWS, wait_ms=500)
                 if end > start:
                     cuts.apply(Cut(0, start, end))
@@ -129,8 +138,16 @@ def test_tables_that_are_read_again_are_old_or_new_and_never_in_part(tmp_path, p
     target = postgres.create(name)
     secret = tmp_path / "password"
     secret.write_text("s3cret")
-    with running_mariadb() as server, running_cluster(tmp_path) as cluster, contextlib.ExitStack() as stack:
-        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc", "CREATE DATABASE shop")
+    with (
+        running_mariadb() as server,
+        running_cluster(tmp_path) as cluster,
+        contextlib.ExitStack() as stack,
+    ):
+        server.execute(
+            "CREATE USER cdc IDENTIFIED BY 's3cret'",
+            "GRANT ALL ON *.* TO cdc",
+            "CREATE DATABASE shop",
+        )
         server.execute(
             "CREATE TABLE shop.t (id INT PRIMARY KEY, v INT)",
             "CREATE TABLE shop.u (id INT PRIMARY KEY, c VARCHAR(9))",
@@ -139,9 +156,27 @@ def test_tables_that_are_read_again_are_old_or_new_and_never_in_part(tmp_path, p
             "CREATE TABLE shop.other (id INT PRIMARY KEY, v INT)",
         )
         source = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=500"
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", target, "--source-uri", source]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            target,
+            "--source-uri",
+            source,
+        ]
         cluster.cli(*create, "--filter", "shop.*")
-        cluster.cli("changefeed", "dumpstart", "-c", "shop", "--table", "shop.other", "--rows-per-second", str(SLOWLY))
+        cluster.cli(
+            "changefeed",
+            "dumpstart",
+            "-c",
+            "shop",
+            "--table",
+            "shop.other",
+            "--rows-per-second",
+            str(SLOWLY),
+        )
         server.execute(
             f"INSERT INTO shop.t SELECT seq, NULL FROM seq_1_to_{ROWS}",
             f"INSERT INTO shop.u SELECT seq, 'abcdefg' FROM seq_1_to_{ROWS}",
@@ -165,7 +200,10 @@ def test_tables_that_are_read_again_are_old_or_new_and_never_in_part(tmp_path, p
                     cursor.execute(f"SELECT * FROM shop.{table} ORDER BY 1")
                     columns = [each[0] for each in cursor.description]
                     upstream = [tuple(row) for row in cursor.fetchall()]
-                    lake = sorted(tuple(row.get(column) for column in columns) for row in rows(target, f"shop.{table}"))
+                    lake = sorted(
+                        tuple(row.get(column) for column in columns)
+                        for row in rows(target, f"shop.{table}")
+                    )
                     if lake != upstream:
                         return table
             return None
@@ -187,7 +225,11 @@ def test_tables_that_are_read_again_are_old_or_new_and_never_in_part(tmp_path, p
         (t,) = [each for each in status["status"] if each["table"] == "shop.t"]
         assert "MODIFY v INT NOT NULL: column v: NULL becomes a value" in t["reason"]
         told = cluster.cli("changefeed", "query", "-c", "shop")
-        assert {each["table"] for each in told["rereads"]["tables"]} == {"shop.t", "shop.u", "shop.p"}
+        assert {each["table"] for each in told["rereads"]["tables"]} == {
+            "shop.t",
+            "shop.u",
+            "shop.p",
+        }
         assert told["rereads"]["since_ts"] >= told["resolved_ts"] >= told["checkpoint_tso"]
         assert sample(cluster, 'tidemark_dump_tables_reading_again{changefeed="shop"}') == 3
         if dies == "capture":
@@ -202,7 +244,9 @@ def test_tables_that_are_read_again_are_old_or_new_and_never_in_part(tmp_path, p
         job.ended.set()
         job.join()
         assert set(job.seen["t"]) == {(ROWS, 0), (ROWS, ROWS)}, job.seen
-        assert {(ROWS, ROWS)} < set(job.seen["u"]) <= {(ROWS, ROWS), (ROWS, 0), (ROWS - 1, 0)}, job.seen
+        assert {(ROWS, ROWS)} < set(job.seen["u"]) <= {(ROWS, ROWS), (ROWS, 0), (ROWS - 1, 0)}, (
+            job.seen
+        )
         assert set(job.seen["p"]) == {(ROWS, 1), (ROWS - ROWS // 2 + 1, ROWS // 2)}, job.seen
         (feed,) = cluster.cli("changefeed", "list")
         assert (feed["summary"]["state"], feed["summary"].get("rereads")) == ("normal", None)

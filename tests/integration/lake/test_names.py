@@ -123,8 +123,12 @@ def test_what_is_refused_is_just_what_a_server_does_not_hold(database):
     with contextlib.closing((made := database_of(uri)).connect()) as connection:
         trial = Trial(made, connection)
         for name in NAMES:
-            assert trial.holds("bank", "t", name) is not is_told(uri, ("bank", "t"), [name]), ascii(name)
+            assert trial.holds("bank", "t", name) is not is_told(uri, ("bank", "t"), [name]), ascii(
+                name
+            )
             if len(name) < 65:
-                assert trial.holds("bank", name, "c") is not is_told(uri, ("bank", name)), ascii(name)
+                assert trial.holds("bank", name, "c") is not is_told(uri, ("bank", name)), ascii(
+                    name
+                )
         for name in ("pg_x", "PG_x", ".x", "n" * 64):
             assert trial.holds(name, "t", "c") is not is_told(uri, (name, "t")), ascii(name)

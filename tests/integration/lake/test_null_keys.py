@@ -1,4 +1,6 @@
-"""A row whose key is null would be found by nobody again: executors stop at it, too, before a table has it."""
+"""A row whose key is null would be found by nobody again: executors stop at it, too,
+before a table has it.
+"""
 
 import pytest
 from pyspark_tidemark.errors import SourceError
@@ -10,7 +12,9 @@ from tests.integration.lake import test_delta_modes, test_iceberg
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.mark.parametrize(("target", "mode"), [("delta", "upsert"), ("delta", "scd2"), ("iceberg", "upsert")])
+@pytest.mark.parametrize(
+    ("target", "mode"), [("delta", "upsert"), ("delta", "scd2"), ("iceberg", "upsert")]
+)
 def test_a_row_with_a_null_in_its_key_stops_the_job_before_the_table_has_it(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, target, mode
 ):
@@ -33,7 +37,9 @@ def test_a_row_with_a_null_in_its_key_stops_the_job_before_the_table_has_it(
     for most in ("HERE_BYTES", "ARROW_BYTES"):
         monkeypatch.setattr(changes, most, -1)
     monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
-    with pytest.raises(SourceError, match=r"bank\.kinds: a row's key column k2 is null: .*--zero-dates") as found:
+    with pytest.raises(
+        SourceError, match=r"bank\.kinds: a row's key column k2 is null: .*--zero-dates"
+    ) as found:
         keep(200)
     assert (found.value.code, found.value.retryable) == ("ErrKeyValueUnsupported", False)
     assert held() == before

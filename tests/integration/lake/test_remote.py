@@ -1,4 +1,6 @@
-"""A lake behind Hadoop's file systems, by its own for local files: files, and drivers that die or sleep."""
+"""A lake behind Hadoop's file systems, by its own for local files: files,
+and drivers that die or sleep.
+"""
 
 import contextlib
 import json
@@ -48,7 +50,10 @@ def test_a_file_is_created_once_and_whole(files, tmp_path):
     assert files.names() == ["b"]
     with pytest.raises(FileNotFoundError):
         files.read("a")
-    assert sorted(path.name for path in (tmp_path / "lake" / "some").iterdir()) == [".b.crc", "b"], "nothing is left"
+    assert sorted(path.name for path in (tmp_path / "lake" / "some").iterdir()) == [
+        ".b.crc",
+        "b",
+    ], "nothing is left"
 
 
 def test_a_writer_that_died_at_a_file_is_not_seen(files, tmp_path):
@@ -85,9 +90,31 @@ def test_a_lake_behind_hadoop_is_not_written_with_a_lock(spark, tmp_path):
 
 
 def started(captures, uri, scratch, number, step, batch, *, max_rows):
-    arguments = ["--endpoint", captures.uri, "--changefeed", "bank", "--target", uri, "--trigger", "0 seconds"]
-    arguments += ["--max-rows-per-trigger", str(max_rows), "--until-ts", str(captures.upstream.end_ts)]
-    command = [sys.executable, "-m", "tests.integration.lake.remote_job", number, step, str(batch), *arguments]
+    arguments = [
+        "--endpoint",
+        captures.uri,
+        "--changefeed",
+        "bank",
+        "--target",
+        uri,
+        "--trigger",
+        "0 seconds",
+    ]
+    arguments += [
+        "--max-rows-per-trigger",
+        str(max_rows),
+        "--until-ts",
+        str(captures.upstream.end_ts),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.lake.remote_job",
+        number,
+        step,
+        str(batch),
+        *arguments,
+    ]
     return subprocess.Popen(
         [*command, "--checkpoint-dir", str(scratch), "--compact-every", "3"],
         stdin=subprocess.DEVNULL,
@@ -143,7 +170,9 @@ def chain(spark, root):
     return cuts
 
 
-def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstream, tmp_path, monkeypatch):
+def test_delta_tables_equal_the_replay_after_drivers_died(
+    spark, captures, upstream, tmp_path, monkeypatch
+):
     root, uri = tmp_path / "lake", f"delta+file://{tmp_path}/lake"
     lived(captures, uri, tmp_path / "one", "SIGKILL", "tables", 1)
     lived(captures, uri, tmp_path / "two", max_rows=90)
@@ -163,7 +192,9 @@ def test_delta_tables_equal_the_replay_after_drivers_died(spark, captures, upstr
         assert lake.cut(upstream.end_ts - 1)["cut"] == cuts[-2].end_ts
 
 
-def test_a_driver_that_slept_through_its_successors_life_writes_nothing_more(spark, captures, upstream, tmp_path):
+def test_a_driver_that_slept_through_its_successors_life_writes_nothing_more(
+    spark, captures, upstream, tmp_path
+):
     root, uri = tmp_path / "lake", f"parquet+file://{tmp_path}/lake"
     with sleeping(captures, uri, tmp_path / "one", "manifest", 1) as asleep:
         lived(captures, uri, tmp_path / "two", max_rows=35)

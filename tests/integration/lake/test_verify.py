@@ -1,4 +1,6 @@
-"""What verify sees of lakes of files at each cut, whatever they keep; rows that somebody changed are put right."""
+"""What verify sees of lakes of files at each cut, whatever they keep;
+rows that somebody changed are put right.
+"""
 
 import dataclasses
 from contextlib import contextmanager
@@ -40,7 +42,9 @@ class Kept:
     root: str
 
     def apply(self, *ends):
-        target = TARGETS[self.format](self.spark, self.root, "bank", mode=self.mode, compact_every=0)
+        target = TARGETS[self.format](
+            self.spark, self.root, "bank", mode=self.mode, compact_every=0
+        )
         options = {"endpoint": self.captures.uri, "changefeed": "bank", "ack": "false"}
         with FileManifest.opened(self.root, "bank") as manifest:
             policy = Policy(self.mode)
@@ -55,7 +59,9 @@ class Kept:
                 parallel=2,
             )
             for number, end_ts in enumerate(ends):
-                cuts.apply(Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts))
+                cuts.apply(
+                    Cut(number, 0 if manifest.last is None else manifest.last.end_ts, end_ts)
+                )
         target.close()
         return target
 
@@ -129,7 +135,9 @@ def in_spark(kept, table):
 
 
 def damage(kept, batch):
-    """Somebody removes two rows and adds one, in a version that the newest cut then shows; returns these."""
+    """Somebody removes two rows and adds one, in a version that the newest cut then shows;
+    returns these.
+    """
     lost, strange = batch.slice(0, 2), batch.slice(2, 1)
     new = strange.set_column(0, batch.schema.field(0), pa.array(["a key of somebody"]))
     rows = pa.Table.from_batches([new]).append_column("_commit_ts", pa.array([1], pa.int64()))
@@ -138,9 +146,13 @@ def damage(kept, batch):
         path = f"{kept.root}/bank/kinds"
         in_spark(kept, gone).createOrReplaceTempView("gone")
         same = " AND ".join(f"t.{name} = g.{name}" for name in KEY)
-        kept.spark.sql(f"MERGE INTO delta.`{path}` t USING gone g ON {same} WHEN MATCHED THEN DELETE")
+        kept.spark.sql(
+            f"MERGE INTO delta.`{path}` t USING gone g ON {same} WHEN MATCHED THEN DELETE"
+        )
         in_spark(kept, rows).write.format("delta").mode("append").save(path)
-        version = int(kept.spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").collect()[0].version)
+        version = int(
+            kept.spark.sql(f"DESCRIBE HISTORY delta.`{path}` LIMIT 1").collect()[0].version
+        )
     else:
         catalog = kept.apply()._catalog
         table = catalog.load(NAME)
@@ -149,13 +161,19 @@ def damage(kept, batch):
     return version, lost, new
 
 
-@pytest.mark.parametrize("kept", [("delta", "upsert"), ("iceberg", "upsert")], ids="-".join, indirect=True)
+@pytest.mark.parametrize(
+    "kept", [("delta", "upsert"), ("iceberg", "upsert")], ids="-".join, indirect=True
+)
 def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstream):
     version, lost, new = damage(kept, state(upstream, 600))
     question = asked(upstream, 600)
-    with pytest.raises(SourceError, match=r"ErrRepairUnsupported.*changes \(.*\) that no cut shows"):
+    with pytest.raises(
+        SourceError, match=r"ErrRepairUnsupported.*changes \(.*\) that no cut shows"
+    ):
         kept.side.check_repair(question)
-    assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), "the cut's version is as it was"
+    assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), (
+        "the cut's version is as it was"
+    )
     with kept.locked() as (manifest, _):
         file_lake.publish(manifest, NAME, version)
     assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())

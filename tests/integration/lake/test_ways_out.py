@@ -1,7 +1,8 @@
 """Each way out that an error prints is followed, from MariaDB by a capture to a lake in PostgreSQL.
 
-What is followed is the text itself: the command's value is taken out of the message, as an operator would. The lake is
-kept by the job's own steps, in a thread and without Spark's query, which a database does not need.
+What is followed is the text itself: the command's value is taken out of the message, as an operator
+would. The lake is kept by the job's own steps, in a thread and without Spark's query, which a
+database does not need.
 """
 
 import contextlib
@@ -37,13 +38,18 @@ OVERWRITE = re.compile(r"--overwrite-checkpoint-ts (\d+|now)")
 
 
 class Shop:
-    """One changefeed of its own database, its lake in PostgreSQL, and what an operator does with both."""
+    """One changefeed of its own database, its lake in PostgreSQL,
+    and what an operator does with both.
+    """
 
     def __init__(self, name, server, cluster, target, secret):
         self.name, self.server, self.cluster, self.target = name, server, cluster, target
         self.source = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=300"
         server.execute(f"CREATE DATABASE {name}")
-        self.execute("CREATE TABLE a (id INT PRIMARY KEY, v INT, x INT)", "CREATE TABLE b (id INT PRIMARY KEY)")
+        self.execute(
+            "CREATE TABLE a (id INT PRIMARY KEY, v INT, x INT)",
+            "CREATE TABLE b (id INT PRIMARY KEY)",
+        )
 
     def execute(self, *statements):
         return self.server.execute(*statements, database=self.name)
@@ -71,7 +77,9 @@ class Shop:
     def lake(self, table="a"):
         with contextlib.suppress(Exception):  # it may not be there yet
             found = rows(self.target, f"{self.name}.{table}")
-            return sorted(tuple(value for name, value in row.items() if name != "_commit_ts") for row in found)
+            return sorted(
+                tuple(value for name, value in row.items() if name != "_commit_ts") for row in found
+            )
 
     def state(self):
         document = self.cli("query")
@@ -86,17 +94,27 @@ class Shop:
         """By `changefeed query`, and by the lake's newest cut."""
         shown = [(each["start_tso"], each["end_tso"]) for each in self.cli("query")["skipped"]]
         kept = [json.loads(row["document"]) for row in rows(self.target, "_tidemark_cuts")]
-        newest = max((each for each in kept if each["changefeed"] == self.name), key=lambda each: each["end_ts"])
+        newest = max(
+            (each for each in kept if each["changefeed"] == self.name),
+            key=lambda each: each["end_ts"],
+        )
         return shown, [tuple(each) for each in newest.get("skipped", [])]
 
 
 class Keeper:
-    """Keeps one lake as the job does: skip, cuts, acknowledgements, reports; started again after each error."""
+    """Keeps one lake as the job does: skip, cuts, acknowledgements, reports;
+    started again after each error.
+    """
 
     def __init__(self, shop, mode=UPSERT):
         self._shop, self._mode = shop, mode
         endpoint = f"grpc://{shop.cluster.capture.endpoints['flight']}"
-        self._options = {"endpoint": endpoint, "changefeed": shop.name, "cuts": "true", "ack": "false"}
+        self._options = {
+            "endpoint": endpoint,
+            "changefeed": shop.name,
+            "cuts": "true",
+            "ack": "false",
+        }
         self._changefeed = Changefeed(parse(self._options))
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -161,7 +179,12 @@ class ChangelogKeeper(Keeper):
 
 def job(shop, *flags):
     """What the job's process says that ends before it starts a JVM."""
-    feed = ["--endpoint", f"grpc://{shop.cluster.capture.endpoints['flight']}", "--changefeed", shop.name]
+    feed = [
+        "--endpoint",
+        f"grpc://{shop.cluster.capture.endpoints['flight']}",
+        "--changefeed",
+        shop.name,
+    ]
     feed += ["--target", shop.target, "--checkpoint-dir", "/nowhere"]
     command = [sys.executable, "-m", "pyspark_tidemark.job", *feed, *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -226,7 +249,9 @@ def test_columns_keep_their_identities_in_a_lake_that_goes_on_elsewhere(shop):
     shop.execute("UPDATE a SET y = 5, z = 6")
     until(shop.lake, [(1, 5, 6)])
     shop.cli("pause")
-    shop.execute("ALTER TABLE a ADD late INT FIRST", "CREATE TABLE c (id INT PRIMARY KEY)", "DROP TABLE b")
+    shop.execute(
+        "ALTER TABLE a ADD late INT FIRST", "CREATE TABLE c (id INT PRIMARY KEY)", "DROP TABLE b"
+    )
     assert shop.resume("now")["state"] == "normal"
     shop.execute("INSERT INTO a (id, y, z, late) VALUES (2, 7, 8, 9)", "INSERT INTO c VALUES (1)")
     until(lambda: {row["id"]: (row["y"], row["z"], row.get("late")) for row in rows(shop.target, f"{shop.name}.a")},
@@ -271,7 +296,9 @@ def test_a_purged_log_is_passed_over_by_the_printed_resume_and_a_dump(shop):
     shop.cli("pause")
     shop.execute("UPDATE a SET v = 11 WHERE id = 1", "FLUSH LOGS", "FLUSH LOGS")
     newest = shop.execute("SHOW BINARY LOGS")[-1][0]
-    until(lambda: shop.execute(f"PURGE BINARY LOGS TO '{newest}'", "SHOW BINARY LOGS")[0][0], newest)
+    until(
+        lambda: shop.execute(f"PURGE BINARY LOGS TO '{newest}'", "SHOW BINARY LOGS")[0][0], newest
+    )
     shop.cli("resume")
     message = shop.fails_with("ErrMySQLLogPurged")
     (ts,) = OVERWRITE.findall(message)
@@ -352,7 +379,9 @@ def rows_of(shop):
     return []
 
 
-def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_moved(services, tmp_path):
+def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_moved(
+    services, tmp_path
+):
     server, cluster, _, secret = services
     shop = Shop("moved", server, cluster, f"parquet://{tmp_path}", secret)
     shop.execute("CREATE TABLE `a%b` (id INT PRIMARY KEY)")
@@ -360,7 +389,11 @@ def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_mov
 
     def lake():
         files = sorted(tmp_path.glob("moved/*/cut=*/*.parquet"))
-        return sorted(row["id"] for file in files for row in pq.read_table(file, partitioning=None).to_pylist())
+        return sorted(
+            row["id"]
+            for file in files
+            for row in pq.read_table(file, partitioning=None).to_pylist()
+        )
 
     with ChangelogKeeper(shop):
         shop.execute("INSERT INTO `a%b` VALUES (1)")
@@ -370,7 +403,9 @@ def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_mov
     with ChangelogKeeper(shop):
         shop.execute("INSERT INTO `a%b` VALUES (2)")
         message = shop.fails_with("ErrTableMoved")
-        (place,) = re.findall(r"not at ([^,]+), where names like this lie since this version: move", message)
+        (place,) = re.findall(
+            r"not at ([^,]+), where names like this lie since this version: move", message
+        )
         before.rename(tmp_path / place)
         until(lake, [1, 2])
         until(shop.state, ("normal", None))
@@ -393,9 +428,17 @@ def test_what_was_skipped_is_shown_and_mended_by_the_printed_verify(services):
         until(shop.lake, [(1, 10, 100), (2, 20, 200)])
 
     def verify(*flags):
-        where = ["cli", "--server", shop.cluster.capture.endpoints["capture"], "--pd", shop.cluster.pd]
+        where = [
+            "cli",
+            "--server",
+            shop.cluster.capture.endpoints["capture"],
+            "--pd",
+            shop.cluster.pd,
+        ]
         command = [*COMMAND, *where, *shlex.split(printed)[1:], *flags]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False).returncode
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=300, check=False
+        ).returncode
 
     assert verify() == 1
     assert "and --repair mends them" in warning

@@ -1,4 +1,6 @@
-"""Ways out that errors about a TiDB's DDL print, followed from a real store by a capture to a lake in PostgreSQL."""
+"""Ways out that errors about a TiDB's DDL print,
+followed from a real store by a capture to a lake in PostgreSQL.
+"""
 
 import re
 from dataclasses import dataclass, replace
@@ -25,14 +27,20 @@ class Source(ClusterSource):
         self._call(self._put(name, dict.fromkeys(numbers, 7)))
 
     def exchange(self, name, place, plain):
-        """ALTER TABLE … EXCHANGE PARTITION: its rows and those of a plain table change places, which nobody writes."""
+        """ALTER TABLE … EXCHANGE PARTITION: its rows and those of a plain table change places,
+        which nobody writes.
+        """
         self._call(self._exchange(name, place, plain))
 
     async def _exchange(self, name, place, plain):
         async with self._turn:
             table, other = self.tables[name], self.tables[plain]
             parts = list(table.info.partition_ids)
-            moved = {number: value for number, value in table.at(1 << 63).items() if number % len(parts) == place}
+            moved = {
+                number: value
+                for number, value in table.at(1 << 63).items()
+                if number % len(parts) == place
+            }
             came, old_id = other.at(1 << 63), other.info.id
             partition, parts[place] = parts[place], old_id
             table.info = replace(table.info, partition_ids=tuple(parts))
@@ -42,8 +50,12 @@ class Source(ClusterSource):
             arguments = [partition, 1, table.info.id, "p", True]
             query = f"alter table {name} exchange partition p with table {plain}"
             ts = await self._ddl(EXCHANGE_PARTITION, old_id, query, table.info, raw_args=arguments)
-            table.history += [(ts, number, None) for number in moved] + [(ts, *row) for row in came.items()]
-            other.history += [(ts, number, None) for number in came] + [(ts, *row) for row in moved.items()]
+            table.history += [(ts, number, None) for number in moved] + [
+                (ts, *row) for row in came.items()
+            ]
+            other.history += [(ts, number, None) for number in came] + [
+                (ts, *row) for row in moved.items()
+            ]
 
     def rows(self, name):
         """All of a table's, as pairs."""
@@ -59,7 +71,9 @@ class Feed:
     target: str
 
     def create(self, *flags):
-        made = self.cluster.cli("changefeed", "create", "-c", self.name, "--sink-uri", self.target, *flags)
+        made = self.cluster.cli(
+            "changefeed", "create", "-c", self.name, "--sink-uri", self.target, *flags
+        )
         assert made["state"] == "normal", made
 
     def cli(self, verb, *flags):
@@ -105,7 +119,9 @@ def test_an_exchanged_partition_goes_on_as_printed_in_another_changefeed(cluster
         source.exchange("parted", 1, "plain")
         source.put("parted", 2, 15)
         message = first.fails_with("ErrDdlUnsupported")
-        assert first.lake("parted") == [(number, 0) for number in range(6)], "everything before it is delivered"
+        assert first.lake("parted") == [(number, 0) for number in range(6)], (
+            "everything before it is delivered"
+        )
         assert (first.lake("plain"), first.lake("other")) == ([(11, 7), (13, 7)], [(1, 7)])
     (ts,) = re.findall(r"--start-ts (\d+)", message)
     assert "another --sink-uri" in message
@@ -122,7 +138,9 @@ def test_an_exchanged_partition_goes_on_as_printed_in_another_changefeed(cluster
         assert second.state() == ("normal", None)
 
 
-def test_a_table_renamed_into_the_filter_goes_on_by_the_printed_resume_and_a_dump(cluster, source, postgres):
+def test_a_table_renamed_into_the_filter_goes_on_by_the_printed_resume_and_a_dump(
+    cluster, source, postgres
+):
     feed = Feed(cluster, "renamed", postgres.create("renamed"))
     source.create("seen", 0)
     source.create("hidden", 3)

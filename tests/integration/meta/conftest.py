@@ -1,4 +1,6 @@
-"""Real servers of the etcd API: a private etcd of one or three members; coordinators over LevelDB or before an etcd."""
+"""Real servers of the etcd API: a private etcd of one or three members;
+coordinators over LevelDB or before an etcd.
+"""
 
 import json
 import os
@@ -88,7 +90,11 @@ class Api:
 def etcdctl_tls(security: SecurityConfig) -> list[str]:
     if not security.enabled:
         return []
-    return [f"--cacert={security.ca_path}", f"--cert={security.cert_path}", f"--key={security.key_path}"]
+    return [
+        f"--cacert={security.ca_path}",
+        f"--cert={security.cert_path}",
+        f"--key={security.key_path}",
+    ]
 
 
 def _announced(process: Process) -> None:
@@ -98,7 +104,9 @@ def _announced(process: Process) -> None:
 
 
 @contextmanager
-def coordinator(metadata: str, *flags: str, security: SecurityConfig | None = None) -> Iterator[Process]:
+def coordinator(
+    metadata: str, *flags: str, security: SecurityConfig | None = None
+) -> Iterator[Process]:
     """A coordinator on a port of its own; it keeps the port when it is started again."""
     tls = security or SecurityConfig()
     (port,) = free_ports(1)
@@ -127,7 +135,11 @@ def etcd_cluster(
     scheme = "https" if tls.enabled else "http"
     ports = free_ports(2 * size)
     peers = [f"http://127.0.0.1:{port}" for port in ports[size:]]
-    certificates = ["--client-cert-auth", f"--trusted-ca-file={tls.ca_path}", f"--cert-file={tls.cert_path}"]
+    certificates = [
+        "--client-cert-auth",
+        f"--trusted-ca-file={tls.ca_path}",
+        f"--cert-file={tls.cert_path}",
+    ]
     certificates.append(f"--key-file={tls.key_path}")
     members: list[Process] = []
     for number in range(size):
@@ -144,7 +156,11 @@ def etcd_cluster(
             "log-level": "error",
         }
         arguments = ["etcd", *(f"--{name}={value}" for name, value in settings.items()), *flags]
-        members.append(Process([*arguments, *(certificates if tls.enabled else [])], f"127.0.0.1:{ports[number]}"))
+        members.append(
+            Process(
+                [*arguments, *(certificates if tls.enabled else [])], f"127.0.0.1:{ports[number]}"
+            )
+        )
     try:
         for member in members:
             member.start()
@@ -168,11 +184,37 @@ def wait_healthy(api: Api) -> None:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> SecurityConfig:
     """A CA and one certificate it signed for 127.0.0.1, for servers and clients."""
     directory = tmp_path_factory.mktemp("certificates")
-    (directory / "san").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth")
+    (directory / "san").write_text(
+        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth"
+    )
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    sign = ["-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-out", "node.pem", "-days", "2"]
+    sign = [
+        "-in",
+        "node.csr",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-out",
+        "node.pem",
+        "-days",
+        "2",
+    ]
     for arguments in (
-        ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2"],
+        [
+            "req",
+            "-x509",
+            *key,
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.pem",
+            "-subj",
+            "/CN=ca",
+            "-days",
+            "2",
+        ],
         ["req", "-new", *key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
         ["x509", "-req", *sign, "-extfile", "san"],
     ):
@@ -193,9 +235,13 @@ def real_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="session", params=["embedded", "etcd", "passed-on", "passed-on-tls"])
 def etcd_api(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, certificates: SecurityConfig
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    certificates: SecurityConfig,
 ) -> Iterator[Api]:
-    """The etcd API four ways: ours embedded, a real etcd, a coordinator before one, and before three with mTLS."""
+    """The etcd API four ways: ours embedded, a real etcd, a coordinator before one,
+    and before three with mTLS.
+    """
     directory = tmp_path_factory.mktemp("metadata")
     plain = SecurityConfig()
     with ExitStack() as stack:
@@ -203,7 +249,9 @@ def etcd_api(
             yield Api([stack.enter_context(coordinator(f"leveldb:{directory}")).address], plain)
             return
         tls = certificates if request.param == "passed-on-tls" else plain
-        members = stack.enter_context(etcd_cluster(directory, 3 if tls.enabled else 1, security=tls))
+        members = stack.enter_context(
+            etcd_cluster(directory, 3 if tls.enabled else 1, security=tls)
+        )
         etcd = Api([member.address for member in members], tls)
         if request.param == "etcd":
             yield etcd

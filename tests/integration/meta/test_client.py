@@ -28,13 +28,17 @@ async def test_more_than_128_operations_are_refused_before_they_are_sent(meta: E
         await meta.txn([], [Put(b"%d" % number, b"") for number in range(129)])
 
 
-async def test_a_value_that_is_too_large_is_refused_with_the_bound(meta: EtcdMeta, prefix: bytes) -> None:
+async def test_a_value_that_is_too_large_is_refused_with_the_bound(
+    meta: EtcdMeta, prefix: bytes
+) -> None:
     for size in (1536 << 10, 3 << 20):
         with pytest.raises(RequestTooLargeError, match="MiB"):
             await meta.put(prefix, bytes(size))
 
 
-async def test_any_number_of_writes_goes_in_transactions_that_fit(meta: EtcdMeta, prefix: bytes) -> None:
+async def test_any_number_of_writes_goes_in_transactions_that_fit(
+    meta: EtcdMeta, prefix: bytes
+) -> None:
     small = [Put(prefix + b"s/%03d" % number, b"") for number in range(300)]
     large = [Put(prefix + b"l/%d" % number, bytes(600 << 10)) for number in range(4)]
     last = await meta.write_all([*small, *large])

@@ -1,8 +1,8 @@
 """The embedded server's state answers any sequence of requests as a real etcd does.
 
-An etcd shared by all examples counts on from the last one: its revisions are compared relative to the example's first,
-and keys have a prefix that no other example has. What etcd itself leaves open (the order of equals when sorting) is not
-compared.
+An etcd shared by all examples counts on from the last one: its revisions are compared relative to
+the example's first, and keys have a prefix that no other example has. What etcd itself leaves open
+(the order of equals when sorting) is not compared.
 """
 
 import itertools
@@ -58,7 +58,9 @@ ranges = st.builds(
     max_create_revision=st.sampled_from([0, 0, 5]),
 )
 compares = st.builds(
-    lambda key, end, result, target: Compare(key=key, range_end=end, result=result, target=target[0], **target[1]),
+    lambda key, end, result, target: Compare(
+        key=key, range_end=end, result=result, target=target[0], **target[1]
+    ),
     keys,
     ends,
     st.sampled_from(Compare.CompareResult.values()),
@@ -67,7 +69,9 @@ compares = st.builds(
         st.tuples(st.just(Compare.CREATE), st.fixed_dictionaries({"create_revision": revisions})),
         st.tuples(st.just(Compare.MOD), st.fixed_dictionaries({"mod_revision": revisions})),
         st.tuples(st.just(Compare.VALUE), st.fixed_dictionaries({"value": values})),
-        st.tuples(st.just(Compare.LEASE), st.fixed_dictionaries({"lease": st.sampled_from([0, *LEASES])})),
+        st.tuples(
+            st.just(Compare.LEASE), st.fixed_dictionaries({"lease": st.sampled_from([0, *LEASES])})
+        ),
     ),
 )
 
@@ -81,7 +85,9 @@ def transactions(depth: int) -> st.SearchStrategy[rpc_pb2.TxnRequest]:
     if depth:
         kinds.append(st.builds(Op, request_txn=transactions(depth - 1)))
     branch = st.lists(st.one_of(kinds), max_size=3)
-    return st.builds(rpc_pb2.TxnRequest, compare=st.lists(compares, max_size=2), success=branch, failure=branch)
+    return st.builds(
+        rpc_pb2.TxnRequest, compare=st.lists(compares, max_size=2), success=branch, failure=branch
+    )
 
 
 requests = st.one_of(
@@ -122,7 +128,9 @@ class Embedded:
 
     def events(self, start: int) -> list[Any]:
         watchers = Watchers(self.state)
-        asked = rpc_pb2.WatchCreateRequest(key=b"a", range_end=b"z", start_revision=start, prev_kv=True)
+        asked = rpc_pb2.WatchCreateRequest(
+            key=b"a", range_end=b"z", start_revision=start, prev_kv=True
+        )
         watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self.state.revision)
         answers = list(watchers.responses(lambda: self.state.revision))[1:]
         if answers and answers[-1].canceled:
@@ -159,14 +167,20 @@ class Real:
             rpc_pb2.LeaseRevokeRequest: self.leases.LeaseRevoke,
         }
         answer = methods[type(request)](sent)
-        if isinstance(request, rpc_pb2.CompactionRequest | rpc_pb2.LeaseGrantRequest | rpc_pb2.LeaseRevokeRequest):
+        if isinstance(
+            request,
+            rpc_pb2.CompactionRequest | rpc_pb2.LeaseGrantRequest | rpc_pb2.LeaseRevokeRequest,
+        ):
             return None
         self._translate(answer, outwards=False)
         return answer
 
     def events(self, start: int, wanted: int) -> list[Any]:
         asked = rpc_pb2.WatchCreateRequest(
-            key=self.prefix + b"a", range_end=self.prefix + b"z", start_revision=start + self.offset, prev_kv=True
+            key=self.prefix + b"a",
+            range_end=self.prefix + b"z",
+            start_revision=start + self.offset,
+            prev_kv=True,
         )
         found: list[Any] = []
         call = self.watch.Watch(iter([rpc_pb2.WatchRequest(create_request=asked)]))
@@ -183,19 +197,27 @@ class Real:
     def end(self) -> None:
         for lease in LEASES:
             try:
-                self.leases.LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lease + LEASE_STEP * self.number))
+                self.leases.LeaseRevoke(
+                    rpc_pb2.LeaseRevokeRequest(ID=lease + LEASE_STEP * self.number)
+                )
             except grpc.RpcError:
                 continue
 
     def _translate(self, message: Any, *, outwards: bool) -> None:
-        """Every key, lease and revision in the message, from or to the example's own; 0 stays "none"."""
+        """Every key, lease and revision in the message, from or to the example's own;
+        0 stays "none".
+        """
         sign = 1 if outwards else -1
         for field, value in message.ListFields():
             name = field.name
             if isinstance(value, Message):
                 self._translate(value, outwards=outwards)
             elif name in ("key", "range_end"):
-                setattr(message, name, self.prefix + value if outwards else value.removeprefix(self.prefix))
+                setattr(
+                    message,
+                    name,
+                    self.prefix + value if outwards else value.removeprefix(self.prefix),
+                )
             elif name in ("lease", "ID") and value:
                 setattr(message, name, value + sign * LEASE_STEP * self.number)
             elif name.endswith("revision") and value:
@@ -222,7 +244,9 @@ def channel(real_etcd: Any) -> Iterator[grpc.Channel]:
 
 @given(st.lists(requests, min_size=1, max_size=12), st.integers(1, 6))
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_same_requests_have_the_same_answers(channel: grpc.Channel, asked: list[Any], start: int) -> None:
+def test_the_same_requests_have_the_same_answers(
+    channel: grpc.Channel, asked: list[Any], start: int
+) -> None:
     real, embedded = Real(channel), Embedded()
     try:
         for request in asked:
@@ -251,7 +275,11 @@ def _strip(message: Any) -> None:
         if revision > 0:
             message.header.revision = revision
     for response in getattr(message, "responses", ()):
-        for part in (response.response_range, response.response_put, response.response_delete_range):
+        for part in (
+            response.response_range,
+            response.response_put,
+            response.response_delete_range,
+        ):
             if part.ByteSize():
                 _strip(part)
         if response.HasField("response_txn"):

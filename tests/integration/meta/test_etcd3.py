@@ -47,7 +47,9 @@ def test_put_get_and_delete(client: Any, prefix: str) -> None:
     client.put(prefix + "b", "2")
     value, pair = client.get(prefix + "a")
     assert (value, pair.key, pair.version) == (b"1", f"{prefix}a".encode(), 1)
-    assert [value for value, _ in client.get_prefix(prefix, sort_order="descend", sort_target="key")] == [b"2", b"1"]
+    assert [
+        value for value, _ in client.get_prefix(prefix, sort_order="descend", sort_target="key")
+    ] == [b"2", b"1"]
     assert client.put_if_not_exists(prefix + "a", "x") is False
     assert client.replace(prefix + "a", "1", "3") is True
     assert client.delete(prefix + "b") is True
@@ -90,9 +92,16 @@ os._exit(0)
 
 
 def test_a_watch_sees_a_put(etcd_api: Any, prefix: str) -> None:
-    """In a process of its own: the library's watch thread dies with an exception when its client is closed."""
+    """In a process of its own: the library's watch thread dies with an exception when its client is
+    closed.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", WATCH, json.dumps([*place(etcd_api), prefix, certificates(etcd_api)])],
+        [
+            sys.executable,
+            "-c",
+            WATCH,
+            json.dumps([*place(etcd_api), prefix, certificates(etcd_api)]),
+        ],
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'proto' / 'gen'}"},
         capture_output=True,
         text=True,

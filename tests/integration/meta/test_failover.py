@@ -1,4 +1,6 @@
-"""Members that die, servers that are killed, etcds that demand a user: what client and pass-through make of it."""
+"""Members that die, servers that are killed, etcds that demand a user:
+what client and pass-through make of it.
+"""
 
 import asyncio
 import signal
@@ -12,7 +14,12 @@ import pytest
 from server.rpc.credentials import SecurityConfig
 from storage.meta import user
 from storage.meta.client import EtcdMeta, open_meta
-from storage.meta.errors import MetaAuthError, MetaUnavailableError, PermissionDeniedError, UserNeededError
+from storage.meta.errors import (
+    MetaAuthError,
+    MetaUnavailableError,
+    PermissionDeniedError,
+    UserNeededError,
+)
 from storage.meta.meta import Compare, Get, Put
 from tests.ports import free_ports
 
@@ -27,7 +34,9 @@ def trio(tmp_path: Path, certificates: SecurityConfig, servers: Any) -> Iterator
 
 
 @pytest.fixture(params=["directly", "through a coordinator"])
-def api(request: pytest.FixtureRequest, trio: Any, certificates: SecurityConfig, servers: Any) -> Iterator[Any]:
+def api(
+    request: pytest.FixtureRequest, trio: Any, certificates: SecurityConfig, servers: Any
+) -> Iterator[Any]:
     """The three members, or a coordinator before them."""
     etcd = servers.Api([member.address for member in trio], certificates)
     with ExitStack() as stack:
@@ -38,7 +47,9 @@ def api(request: pytest.FixtureRequest, trio: Any, certificates: SecurityConfig,
             yield servers.Api([process.address], certificates)
 
 
-async def test_a_killed_member_costs_neither_writes_nor_events_nor_leases(api: Any, trio: Any) -> None:
+async def test_a_killed_member_costs_neither_writes_nor_events_nor_leases(
+    api: Any, trio: Any
+) -> None:
     async with (
         open_meta(api.url, api.channel) as meta,
         asyncio.TaskGroup() as tasks,
@@ -72,7 +83,9 @@ async def test_a_member_that_falls_silent_is_left_by_calls_leases_and_watches(
         trio[0].signal(signal.SIGSTOP)
         stopped_s = asyncio.get_running_loop().time()
         try:
-            while not watching.done() or lease.deadline <= stopped_s + lease.ttl_s:  # renewed by another one
+            while (
+                not watching.done() or lease.deadline <= stopped_s + lease.ttl_s
+            ):  # renewed by another one
                 await meta.put(KEYS, b"again", lease.id)
             assert not lease.lost.is_set()
         finally:
@@ -98,7 +111,9 @@ async def written(meta: EtcdMeta, value: bytes) -> None:
             return
         try:
             await meta.txn(
-                [Compare.unchanged(KEYS, before.mod_revision)], [Put(KEYS, value, before.lease)], [Get(KEYS)]
+                [Compare.unchanged(KEYS, before.mod_revision)],
+                [Put(KEYS, value, before.lease)],
+                [Get(KEYS)],
             )
         except MetaUnavailableError:
             continue
@@ -177,7 +192,9 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return become
 
 
-async def test_a_user_may_do_what_its_role_allows_and_a_lost_token_is_replaced(guarded: Any, as_user: Any) -> None:
+async def test_a_user_may_do_what_its_role_allows_and_a_lost_token_is_replaced(
+    guarded: Any, as_user: Any
+) -> None:
     as_user("tide", "s3cret")
     async with open_meta(guarded.url, guarded.channel) as meta:
         revision = await meta.put(b"/ours/a", b"1")
@@ -186,11 +203,15 @@ async def test_a_user_may_do_what_its_role_allows_and_a_lost_token_is_replaced(g
             break
         with pytest.raises(PermissionDeniedError, match="grant-permission"):
             await meta.put(b"/theirs", b"1")
-        guarded.etcdctl("--user=root:rootpw", "role", "grant-permission", "ours", "readwrite", "/new")
+        guarded.etcdctl(
+            "--user=root:rootpw", "role", "grant-permission", "ours", "readwrite", "/new"
+        )
         await meta.put(b"/new", b"1")
 
 
-async def test_without_a_user_or_with_a_wrong_password_the_error_says_what_to_do(guarded: Any, as_user: Any) -> None:
+async def test_without_a_user_or_with_a_wrong_password_the_error_says_what_to_do(
+    guarded: Any, as_user: Any
+) -> None:
     async with open_meta(guarded.url, guarded.channel) as meta:
         with pytest.raises(UserNeededError, match="password file"):
             await meta.put(b"/ours/a", b"1")
@@ -210,7 +231,9 @@ async def test_a_coordinator_lends_its_user_to_those_who_come_without_one(
         api = servers.Api([process.address], SecurityConfig())
         async with open_meta(api.url, api.channel) as meta:
             revision = await meta.put(b"/theirs", b"1")
-            guarded.etcdctl("--user=root:rootpw", "role", "grant-permission", "ours", "read", "/changes/tokens")
+            guarded.etcdctl(
+                "--user=root:rootpw", "role", "grant-permission", "ours", "read", "/changes/tokens"
+            )
             assert await meta.get(b"/theirs") is not None
             async for events in meta.watch(b"/theirs", revision):
                 assert events[0].pair.value == b"1"
@@ -235,6 +258,10 @@ def test_a_name_without_a_password_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MetaAuthError, match=user.PASSWORD_FILE):
         user.User.from_environment({user.NAME: "tide"})
     with pytest.raises(MetaAuthError, match="nowhere"):
-        user.User.from_environment({user.NAME: "tide", user.PASSWORD_FILE: str(tmp_path / "nowhere")})
-    assert user.User.from_environment({user.NAME: "tide", user.PASSWORD: "p"}) == user.User("tide", "p")
+        user.User.from_environment(
+            {user.NAME: "tide", user.PASSWORD_FILE: str(tmp_path / "nowhere")}
+        )
+    assert user.User.from_environment({user.NAME: "tide", user.PASSWORD: "p"}) == user.User(
+        "tide", "p"
+    )
     assert user.User.from_environment({}) is None

@@ -13,7 +13,9 @@ from storage.meta.remote import RemoteEtcd
 from storage.tasks import together
 
 
-async def test_a_revoked_lease_takes_its_keys_along(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_a_revoked_lease_takes_its_keys_along(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     leases = rpc_pb2_grpc.LeaseStub(channel)
     lease = (await leases.LeaseGrant(rpc_pb2.LeaseGrantRequest(TTL=600))).ID
     await meta.put(prefix + b"b", b"", lease)
@@ -48,7 +50,9 @@ async def test_an_unrenewed_lease_expires_and_kept_ones_outlive_their_ttl(
             assert events[0].deleted
             break
         async with asyncio.timeout(60):
-            await rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(rpc_pb2.LeaseRevokeRequest(ID=lost.id))
+            await rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
+                rpc_pb2.LeaseRevokeRequest(ID=lost.id)
+            )
             await lost.lost.wait()
         await asyncio.sleep(first_end + 1 - asyncio.get_running_loop().time())
         assert kept.deadline > asyncio.get_running_loop().time()

@@ -1,4 +1,6 @@
-"""Members, status, alarms, checksums, elections and locks, by their stubs; and what Debian's etcdctl makes of it."""
+"""Members, status, alarms, checksums, elections and locks, by their stubs;
+and what Debian's etcdctl makes of it.
+"""
 
 import json
 from typing import Any
@@ -17,7 +19,9 @@ def maintenance(channel: grpc.aio.Channel) -> Any:
 
 
 async def lease(channel: grpc.aio.Channel) -> int:
-    return int((await rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(rpc_pb2.LeaseGrantRequest(TTL=60))).ID)
+    return int(
+        (await rpc_pb2_grpc.LeaseStub(channel).LeaseGrant(rpc_pb2.LeaseGrantRequest(TTL=60))).ID
+    )
 
 
 async def test_members_and_status_are_told(channel: grpc.aio.Channel) -> None:
@@ -29,11 +33,15 @@ async def test_members_and_status_are_told(channel: grpc.aio.Channel) -> None:
     assert 0 < status.dbSizeInUse <= status.dbSize
 
 
-async def test_equal_states_have_equal_checksums(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_equal_states_have_equal_checksums(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     first, second = await meta.put(prefix, b"1"), await meta.put(prefix, b"2")
 
     async def checksum(revision: int) -> int:
-        return int((await maintenance(channel).HashKV(rpc_pb2.HashKVRequest(revision=revision))).hash)
+        return int(
+            (await maintenance(channel).HashKV(rpc_pb2.HashKVRequest(revision=revision))).hash
+        )
 
     before = await checksum(first), await checksum(second)
     assert before[0] != before[1]
@@ -46,7 +54,11 @@ async def test_without_space_puts_are_refused_until_the_alarm_is_taken_back(
     channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
 ) -> None:
     await meta.put(prefix, b"1")
-    member = (await rpc_pb2_grpc.ClusterStub(channel).MemberList(rpc_pb2.MemberListRequest())).members[0].ID
+    member = (
+        (await rpc_pb2_grpc.ClusterStub(channel).MemberList(rpc_pb2.MemberListRequest()))
+        .members[0]
+        .ID
+    )
     alarm = {"memberID": member, "alarm": rpc_pb2.NOSPACE}
     await maintenance(channel).Alarm(rpc_pb2.AlarmRequest(action="ACTIVATE", **alarm))
     try:
@@ -58,18 +70,26 @@ async def test_without_space_puts_are_refused_until_the_alarm_is_taken_back(
         assert pair is not None
         await meta.delete(prefix)
         listed = await maintenance(channel).Alarm(rpc_pb2.AlarmRequest())
-        assert [(told.memberID, told.alarm) for told in listed.alarms] == [(member, rpc_pb2.NOSPACE)]
+        assert [(told.memberID, told.alarm) for told in listed.alarms] == [
+            (member, rpc_pb2.NOSPACE)
+        ]
     finally:
         await maintenance(channel).Alarm(rpc_pb2.AlarmRequest(action="DEACTIVATE", **alarm))
     await meta.put(prefix, b"3")
 
 
-async def test_the_election_service_lets_one_lead_and_then_the_next(channel: grpc.aio.Channel, prefix: bytes) -> None:
+async def test_the_election_service_lets_one_lead_and_then_the_next(
+    channel: grpc.aio.Channel, prefix: bytes
+) -> None:
     elections = election_pb2_grpc.ElectionStub(channel)
     first, second = await lease(channel), await lease(channel)
-    won = await elections.Campaign(election_pb2.CampaignRequest(name=prefix, lease=first, value=b"1"))
+    won = await elections.Campaign(
+        election_pb2.CampaignRequest(name=prefix, lease=first, value=b"1")
+    )
     assert won.leader.key == prefix + b"/%x" % first
-    next_one = elections.Campaign(election_pb2.CampaignRequest(name=prefix, lease=second, value=b"2"))
+    next_one = elections.Campaign(
+        election_pb2.CampaignRequest(name=prefix, lease=second, value=b"2")
+    )
     observed = elections.Observe(election_pb2.LeaderRequest(name=prefix))
     assert (await observed.read()).kv.value == b"1"
     await elections.Proclaim(election_pb2.ProclaimRequest(leader=won.leader, value=b"uno"))
@@ -101,7 +121,9 @@ def test_etcdctl_reads_writes_and_transacts(etcd_api: Any, prefix: bytes) -> Non
     assert ctl("put", key + "a", "2", "--prev-kv") == f"OK\n{key}a\n1\n"
     ctl("put", key + "b", "3")
     assert ctl("get", "--prefix", key, "--order=DESCEND", "--print-value-only") == "3\n2\n"
-    answer = ctl("txn", text=f'value("{key}a") = "2"\n\nput {key}c 4\nget {key}b\n\nput {key}c 5\n\n')
+    answer = ctl(
+        "txn", text=f'value("{key}a") = "2"\n\nput {key}c 4\nget {key}b\n\nput {key}c 5\n\n'
+    )
     assert answer.startswith("SUCCESS")
     assert ctl("del", "--prefix", key) == "3\n"
 
@@ -133,7 +155,9 @@ def test_etcdctl_administers(etcd_api: Any, prefix: bytes) -> None:
     ctl("put", key, "v")
     now = revision(ctl, key)
     assert ctl("compaction", str(now)) == f"compacted revision {now}\n"
-    assert "required revision has been compacted" in ctl("get", key, f"--rev={now - 1}", check=False)
+    assert "required revision has been compacted" in ctl(
+        "get", key, f"--rev={now - 1}", check=False
+    )
 
 
 async def test_what_embedded_metadata_has_not_is_refused_with_what_to_do(etcd_api: Any) -> None:

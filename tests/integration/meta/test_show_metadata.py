@@ -17,7 +17,9 @@ FLAGS = {"ca_path": "--ca-path", "cert_path": "--cert-path", "key_path": "--key-
 
 @pytest.fixture
 def records(etcd_api: Any) -> Iterator[str]:
-    """A prefix with more keys than a page holds, and one record of an old version that has a password."""
+    """A prefix with more keys than a page holds, and one record of an old version that has a
+    password.
+    """
     prefix = f"/tidemark/{uuid.uuid4()}/"
     with etcd3.client(*place(etcd_api), **certificates(etcd_api)) as client:
         for number in range(501):
@@ -30,14 +32,25 @@ def records(etcd_api: Any) -> Iterator[str]:
 
 def cli(api: Any, *arguments: str) -> subprocess.CompletedProcess[str]:
     tls = [part for name, path in certificates(api).items() if path for part in (FLAGS[name], path)]
-    command = [sys.executable, "-m", "server.cli.main", "cli", "--pd", ",".join(api.addresses), *tls, *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "cli",
+        "--pd",
+        ",".join(api.addresses),
+        *tls,
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_all_records_are_shown_and_none_of_their_secrets(etcd_api: Any, records: str) -> None:
     done = cli(etcd_api, "--json", "unsafe", "show-metadata", "--prefix", records)
     assert done.returncode == 0, done.stderr
-    shown = {record["key"].removeprefix(records): record["value"] for record in json.loads(done.stdout)}
+    shown = {
+        record["key"].removeprefix(records): record["value"] for record in json.loads(done.stdout)
+    }
     assert len(shown) == 503
     assert shown["0500"] == {"checkpoint_ts": 500}
     assert shown["\xff"] == "ff00"
@@ -52,7 +65,16 @@ def test_a_prefix_without_records_is_an_empty_list(etcd_api: Any) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", ":2379"])
 def test_where_nobody_answers_the_address_is_named(address: str) -> None:
-    command = [sys.executable, "-m", "server.cli.main", "cli", "--pd", address, "unsafe", "show-metadata"]
+    command = [
+        sys.executable,
+        "-m",
+        "server.cli.main",
+        "cli",
+        "--pd",
+        address,
+        "unsafe",
+        "show-metadata",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert address in done.stderr

@@ -1,4 +1,6 @@
-"""A watcher that does not read costs a bounded amount of memory, and is told from where it has to start anew."""
+"""A watcher that does not read costs a bounded amount of memory,
+and is told from where it has to start anew.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,16 @@ from storage.meta.errors import CompactedError
 
 WRITES, FULL_AT, VALUE_BYTES = 160, 60, 512 << 10
 GROWTH_BYTES = 32 << 20
-"""Less than what is written after the buffers are full: 50 MiB, and as much again for the pairs before."""
+"""Less than what is written after the buffers are full: 50 MiB,
+and as much again for the pairs before.
+"""
 
 
 @pytest.fixture
 def coordinator(tmp_path: Path, servers: Any) -> Iterator[Any]:
-    with servers.coordinator(f"leveldb:{tmp_path / 'metadata'}", "--metadata-keep-revisions", "20") as process:
+    with servers.coordinator(
+        f"leveldb:{tmp_path / 'metadata'}", "--metadata-keep-revisions", "20"
+    ) as process:
         yield process
 
 
@@ -33,7 +39,9 @@ async def test_a_watcher_that_does_not_read_is_cancelled_with_the_compacted_revi
     api = servers.Api([coordinator.address], SecurityConfig())
     async with api.channel(coordinator.address) as slow, open_meta(api.url, api.channel) as meta:
         call = rpc_pb2_grpc.WatchStub(slow).Watch()
-        await call.write(rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"k", prev_kv=True)))
+        await call.write(
+            rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"k", prev_kv=True))
+        )
         assert (await call.read()).created
         full = 0
         for number in range(WRITES):

@@ -35,7 +35,9 @@ async def test_a_watch_replays_from_its_revision_and_follows(meta: EtcdMeta, pre
     assert seen == [(*event, revision) for event, revision in zip(wanted, revisions, strict=True)]
 
 
-async def test_a_watch_stream_carries_many_watches(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_a_watch_stream_carries_many_watches(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     call = rpc_pb2_grpc.WatchStub(channel).Watch()
     for name in (b"a", b"b"):
         create = rpc_pb2.WatchCreateRequest(key=prefix + name, prev_kv=True)
@@ -51,7 +53,9 @@ async def test_a_watch_stream_carries_many_watches(channel: grpc.aio.Channel, me
         assert response.watch_id == second
         events += response.events
     assert events[1].prev_kv.value == b"value of b"
-    await call.write(rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=second)))
+    await call.write(
+        rpc_pb2.WatchRequest(cancel_request=rpc_pb2.WatchCancelRequest(watch_id=second))
+    )
     cancelled = await call.read()
     assert (cancelled.canceled, cancelled.watch_id) == (True, second)
     call.cancel()
@@ -81,7 +85,9 @@ async def watched(channel: grpc.aio.Channel, **fields: Any) -> tuple[Any, Any]:
     return call, await call.read()
 
 
-async def test_filters_leave_puts_or_deletes_out(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_filters_leave_puts_or_deletes_out(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     revision = await meta.put(prefix, b"1")
     await meta.delete(prefix)
     await meta.put(prefix, b"2")
@@ -94,7 +100,9 @@ async def test_filters_leave_puts_or_deletes_out(channel: grpc.aio.Channel, meta
         call.cancel()
 
 
-async def test_a_watch_of_the_future_waits_for_it(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_a_watch_of_the_future_waits_for_it(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     revision = await meta.put(prefix, b"1")
     start = revision + 10
     call, created = await watched(channel, key=prefix, start_revision=start)
@@ -120,7 +128,9 @@ async def test_a_watch_from_a_compacted_revision_says_from_where_there_is_histor
     call.cancel()
 
 
-async def test_watches_that_cannot_be_are_cancelled_in_etcds_words(channel: grpc.aio.Channel, prefix: bytes) -> None:
+async def test_watches_that_cannot_be_are_cancelled_in_etcds_words(
+    channel: grpc.aio.Channel, prefix: bytes
+) -> None:
     call, created = await watched(channel, key=prefix, watch_id=7)
     assert (created.created, created.watch_id) == (True, 7)
     for fields, reason in (
@@ -134,7 +144,9 @@ async def test_watches_that_cannot_be_are_cancelled_in_etcds_words(channel: grpc
     call.cancel()
 
 
-async def test_asked_for_progress_is_told(channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes) -> None:
+async def test_asked_for_progress_is_told(
+    channel: grpc.aio.Channel, meta: EtcdMeta, prefix: bytes
+) -> None:
     call, _ = await watched(channel, key=prefix)
     revision = await meta.put(prefix + b"other", b"")
     await call.write(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
@@ -146,14 +158,22 @@ async def test_asked_for_progress_is_told(channel: grpc.aio.Channel, meta: EtcdM
 
 async def test_the_changes_of_one_transaction_come_together(meta: EtcdMeta, prefix: bytes) -> None:
     await meta.put(prefix + b"doomed", b"")
-    done = await meta.txn([], [Put(prefix + b"a", b"1"), Put(prefix + b"b", b"2"), Delete(prefix + b"doomed")])
+    done = await meta.txn(
+        [], [Put(prefix + b"a", b"1"), Put(prefix + b"b", b"2"), Delete(prefix + b"doomed")]
+    )
     async for events in meta.watch(prefix, done.revision):
         assert {event.pair.mod_revision for event in events} == {done.revision}
-        assert [event.pair.key for event in events] == [prefix + b"a", prefix + b"b", prefix + b"doomed"]
+        assert [event.pair.key for event in events] == [
+            prefix + b"a",
+            prefix + b"b",
+            prefix + b"doomed",
+        ]
         break
 
 
-async def test_megabytes_of_history_come_in_fragments_and_whole(meta: EtcdMeta, prefix: bytes) -> None:
+async def test_megabytes_of_history_come_in_fragments_and_whole(
+    meta: EtcdMeta, prefix: bytes
+) -> None:
     revisions = [await meta.put(prefix + b"%d" % number, bytes(700 << 10)) for number in range(6)]
     seen: list[int] = []
     async for events in meta.watch(prefix, revisions[0]):

@@ -1,9 +1,18 @@
 """Key columns of every type, with values whose order or text is odd."""
 
 KEYS = {
-    "ci": ("k VARCHAR(20) COLLATE utf8mb4_general_ci", ["'Abc'", "'b '", "'ß'", "''", "'z'", "'é'"]),
-    "unicode": ("k VARCHAR(20) COLLATE utf8mb4_unicode_nopad_ci", ["'Abc'", "'b'", "'b '", "'ß'", "''", "'😀'"]),
-    "latin1": ("k CHAR(8) CHARACTER SET latin1 COLLATE latin1_german2_ci", ["'a'", "'b  '", "'é'", "'ä'", "'z'"]),
+    "ci": (
+        "k VARCHAR(20) COLLATE utf8mb4_general_ci",
+        ["'Abc'", "'b '", "'ß'", "''", "'z'", "'é'"],
+    ),
+    "unicode": (
+        "k VARCHAR(20) COLLATE utf8mb4_unicode_nopad_ci",
+        ["'Abc'", "'b'", "'b '", "'ß'", "''", "'😀'"],
+    ),
+    "latin1": (
+        "k CHAR(8) CHARACTER SET latin1 COLLATE latin1_german2_ci",
+        ["'a'", "'b  '", "'é'", "'ä'", "'z'"],
+    ),
     "utf16": ("k CHAR(4) CHARACTER SET utf16", ["'a'", "'ü '", "'漢'"]),
     "binary": ("k BINARY(4)", ["'a'", "'a\\0b'", "''", "x'ff'"]),
     "varbinary": ("k VARBINARY(300)", ["'a'", "'a\\0'", "''", "REPEAT('b', 299)"]),
@@ -15,7 +24,10 @@ KEYS = {
         "k TIMESTAMP(3)",
         ["'1970-01-01 00:00:01'", "'2024-10-27 02:30:00.123'", "'2024-10-27 02:30'"],
     ),
-    "datetime": ("k DATETIME(5)", ["'0000-00-00'", "'2023-00-10 01:02:03.04567'", "'9999-12-31 23:59:59.99999'"]),
+    "datetime": (
+        "k DATETIME(5)",
+        ["'0000-00-00'", "'2023-00-10 01:02:03.04567'", "'9999-12-31 23:59:59.99999'"],
+    ),
     "time": ("k TIME(4)", ["'-838:59:59'", "'-00:00:00.0001'", "'12:13:14.5678'", "'0'"]),
     "date": ("k DATE", ["'0000-00-00'", "'2024-02-29'", "'1000-01-01'"]),
     "year": ("k YEAR", ["0", "1901", "2155"]),
@@ -35,6 +47,9 @@ KEYS = {
         ],
     ),
     "inet6": ("k INET6", ["'::'", "'::1'", "'ff::'", "'::ffff:1.2.3.4'", "'fe80::1234'"]),
-    "inet4": ("k INET4", ["'0.0.0.0'", "'1.2.3.4'", "'1.2.3.0'", "'255.255.255.255'", "'32.32.32.32'"]),
+    "inet4": (
+        "k INET4",
+        ["'0.0.0.0'", "'1.2.3.4'", "'1.2.3.0'", "'255.255.255.255'", "'32.32.32.32'"],
+    ),
     "binary16": ("k BINARY(16)", ["'a'", "'018f0000-0000-70'", "''", "x'0020'", "'a '"]),
 }

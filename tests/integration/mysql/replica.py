@@ -1,4 +1,6 @@
-"""A changefeed's far end in memory: what a log puller adds, mounted and applied, as a target would hold it."""
+"""A changefeed's far end in memory: what a log puller adds, mounted and applied,
+as a target would hold it.
+"""
 
 import asyncio
 import threading
@@ -50,7 +52,9 @@ class Target:
     barrier_ts: int = 0
     holds: Holds = field(default_factory=Holds)
     changes: list[TableChange] = field(default_factory=list)
-    versions: dict[Span, list[tuple[int, SourceTable]]] = field(default_factory=lambda: defaultdict(list))
+    versions: dict[Span, list[tuple[int, SourceTable]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     moved: threading.Condition = field(default_factory=threading.Condition)
 
     def wants(self, schema_name: str, table_name: str) -> bool:
@@ -72,7 +76,9 @@ class Target:
     async def change(self, change: TableChange) -> None:
         for _, batch in self.batches:
             late = [ts for ts in batch.column("commit_ts").to_pylist() if ts > change.commit_ts]
-            assert not late or change in self.changes, f"rows at {late[:3]} were added before {change}"
+            assert not late or change in self.changes, (
+                f"rows at {late[:3]} were added before {change}"
+            )
         known_ts = max(self.barrier_ts, *self.resolved.values(), 0)
         assert known_ts < change.commit_ts, "resolved beyond a DDL that was not told"
         if change.commit_ts in [known.commit_ts for known in self.changes]:
@@ -82,7 +88,9 @@ class Target:
             self.versions[table.span].append((change.commit_ts, table))
 
     def resolve(self, span: Any, ts: int | None = None) -> None:
-        if ts is None:  # of the catalogue: how far the log is, of a changefeed that has, or had, no tables
+        if (
+            ts is None
+        ):  # of the catalogue: how far the log is, of a changefeed that has, or had, no tables
             assert span >= self.barrier_ts
             self.barrier_ts = span
             return
@@ -105,7 +113,9 @@ class Target:
             if each == span and batch.num_rows:
                 for ts, mounter in self._by_version(span, batch):
                     rows += [{**row, "_from": ts} for row in mounter.to_pylist()]
-        return sorted(rows, key=lambda row: (row["_commit_ts"], row["_start_ts"], row["_op"] == "insert"))
+        return sorted(
+            rows, key=lambda row: (row["_commit_ts"], row["_start_ts"], row["_op"] == "insert")
+        )
 
     def _by_version(self, span: Span, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         found = []
@@ -141,7 +151,11 @@ class Feed:
         span: list[Span] = []
 
         def there() -> bool:
-            span[:] = [each for each, versions in self.target.versions.items() if versions[-1][1].name == name]
+            span[:] = [
+                each
+                for each, versions in self.target.versions.items()
+                if versions[-1][1].name == name
+            ]
             return bool(span) and self.rows_of(span[0]) >= count
 
         await self.until(there)

@@ -1,4 +1,6 @@
-"""What a server says of its tables now: types by its catalogue, rows by SELECT as text, read here and nowhere else."""
+"""What a server says of its tables now: types by its catalogue, rows by SELECT as text,
+read here and nowhere else.
+"""
 
 import datetime as dt
 import math
@@ -23,12 +25,15 @@ _STORED = {"uuid": "BINARY(16)", "inet6": "BINARY(16)", "inet4": "BINARY(4)", "v
 
 
 def tables_now(connection: "Connection[Cursor]", port: int, schema: str) -> dict[str, SourceTable]:
-    """The tables of a schema that can be replicated, by last name, with the types that their columns have."""
+    """The tables of a schema that can be replicated, by last name,
+    with the types that their columns have.
+    """
     session = Session(connection, Address("127.0.0.1", port))
     names: list[TableName] = [
         (schema, str(name))
         for (name,) in session.execute(
-            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_type = 'BASE TABLE'",
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND "
+            "table_type = 'BASE TABLE'",
             [schema],
         )
     ]
@@ -49,7 +54,9 @@ def columns_of(schema: Any) -> dict[str, Any]:
 def rows_now(
     connection: "Connection[Cursor]", table: SourceTable, columns: Mapping[str, Any] | None = None
 ) -> list[Row]:
-    """All rows, each value as a lake should have it, by default with the types that the columns have."""
+    """All rows, each value as a lake should have it,
+    by default with the types that the columns have.
+    """
     columns = columns or columns_of(table.mounter.schema)
     place = f"`{table.record.schema_name}`.{quoted(table.record.table_name)}"
     decoders = connection.decoders
@@ -65,7 +72,10 @@ def rows_now(
     finally:
         connection.decoders = decoders
     kinds = list(columns.values())
-    return [{name: value_of(text, kind) for name, kind, text in zip(columns, kinds, row, strict=True)} for row in found]
+    return [
+        {name: value_of(text, kind) for name, kind, text in zip(columns, kinds, row, strict=True)}
+        for row in found
+    ]
 
 
 def quoted(name: str) -> str:
@@ -77,10 +87,15 @@ def _shown_otherwise(cursor: Cursor, table: SourceTable) -> dict[str, str]:
     """The columns that SELECT shows in a form of their own and a log as bytes, and which."""
     record = table.record
     cursor.execute(
-        "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
+        "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s "
+        "AND table_name = %s",
         [record.schema_name, record.table_name],
     )
-    return {_text(name): _STORED[_text(kind)] for name, kind in cursor.fetchall() if _text(kind) in _STORED}
+    return {
+        _text(name): _STORED[_text(kind)]
+        for name, kind in cursor.fetchall()
+        if _text(kind) in _STORED
+    }
 
 
 def _exact(name: str, kind: Any, stored: str | None) -> str:
@@ -140,9 +155,14 @@ def difference(lake: list[Row], upstream: list[Row], key: tuple[str, ...]) -> st
     mine = {_key(row, key): row for row in lake}
     theirs = {_key(row, key): row for row in upstream}
     if len(mine) != len(lake) or len(theirs) != len(upstream):
-        return f"a key comes twice: {len(lake)} rows, {len(mine)} keys; upstream {len(upstream)}, {len(theirs)}"
+        return (
+            f"a key comes twice: {len(lake)} rows, {len(mine)} keys; upstream {len(upstream)}, "
+            f"{len(theirs)}"
+        )
     if mine.keys() != theirs.keys():
-        lost, ghosts = [sorted(map(str, keys))[:3] for keys in (theirs.keys() - mine, mine.keys() - theirs)]
+        lost, ghosts = [
+            sorted(map(str, keys))[:3] for keys in (theirs.keys() - mine, mine.keys() - theirs)
+        ]
         return f"lost {lost}, ghosts {ghosts}"
     for place, row in theirs.items():
         for name, value in row.items():
@@ -152,4 +172,7 @@ def difference(lake: list[Row], upstream: list[Row], key: tuple[str, ...]) -> st
 
 
 def _key(row: Row, key: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value for value in map(row.get, key))
+    return tuple(
+        value.replace(tzinfo=None) if isinstance(value, dt.datetime) else value
+        for value in map(row.get, key)
+    )

@@ -1,4 +1,6 @@
-"""The whole way: a capture follows a real MariaDB; what its readers applied cut by cut equals SELECT."""
+"""The whole way: a capture follows a real MariaDB;
+what its readers applied cut by cut equals SELECT.
+"""
 
 import json
 import threading
@@ -20,19 +22,35 @@ def test_what_readers_of_a_capture_apply_equals_select(tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
-        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc", "CREATE DATABASE shop")
         server.execute(
-            "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(50))", "CREATE TABLE shop.old (id INT PRIMARY KEY)"
+            "CREATE USER cdc IDENTIFIED BY 's3cret'",
+            "GRANT ALL ON *.* TO cdc",
+            "CREATE DATABASE shop",
+        )
+        server.execute(
+            "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(50))",
+            "CREATE TABLE shop.old (id INT PRIMARY KEY)",
         )
         server.execute("CREATE TABLE shop.skipped (x INT)")
         uri = f"mysql://cdc@127.0.0.1:{server.port}?password-file={secret}&idle-row-ms=500"
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--source-uri", uri]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--source-uri",
+            uri,
+        ]
         refused = cluster.cli(*create, "--filter", "shop.*")
         assert "ErrTableIneligible" in refused, refused
         assert "shop.skipped" in refused
         made = cluster.cli(*create, "--filter", "shop.*", "--filter", "!shop.skipped")
         assert made["state"] == "normal", made
-        lake = Lake(cluster, "shop", made["start_ts"] if "start_ts" in made else int(made["checkpoint_ts"]))
+        lake = Lake(
+            cluster, "shop", made["start_ts"] if "start_ts" in made else int(made["checkpoint_ts"])
+        )
         churn = threading.Thread(target=write, args=(server,))
         churn.start()
         lake.follow(lambda tables: len(tables.get("shop.t", {})) > 20)
@@ -44,9 +62,13 @@ def test_what_readers_of_a_capture_apply_equals_select(tmp_path: Path) -> None:
         for table in ("t", "renamed"):
             columns = [row[0] for row in server.execute(f"SHOW COLUMNS FROM shop.{table}")]
             wanted = {
-                row[0]: dict(zip(columns, row, strict=True)) for row in server.execute(f"SELECT * FROM shop.{table}")
+                row[0]: dict(zip(columns, row, strict=True))
+                for row in server.execute(f"SELECT * FROM shop.{table}")
             }
-            held = {key: dict.fromkeys(columns) | row for key, row in lake.tables[f"shop.{table}"].items()}
+            held = {
+                key: dict.fromkeys(columns) | row
+                for key, row in lake.tables[f"shop.{table}"].items()
+            }
             assert held == wanted
         assert [query.split("shop.")[0].strip() for query in lake.ddls] == [
             "RENAME TABLE",
@@ -68,7 +90,13 @@ def write(server: MariaDb) -> None:
     """Inserts, updates that move keys, deletes, and DDLs between them."""
     for number in range(60):
         server.execute(
-            *("BEGIN", f"INSERT INTO shop.t (id, v) VALUES ({number * 10}, 'a'), ({number * 10 + 1}, 'é{number}')"),
+            *(
+                "BEGIN",
+                (
+                    f"INSERT INTO shop.t (id, v) VALUES ({number * 10}, 'a'), ({number * 10 + 1}, "
+                    f"'é{number}')"
+                ),
+            ),
             f"UPDATE shop.t SET v = 'changed' WHERE id % 7 = {number % 7}",
             *(
                 f"UPDATE shop.t SET id = id + 5 WHERE id = {number * 10}",
@@ -77,7 +105,13 @@ def write(server: MariaDb) -> None:
             ),
         )
         if number == 10:
-            server.execute("INSERT INTO shop.old VALUES (1), (2)", "RENAME TABLE shop.old TO shop.renamed")
+            server.execute(
+                "INSERT INTO shop.old VALUES (1), (2)", "RENAME TABLE shop.old TO shop.renamed"
+            )
         if number == 30:
-            server.execute("ALTER TABLE shop.t ADD COLUMN n INT", "INSERT INTO shop.renamed VALUES (3)")
-            server.execute("CREATE TABLE shop.new (id INT PRIMARY KEY)", "INSERT INTO shop.new VALUES (1)")
+            server.execute(
+                "ALTER TABLE shop.t ADD COLUMN n INT", "INSERT INTO shop.renamed VALUES (3)"
+            )
+            server.execute(
+                "CREATE TABLE shop.new (id INT PRIMARY KEY)", "INSERT INTO shop.new VALUES (1)"
+            )

@@ -11,7 +11,11 @@ _OTHER_HERE = {"big5": 7, "ujis": 940}
 
 
 def _sequences(longest: int) -> list[bytes]:
-    two = [bytes((lead, trail)) for lead in range(0x80, 256) for trail in range(0x30, 256)] if longest > 1 else []
+    two = (
+        [bytes((lead, trail)) for lead in range(0x80, 256) for trail in range(0x30, 256)]
+        if longest > 1
+        else []
+    )
     return [bytes((byte,)) for byte in range(256)] + two
 
 
@@ -19,11 +23,27 @@ def _sequences(longest: int) -> list[bytes]:
 def test_bytes_become_the_characters_that_the_server_makes_of_them(mariadb):
     with mariadb.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SELECT character_set_name, maxlen FROM information_schema.character_sets")
-        lengths = {name: length for name, length in cursor.fetchall() if name not in UTF8 and name not in _WIDE}
+        lengths = {
+            name: length
+            for name, length in cursor.fetchall()
+            if name not in UTF8 and name not in _WIDE
+        }
         known = {name: length for name, length in lengths.items() if codec_of(name) is not None}
-        assert set(lengths) - set(known) == {"dec8", "hp8", "swe7", "armscii8", "keybcs2", "geostd8", "eucjpms"}
+        assert set(lengths) - set(known) == {
+            "dec8",
+            "hp8",
+            "swe7",
+            "armscii8",
+            "keybcs2",
+            "geostd8",
+            "eucjpms",
+        }
         for charset, longest in known.items():
-            other = [data for data, text in _converted(cursor, charset, longest) if decode_text(charset, data) != text]
+            other = [
+                data
+                for data, text in _converted(cursor, charset, longest)
+                if decode_text(charset, data) != text
+            ]
             assert len(other) == _OTHER_HERE.get(charset, 0), (charset, other[:9])
 
 
@@ -33,7 +53,9 @@ def _converted(cursor, charset, longest):
     for begin in range(0, len(sequences), _STEP):
         part = sequences[begin : begin + _STEP]
         texts = (f"CONVERT(_binary x'{data.hex()}' USING {charset})" for data in part)
-        cursor.execute("SELECT " + ", ".join(f"HEX({text}), CONVERT({text} USING utf8mb4)" for text in texts))
+        cursor.execute(
+            "SELECT " + ", ".join(f"HEX({text}), CONVERT({text} USING utf8mb4)" for text in texts)
+        )
         (row,) = cursor.fetchall()
         for data, kept, text in zip(part, row[::2], row[1::2], strict=True):
             known = text not in ("?", "\ufffd") or data == b"?"

@@ -1,4 +1,6 @@
-"""Chunks of a real MariaDB: by small steps over keys of every type, each row comes once, in the server's order."""
+"""Chunks of a real MariaDB: by small steps over keys of every type, each row comes once,
+in the server's order.
+"""
 
 from collections.abc import Iterator
 
@@ -56,17 +58,24 @@ def test_small_steps_give_each_row_once_in_the_servers_order(
     column, values = KEYS[kind]
     database = mariadb.database()
     mariadb.execute(f"CREATE TABLE {database}.t (v INT, {column} PRIMARY KEY)")
-    session.execute(f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}")
+    session.execute(
+        f"INSERT INTO {database}.t (k) VALUES {', '.join(f'({value})' for value in values)}"
+    )
     query = query_of(session, database, "t")
-    whole = Statement(session, query.sql(after=False, until=False)).rows(query.parameters(Range(), 100))
+    whole = Statement(session, query.sql(after=False, until=False)).rows(
+        query.parameters(Range(), 100)
+    )
     assert len(whole) == len(values)
     assert walked(session, query, Range(), limit).to_pylist() == whole.to_pylist()
 
 
-def test_composite_keys_are_walked_within_both_ends_and_a_condition(mariadb: MariaDb, session: Session) -> None:
+def test_composite_keys_are_walked_within_both_ends_and_a_condition(
+    mariadb: MariaDb, session: Session
+) -> None:
     database = mariadb.database()
     session.execute(
-        f"CREATE TABLE {database}.`t``x` (a VARCHAR(5) COLLATE utf8mb4_general_ci, b INT UNSIGNED, c DATE, `d e` INT,"
+        f"CREATE TABLE {database}.`t``x` (a VARCHAR(5) COLLATE utf8mb4_general_ci, b INT "
+        "UNSIGNED, c DATE, `d e` INT,"
         " PRIMARY KEY (b, a, c))"
     )
     values = [(chr(97 + n % 3), n // 9, f"2024-01-0{n // 3 % 3 + 1}", n) for n in range(27)]
@@ -74,7 +83,9 @@ def test_composite_keys_are_walked_within_both_ends_and_a_condition(mariadb: Mar
         session.execute(f"INSERT INTO {database}.`t``x` VALUES (%s, %s, %s, %s)", value)
     query = query_of(session, database, "t`x", "`d e` <> 13")
     mounter = MysqlMounter(query.table, database)
-    ordered = [n for _, _, _, n in sorted(values, key=lambda row: (row[1], row[0], row[2])) if n != 13]
+    ordered = [
+        n for _, _, _, n in sorted(values, key=lambda row: (row[1], row[0], row[2])) if n != 13
+    ]
     rows = walked(session, query, Range(), 4)
     assert mounter.mount(snapshot_rows(rows, rows, 5))["d e"].to_pylist() == ordered
     first, middle = query.cursor(rows[3].as_py()), query.cursor(rows[15].as_py())
@@ -86,10 +97,14 @@ def test_ranges_of_an_integer_key_make_up_the_whole(mariadb: MariaDb, session: S
     database = mariadb.database()
     session.execute(f"CREATE TABLE {database}.t (id BIGINT UNSIGNED PRIMARY KEY)")
     numbers = [0, 1, 7, 1 << 40, (1 << 63) + 5, (1 << 64) - 1]
-    session.execute(f"INSERT INTO {database}.t VALUES {', '.join(f'({number})' for number in numbers)}")
+    session.execute(
+        f"INSERT INTO {database}.t VALUES {', '.join(f'({number})' for number in numbers)}"
+    )
     query = query_of(session, database, "t")
     ranges = split_ranges(query.table.columns[0], 0, (1 << 64) - 1, 4)
     assert len(ranges) == 4
     rows = pa.concat_arrays([walked(session, query, part, 2) for part in ranges])
-    found = MysqlMounter(query.table, database).mount(snapshot_rows(rows, rows, 5))["id"].to_pylist()
+    found = (
+        MysqlMounter(query.table, database).mount(snapshot_rows(rows, rows, 5))["id"].to_pylist()
+    )
     assert [int(number) for number in found] == numbers

@@ -1,4 +1,6 @@
-"""Random writers, DDLs and broken log connections: what was told, applied in order, is what SELECT gives."""
+"""Random writers, DDLs and broken log connections: what was told, applied in order,
+is what SELECT gives.
+"""
 
 import asyncio
 import random
@@ -19,22 +21,33 @@ KEYS = 40
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_what_was_told_is_what_select_gives(meta: EtcdMeta, seed: int) -> None:
     with running_mariadb("--log-bin-compress=ON") as server:
-        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (k VARCHAR(20) PRIMARY KEY, v INT, w VARCHAR(300))")
+        server.execute(
+            "CREATE DATABASE a",
+            "CREATE TABLE a.t (k VARCHAR(20) PRIMARY KEY, v INT, w VARCHAR(300))",
+        )
         async with following(server.uri, meta, "a.*") as feed:
-            writers = [asyncio.to_thread(churn, server, random.Random(f"{seed} {number}")) for number in range(3)]
+            writers = [
+                asyncio.to_thread(churn, server, random.Random(f"{seed} {number}"))
+                for number in range(3)
+            ]
             breaker = asyncio.to_thread(disturb, server, random.Random(seed))
             await asyncio.gather(*writers, breaker)
             server.execute("INSERT INTO a.t (k) VALUES ('the end')")
             await feed.until(lambda: b"the end" in last_values(feed))
             told = applied(feed)
         columns = [row[0] for row in server.execute("SHOW COLUMNS FROM a.t")]
-        there = {row[0]: dict(zip(columns, row, strict=True)) for row in server.execute("SELECT * FROM a.t")}
+        there = {
+            row[0]: dict(zip(columns, row, strict=True))
+            for row in server.execute("SELECT * FROM a.t")
+        }
     assert {key: dict.fromkeys(columns) | row for key, row in told.items()} == there
 
 
 def last_values(feed: Feed) -> bytes:
     batches = [batch for _, batch in list(feed.target.batches)[-3:]]
-    return b"".join(value or b"" for batch in batches for value in batch.column("value").to_pylist())
+    return b"".join(
+        value or b"" for batch in batches for value in batch.column("value").to_pylist()
+    )
 
 
 def applied(feed: Feed) -> dict[str, dict[str, Any]]:
@@ -77,7 +90,10 @@ def statement(dice: random.Random) -> str:
     other = dice.choice("aAbBcC") + str(dice.randrange(KEYS))
     return dice.choice(
         [
-            f"REPLACE INTO t (k, v, w) VALUES ('{key}', {dice.randrange(99)}, REPEAT('{key}', {dice.randrange(60)}))",
+            (
+                f"REPLACE INTO t (k, v, w) VALUES ('{key}', {dice.randrange(99)}, REPEAT('{key}', "
+                f"{dice.randrange(60)}))"
+            ),
             f"INSERT IGNORE INTO t (k, v) VALUES ('{key}', 1), ('{other}', 2)",
             f"UPDATE t SET v = v + 1, w = NULL WHERE k >= '{key}' LIMIT 5",
             f"UPDATE t SET k = '{other}' WHERE k = '{key}'",
@@ -92,7 +108,9 @@ def disturb(server: MariaDb, dice: random.Random) -> None:
     with connection.cursor() as cursor:
         for _ in range(6):
             cursor.execute("SELECT SLEEP(%s)", (dice.uniform(0.05, 0.3),))
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'")
+            cursor.execute(
+                "SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'"
+            )
             for (number,) in cursor.fetchall():
                 with suppress(pymysql.OperationalError):  # it has ended by itself
                     cursor.execute(dice.choice([f"KILL {number}", "FLUSH LOGS"]))

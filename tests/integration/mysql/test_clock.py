@@ -1,4 +1,6 @@
-"""Transactions whose time is far from the clock: they neither move what follows nor keep a changefeed from resuming."""
+"""Transactions whose time is far from the clock:
+they neither move what follows nor keep a changefeed from resuming.
+"""
 
 import json
 import time
@@ -33,12 +35,24 @@ def now_ms() -> int:
 def test_one_time_in_the_future_moves_nothing_and_the_changefeed_resumes(tmp_path: Path) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
         server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)")
-        create = ["changefeed", "create", "-c", "f", "--sink-uri", "parquet:///lake", "--filter", "a.*"]
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "f",
+            "--sink-uri",
+            "parquet:///lake",
+            "--filter",
+            "a.*",
+        ]
         made = cluster.cli(*create, "--source-uri", server.uri)
         assert made["state"] == "normal", made
         lake = Lake(cluster, "f", made["start_ts"])
         server.execute(
-            "INSERT INTO a.t VALUES (1, 1)", IN_2037, "INSERT INTO a.t VALUES (2, 2)", "INSERT INTO a.t VALUES (3, 3)"
+            "INSERT INTO a.t VALUES (1, 1)",
+            IN_2037,
+            "INSERT INTO a.t VALUES (2, 2)",
+            "INSERT INTO a.t VALUES (3, 3)",
         )
         server.execute("INSERT INTO a.t VALUES (4, 4)")
         lake.follow(lambda tables: 4 in tables.get("a.t", {}))
@@ -47,7 +61,9 @@ def test_one_time_in_the_future_moves_nothing_and_the_changefeed_resumes(tmp_pat
         assert "max-clock-skew" in json.dumps(shown["warnings"]), shown
         assert "2037-01-01" in shown["warnings"][0]
         cluster.cli("changefeed", "pause", "-c", "f")
-        server.execute(IN_2037, "INSERT INTO a.t VALUES (5, 5)", NOW, "INSERT INTO a.t VALUES (6, 6)")
+        server.execute(
+            IN_2037, "INSERT INTO a.t VALUES (5, 5)", NOW, "INSERT INTO a.t VALUES (6, 6)"
+        )
         resumed = cluster.cli("changefeed", "resume", "-c", "f")
         assert "ErrStartTsInFuture" not in json.dumps(resumed), resumed
         lake.follow(lambda tables: 6 in tables.get("a.t", {}))
@@ -60,14 +76,19 @@ def test_one_time_in_the_future_moves_nothing_and_the_changefeed_resumes(tmp_pat
 
 
 async def test_a_second_reading_gives_the_same_commit_ts(meta: EtcdMeta) -> None:
-    """Behind odd times of all kinds; the second reading is at another present, and has what the first one decided."""
+    """Behind odd times of all kinds; the second reading is at another present,
+    and has what the first one decided.
+    """
     with running_mariadb() as server:
         server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)")
         offsets_s = [0, 3600, 0, 8, 12, 2, 10**7, -3600, 0, 11, 0]
         uri = f"{server.uri}?max-clock-skew=10s"
         async with following(uri, meta, "a.t") as feed:
             for number, offset_s in enumerate(offsets_s):
-                server.execute(f"SET timestamp={time.time() + offset_s}", f"INSERT INTO a.t VALUES ({number}, 0)")
+                server.execute(
+                    f"SET timestamp={time.time() + offset_s}",
+                    f"INSERT INTO a.t VALUES ({number}, 0)",
+                )
                 await feed.seen("a.t", number + 1)
             first = {row["id"]: row["_commit_ts"] for row in await feed.seen("a.t", len(offsets_s))}
             tables = [versions[0][1] for versions in feed.target.versions.values()]
@@ -99,9 +120,17 @@ async def test_a_log_that_is_hours_old_is_no_odd_log(meta: EtcdMeta) -> None:
         assert [row["_commit_ts"] for row in rows] == [compose(1000 * time_s) for time_s in times_s]
 
 
-async def test_a_log_file_that_was_begun_in_the_future_is_found_by_its_rows(mariadb: MariaDb) -> None:
+async def test_a_log_file_that_was_begun_in_the_future_is_found_by_its_rows(
+    mariadb: MariaDb,
+) -> None:
     with running_mariadb() as server:
-        server.execute("CREATE DATABASE a", IN_2037, "FLUSH BINARY LOGS", NOW, "CREATE TABLE a.t (id INT PRIMARY KEY)")
+        server.execute(
+            "CREATE DATABASE a",
+            IN_2037,
+            "FLUSH BINARY LOGS",
+            NOW,
+            "CREATE TABLE a.t (id INT PRIMARY KEY)",
+        )
         (first, *_), *_ = server.execute("SHOW BINARY LOGS")
         last = server.execute("SHOW MASTER STATUS")[0][0]
         server.execute(f"PURGE BINARY LOGS TO '{last}'")
@@ -111,15 +140,21 @@ async def test_a_log_file_that_was_begun_in_the_future_is_found_by_its_rows(mari
 
 
 async def test_a_replica_gives_the_same_commit_ts_behind_odd_times(meta: EtcdMeta) -> None:
-    """As after fail-over: another server, with the primary's GTIDs and times in a log of its own."""
+    """As after fail-over: another server, with the primary's GTIDs and times in a log of its
+    own.
+    """
     with running_mariadb() as primary, running_mariadb(server_id=2, primary=primary) as replica:
         primary.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)")
         async with following(primary.uri, meta, "a.t") as feed:
-            primary.execute("INSERT INTO a.t VALUES (1, 0)", IN_2037, "INSERT INTO a.t VALUES (2, 0)")
+            primary.execute(
+                "INSERT INTO a.t VALUES (1, 0)", IN_2037, "INSERT INTO a.t VALUES (2, 0)"
+            )
             primary.execute("INSERT INTO a.t VALUES (3, 0)")
             first = [row["_commit_ts"] for row in await feed.seen("a.t", 3)]
             tables = [versions[0][1] for versions in feed.target.versions.values()]
-        async with following(replica.uri, meta, "a.t", start_ts=feed.start_ts, tables=tables) as again:
+        async with following(
+            replica.uri, meta, "a.t", start_ts=feed.start_ts, tables=tables
+        ) as again:
             assert [row["_commit_ts"] for row in await again.seen("a.t", 3)] == first
         assert physical_ms(first[-1]) <= now_ms() + 1000
 

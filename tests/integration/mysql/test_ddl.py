@@ -1,4 +1,5 @@
-"""What DDL and other statements of a real log do, at the puller's output: tables by column identity, stops by name.
+"""What DDL and other statements of a real log do, at the puller's output:
+tables by column identity, stops by name.
 
 Each line was followed wrongly, in silence, while statements were read by verbs and names only.
 """
@@ -39,7 +40,11 @@ def columns_of(change: TableChange) -> dict[str, tuple[int, str | None]]:
 
 async def told(feed: Feed, database: str, server: MariaDb) -> Sequence[TableChange]:
     """All changes so far: a table of the end is awaited."""
-    server.execute("CREATE TABLE the_end (id INT PRIMARY KEY)", "INSERT INTO the_end VALUES (1)", database=database)
+    server.execute(
+        "CREATE TABLE the_end (id INT PRIMARY KEY)",
+        "INSERT INTO the_end VALUES (1)",
+        database=database,
+    )
     await feed.seen(f"{database}.the_end", 1)
     return feed.target.changes[:-1]
 
@@ -70,7 +75,10 @@ async def test_columns_are_followed_by_their_identity(
     name = mariadb.database()
     mariadb.execute(T, "INSERT INTO t VALUES (1, 1)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
-        start_ts, tables = feed.start_ts, [each for versions in feed.target.versions.values() for _, each in versions]
+        start_ts, tables = (
+            feed.start_ts,
+            [each for versions in feed.target.versions.values() for _, each in versions],
+        )
     mariadb.execute(*statements, database=name)
     async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=tables) as feed:
         changes = await told(feed, name, mariadb)
@@ -97,15 +105,23 @@ async def test_tables_that_end_or_are_replaced_are_told(
     mariadb.execute(f"CREATE TABLE {elsewhere}.other (k INT PRIMARY KEY)")
     mariadb.execute(T, "CREATE TABLE u (id INT PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
-        before = {table.name: table.span for versions in feed.target.versions.values() for _, table in versions}
+        before = {
+            table.name: table.span
+            for versions in feed.target.versions.values()
+            for _, table in versions
+        }
         mariadb.execute(statement.format(elsewhere=elsewhere), database=name)
         (change,) = await told(feed, name, mariadb)
     assert [change.dropped, change.truncated] == [
         tuple(f"{name}.{each}" for each in part) for part in (dropped, truncated)
     ]
     if "t" in dropped and "t" in truncated:
-        assert change.tables[0].span != before[f"{name}.t"], "rows of the old table are in the span of the new one"
-        assert min(number for number, _ in columns_of(change).values()) > 2, "ids of the old table are given out again"
+        assert change.tables[0].span != before[f"{name}.t"], (
+            "rows of the old table are in the span of the new one"
+        )
+        assert min(number for number, _ in columns_of(change).values()) > 2, (
+            "ids of the old table are given out again"
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,9 @@ async def test_what_a_statement_did_before_it_failed_is_followed(
 ) -> None:
     """A CREATE OR REPLACE that fails is in the log with its error, and its table is gone."""
     name = mariadb.database()
-    mariadb.execute(T, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO u VALUES (1), (2)", database=name)
+    mariadb.execute(
+        T, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO u VALUES (1), (2)", database=name
+    )
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         with pytest.raises(pymysql.Error):
             mariadb.execute(statement, database=name)
@@ -153,7 +171,12 @@ async def test_what_a_statement_did_before_it_failed_is_followed(
     ],
 )  # fmt: skip
 async def test_what_no_event_tells_stops_by_name(
-    mariadb: MariaDb, meta: EtcdMeta, tmp_path: Any, statement: str, expected: type[TidemarkError], message: str
+    mariadb: MariaDb,
+    meta: EtcdMeta,
+    tmp_path: Any,
+    statement: str,
+    expected: type[TidemarkError],
+    message: str,
 ) -> None:
     name, elsewhere = mariadb.database(), mariadb.database()
     mariadb.execute(
@@ -162,8 +185,10 @@ async def test_what_no_event_tells_stops_by_name(
         f"CREATE TABLE {elsewhere}.other (id INT PRIMARY KEY)",
         f"CREATE TABLE {elsewhere}.plain (id INT PRIMARY KEY)",
         f"CREATE VIEW {elsewhere}.vw AS SELECT * FROM t",
-        f"CREATE TRIGGER {elsewhere}.tr AFTER INSERT ON {elsewhere}.other FOR EACH ROW UPDATE {name}.t SET v = 9",
-        f"CREATE FUNCTION {elsewhere}.fn() RETURNS INT DETERMINISTIC BEGIN UPDATE {name}.t SET v = 9; RETURN 1; END",
+        f"CREATE TRIGGER {elsewhere}.tr AFTER INSERT ON {elsewhere}.other FOR EACH ROW UPDATE "
+        f"{name}.t SET v = 9",
+        f"CREATE FUNCTION {elsewhere}.fn() RETURNS INT DETERMINISTIC BEGIN UPDATE {name}.t SET v "
+        "= 9; RETURN 1; END",
         database=name,
     )
     (tmp_path / "rows").write_text("7\t7\n")
@@ -172,14 +197,22 @@ async def test_what_no_event_tells_stops_by_name(
     with pytest.RaisesGroup(pytest.RaisesExc(expected, match=message), flatten_subgroups=True):
         async with following(f"{mariadb.uri}?on-unclear-ddl=stop", meta, f"{name}.*") as feed:
             await asyncio.to_thread(
-                _run, mariadb, elsewhere if outside else name, [begun, written] if begun else [written]
+                _run,
+                mariadb,
+                elsewhere if outside else name,
+                [begun, written] if begun else [written],
             )
             await asyncio.wait_for(asyncio.wait([feed.task]), 200)
 
 
 def _run(server: MariaDb, database: str, statements: list[str]) -> None:
     connection = pymysql.connect(
-        host="127.0.0.1", port=server.port, user="root", database=database, autocommit=True, local_infile=True
+        host="127.0.0.1",
+        port=server.port,
+        user="root",
+        database=database,
+        autocommit=True,
+        local_infile=True,
     )
     try:
         with connection.cursor() as cursor:
@@ -189,7 +222,9 @@ def _run(server: MariaDb, database: str, statements: list[str]) -> None:
         connection.close()
 
 
-async def test_rows_of_other_tables_as_statements_stop_nothing(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_rows_of_other_tables_as_statements_stop_nothing(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     name, elsewhere = mariadb.database(), mariadb.database()
     mariadb.execute(T, f"CREATE TABLE {elsewhere}.plain (id INT PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
@@ -206,14 +241,22 @@ async def test_rows_of_other_tables_as_statements_stop_nothing(mariadb: MariaDb,
 async def test_an_alter_of_two_phases_that_fails_changes_nothing(meta: EtcdMeta) -> None:
     with running_mariadb("--binlog-alter-two-phase=ON") as server:
         name = server.database()
-        server.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", "INSERT INTO t VALUES (1,5),(2,5)", database=name)
+        server.execute(
+            "CREATE TABLE t (id INT PRIMARY KEY, a INT)",
+            "INSERT INTO t VALUES (1,5),(2,5)",
+            database=name,
+        )
         async with following(server.uri, meta, f"{name}.*") as feed:
             with pytest.raises(Exception, match="Duplicate"):
                 server.execute("ALTER TABLE t RENAME TO t2, ADD UNIQUE KEY (a)", database=name)
-            server.execute("ALTER TABLE t ADD b INT DEFAULT 7", "INSERT INTO t VALUES (3, 6, 8)", database=name)
+            server.execute(
+                "ALTER TABLE t ADD b INT DEFAULT 7", "INSERT INTO t VALUES (3, 6, 8)", database=name
+            )
             changes = await told(feed, name, server)
             rows = await feed.seen(f"{name}.t", 1)
-    assert [columns_of(change) for change in changes] == [{"id": (1, None), "a": (2, None), "b": (3, "7")}]
+    assert [columns_of(change) for change in changes] == [
+        {"id": (1, None), "a": (2, None), "b": (3, "7")}
+    ]
     assert [(row["id"], row["b"]) for row in rows] == [(3, 8)]
 
 

@@ -1,6 +1,8 @@
-"""A few random tables' lives, the tracker against a real server; longer by `python -m tests.fuzz.mysql.ddl`.
+"""A few random tables' lives, the tracker against a real server;
+longer by `python -m tests.fuzz.mysql.ddl`.
 
-The seeds are the same each time, as CI tells of a change and not of luck; TIDEMARK_TEST_EXPLORE=1 looks for others.
+The seeds are the same each time, as CI tells of a change and not of luck; TIDEMARK_TEST_EXPLORE=1
+looks for others.
 """
 
 import os
@@ -17,4 +19,6 @@ def test_what_the_tracker_says_of_random_ddl_is_what_the_server_has(mariadb: Mar
     print(f"first seed {seed}")
     told = lives(mariadb, 20, first=seed)
     print(told)
-    assert told["understood"] > told["unclear"], "most statements are followed without reading rows again"
+    assert told["understood"] > told["unclear"], (
+        "most statements are followed without reading rows again"
+    )

@@ -1,4 +1,5 @@
-"""Columns that are added with a DEFAULT, in all forms: rows that were there before hold what SELECT shows.
+"""Columns that are added with a DEFAULT, in all forms:
+rows that were there before hold what SELECT shows.
 
 What is certain is computed from the statement; else the table is read again. Nothing is left null.
 """
@@ -103,8 +104,12 @@ def default_of(field: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", range(CHUNKS))
-async def test_older_rows_hold_what_the_server_gives_them(mariadb: MariaDb, meta: EtcdMeta, part: int) -> None:
-    """A row that is written behind the DDL with the same DEFAULT is read from the log: all others must equal it."""
+async def test_older_rows_hold_what_the_server_gives_them(
+    mariadb: MariaDb, meta: EtcdMeta, part: int
+) -> None:
+    """A row that is written behind the DDL with the same DEFAULT is read from the log:
+    all others must equal it.
+    """
     forms = FORMS[part::CHUNKS]
     assert len(FORMS) == 79
     database = mariadb.database()
@@ -120,7 +125,9 @@ async def test_older_rows_hold_what_the_server_gives_them(mariadb: MariaDb, meta
             except pytest.skip.Exception:  # a MySQL lacks the form
                 mariadb.execute(f"ALTER TABLE {name} ADD c INT")
         mariadb.execute(*(f"UPDATE {name} SET id = 3 WHERE id = 2" for name in names))
-        await feed.until(lambda: len(feed.target.changes) == len(names) and not feed.target.holds.open_since)
+        await feed.until(
+            lambda: len(feed.target.changes) == len(names) and not feed.target.holds.open_since
+        )
         await feed.until(lambda: all(feed.rows_of(_span(feed, name)) for name in names))
         job = await DumpRecords(meta, "feed").job()
         reread = set(job.reasons) if job is not None else set()
@@ -136,7 +143,9 @@ async def test_older_rows_hold_what_the_server_gives_them(mariadb: MariaDb, meta
 
 
 def _span(feed: Feed, name: str) -> Any:
-    return next(span for span, versions in feed.target.versions.items() if versions[-1][1].name == name)
+    return next(
+        span for span, versions in feed.target.versions.items() if versions[-1][1].name == name
+    )
 
 
 def _ids(feed: Feed, name: str) -> set[int]:
@@ -144,8 +153,22 @@ def _ids(feed: Feed, name: str) -> set[int]:
 
 
 def older(feed: Feed, name: str, reread: set[str]) -> Any:
-    """What rows 1 and 3 hold, if that is not the same: the one was never written, the other one was, by the log."""
+    """What rows 1 and 3 hold, if that is not the same: the one was never written,
+    the other one was, by the log.
+    """
     span = _span(feed, name)
-    rows = {change["id"]: change.get("c") for change in feed.target.changes_of(span) if change["_op"] != "delete"}
-    held = rows.get(1) if name in reread else default_of(feed.target.versions[span][-1][1].mounter.schema.field("c"))
-    return None if 3 in rows and (1 in rows) == (name in reread) and repr(held) == repr(rows[3]) else (held, rows)
+    rows = {
+        change["id"]: change.get("c")
+        for change in feed.target.changes_of(span)
+        if change["_op"] != "delete"
+    }
+    held = (
+        rows.get(1)
+        if name in reread
+        else default_of(feed.target.versions[span][-1][1].mounter.schema.field("c"))
+    )
+    return (
+        None
+        if 3 in rows and (1 in rows) == (name in reread) and repr(held) == repr(rows[3])
+        else (held, rows)
+    )

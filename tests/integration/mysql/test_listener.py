@@ -1,4 +1,6 @@
-"""The dump's hook: keys, watermarks and DDL in the order of the log, and rows that it adds at a watermark."""
+"""The dump's hook: keys, watermarks and DDL in the order of the log,
+and rows that it adds at a watermark.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,12 +36,18 @@ class Recording:
         self.span = span
         self.seen.append(len(keys))
 
-    def watermark(self, values: Mapping[str, object], commit_ts: int) -> Sequence[tuple[Span, pa.RecordBatch]]:
-        self.seen.append((values["changefeed_id"], values["unique_identifier"], values["event_type"]))
+    def watermark(
+        self, values: Mapping[str, object], commit_ts: int
+    ) -> Sequence[tuple[Span, pa.RecordBatch]]:
+        self.seen.append(
+            (values["changefeed_id"], values["unique_identifier"], values["event_type"])
+        )
         if values["event_type"] != 2 or self.span is None:
             return ()
         key, value = self.row
-        return [(self.span, raw_batch([commit_ts], [commit_ts - 1], [INSERT], [key], [value], [None]))]
+        return [
+            (self.span, raw_batch([commit_ts], [commit_ts - 1], [INSERT], [key], [value], [None]))
+        ]
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
         self.moved.append((xid, waits))
@@ -53,7 +61,9 @@ async def test_a_listener_is_told_of_keys_watermarks_and_ddl_in_the_order_of_the
 ) -> None:
     name = mariadb.database()
     mariadb.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY)", "CREATE DATABASE IF NOT EXISTS changefeed_dump", database=name
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "CREATE DATABASE IF NOT EXISTS changefeed_dump",
+        database=name,
     )
     mariadb.execute(WATERMARKS)
     listener = Recording()
@@ -63,10 +73,30 @@ async def test_a_listener_is_told_of_keys_watermarks_and_ddl_in_the_order_of_the
         ((_, batch),) = feed.target.batches
         listener.row = (batch.column("key")[0].as_py(), batch.column("value")[0].as_py())
         mariadb.execute(
-            *(UPSERT.format("u1", 1), "UPDATE t SET id = 3 WHERE id = 2", "DELETE FROM t WHERE id = 1"),
-            *("BEGIN", "INSERT INTO t VALUES (4)", UPSERT.format("u1", 2), "INSERT INTO t VALUES (5)", "COMMIT"),
-            *("XA START 'a'", "INSERT INTO t VALUES (8)", "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'"),
-            *("INSERT INTO t VALUES (6)", "ALTER TABLE t ADD COLUMN x INT", "INSERT INTO t VALUES (7, 7)"),
+            *(
+                UPSERT.format("u1", 1),
+                "UPDATE t SET id = 3 WHERE id = 2",
+                "DELETE FROM t WHERE id = 1",
+            ),
+            *(
+                "BEGIN",
+                "INSERT INTO t VALUES (4)",
+                UPSERT.format("u1", 2),
+                "INSERT INTO t VALUES (5)",
+                "COMMIT",
+            ),
+            *(
+                "XA START 'a'",
+                "INSERT INTO t VALUES (8)",
+                "XA END 'a'",
+                "XA PREPARE 'a'",
+                "XA COMMIT 'a'",
+            ),
+            *(
+                "INSERT INTO t VALUES (6)",
+                "ALTER TABLE t ADD COLUMN x INT",
+                "INSERT INTO t VALUES (7, 7)",
+            ),
             database=name,
         )
         changes = await feed.seen(f"{name}.t", 11)
@@ -77,5 +107,9 @@ async def test_a_listener_is_told_of_keys_watermarks_and_ddl_in_the_order_of_the
         keys = [*keys, 0] if not isinstance(each, int) else [*keys[:-1], keys[-1] + each]
     assert listener.moved == [("61,", True), ("61,", False)]
     assert keys == [2, 5, 2, 1], "keys of a transaction are told before its watermark"
-    added = [change["_commit_ts"] for change in changes if change["_op"] == "insert" and change["id"] == 1][1]
+    added = [
+        change["_commit_ts"]
+        for change in changes
+        if change["_op"] == "insert" and change["id"] == 1
+    ][1]
     assert added == next(change["_commit_ts"] for change in changes if change["id"] == 4)

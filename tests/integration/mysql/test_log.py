@@ -1,4 +1,6 @@
-"""Rows of a real server's log reach the sorter's side as SELECT gives them, in commits of their transactions."""
+"""Rows of a real server's log reach the sorter's side as SELECT gives them,
+in commits of their transactions.
+"""
 
 import datetime as dt
 import itertools
@@ -33,12 +35,16 @@ async def test_every_type_comes_as_select_gives_it(mariadb: MariaDb, meta: EtcdM
     name = mariadb.database()
     mariadb.execute(ALL_TYPES, database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
-        mariadb.execute(f"INSERT INTO t VALUES {VALUES}", "INSERT INTO t (id) VALUES (7)", database=name)
+        mariadb.execute(
+            f"INSERT INTO t VALUES {VALUES}", "INSERT INTO t (id) VALUES (7)", database=name
+        )
         changes = await feed.seen(f"{name}.t", 2)
     columns = [column for column in changes[0] if not column.startswith("_")]
     assert columns[-1] == "inv", "invisible columns are in the log, too"
     quoted = ", ".join(f"`{column}`" for column in columns)
-    rows = mariadb.execute("SET time_zone='+00:00'", f"SELECT {quoted} FROM t ORDER BY id DESC", database=name)
+    rows = mariadb.execute(
+        "SET time_zone='+00:00'", f"SELECT {quoted} FROM t ORDER BY id DESC", database=name
+    )
     for change, row in zip(changes, rows, strict=True):
         for column, wanted in zip(columns, row, strict=True):
             assert plain(column, change[column]) == wanted, column
@@ -55,23 +61,43 @@ def plain(column: str, value: Any) -> Any:
     return value.ljust(8, b"\0") if column == "cb" and value is not None else value
 
 
-async def test_a_transaction_is_one_commit_and_its_order_is_that_of_the_log(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_a_transaction_is_one_commit_and_its_order_is_that_of_the_log(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
-            *("BEGIN", "INSERT INTO t VALUES (1, 1)", "SAVEPOINT a", "INSERT INTO t VALUES (2, 2)", "ROLLBACK TO a"),
+            *(
+                "BEGIN",
+                "INSERT INTO t VALUES (1, 1)",
+                "SAVEPOINT a",
+                "INSERT INTO t VALUES (2, 2)",
+                "ROLLBACK TO a",
+            ),
             *("INSERT INTO t VALUES (3, 3)", "UPDATE t SET v = 30 WHERE id = 3", "COMMIT"),
-            *("BEGIN", "INSERT INTO t VALUES (4, 4)", "ROLLBACK", "UPDATE t SET id = 5 WHERE id = 1"),
+            *(
+                "BEGIN",
+                "INSERT INTO t VALUES (4, 4)",
+                "ROLLBACK",
+                "UPDATE t SET id = 5 WHERE id = 1",
+            ),
             database=name,
         )
         changes = await feed.seen(f"{name}.t", 4)
-    assert brief(changes) == [("insert", 1, 1), ("insert", 3, 30), ("delete", 1, 1), ("insert", 5, 1)]
+    assert brief(changes) == [
+        ("insert", 1, 1),
+        ("insert", 3, 30),
+        ("delete", 1, 1),
+        ("insert", 5, 1),
+    ]
     first, second, third, fourth = (change["_commit_ts"] for change in changes)
     assert first == second < third == fourth
 
 
-async def test_rows_of_xa_transactions_come_when_they_are_committed(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_rows_of_xa_transactions_come_when_they_are_committed(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
@@ -82,10 +108,22 @@ async def test_rows_of_xa_transactions_come_when_they_are_committed(mariadb: Mar
             "XA PREPARE 'a b','1'",
             database=name,
         )
-        mariadb.execute("XA START 'r'", "INSERT INTO t VALUES (2, 2)", "XA END 'r'", "XA PREPARE 'r'", database=name)
-        mariadb.execute("INSERT INTO t VALUES (3, 3)", "XA ROLLBACK 'r'", "XA COMMIT 'a b','1'", database=name)
         mariadb.execute(
-            "XA START 'o'", "INSERT INTO t VALUES (4, 4)", "XA END 'o'", "XA COMMIT 'o' ONE PHASE", database=name
+            "XA START 'r'",
+            "INSERT INTO t VALUES (2, 2)",
+            "XA END 'r'",
+            "XA PREPARE 'r'",
+            database=name,
+        )
+        mariadb.execute(
+            "INSERT INTO t VALUES (3, 3)", "XA ROLLBACK 'r'", "XA COMMIT 'a b','1'", database=name
+        )
+        mariadb.execute(
+            "XA START 'o'",
+            "INSERT INTO t VALUES (4, 4)",
+            "XA END 'o'",
+            "XA COMMIT 'o' ONE PHASE",
+            database=name,
         )
         changes = await feed.seen(f"{name}.t", 3)
     assert brief(changes) == [("insert", 3, 3), ("insert", 1, 1), ("insert", 4, 4)]
@@ -97,13 +135,16 @@ async def test_compressed_events_are_read(meta: EtcdMeta) -> None:
         async with following(server.uri, meta, "a.*") as feed:
             server.execute(
                 "INSERT INTO a.t SELECT seq, REPEAT('x', 100) FROM seq_1_to_50",
-                "ALTER TABLE a.t ADD COLUMN w INT COMMENT 'a comment that is long enough to be compressed'",
+                "ALTER TABLE a.t ADD COLUMN w INT COMMENT 'a comment that is long enough to be "
+                "compressed'",
                 "UPDATE a.t SET w = id",
                 "DELETE FROM a.t WHERE id > 10",
                 database="a",
             )
             changes = await feed.seen("a.t", 140)
-        assert [change["_op"] for change in changes] == ["insert"] * 50 + ["update"] * 50 + ["delete"] * 40
+        assert [change["_op"] for change in changes] == ["insert"] * 50 + ["update"] * 50 + [
+            "delete"
+        ] * 40
         assert changes[60]["w"] == 11
         assert [change.query[:11] for change in feed.target.changes] == ["ALTER TABLE"]
 
@@ -115,10 +156,15 @@ async def test_an_event_beyond_16_mb_and_many_columns_are_read(meta: EtcdMeta) -
         server.execute(f"CREATE TABLE a.w (id INT PRIMARY KEY, {wide})")
         async with following(server.uri, meta, "a.*") as feed:
             server.execute("INSERT INTO a.w (id, c299) VALUES (1, 2)")
-            server.execute("INSERT INTO a.t VALUES (1, REPEAT('a', 16777216)), (2, REPEAT('b', 17000000))")
+            server.execute(
+                "INSERT INTO a.t VALUES (1, REPEAT('a', 16777216)), (2, REPEAT('b', 17000000))"
+            )
             changes = await feed.seen("a.t", 2)
             (row,) = await feed.seen("a.w", 1)
-    assert [(len(change["v"]), change["v"][-1:]) for change in changes] == [(16777216, b"a"), (17000000, b"b")]
+    assert [(len(change["v"]), change["v"][-1:]) for change in changes] == [
+        (16777216, b"a"),
+        (17000000, b"b"),
+    ]
     assert row["c299"] == 2
 
 
@@ -126,27 +172,51 @@ async def test_keys_that_differ_in_case_or_blanks_only_are_a_delete_and_an_inser
     mariadb: MariaDb, meta: EtcdMeta
 ) -> None:
     name = mariadb.database()
-    mariadb.execute("CREATE TABLE t (k VARCHAR(10) COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)", database=name)
+    mariadb.execute(
+        "CREATE TABLE t (k VARCHAR(10) COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)",
+        database=name,
+    )
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
-            *("INSERT INTO t VALUES ('Abc', 1)", "REPLACE INTO t VALUES ('aBC ', 2)", "UPDATE t SET k = 'abc'"),
+            *(
+                "INSERT INTO t VALUES ('Abc', 1)",
+                "REPLACE INTO t VALUES ('aBC ', 2)",
+                "UPDATE t SET k = 'abc'",
+            ),
             database=name,
         )
         changes = await feed.seen(f"{name}.t", 5)
     assert [(change["_op"], change["k"]) for change in changes] == [
-        *(("insert", "Abc"), ("delete", "Abc"), ("insert", "aBC "), ("delete", "aBC "), ("insert", "abc"))
+        *(
+            ("insert", "Abc"),
+            ("delete", "Abc"),
+            ("insert", "aBC "),
+            ("delete", "aBC "),
+            ("insert", "abc"),
+        )
     ]
 
 
 async def test_other_tables_pass_by(mariadb: MariaDb, meta: EtcdMeta) -> None:
     name = mariadb.database()
     mariadb.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE other (id INT)", "CREATE SEQUENCE s", database=name
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "CREATE TABLE other (id INT)",
+        "CREATE SEQUENCE s",
+        database=name,
     )
     async with following(mariadb.uri, meta, f"{name}.*", f"!{name}.other*") as feed:
         mariadb.execute(
-            *("INSERT INTO other VALUES (1)", "SELECT NEXTVAL(s)", "ALTER TABLE other ADD COLUMN x INT"),
-            *("CREATE TABLE other2 (id INT PRIMARY KEY)", "INSERT INTO other2 VALUES (1)", "INSERT INTO t VALUES (1)"),
+            *(
+                "INSERT INTO other VALUES (1)",
+                "SELECT NEXTVAL(s)",
+                "ALTER TABLE other ADD COLUMN x INT",
+            ),
+            *(
+                "CREATE TABLE other2 (id INT PRIMARY KEY)",
+                "INSERT INTO other2 VALUES (1)",
+                "INSERT INTO t VALUES (1)",
+            ),
             database=name,
         )
         await feed.seen(f"{name}.t", 1)
@@ -162,10 +232,14 @@ def brief(changes: list[Row]) -> list[tuple[str, Any, Any]]:
 async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_after_it(
     mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows are in the log before the place where the changefeed was made: the start waits for its end."""
+    """Its rows are in the log before the place where the changefeed was made:
+    the start waits for its end.
+    """
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
-    mariadb.execute("XA START 'a'", "INSERT INTO t VALUES (1, 1)", "XA END 'a'", "XA PREPARE 'a'", database=name)
+    mariadb.execute(
+        "XA START 'a'", "INSERT INTO t VALUES (1, 1)", "XA END 'a'", "XA PREPARE 'a'", database=name
+    )
     looks, prepared = itertools.count(), log.prepared_xids
 
     def look(session: Session) -> frozenset[str]:
@@ -188,7 +262,9 @@ async def test_what_is_prepared_for_long_before_the_start_is_told_when_it_commit
     monkeypatch.setattr(log, "_XA_WAIT_S", 0.2)
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
-    mariadb.execute("XA START 'b'", "INSERT INTO t VALUES (1, 1)", "XA END 'b'", "XA PREPARE 'b'", database=name)
+    mariadb.execute(
+        "XA START 'b'", "INSERT INTO t VALUES (1, 1)", "XA END 'b'", "XA PREPARE 'b'", database=name
+    )
 
     async def follow() -> None:
         async with following(mariadb.uri, meta, f"{name}.*") as feed:

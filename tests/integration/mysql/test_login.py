@@ -15,7 +15,12 @@ from server.puller.mysql.options import MySqlOptions
 
 PLUGIN = b"caching_sha2_password\0"
 GREETING = (
-    b"\x0a9.7.4\0" + struct.pack("<I", 8) + b"\x11" * 8 + b"\0\xff\xff\xff\x02\0\xff\xdf\x15" + bytes(10) + b"\x22" * 12
+    b"\x0a9.7.4\0"
+    + struct.pack("<I", 8)
+    + b"\x11" * 8
+    + b"\0\xff\xff\xff\x02\0\xff\xdf\x15"
+    + bytes(10)
+    + b"\x22" * 12
 ) + b"\0"
 ASKS_FOR_THE_PASSWORD = b"\x01\x04"
 """The server has no hash of it in its cache yet, so it wants all of it."""
@@ -50,7 +55,9 @@ def _packet(number: int, payload: bytes) -> bytes:
     return struct.pack("<I", len(payload) | number << 24) + payload
 
 
-def test_a_password_that_goes_by_tls_only_is_refused_with_the_option_that_helps(server: int, tmp_path: Path) -> None:
+def test_a_password_that_goes_by_tls_only_is_refused_with_the_option_that_helps(
+    server: int, tmp_path: Path
+) -> None:
     secret = tmp_path / "secret"
     secret.write_text("s3cret\n")
     uri = f"mysql://cdc@127.0.0.1:{server}?password-file={secret}"

@@ -1,4 +1,6 @@
-"""Columns that are called like ours: refused by name, or known to readers by another name, from log and dump alike."""
+"""Columns that are called like ours: refused by name, or known to readers by another name,
+from log and dump alike.
+"""
 
 import json
 from pathlib import Path
@@ -37,10 +39,14 @@ def test_a_column_that_is_called_like_one_of_ours(tmp_path: Path) -> None:
         cluster.cli("changefeed", "dumpstart", "-c", "f", "--verify")
         lake.follow(lambda tables: len(tables.get("a.t", {})) == 2)
         assert lake.tables["a.t"] == rows_of(server), "from the dump"
-        server.execute("UPDATE a.t SET _op = 'delete'", "INSERT INTO a.t VALUES (3, 3, 'x', 1, NULL)")
+        server.execute(
+            "UPDATE a.t SET _op = 'delete'", "INSERT INTO a.t VALUES (3, 3, 'x', 1, NULL)"
+        )
         lake.follow(lambda tables: 3 in tables["a.t"])
         assert lake.tables["a.t"] == rows_of(server), "from the log"
-        server.execute("ALTER TABLE a.t ADD `_SEQ` INT", "INSERT INTO a.t VALUES (4, 4, 'x', 1, NULL, 9)")
+        server.execute(
+            "ALTER TABLE a.t ADD `_SEQ` INT", "INSERT INTO a.t VALUES (4, 4, 'x', 1, NULL, 9)"
+        )
         stopped = wait_for_error(cluster, lake)
         assert "_SEQ" in stopped["message"], stopped
         assert 4 not in lake.tables["a.t"]

@@ -1,4 +1,6 @@
-"""A changefeed pauses, is removed, and ends with its capture within seconds, whatever its log waits for."""
+"""A changefeed pauses, is removed, and ends with its capture within seconds,
+whatever its log waits for.
+"""
 
 import contextlib
 import signal
@@ -25,8 +27,19 @@ def replicated(directory: Path, data: Path) -> Iterator[tuple[MariaDb, Cluster]]
     """A server, and a capture with a changefeed of its table that has read the log up to now."""
     flags = ("--memory-quota-bytes", str(QUOTA_BYTES), "--data-dir", str(data))
     with running_mariadb() as server, running_cluster(directory, *flags) as cluster:
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARBINARY(4096))")
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--filter", "shop.*"]
+        server.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARBINARY(4096))"
+        )
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--filter",
+            "shop.*",
+        ]
         made = cluster.cli(*create, "--source-uri", f"{server.uri}?idle-row-ms=500")
         assert made["state"] == "normal", made
         wait_for(lambda: query(cluster).resolved_ts > int(made["start_ts"]))
@@ -86,7 +99,10 @@ def pause(cluster: Cluster) -> None:
 
 @pytest.mark.timeout(600)
 def test_while_the_disk_is_full(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "48m") as disk, replicated(tmp_path, disk / "capture") as (server, cluster):
+    with (
+        small_disk(tmp_path / "disk", "48m") as disk,
+        replicated(tmp_path, disk / "capture") as (server, cluster),
+    ):
         (disk / "filler").write_bytes(bytes(40 << 20))
         write(server, 20)
         wait_for(lambda: waits_for_room(cluster))
@@ -95,7 +111,10 @@ def test_while_the_disk_is_full(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_capture_ends_while_the_disk_is_full(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "48m") as disk, replicated(tmp_path, disk / "capture") as (server, cluster):
+    with (
+        small_disk(tmp_path / "disk", "48m") as disk,
+        replicated(tmp_path, disk / "capture") as (server, cluster),
+    ):
         (disk / "filler").write_bytes(bytes(40 << 20))
         write(server, 20)
         wait_for(lambda: waits_for_room(cluster))

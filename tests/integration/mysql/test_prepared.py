@@ -1,4 +1,6 @@
-"""XA transactions that wait for their commit, more than a capture may hold: it spills them, and loses none of them."""
+"""XA transactions that wait for their commit, more than a capture may hold: it spills them,
+and loses none of them.
+"""
 
 import contextlib
 import time
@@ -35,7 +37,9 @@ class Replicated:
         value = "CONCAT(" + ", ".join(["RANDOM_BYTES(1024)"] * (ROW_BYTES // 1024)) + ")"
         insert = f"INSERT INTO shop.t SELECT seq, {value} FROM seq_{first}_to_{first + rows - 1}"
         xid = f"'x{number}'"
-        self.server.execute(f"XA START {xid}", insert, f"XA END {xid}", f"XA PREPARE {xid}", database="shop")
+        self.server.execute(
+            f"XA START {xid}", insert, f"XA END {xid}", f"XA PREPARE {xid}", database="shop"
+        )
 
     def end(self, number: int) -> None:
         """Commit those with an even number, roll the others back."""
@@ -56,7 +60,10 @@ class Replicated:
         """The rows that were read are those of the table, and nothing is held any more."""
         end = self.read_on()
         found = self.reader.read(self.start_ts, end, "shop.t")
-        seen = {key: zlib.crc32(v) for key, v in zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)}
+        seen = {
+            key: zlib.crc32(v)
+            for key, v in zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True)
+        }
         assert set(found["_op"].to_pylist()) <= {"insert"}
         assert seen == dict(self.server.execute("SELECT id, CRC32(v) FROM shop.t"))
         assert len(seen) == found.num_rows
@@ -68,8 +75,19 @@ def replicated(directory: Path, data: Path) -> Iterator[Replicated]:
     log = ("--innodb-log-file-size=128M", "--innodb-flush-log-at-trx-commit=0")
     flags = ("--memory-quota-bytes", str(QUOTA_MB << 20), "--data-dir", str(data))
     with running_mariadb(*log) as server, running_cluster(directory, *flags) as cluster:
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (id BIGINT PRIMARY KEY, v VARBINARY(8192))")
-        create = ["changefeed", "create", "-c", "shop", "--sink-uri", "parquet:///lake", "--filter", "shop.*"]
+        server.execute(
+            "CREATE DATABASE shop", "CREATE TABLE shop.t (id BIGINT PRIMARY KEY, v VARBINARY(8192))"
+        )
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "shop",
+            "--sink-uri",
+            "parquet:///lake",
+            "--filter",
+            "shop.*",
+        ]
         made = cluster.cli(*create, "--source-uri", f"{server.uri}?idle-row-ms=500")
         spilled = data / "sorter" / "shop" / "open-transactions"
         feed = Replicated(server, cluster, Reader(cluster, "shop"), int(made["start_ts"]), spilled)
@@ -87,12 +105,16 @@ def wait_for(get: Callable[[], Any]) -> Any:
 
 
 def peak_mb(pid: int) -> int:
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    fields = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
     return int(fields["VmHWM"].split()[0]) >> 10
 
 
 @pytest.mark.timeout(900)
-def test_many_that_are_prepared_take_disk_not_memory_and_end_as_they_should_across_a_kill(tmp_path: Path) -> None:
+def test_many_that_are_prepared_take_disk_not_memory_and_end_as_they_should_across_a_kill(
+    tmp_path: Path,
+) -> None:
     with replicated(tmp_path, tmp_path / "capture") as feed:
         before_mb = peak_mb(feed.cluster.capture.process.pid)
         for number in range(16):
@@ -114,15 +136,22 @@ def test_many_that_are_prepared_take_disk_not_memory_and_end_as_they_should_acro
 
 
 @pytest.mark.timeout(900)
-def test_a_full_disk_pauses_the_log_which_says_so_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "160m") as disk, replicated(tmp_path, disk / "capture") as feed:
+def test_a_full_disk_pauses_the_log_which_says_so_and_goes_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with (
+        small_disk(tmp_path / "disk", "160m") as disk,
+        replicated(tmp_path, disk / "capture") as feed,
+    ):
         filler = disk / "filler"
         filler.write_bytes(bytes(140 << 20))
         for number in range(4):
             feed.prepare(number, 2000)
 
         def disk_error() -> str:
-            return str(feed.cluster.cli("changefeed", "query", "-c", "shop")["holding"]["disk_error"])
+            return str(
+                feed.cluster.cli("changefeed", "query", "-c", "shop")["holding"]["disk_error"]
+            )
 
         assert "No space left" in wait_for(disk_error)
         filler.unlink()

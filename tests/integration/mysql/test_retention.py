@@ -24,24 +24,32 @@ from tests.integration.mysql.replica import following
 from tests.mariadb import running_mariadb
 
 
-async def test_the_time_left_counts_from_when_the_needed_file_was_written_last(meta: EtcdMeta) -> None:
+async def test_the_time_left_counts_from_when_the_needed_file_was_written_last(
+    meta: EtcdMeta,
+) -> None:
     with running_mariadb("--binlog-expire-logs-seconds=0") as server:
         options = MySqlOptions.of(SourceUri.parse(server.uri))
         retention = Retention("feed", options, meta)
         anchor = present(options)
         assert math.isinf(retention.left(anchor).left_s), "it keeps its log for ever"
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 5000")
-        assert retention.left(anchor).left_s == retention.left(anchor).kept_s == 5000, "the file that is written stays"
+        assert retention.left(anchor).left_s == retention.left(anchor).kept_s == 5000, (
+            "the file that is written stays"
+        )
         server.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
         for _ in range(2):
             assert 4000 < retention.left(anchor).left_s <= 5000
-        an_hour_ago = replace(anchor, file="of another server", ts=compose(int(time.time() - 3600) * 1000))
+        an_hour_ago = replace(
+            anchor, file="of another server", ts=compose(int(time.time() - 3600) * 1000)
+        )
         assert 400 < retention.left(an_hour_ago).left_s < 1500, "known by its time only"
 
 
 async def test_a_running_changefeed_tells_it_and_an_ended_one_does_not(meta: EtcdMeta) -> None:
     def shown() -> float | None:
-        return REGISTRY.get_sample_value("tidemark_mysql_log_seconds_until_purge", {"changefeed": "feed"})
+        return REGISTRY.get_sample_value(
+            "tidemark_mysql_log_seconds_until_purge", {"changefeed": "feed"}
+        )
 
     with running_mariadb("--binlog-expire-logs-seconds=5000") as server:
         async with following(server.uri, meta, "shop.*") as feed:

@@ -1,4 +1,6 @@
-"""Rows of a real MariaDB: what the log holds, what a prepared SELECT gives, and what the server prints are the same."""
+"""Rows of a real MariaDB: what the log holds, what a prepared SELECT gives,
+and what the server prints are the same.
+"""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -42,7 +44,9 @@ def session(mariadb: MariaDb) -> Any:
 
 def plain_log(mariadb: MariaDb, file: str, position: int) -> Events:
     """The events in the server's file from `position` on, and in those after it."""
-    files = sorted(path for path in (mariadb.directory / "data").glob("binlog.[0-9]*") if path.name >= file)
+    files = sorted(
+        path for path in (mariadb.directory / "data").glob("binlog.[0-9]*") if path.name >= file
+    )
     parts: list[bytes] = []
     for path in files:
         data = path.read_bytes()
@@ -71,15 +75,23 @@ def place(mariadb: MariaDb) -> tuple[str, int]:
     return Path(file).name, int(position)
 
 
-def changes_of(events: Events, name: str, *, one_commit: bool = False) -> tuple[Table, list[pa.RecordBatch]]:
+def changes_of(
+    events: Events, name: str, *, one_commit: bool = False
+) -> tuple[Table, list[pa.RecordBatch]]:
     maps = TableMaps(mariadb=not MYSQLD)
     commit_ts = np.arange(len(events), dtype=np.uint64) * np.uint64(not one_commit) + np.uint64(10)
     (rows,) = [group for group in maps.group(events) if group.table.name == name]
     table = rows.table.to_table(1, ["id"] if not rows.table.primary_key else None)
     plan = Plan.of(table)
     for least in (1, 1 << 30):
-        one, other = find_images(events, rows, plan.shape), find_images(events, rows, plan.shape, wave_rows_min=least)
-        assert all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("begin", "end", "event"))
+        one, other = (
+            find_images(events, rows, plan.shape),
+            find_images(events, rows, plan.shape, wave_rows_min=least),
+        )
+        assert all(
+            np.array_equal(getattr(one, part), getattr(other, part))
+            for part in ("begin", "end", "event")
+        )
     return table, [read_changes(events, rows, plan, commit_ts).batch]
 
 
@@ -98,8 +110,12 @@ def inserts(rows: pa.Array) -> pa.RecordBatch:
 
 
 def keys_of(table: Table, rows: pa.Array) -> pa.Array:
-    offsets = np.frombuffer(rows.buffers()[1], np.int32)[rows.offset : rows.offset + len(rows)].astype(np.int64)
-    data = Bytes(np.concatenate([np.frombuffer(rows.buffers()[2], np.uint8), np.zeros(8, np.uint8)]))
+    offsets = np.frombuffer(rows.buffers()[1], np.int32)[
+        rows.offset : rows.offset + len(rows)
+    ].astype(np.int64)
+    data = Bytes(
+        np.concatenate([np.frombuffer(rows.buffers()[2], np.uint8), np.zeros(8, np.uint8)])
+    )
     return binary_keys(data, offsets + 1, table.columns, Plan.of(table).key)
 
 
@@ -115,18 +131,28 @@ def test_every_column_type_is_the_same_from_the_log_from_select_and_as_the_serve
         row = {column: value for column, value in values.items() if column in known}
         columns = ", ".join(["id", *row])
         session.execute(
-            f"INSERT INTO {name} ({columns}) VALUES ({', '.join(['%s'] * (len(row) + 1))})", [number, *row.values()]
+            f"INSERT INTO {name} ({columns}) VALUES ({', '.join(['%s'] * (len(row) + 1))})",
+            [number, *row.values()],
         )
-    session.execute(f"UPDATE {name} SET g = LINESTRING(POINT(1, 2), POINT(3, 4)), p = POINT(0.5, -1) WHERE id = 1")
+    session.execute(
+        f"UPDATE {name} SET g = LINESTRING(POINT(1, 2), POINT(3, 4)), p = POINT(0.5, -1) WHERE id "
+        "= 1"
+    )
 
     table, (logged, *_) = changes_of(log_since(mariadb, *begin), name)
     mounter = MysqlMounter(table, database)
     from_log = mounter.mount(logged.take(pa.array([0, 3, 2])))
     from_select = mounter.mount(inserts(selected(session, name, table, "id")))
     for field in mounter.schema.names[4:]:
-        assert from_log[field].equals(from_select[field]), (field, from_log[field], from_select[field])
+        assert from_log[field].equals(from_select[field]), (
+            field,
+            from_log[field],
+            from_select[field],
+        )
     from_select.validate(full=True)
-    printed = session.execute(f"SELECT {', '.join(printing(column.name) for column in table.columns)} FROM {name}")
+    printed = session.execute(
+        f"SELECT {', '.join(printing(column.name) for column in table.columns)} FROM {name}"
+    )
     for number, row in enumerate(printed):
         for field, text in zip(mounter.schema.names[4:], row, strict=True):
             value = from_log[field][number].as_py()
@@ -193,17 +219,26 @@ KEYS = {
     "bit": ("k BIT(12)", ["0", "4095"], "1"),
     "double": ("k DOUBLE", ["0.1", "-1e300"], "1"),
     "float": ("k FLOAT", ["0.5", "0.1", "16777216"], "1"),
-    "composite": ("k VARCHAR(5), a INT UNSIGNED DEFAULT 7, c CHAR(3) DEFAULT 'x'", ["'a'", "''", "'ab'"], "'A'"),
+    "composite": (
+        "k VARCHAR(5), a INT UNSIGNED DEFAULT 7, c CHAR(3) DEFAULT 'x'",
+        ["'a'", "''", "'ab'"],
+        "'A'",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_a_row_has_the_same_key_in_the_log_and_in_select(mariadb: MariaDb, session: Session, kind: str) -> None:
+def test_a_row_has_the_same_key_in_the_log_and_in_select(
+    mariadb: MariaDb, session: Session, kind: str
+) -> None:
     columns, values, other = KEYS[kind]
     key = "a, k, c" if kind == "composite" else "k"
     database = mariadb.database()
     name = f"{database}.`keys`"
-    session.execute(f"CREATE TABLE {name} (before_it TEXT, {columns}, PRIMARY KEY ({key})) COLLATE utf8mb4_general_ci")
+    session.execute(
+        f"CREATE TABLE {name} (before_it TEXT, {columns}, PRIMARY KEY ({key})) COLLATE "
+        "utf8mb4_general_ci"
+    )
     begin = place(mariadb)
     session.execute(f"INSERT INTO {name} (k) VALUES {', '.join(f'({value})' for value in values)}")
     session.execute(f"UPDATE {name} SET k = {other} WHERE k = {values[0]}")
@@ -221,7 +256,10 @@ def test_a_row_has_the_same_key_in_the_log_and_in_select(mariadb: MariaDb, sessi
 
 def test_a_compressed_log_is_read_like_a_plain_one() -> None:
     with running_mariadb("--log-bin-compress=ON", "--log-bin-compress-min-len=10") as server:
-        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(100), w TEXT)")
+        server.execute(
+            "CREATE DATABASE shop",
+            "CREATE TABLE shop.t (id INT PRIMARY KEY, v VARCHAR(100), w TEXT)",
+        )
         begin = place(server)
         server.execute(
             "USE shop",
@@ -234,7 +272,9 @@ def test_a_compressed_log_is_read_like_a_plain_one() -> None:
         kinds = set(raw.types.tolist())
         assert {165, 166, 167, 168} <= kinds
         events = whole(raw)
-        queries = [Query.parse(events.body(int(number))).sql for number in events.of(EventType.QUERY)]
+        queries = [
+            Query.parse(events.body(int(number))).sql for number in events.of(EventType.QUERY)
+        ]
         assert any(sql.startswith("CREATE TABLE shop.much_longer") for sql in queries)
         _, (batch, *_) = changes_of(events, "shop.t")
         assert pc.value_counts(batch["op"]).to_pylist() == [
@@ -257,7 +297,9 @@ def test_images_without_all_columns_are_refused_by_name(mariadb: MariaDb) -> Non
         changes_of(log_since(mariadb, *begin), f"{database}.part")
 
 
-def test_events_beyond_16_mb_wide_tables_and_many_tables_of_one_transaction_are_read(mariadb: MariaDb) -> None:
+def test_events_beyond_16_mb_wide_tables_and_many_tables_of_one_transaction_are_read(
+    mariadb: MariaDb,
+) -> None:
     database = mariadb.database()
     columns = ", ".join(f"c{number} TINYINT" for number in range(300))
     begin = place(mariadb)
@@ -267,7 +309,8 @@ def test_events_beyond_16_mb_wide_tables_and_many_tables_of_one_transaction_are_
         "BEGIN",
         f"INSERT INTO {database}.wide (id, c7, c299) VALUES (1, 7, 9), (2, NULL, 1)",
         f"INSERT INTO {database}.large VALUES (1, REPEAT('x', 15000000)), (2, '')",
-        f"UPDATE {database}.large, {database}.wide SET large.id = 3, wide.c0 = 5 WHERE large.id = 1 AND wide.id = 1",
+        f"UPDATE {database}.large, {database}.wide SET large.id = 3, wide.c0 = 5 WHERE large.id = "
+        "1 AND wide.id = 1",
         "COMMIT",
     )
     events = log_since(mariadb, *begin)
@@ -289,7 +332,8 @@ def test_what_a_transaction_does_to_a_row_is_one_change(mariadb: MariaDb) -> Non
     database = mariadb.database()
     name = f"{database}.folded"
     mariadb.execute(
-        f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT)", f"INSERT INTO {name} VALUES (1, 1), (2, 2), (3, 3)"
+        f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT)",
+        f"INSERT INTO {name} VALUES (1, 1), (2, 2), (3, 3)",
     )
     begin = place(mariadb)
     mariadb.execute(

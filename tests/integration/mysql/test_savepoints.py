@@ -1,4 +1,6 @@
-"""Transactions with savepoints on a real server: what readers get equals SELECT, or the changefeed stops by name."""
+"""Transactions with savepoints on a real server: what readers get equals SELECT,
+or the changefeed stops by name.
+"""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -22,16 +24,25 @@ TABLES = (
     "CREATE TABLE a (a INT) ENGINE=Aria",
     "CREATE TABLE both_kinds (id INT PRIMARY KEY)",
     "CREATE TRIGGER tr AFTER INSERT ON both_kinds FOR EACH ROW INSERT INTO m VALUES (NEW.id)",
-    "CREATE PROCEDURE p(x INT) BEGIN SAVEPOINT p1; REPLACE INTO t VALUES (x, 1); ROLLBACK TO p1; END",
+    (
+        "CREATE PROCEDURE p(x INT) BEGIN SAVEPOINT p1; REPLACE INTO t VALUES (x, 1); ROLLBACK TO p1; "
+        "END"
+    ),
 )
 NAMES = ("`s1`", "S1", "`it``s`", "`a b`", '"quoted"', "`select`", "`é`")
 REFUSED = (1062, 1305, 1178, 1399)
-"""A key that is there, a savepoint that is not, one beside an Aria table, a statement within an XA transaction."""
+"""A key that is there, a savepoint that is not, one beside an Aria table,
+a statement within an XA transaction.
+"""
 END_ID = 1_000_000
 
 
 def state_of(feed: Feed) -> dict[Any, Any]:
-    (span,) = [span for span, versions in feed.target.versions.items() if versions[-1][1].record.table_name == "t"]
+    (span,) = [
+        span
+        for span, versions in feed.target.versions.items()
+        if versions[-1][1].record.table_name == "t"
+    ]
     rows: dict[Any, Any] = {}
     for change in feed.target.changes_of(span):
         if change["_op"] == "delete":
@@ -71,10 +82,14 @@ def run(cursor: Cursor, statement: str) -> None:
 
 
 def transaction(dice: random.Random, number: int) -> Iterator[str]:
-    """Rows between savepoints, with what makes the server log ROLLBACK TO: temporary tables, MyISAM and Aria tables."""
+    """Rows between savepoints, with what makes the server log ROLLBACK TO: temporary tables,
+    MyISAM and Aria tables.
+    """
     xid = f"'x{number}'"
     xa = dice.random() < 0.2
-    yield dice.choice(("SET sql_mode=DEFAULT", "SET sql_mode='ANSI_QUOTES'", "SET sql_mode='ORACLE'"))
+    yield dice.choice(
+        ("SET sql_mode=DEFAULT", "SET sql_mode='ANSI_QUOTES'", "SET sql_mode='ORACLE'")
+    )
     yield f"SET sql_quote_show_create={dice.randrange(2)}"
     yield f"SET binlog_direct_non_transactional_updates={dice.randrange(2)}"
     yield "DROP TEMPORARY TABLE IF EXISTS x"
@@ -114,7 +129,9 @@ def step(dice: random.Random) -> str:
         return dice.choice(rows)
     if kind < 0.6:
         return dice.choice(others)
-    return dice.choice((f"SAVEPOINT {name}", f"ROLLBACK TO {name}", f"ROLLBACK WORK TO SAVEPOINT {name}"))
+    return dice.choice(
+        (f"SAVEPOINT {name}", f"ROLLBACK TO {name}", f"ROLLBACK WORK TO SAVEPOINT {name}")
+    )
 
 
 SEEN_WRONG: Sequence[Sequence[str]] = (
@@ -138,7 +155,9 @@ async def test_rows_that_were_delivered_though_they_were_undone(
         log, position = mariadb.execute("SHOW MASTER STATUS")[0][
             :2
         ]  # events of other tests may be too large to be shown
-        mariadb.execute("BEGIN", "INSERT INTO t VALUES (11, 1)", *statements, "COMMIT", database=name)
+        mariadb.execute(
+            "BEGIN", "INSERT INTO t VALUES (11, 1)", *statements, "COMMIT", database=name
+        )
         events = mariadb.execute(f"SHOW BINLOG EVENTS IN '{log}' FROM {position}")
         assert any("ROLLBACK TO" in event[5] for event in events)
         await compare(mariadb, feed, name)
@@ -147,7 +166,10 @@ async def test_rows_that_were_delivered_though_they_were_undone(
 SET_BY_TRIGGER = (
     "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)",
     "CREATE TABLE a.u (a INT)",
-    "CREATE TRIGGER a.tr AFTER INSERT ON a.u FOR EACH ROW BEGIN SAVEPOINT s; INSERT INTO a.t VALUES (NEW.a, 1); END",
+    (
+        "CREATE TRIGGER a.tr AFTER INSERT ON a.u FOR EACH ROW BEGIN SAVEPOINT s; INSERT INTO a.t "
+        "VALUES (NEW.a, 1); END"
+    ),
 )
 OUTER = (
     "BEGIN", "INSERT INTO t VALUES (11, 1)", "CREATE TEMPORARY TABLE x (a INT)", "SAVEPOINT s",
@@ -161,8 +183,12 @@ async def follow_for_ever(server: MariaDb, meta: EtcdMeta) -> None:
         await feed.until(lambda: END_ID in state_of(feed))
 
 
-async def test_a_savepoint_that_a_trigger_may_have_set_stops_the_changefeed_by_name(meta: EtcdMeta) -> None:
-    """The server goes back to its session's savepoint; the log has one of the same name behind it."""
+async def test_a_savepoint_that_a_trigger_may_have_set_stops_the_changefeed_by_name(
+    meta: EtcdMeta,
+) -> None:
+    """The server goes back to its session's savepoint;
+    the log has one of the same name behind it.
+    """
     with running_mariadb() as server:
         server.execute("CREATE DATABASE a", *SET_BY_TRIGGER)
         with pytest.raises(BaseExceptionGroup) as stopped:
@@ -171,33 +197,66 @@ async def test_a_savepoint_that_a_trigger_may_have_set_stops_the_changefeed_by_n
         assert server.execute("SELECT id FROM a.t") == [(11,)]
 
 
-async def test_a_name_that_is_set_twice_moves_where_no_trigger_sets_savepoints(meta: EtcdMeta) -> None:
+async def test_a_name_that_is_set_twice_moves_where_no_trigger_sets_savepoints(
+    meta: EtcdMeta,
+) -> None:
     with running_mariadb() as server:
         server.execute("CREATE DATABASE a", *SET_BY_TRIGGER[:2])
         async with following(server.uri, meta, "a.t") as feed:
-            server.execute(*OUTER[:5], "SAVEPOINT S", "INSERT INTO t VALUES (13, 1)", *OUTER[6:], database="a")
+            server.execute(
+                *OUTER[:5], "SAVEPOINT S", "INSERT INTO t VALUES (13, 1)", *OUTER[6:], database="a"
+            )
             await compare(server, feed, "a")
         assert server.execute("SELECT id FROM a.t") == [(11,), (12,)]
 
 
 @pytest.mark.timeout(240)
 def test_rows_that_were_spilled_are_undone(tmp_path: Path) -> None:
-    """The transaction is larger than what is held of it, so its rows are at the sorter when they are undone."""
+    """The transaction is larger than what is held of it,
+    so its rows are at the sorter when they are undone.
+    """
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
-        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT, w LONGTEXT)")
-        create = ["changefeed", "create", "-c", "f", "--sink-uri", "parquet:///lake", "--filter", "a.*"]
+        server.execute(
+            "CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT, w LONGTEXT)"
+        )
+        create = [
+            "changefeed",
+            "create",
+            "-c",
+            "f",
+            "--sink-uri",
+            "parquet:///lake",
+            "--filter",
+            "a.*",
+        ]
         made = cluster.cli(*create, "--source-uri", server.uri)
         assert made["state"] == "normal", made
         lake = Lake(cluster, "f", made["start_ts"])
         server.execute("INSERT INTO a.t VALUES (1, 1, NULL)")
         many = "SELECT seq, 0, REPEAT('x', 1000000) FROM"
         server.execute(
-            *("BEGIN", "INSERT INTO t VALUES (2, 1, NULL)", "CREATE TEMPORARY TABLE x (a INT)", "SAVEPOINT s"),
-            *("DELETE FROM t WHERE id = 1", f"INSERT INTO t {many} seq_100_to_180", "SAVEPOINT inner_one"),
-            *("INSERT INTO t VALUES (3, 1, NULL)", "ROLLBACK TO s", "INSERT INTO t VALUES (4, 1, NULL)", "COMMIT"),
+            *(
+                "BEGIN",
+                "INSERT INTO t VALUES (2, 1, NULL)",
+                "CREATE TEMPORARY TABLE x (a INT)",
+                "SAVEPOINT s",
+            ),
+            *(
+                "DELETE FROM t WHERE id = 1",
+                f"INSERT INTO t {many} seq_100_to_180",
+                "SAVEPOINT inner_one",
+            ),
+            *(
+                "INSERT INTO t VALUES (3, 1, NULL)",
+                "ROLLBACK TO s",
+                "INSERT INTO t VALUES (4, 1, NULL)",
+                "COMMIT",
+            ),
             *("INSERT INTO t VALUES (9, 1, NULL)",),
             database="a",
         )
         lake.follow(lambda tables: 9 in tables.get("a.t", {}))
         assert sorted(lake.tables["a.t"]) == [1, 2, 4, 9]
-        assert "ErrMySQLTransactionTorn" in cluster.capture.log.read_text(), "it was given, and taken back"
+        assert "ErrMySQLTransactionTorn" in cluster.capture.log.read_text(), (
+            "it was given, and taken back"
+        )

@@ -1,4 +1,6 @@
-"""Schemas by place in the log: DDL are barriers, and rows get the columns that were true when they were written."""
+"""Schemas by place in the log: DDL are barriers,
+and rows get the columns that were true when they were written.
+"""
 
 import asyncio
 from typing import Any
@@ -17,13 +19,18 @@ from tests.integration.mysql.replica import Feed, Row, following
 from tests.mariadb import MariaDb
 
 
-async def test_a_ddl_read_late_still_gives_rows_their_columns(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_a_ddl_read_late_still_gives_rows_their_columns(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     """All is written before the log is read: the catalogue is three ALTERs ahead."""
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         await feed.until(lambda: bool(feed.target.resolved) or True)
-        start_ts, tables = feed.start_ts, [each for versions in feed.target.versions.values() for _, each in versions]
+        start_ts, tables = (
+            feed.start_ts,
+            [each for versions in feed.target.versions.values() for _, each in versions],
+        )
     mariadb.execute(
         *(
             "INSERT INTO t VALUES (1, 10)",
@@ -36,9 +43,17 @@ async def test_a_ddl_read_late_still_gives_rows_their_columns(mariadb: MariaDb, 
             "ALTER TABLE t DROP COLUMN b",
             "INSERT INTO t VALUES (4, 40, '2026-01-02')",
         ),
-        *("CREATE TABLE u (k VARCHAR(5) PRIMARY KEY)", "RENAME TABLE u TO w", "ALTER TABLE w ADD COLUMN n INT"),
+        *(
+            "CREATE TABLE u (k VARCHAR(5) PRIMARY KEY)",
+            "RENAME TABLE u TO w",
+            "ALTER TABLE w ADD COLUMN n INT",
+        ),
         *("INSERT INTO w VALUES ('a', 1)", "RENAME TABLE w TO v", "INSERT INTO v VALUES ('b', 2)"),
-        *("ALTER TABLE v DROP COLUMN n", "CREATE TABLE gone (id INT PRIMARY KEY)", "DROP TABLE gone"),
+        *(
+            "ALTER TABLE v DROP COLUMN n",
+            "CREATE TABLE gone (id INT PRIMARY KEY)",
+            "DROP TABLE gone",
+        ),
         database=name,
     )
     async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=tables) as feed:
@@ -59,10 +74,16 @@ async def test_a_table_that_is_found_under_a_later_name_has_its_own_until_then(
 ) -> None:
     """A statement that does not tell the columns, then names that change places, read late."""
     name = mariadb.database()
-    tables = ("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "CREATE TABLE b (id INT PRIMARY KEY, v VARCHAR(9))")
+    tables = (
+        "CREATE TABLE a (id INT PRIMARY KEY, v INT)",
+        "CREATE TABLE b (id INT PRIMARY KEY, v VARCHAR(9))",
+    )
     mariadb.execute(*tables, "INSERT INTO b VALUES (10, 'x')", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
-        start_ts, begun = feed.start_ts, [each for versions in feed.target.versions.values() for _, each in versions]
+        start_ts, begun = (
+            feed.start_ts,
+            [each for versions in feed.target.versions.values() for _, each in versions],
+        )
     mariadb.execute(
         "ALTER TABLE b CONVERT TO CHARACTER SET latin1, MODIFY v VARCHAR(30)",
         *("INSERT INTO a VALUES (1, 1)", "RENAME TABLE a TO tmp, b TO a, tmp TO b"),
@@ -72,15 +93,21 @@ async def test_a_table_that_is_found_under_a_later_name_has_its_own_until_then(
     async with following(mariadb.uri, meta, f"{name}.*", start_ts=start_ts, tables=begun) as feed:
         assert {row["id"] for row in await feed.seen(f"{name}.b", 2)} == {1, 3}
         assert {row["id"] for row in await feed.seen(f"{name}.a", 1)} <= {2, 10}
-        assert [sorted(table.name for table in change.tables) for change in feed.target.changes] == [
+        assert [
+            sorted(table.name for table in change.tables) for change in feed.target.changes
+        ] == [
             [f"{name}.b"],
             [f"{name}.a", f"{name}.b"],
         ]
 
 
-async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_renames_truncations_and_drops_are_told_by_name(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     name = mariadb.database()
-    mariadb.execute("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", database=name)
+    mariadb.execute(
+        "CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)", database=name
+    )
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
             *(
@@ -89,7 +116,11 @@ async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, 
                 "ALTER TABLE b RENAME TO c",
                 "DROP TABLE a",
             ),
-            *("CREATE TABLE a LIKE c", "INSERT INTO a VALUES (1)", "CREATE OR REPLACE TABLE a (k INT PRIMARY KEY)"),
+            *(
+                "CREATE TABLE a LIKE c",
+                "INSERT INTO a VALUES (1)",
+                "CREATE OR REPLACE TABLE a (k INT PRIMARY KEY)",
+            ),
             *("CREATE TABLE s AS SELECT 1 AS x", "CREATE TABLE r (PRIMARY KEY (x)) SELECT 2 AS x"),
             *("CREATE TABLE IF NOT EXISTS c (other INT)", "ALTER TABLE c COMMENT 'as it was'"),
             database=name,
@@ -112,14 +143,25 @@ async def test_renames_truncations_and_drops_are_told_by_name(mariadb: MariaDb, 
         (["a"], ["a"], ["a"]),
         (["r"], [], []),
     ]
-    spans = {span.table_id: [table.name.split(".")[1] for _, table in it] for span, it in feed.target.versions.items()}
+    spans = {
+        span.table_id: [table.name.split(".")[1] for _, table in it]
+        for span, it in feed.target.versions.items()
+    }
     assert sorted(spans.values()) == [["a"], ["a"], ["a", "b", "c"], ["b", "a"], ["r"]]
 
 
-async def test_without_tables_the_changefeed_goes_on_with_the_log(mariadb: MariaDb, meta: EtcdMeta) -> None:
-    """Else its checkpoint would stay where its last table was dropped, until the log is purged there."""
+async def test_without_tables_the_changefeed_goes_on_with_the_log(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    """Else its checkpoint would stay where its last table was dropped,
+    until the log is purged there.
+    """
     name = mariadb.database()
-    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)", database=name)
+    mariadb.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY)",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        database=name,
+    )
     async with following(mariadb.uri, meta, f"{name}.t*") as feed:
         mariadb.execute("INSERT INTO t VALUES (1)", database=name)
         await feed.seen(f"{name}.t", 1)
@@ -131,11 +173,15 @@ async def test_without_tables_the_changefeed_goes_on_with_the_log(mariadb: Maria
         without_ts = feed.target.barrier_ts
         mariadb.execute("INSERT INTO other VALUES (1)", database=name)
         await feed.until(lambda: feed.target.barrier_ts > without_ts)
-        mariadb.execute("CREATE TABLE t2 (id INT PRIMARY KEY)", "INSERT INTO t2 VALUES (7)", database=name)
+        mariadb.execute(
+            "CREATE TABLE t2 (id INT PRIMARY KEY)", "INSERT INTO t2 VALUES (7)", database=name
+        )
         (row,) = await feed.seen(f"{name}.t2", 1)
         await feed.until(lambda: feed.target.barrier_ts >= row["_commit_ts"])
         start_ts = feed.target.barrier_ts
-    async with following(mariadb.uri, meta, f"{name}.nothing", start_ts=start_ts, tables=[]) as feed:
+    async with following(
+        mariadb.uri, meta, f"{name}.nothing", start_ts=start_ts, tables=[]
+    ) as feed:
         await feed.until(lambda: feed.target.barrier_ts >= start_ts)
 
 
@@ -149,27 +195,47 @@ async def test_an_online_schema_change_by_a_ghost_table_keeps_the_table(
     async with following(mariadb.uri, meta, *rules) as feed:
         (before,) = feed.target.versions
         mariadb.execute(
-            *("INSERT INTO t VALUES (1, 1)", "CREATE TABLE _t_gho LIKE t", "ALTER TABLE _t_gho ADD COLUMN b INT"),
+            *(
+                "INSERT INTO t VALUES (1, 1)",
+                "CREATE TABLE _t_gho LIKE t",
+                "ALTER TABLE _t_gho ADD COLUMN b INT",
+            ),
             *(
                 "INSERT INTO _t_gho SELECT id, a, 7 FROM t",
                 "UPDATE t SET a = 2",
                 "REPLACE INTO _t_gho VALUES (1, 2, 7)",
             ),
-            *("RENAME TABLE t TO _t_del, _t_gho TO t", "INSERT INTO t VALUES (2, 2, 2)", "DROP TABLE _t_del"),
+            *(
+                "RENAME TABLE t TO _t_del, _t_gho TO t",
+                "INSERT INTO t VALUES (2, 2, 2)",
+                "DROP TABLE _t_del",
+            ),
             *("UPDATE t SET a = 9 WHERE id = 2",),
             database=name,
         )
         rows = await feed.seen(f"{name}.t", 4)
     assert user_columns(rows[-1]) == {"id": 2, "a": 9, "b": 2}
-    (after,) = [span for span, versions in feed.target.versions.items() if versions[-1][1].name == f"{name}.t"]
-    assert (after == before) is not captured_ghost, "the table is what it was, or what the ghost was"
+    (after,) = [
+        span
+        for span, versions in feed.target.versions.items()
+        if versions[-1][1].name == f"{name}.t"
+    ]
+    assert (after == before) is not captured_ghost, (
+        "the table is what it was, or what the ghost was"
+    )
 
 
-async def test_columns_that_no_statement_told_of_are_taken_from_the_rows(mariadb: MariaDb, meta: EtcdMeta) -> None:
+async def test_columns_that_no_statement_told_of_are_taken_from_the_rows(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY)", database=name)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
-        hidden = ["SET sql_log_bin=0", "ALTER TABLE t ADD COLUMN a INT", "CREATE TABLE n (id INT PRIMARY KEY, x INT)"]
+        hidden = [
+            "SET sql_log_bin=0",
+            "ALTER TABLE t ADD COLUMN a INT",
+            "CREATE TABLE n (id INT PRIMARY KEY, x INT)",
+        ]
         mariadb.execute("INSERT INTO t VALUES (1)", database=name)
         mariadb.execute(*hidden, database=name)
         mariadb.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO n VALUES (1, 5)", database=name)
@@ -190,9 +256,14 @@ async def test_what_would_lose_rows_stops_with_its_name(
     mariadb: MariaDb, meta: EtcdMeta, statements: list[str], expected: type[TidemarkError]
 ) -> None:
     name = mariadb.database()
-    partitions = "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN MAXVALUE)"
+    partitions = (
+        "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS "
+        "THAN MAXVALUE)"
+    )
     mariadb.execute(f"CREATE TABLE t (id INT PRIMARY KEY) {partitions}", database=name)
-    with pytest.RaisesGroup(pytest.RaisesExc(expected, match="binlog\\.|partitions"), flatten_subgroups=True):
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(expected, match="binlog\\.|partitions"), flatten_subgroups=True
+    ):
         async with following(f"{mariadb.uri}?on-unclear-ddl=stop", meta, f"{name}.*") as feed:
             mariadb.execute("INSERT INTO t VALUES (1), (11)", *statements, database=name)
             await asyncio.wait_for(asyncio.wait([feed.task]), 200)
@@ -218,22 +289,41 @@ ADD clock TIME(2) DEFAULT '-01:02:03', ADD flags SET('a','b','c') DEFAULT 'c,a',
 ADD ratio DOUBLE DEFAULT 1e-3, ADD never DATE NOT NULL, ADD note TEXT, ADD words TEXT NOT NULL, ADD later INT"""
 
 
-async def test_what_older_rows_hold_in_added_columns_is_what_the_server_shows(mariadb: MariaDb, meta: EtcdMeta) -> None:
-    """An update of a row from before gives its image with all columns, after the default was changed."""
+async def test_what_older_rows_hold_in_added_columns_is_what_the_server_shows(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    """An update of a row from before gives its image with all columns,
+    after the default was changed.
+    """
     name = mariadb.database()
-    mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT)", "INSERT INTO t VALUES (1, 1)", database=name)
+    mariadb.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT)", "INSERT INTO t VALUES (1, 1)", database=name
+    )
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute(
-            *("SET sql_mode=''", _ADDED, "ALTER TABLE t ALTER status SET DEFAULT 'it''s'", "UPDATE t SET a = 2"),
+            *(
+                "SET sql_mode=''",
+                _ADDED,
+                "ALTER TABLE t ALTER status SET DEFAULT 'it''s'",
+                "UPDATE t SET a = 2",
+            ),
             database=name,
         )
         row = (await feed.seen(f"{name}.t", 1))[-1]
         schema = last_schema(feed, f"{name}.t")
     told = defaults_of(schema)
-    shown = {column: scalar(value, schema.field(column).type).as_py() for column, value in told.items()}
-    added = {column: value for column, value in user_columns(row).items() if column not in ("id", "a")}
+    shown = {
+        column: scalar(value, schema.field(column).type).as_py() for column, value in told.items()
+    }
+    added = {
+        column: value for column, value in user_columns(row).items() if column not in ("id", "a")
+    }
     assert added == dict.fromkeys(added) | shown
-    assert {column for column, value in added.items() if value is None} == {"never", "note", "later"}
+    assert {column for column, value in added.items() if value is None} == {
+        "never",
+        "note",
+        "later",
+    }
 
 
 def tables_named(name: str) -> Any:
@@ -273,19 +363,32 @@ async def test_rows_that_a_foreign_key_changes_are_refused_by_name_as_no_event_h
     mariadb.execute(
         "CREATE TABLE p (id INT PRIMARY KEY)",
         f"CREATE TABLE child (id INT PRIMARY KEY, p INT, {key} ON DELETE CASCADE)",
-        "CREATE TABLE kept (id INT PRIMARY KEY, p INT, CONSTRAINT theirs FOREIGN KEY (p) REFERENCES p (id))",
+        "CREATE TABLE kept (id INT PRIMARY KEY, p INT, CONSTRAINT theirs FOREIGN KEY (p) "
+        "REFERENCES p (id))",
         database=name,
     )
     source = MySqlSource("feed", MySqlOptions.of(SourceUri.parse(mariadb.uri)), meta)
-    records = {record.table_name: record for record in await source.snapshot(0) if record.schema_name == name}
+    records = {
+        record.table_name: record
+        for record in await source.snapshot(0)
+        if record.schema_name == name
+    }
     with pytest.raises(
-        TableIneligibleError, match=r"child cannot be replicated: .*ours \(ON DELETE CASCADE .*RESTRICT"
+        TableIneligibleError,
+        match=r"child cannot be replicated: .*ours \(ON DELETE CASCADE .*RESTRICT",
     ):
         source.table(records["child"])
     assert source.table(records["kept"]).name == f"{name}.kept"
-    kept = "ALTER TABLE kept DROP FOREIGN KEY theirs, ADD CONSTRAINT other FOREIGN KEY (p) REFERENCES p (id)"
-    with pytest.RaisesGroup(pytest.RaisesExc(TableIneligibleError, match="ON UPDATE SET"), flatten_subgroups=True):
+    kept = (
+        "ALTER TABLE kept DROP FOREIGN KEY theirs, ADD CONSTRAINT other FOREIGN KEY (p) "
+        "REFERENCES p (id)"
+    )
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(TableIneligibleError, match="ON UPDATE SET"), flatten_subgroups=True
+    ):
         async with following(mariadb.uri, meta, f"{name}.kept") as feed:
             feed.target.table = source.table  # type: ignore[method-assign]  # as without --ignore-ineligible-table
-            mariadb.execute(f"{kept} ON UPDATE SET NULL", "INSERT INTO kept VALUES (1, NULL)", database=name)
+            mariadb.execute(
+                f"{kept} ON UPDATE SET NULL", "INSERT INTO kept VALUES (1, NULL)", database=name
+            )
             await asyncio.wait_for(asyncio.wait([feed.task]), 200)

@@ -1,6 +1,8 @@
-"""Random lives of tables, from the server through a capture to a lake; longer by `python -m tests.fuzz.mysql.whole`.
+"""Random lives of tables, from the server through a capture to a lake;
+longer by `python -m tests.fuzz.mysql.whole`.
 
-The seeds are the same each time, as CI tells of a change and not of luck; TIDEMARK_TEST_EXPLORE=1 looks for others.
+The seeds are the same each time, as CI tells of a change and not of luck; TIDEMARK_TEST_EXPLORE=1
+looks for others.
 """
 
 import itertools

@@ -12,7 +12,10 @@ from server.play.playground import TABLES, PlayConfig, hints
 from server.play.shell import write_shell
 from tests.ports import free_port
 
-GOODS = "SELECT (SELECT sum(stock) FROM shop.products) + (SELECT coalesce(sum(quantity), 0) FROM shop.orders)"
+GOODS = (
+    "SELECT (SELECT sum(stock) FROM shop.products) + (SELECT coalesce(sum(quantity), 0) FROM "
+    "shop.orders)"
+)
 
 
 async def test_the_shop_trades_and_a_second_run_finds_it_again(tmp_path):
@@ -44,13 +47,23 @@ def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch
     write_shell(tmp_path / "sql", lake, TABLES)
     subprocess.run(["sh", "-n", tmp_path / "sql"], check=True)
     tables = (tmp_path / "spark" / "tables.sql").read_text()
-    assert f"CREATE TABLE shop.orders USING delta LOCATION '{tmp_path}/Ada\\'s lake/shop/orders';" in tables
-    assert f"spark.jars {tmp_path}/delta.jar" in (tmp_path / "spark" / "spark-defaults.conf").read_text()
+    assert (
+        f"CREATE TABLE shop.orders USING delta LOCATION '{tmp_path}/Ada\\'s lake/shop/orders';"
+        in tables
+    )
+    assert (
+        f"spark.jars {tmp_path}/delta.jar"
+        in (tmp_path / "spark" / "spark-defaults.conf").read_text()
+    )
 
 
 def test_the_hints_name_what_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = hints(tmp_path / "data" / "play", PlayConfig(), {"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"})
+    shown = hints(
+        tmp_path / "data" / "play",
+        PlayConfig(),
+        {"capture": "127.0.0.1:1", "coordinator": "127.0.0.1:2"},
+    )
     assert '  data/play/sql -e "SELECT status' in shown
     assert "-P 3316" in shown
     assert "cli --server 127.0.0.1:1 --pd 127.0.0.1:2 verify -c shop" in shown

@@ -1,4 +1,6 @@
-"""The pump as a process beside a coordinator: registry, heartbeats, kill -9, SIGTERM, and starts that must fail."""
+"""The pump as a process beside a coordinator: registry, heartbeats, kill -9, SIGTERM,
+and starts that must fail.
+"""
 
 import asyncio
 import contextlib
@@ -67,13 +69,30 @@ async def started(*argv: str) -> AsyncIterator[Daemon]:
 @pytest.fixture
 async def coordinator(tmp_path: Path) -> AsyncIterator[str]:
     metadata = f"leveldb:{tmp_path / 'metadata'}"
-    argv = ("coordinator", "--addr", "127.0.0.1:0", "--metadata", metadata, "--cluster-id", str(CLUSTER_ID))
+    argv = (
+        "coordinator",
+        "--addr",
+        "127.0.0.1:0",
+        "--metadata",
+        metadata,
+        "--cluster-id",
+        str(CLUSTER_ID),
+    )
     async with started(*argv) as daemon:
         yield daemon.endpoints["coordinator"]
 
 
 def pump_argv(coordinator: str, data_dir: Path, *more: str) -> tuple[str, ...]:
-    return ("pump", "--addr", "127.0.0.1:0", "--coordinator", coordinator, "--data-dir", str(data_dir), *more)
+    return (
+        "pump",
+        "--addr",
+        "127.0.0.1:0",
+        "--coordinator",
+        coordinator,
+        "--data-dir",
+        str(data_dir),
+        *more,
+    )
 
 
 async def entry_of(coordinator: str) -> dict:
@@ -106,10 +125,14 @@ class Client:
 
     async def pair(self, start_ts: int) -> None:
         await self.write(prewrite(start_ts))
-        await self.write(binlog_pb2.Binlog(tp=1, start_ts=start_ts, commit_ts=start_ts + 5).SerializeToString())
+        await self.write(
+            binlog_pb2.Binlog(tp=1, start_ts=start_ts, commit_ts=start_ts + 5).SerializeToString()
+        )
 
     async def pull(self, last_ts: int = 0) -> AsyncIterator[binlog_pb2.Binlog]:
-        request = pump_pb2.PullBinlogReq(clusterID=CLUSTER_ID, startFrom=pump_pb2.Pos(offset=last_ts))
+        request = pump_pb2.PullBinlogReq(
+            clusterID=CLUSTER_ID, startFrom=pump_pb2.Pos(offset=last_ts)
+        )
         stream = self._stub.PullBinlogs(request)
         try:
             async for answer in stream:
@@ -119,7 +142,9 @@ class Client:
 
 
 def prewrite(start_ts: int) -> bytes:
-    return binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_value=b"v%d" % start_ts).SerializeToString()
+    return binlog_pb2.Binlog(
+        tp=0, start_ts=start_ts, prewrite_value=b"v%d" % start_ts
+    ).SerializeToString()
 
 
 @asynccontextmanager
@@ -128,10 +153,16 @@ async def client_of(daemon: Daemon) -> AsyncIterator[Client]:
         yield Client(channel)
 
 
-async def test_an_idle_pump_is_online_and_sends_heartbeats_until_it_is_paused(coordinator: str, tmp_path: Path) -> None:
+async def test_an_idle_pump_is_online_and_sends_heartbeats_until_it_is_paused(
+    coordinator: str, tmp_path: Path
+) -> None:
     async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump:
         entry = await entry_of(coordinator)
-        assert (entry["state"], entry["host"], entry["isAlive"]) == ("online", pump.endpoints["pump"], False)
+        assert (entry["state"], entry["host"], entry["isAlive"]) == (
+            "online",
+            pump.endpoints["pump"],
+            False,
+        )
         async with client_of(pump) as client, PdClient.open(coordinator) as pd:
             before_ts = await pd.tso()
             heartbeats = client.pull(before_ts)
@@ -147,20 +178,29 @@ async def test_an_idle_pump_is_online_and_sends_heartbeats_until_it_is_paused(co
 
 
 async def test_a_reader_does_not_delay_the_end(coordinator: str, tmp_path: Path) -> None:
-    async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump, client_of(pump) as client:
+    async with (
+        started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump,
+        client_of(pump) as client,
+    ):
         heartbeats = client.pull()
         await anext(heartbeats)
         async with asyncio.timeout(60):
             assert await pump.end() == 0
-        with pytest.raises(grpc.aio.AioRpcError, match="ErrPumpClosed"):  # it was sent away, not waited for
+        with pytest.raises(
+            grpc.aio.AioRpcError, match="ErrPumpClosed"
+        ):  # it was sent away, not waited for
             async for _ in heartbeats:
                 pass
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_a_killed_pump_has_every_acknowledged_pair(coordinator: str, tmp_path: Path, seed: int) -> None:
+async def test_a_killed_pump_has_every_acknowledged_pair(
+    coordinator: str, tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
-    argv = pump_argv(coordinator, tmp_path / "pump", "--segment-bytes", "20000", "--fake-binlog-seconds", "3600")
+    argv = pump_argv(
+        coordinator, tmp_path / "pump", "--segment-bytes", "20000", "--fake-binlog-seconds", "3600"
+    )
     acknowledged: set[int] = set()
     tried: set[int] = set()
     enough, moment = rng.randrange(200, 600), asyncio.Event()
@@ -186,12 +226,15 @@ async def test_a_killed_pump_has_every_acknowledged_pair(coordinator: str, tmp_p
         for start_ts in tried - acknowledged:
             await client.pair(start_ts)
         await client.write(fake(1 << 41))
-        # What is written again commits late, which TiDB's transactions never do: wait until all is indexed.
+        # What is written again commits late, which TiDB's transactions never do: wait until all is
+        # indexed.
         await anext(client.pull((1 << 41) - 1))
         found = [binlog async for binlog in until(client, 1 << 41)]
     commits = [binlog.commit_ts for binlog in found]
     assert commits == sorted(commits)
-    assert {binlog.start_ts: binlog.prewrite_value for binlog in found[:-1]} == {ts: b"v%d" % ts for ts in tried}
+    assert {binlog.start_ts: binlog.prewrite_value for binlog in found[:-1]} == {
+        ts: b"v%d" % ts for ts in tried
+    }
 
 
 async def until(client: Client, commit_ts: int) -> AsyncIterator[binlog_pb2.Binlog]:
@@ -207,9 +250,22 @@ async def test_a_restarted_pump_keeps_its_name(coordinator: str, tmp_path: Path)
             assert (await entry_of(coordinator))["host"] == pump.endpoints["pump"]
 
 
-async def test_gc_gives_disk_space_back_and_readers_below_it_are_told(coordinator: str, tmp_path: Path) -> None:
-    more = ("--segment-bytes", "1000", "--gc-retention-seconds", "1", "--gc-interval-seconds", "0.2", *FAST)
-    async with started(*pump_argv(coordinator, tmp_path / "pump", *more)) as pump, client_of(pump) as client:
+async def test_gc_gives_disk_space_back_and_readers_below_it_are_told(
+    coordinator: str, tmp_path: Path
+) -> None:
+    more = (
+        "--segment-bytes",
+        "1000",
+        "--gc-retention-seconds",
+        "1",
+        "--gc-interval-seconds",
+        "0.2",
+        *FAST,
+    )
+    async with (
+        started(*pump_argv(coordinator, tmp_path / "pump", *more)) as pump,
+        client_of(pump) as client,
+    ):
         for start_ts in range(10, 1000, 10):
             await client.pair(start_ts)
         directory = tmp_path / "pump" / "value"
@@ -234,7 +290,8 @@ async def test_a_start_that_cannot_work_says_why(coordinator: str, tmp_path: Pat
     assert "[TM:ErrDataDirUnusable]" in await refused(*pump_argv(coordinator, tmp_path / "file"))
     other = await refused(*pump_argv(coordinator, tmp_path / "pump", "--cluster-id", "7"))
     assert (
-        f"[TM:ErrClusterMismatch] --cluster-id is 7, but the coordinator at {coordinator} serves cluster 4242" in other
+        f"[TM:ErrClusterMismatch] --cluster-id is 7, but the coordinator at {coordinator} serves "
+        "cluster 4242" in other
     )
     async with started(*pump_argv(coordinator, tmp_path / "pump")) as pump:
         assert "[TM:ErrDataDirLocked]" in await refused(*pump_argv(coordinator, tmp_path / "pump"))

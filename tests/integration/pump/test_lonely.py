@@ -1,4 +1,6 @@
-"""Lonely prewrites beside a real coordinator and store: committed, rolled back, alive, or never there at all."""
+"""Lonely prewrites beside a real coordinator and store: committed, rolled back, alive,
+or never there at all.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +41,9 @@ class Bench:
     kv: KvClient
 
     async def prewrite(self, start_ts: int, key: bytes) -> None:
-        binlog = binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows")
+        binlog = binlog_pb2.Binlog(
+            tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows"
+        )
         await self.storage.write([parse(binlog.SerializeToString())])
         async with asyncio.timeout(60):
             while start_ts not in dict(await self.storage.oldest_waiting(100)):  # noqa: ASYNC110 - indexing has no event
@@ -52,7 +56,9 @@ class Bench:
         return await lonely.look()
 
     async def commits(self) -> list[int]:
-        """What a reader gets, as commit_ts; ends with a heartbeat that only comes when nothing waits."""
+        """What a reader gets, as commit_ts; ends with a heartbeat that only comes when nothing
+        waits.
+        """
         end_ts = await self.stubs.pd.tso()
         await self.storage.write([parse(fake(end_ts))])
         found: list[int] = []
@@ -79,7 +85,9 @@ async def benched(cluster: Cluster, directory: Path) -> AsyncIterator[Bench]:
         yield Bench(storage, stubs, kv)
 
 
-async def test_a_prewrite_whose_commit_binlog_was_lost_is_served_and_lets_the_others_go(bench: Bench) -> None:
+async def test_a_prewrite_whose_commit_binlog_was_lost_is_served_and_lets_the_others_go(
+    bench: Bench,
+) -> None:
     key = row_key(201, 1)
     start_ts = await bench.stubs.prewrite(key, b"v")
     await bench.prewrite(start_ts, key)
@@ -101,7 +109,9 @@ async def test_a_prewrite_that_was_rolled_back_is_dropped(bench: Bench) -> None:
     assert await bench.commits() == []
 
 
-async def test_a_young_transaction_without_a_trace_and_a_living_one_are_waited_for(bench: Bench) -> None:
+async def test_a_young_transaction_without_a_trace_and_a_living_one_are_waited_for(
+    bench: Bench,
+) -> None:
     locked, unseen = row_key(203, 1), row_key(203, 2)
     start_ts = await bench.stubs.prewrite(locked, b"v", ttl_ms=600_000)
     await bench.prewrite(start_ts, locked)
@@ -114,7 +124,9 @@ async def test_a_young_transaction_without_a_trace_and_a_living_one_are_waited_f
     assert await bench.commits() == [commit_ts]
 
 
-async def test_an_old_transaction_is_rolled_back_in_the_store_before_it_is_dropped(bench: Bench) -> None:
+async def test_an_old_transaction_is_rolled_back_in_the_store_before_it_is_dropped(
+    bench: Bench,
+) -> None:
     key, unseen = row_key(204, 1), row_key(204, 2)
     start_ts = await bench.stubs.pd.tso()
     await bench.stubs.prewrite(key, b"v", start_ts=start_ts, ttl_ms=1)
@@ -129,7 +141,9 @@ async def test_an_old_transaction_is_rolled_back_in_the_store_before_it_is_dropp
         start_version=start_ts + 1,
         lock_ttl=3000,
     )
-    assert (await bench.stubs.tikv.KvPrewrite(late)).errors, "its rows are not in the lake, so it must not commit now"
+    assert (await bench.stubs.tikv.KvPrewrite(late)).errors, (
+        "its rows are not in the lake, so it must not commit now"
+    )
 
 
 async def test_an_outcome_that_gc_may_have_removed_is_not_guessed(bench: Bench) -> None:
@@ -151,16 +165,28 @@ async def test_a_prewrite_without_a_key_keeps_waiting_and_says_why(bench: Bench)
     assert any("names no key" in str(entry.get("error")) for entry in logs)
 
 
-async def test_a_running_pump_serves_what_its_writer_never_finished(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_running_pump_serves_what_its_writer_never_finished(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     key = row_key(206, 1)
     argv = pump_argv(cluster.coordinator.addr, tmp_path / "pump", *FAST, "--lonely-seconds", "0.2")
-    async with stubs_of(cluster) as stubs, started(*argv) as pump, connect(pump.endpoints["pump"]) as channel:
+    async with (
+        stubs_of(cluster) as stubs,
+        started(*argv) as pump,
+        connect(pump.endpoints["pump"]) as channel,
+    ):
         start_ts = await stubs.prewrite(key, b"v", ttl_ms=600_000)
-        binlog = binlog_pb2.Binlog(tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows")
+        binlog = binlog_pb2.Binlog(
+            tp=0, start_ts=start_ts, prewrite_key=key, prewrite_value=b"rows"
+        )
         pumps, cluster_id = pump_pb2_grpc.PumpStub(channel), stubs.pd.cluster_id
-        await pumps.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=binlog.SerializeToString()))
+        await pumps.WriteBinlog(
+            pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=binlog.SerializeToString())
+        )
         commit_ts = await stubs.commit(key, start_ts)
-        request = pump_pb2.PullBinlogReq(clusterID=cluster_id, startFrom=pump_pb2.Pos(offset=start_ts))
+        request = pump_pb2.PullBinlogReq(
+            clusterID=cluster_id, startFrom=pump_pb2.Pos(offset=start_ts)
+        )
         async with asyncio.timeout(60):
             async for answer in pumps.PullBinlogs(request):
                 found = binlog_pb2.Binlog.FromString(answer.entity.payload)

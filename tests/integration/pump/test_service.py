@@ -43,7 +43,9 @@ class Pump:
     address: str
 
     async def write(self, payload: bytes, cluster_id: int = CLUSTER_ID) -> None:
-        answer = await self.stub.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=payload))
+        answer = await self.stub.WriteBinlog(
+            pump_pb2.WriteBinlogReq(clusterID=cluster_id, payload=payload)
+        )
         assert answer.errmsg == ""
 
     async def refusal(self, payload: bytes, cluster_id: int = CLUSTER_ID) -> str:
@@ -53,7 +55,9 @@ class Pump:
         return str(caught.value.details())
 
     async def pull(self, last_ts: int, until_ts: int) -> list[bytes]:
-        request = pump_pb2.PullBinlogReq(clusterID=CLUSTER_ID, startFrom=pump_pb2.Pos(offset=last_ts))
+        request = pump_pb2.PullBinlogReq(
+            clusterID=CLUSTER_ID, startFrom=pump_pb2.Pos(offset=last_ts)
+        )
         stream = self.stub.PullBinlogs(request)
         payloads: list[bytes] = []
         async for answer in stream:
@@ -95,19 +99,34 @@ def encoded(**fields: object) -> bytes:
 
 
 def check_joined(payloads: list[bytes], rows: list[dict]) -> None:
-    """Each payload is its commit binlog, with the rows of the prewrite, as the summaries of the vectors say."""
+    """Each payload is its commit binlog, with the rows of the prewrite,
+    as the summaries of the vectors say.
+    """
     prewrites = {row["start_ts"]: row for row in rows if row["tp"] == "Prewrite"}
-    commits = sorted((row for row in rows if row["tp"] == "Commit"), key=lambda row: row["commit_ts"])
+    commits = sorted(
+        (row for row in rows if row["tp"] == "Commit"), key=lambda row: row["commit_ts"]
+    )
     assert len(payloads) == len(commits) == 129
     for payload, commit in zip(payloads, commits, strict=True):
         found = binlog_pb2.Binlog.FromString(payload)
         source = prewrites[commit["start_ts"]]
-        assert (found.tp, found.start_ts, found.commit_ts) == (1, commit["start_ts"], commit["commit_ts"])
+        assert (found.tp, found.start_ts, found.commit_ts) == (
+            1,
+            commit["start_ts"],
+            commit["commit_ts"],
+        )
         assert found.prewrite_key.hex() == source["prewrite_key"]
         assert found.ddl_query.decode() == source["ddl_query"]
-        assert (found.ddl_job_id, found.ddl_schema_state) == (source["ddl_job_id"], source["ddl_schema_state"])
-        assert found.prewrite_value == binlog_pb2.Binlog.FromString(payload_of(source)).prewrite_value
-        check_rows(binlog_pb2.PrewriteValue.FromString(found.prewrite_value), source.get("prewrite_value"))
+        assert (found.ddl_job_id, found.ddl_schema_state) == (
+            source["ddl_job_id"],
+            source["ddl_schema_state"],
+        )
+        assert (
+            found.prewrite_value == binlog_pb2.Binlog.FromString(payload_of(source)).prewrite_value
+        )
+        check_rows(
+            binlog_pb2.PrewriteValue.FromString(found.prewrite_value), source.get("prewrite_value")
+        )
 
 
 def check_rows(value: binlog_pb2.PrewriteValue, summary: dict | None) -> None:
@@ -120,7 +139,9 @@ def check_rows(value: binlog_pb2.PrewriteValue, summary: dict | None) -> None:
                 assert [row.hex() for row in getattr(mutation, field)] == expected[field]
 
 
-async def test_every_binlog_of_a_real_tidb_comes_back_in_commit_order_with_its_rows(tmp_path: Path) -> None:
+async def test_every_binlog_of_a_real_tidb_comes_back_in_commit_order_with_its_rows(
+    tmp_path: Path,
+) -> None:
     rows = tidb_rows()
     last_ts = max(row["commit_ts"] for row in rows)
     async with started(tmp_path) as pump:
@@ -169,16 +190,23 @@ async def test_many_writers_share_the_log_and_every_pair_is_served(tmp_path: Pat
         await pump.write(fake(5000))
         payloads = await pump.pull(0, 5000)
     found = [binlog_pb2.Binlog.FromString(payload) for payload in payloads]
-    assert [message.commit_ts for message in found] == [*(10 * number + 5 for number in range(200)), 5000]
+    assert [message.commit_ts for message in found] == [
+        *(10 * number + 5 for number in range(200)),
+        5000,
+    ]
     assert all(message.prewrite_value == b"v%d" % message.start_ts for message in found[:-1])
 
 
 async def test_refusals_are_the_ones_of_the_original(tmp_path: Path) -> None:
     async with started(tmp_path) as pump:
         await pump.write(b"")
-        assert await pump.refusal(b"", cluster_id=5) == f"cluster ID are mismatch, 5 vs {CLUSTER_ID}"
+        assert (
+            await pump.refusal(b"", cluster_id=5) == f"cluster ID are mismatch, 5 vs {CLUSTER_ID}"
+        )
         assert "unexpected EOF" in await pump.refusal(b"\x22\x7fgarbage")
-        assert "commit_ts 3 not after start_ts 4" in await pump.refusal(encoded(tp=1, start_ts=4, commit_ts=3))
+        assert "commit_ts 3 not after start_ts 4" in await pump.refusal(
+            encoded(tp=1, start_ts=4, commit_ts=3)
+        )
         pump.node.state = PAUSED
         assert await pump.refusal(encoded(tp=0, start_ts=4)) == "no online: paused"
         await pump.write(encoded(tp=1, start_ts=4, commit_ts=9))
@@ -198,7 +226,10 @@ async def test_a_request_that_is_no_message_is_refused_alone(tmp_path: Path) -> 
 async def test_a_low_disk_takes_heartbeats_only_and_recovers(tmp_path: Path) -> None:
     async with started(tmp_path) as pump:
         pump.disk.stop_write_at_bytes = 1 << 60
-        expected = f"no available space, available: {pump.disk.available_bytes}, StopWriteAtAvailableSpace: {1 << 60}"
+        expected = (
+            f"no available space, available: {pump.disk.available_bytes}, "
+            f"StopWriteAtAvailableSpace: {1 << 60}"
+        )
         for payload in (b"", encoded(tp=0, start_ts=4), encoded(tp=1, start_ts=4, commit_ts=5)):
             assert await pump.refusal(payload) == expected
         await pump.write(fake(7))
@@ -242,13 +273,19 @@ def batch(*payloads: bytes, cluster_id: int = CLUSTER_ID) -> stream_pb2.WriteBin
     return stream_pb2.WriteBinlogsRequest(cluster_id=cluster_id, payloads=payloads)
 
 
-async def test_a_stream_of_batches_is_acknowledged_by_sequence_and_served_as_usual(tmp_path: Path) -> None:
+async def test_a_stream_of_batches_is_acknowledged_by_sequence_and_served_as_usual(
+    tmp_path: Path,
+) -> None:
     async with started(tmp_path) as pump, connect(pump.address) as channel:
         stream = stream_grpc.PumpServiceStub(channel).WriteBinlogs()
         for first in (1, 1001):
             starts = range(first, first + 1000, 10)
-            await stream.write(batch(*(encoded(tp=0, start_ts=ts, prewrite_value=b"v") for ts in starts)))
-            await stream.write(batch(*(encoded(tp=1, start_ts=ts, commit_ts=ts + 5) for ts in starts)))
+            await stream.write(
+                batch(*(encoded(tp=0, start_ts=ts, prewrite_value=b"v") for ts in starts))
+            )
+            await stream.write(
+                batch(*(encoded(tp=1, start_ts=ts, commit_ts=ts + 5) for ts in starts))
+            )
         answers = [await stream.read() for _ in range(4)]
         assert [answer.acknowledged for answer in answers] == [100, 200, 300, 400]
         assert not any(answer.refused for answer in answers)
@@ -260,7 +297,9 @@ async def test_a_stream_of_batches_is_acknowledged_by_sequence_and_served_as_usu
 async def test_a_bad_binlog_of_a_batch_is_refused_alone_and_named(tmp_path: Path) -> None:
     async with started(tmp_path) as pump, connect(pump.address) as channel:
         stream = stream_grpc.PumpServiceStub(channel).WriteBinlogs()
-        await stream.write(batch(b"", encoded(tp=0, start_ts=4), encoded(tp=1, start_ts=4, commit_ts=3)))
+        await stream.write(
+            batch(b"", encoded(tp=0, start_ts=4), encoded(tp=1, start_ts=4, commit_ts=3))
+        )
         await stream.write(batch(b"\x22\x7fgarbage", encoded(tp=1, start_ts=4, commit_ts=5)))
         first, second = await stream.read(), await stream.read()
         assert [(item.sequence, item.message) for item in first.refused] == [

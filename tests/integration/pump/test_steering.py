@@ -1,4 +1,6 @@
-"""A pump is steered: by HTTP and by the CLI, from online to paused or offline, with readers that are slow."""
+"""A pump is steered: by HTTP and by the CLI, from online to paused or offline,
+with readers that are slow.
+"""
 
 import asyncio
 import json
@@ -13,7 +15,15 @@ from tipb import binlog_pb2
 
 from server.rpc.client import connect
 from storage.meta.client import open_meta
-from tests.integration.pump.test_daemon import FAST, Client, Daemon, client_of, entry_of, pump_argv, started
+from tests.integration.pump.test_daemon import (
+    FAST,
+    Client,
+    Daemon,
+    client_of,
+    entry_of,
+    pump_argv,
+    started,
+)
 
 DRAINER = b"/tidb-binlog/v1/drainers/d1"
 
@@ -57,30 +67,48 @@ async def drainer_at(coordinator: str, max_commit_ts: int) -> None:
 
 
 async def test_status_binlogs_and_gc_are_on_the_http_port(coordinator: str, tmp_path: Path) -> None:
-    async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump, client_of(pump) as client:
+    async with (
+        started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump,
+        client_of(pump) as client,
+    ):
         rows = binlog_pb2.PrewriteValue(schema_version=7).SerializeToString()
-        await client.write(binlog_pb2.Binlog(tp=0, start_ts=10, prewrite_value=rows).SerializeToString())
+        await client.write(
+            binlog_pb2.Binlog(tp=0, start_ts=10, prewrite_value=rows).SerializeToString()
+        )
         await client.write(binlog_pb2.Binlog(tp=1, start_ts=10, commit_ts=15).SerializeToString())
         await anext(client.pull(10))
         entry = await entry_of(coordinator)
         status = json.loads((await asked(pump, "GET", "/status"))[1])
         assert (status["StatusMap"][entry["nodeId"]]["state"], status["ErrMsg"]) == ("online", "")
         assert status["CommitTS"] >= 15
-        assert await asked(pump, "GET", "/debug/binlog/15") == (200, "tp: Commit start_ts: 10 commit_ts: 15\n")
-        assert "PrewriteValue: \nschema_version: 7" in (await asked(pump, "GET", "/debug/binlog/10"))[1]
+        assert await asked(pump, "GET", "/debug/binlog/15") == (
+            200,
+            "tp: Commit start_ts: 10 commit_ts: 15\n",
+        )
+        assert (
+            "PrewriteValue: \nschema_version: 7"
+            in (await asked(pump, "GET", "/debug/binlog/10"))[1]
+        )
         assert (await asked(pump, "GET", "/debug/binlog/11"))[0] == 404
         for tail in ("x", "-1", "9223372036854775808", "9" * 5000, "%FF", ""):
             assert (await asked(pump, "GET", f"/debug/binlog/{tail}"))[0] == 400, tail
         assert (await asked(pump, "GET", "/debug/binlog/9223372036854775807"))[0] == 404
-        await client.write(binlog_pb2.Binlog(tp=0, start_ts=20, prewrite_value=b"\xff\xffrows").SerializeToString())
+        await client.write(
+            binlog_pb2.Binlog(tp=0, start_ts=20, prewrite_value=b"\xff\xffrows").SerializeToString()
+        )
         await client.write(binlog_pb2.Binlog(tp=1, start_ts=20, commit_ts=25).SerializeToString())
         await anext(client.pull(24))
         status, text = await asked(pump, "GET", "/debug/binlog/20")
-        assert (status, text.splitlines()[-1]) == (200, "not a binlog.PrewriteValue, 6 bytes: ffff726f7773")
+        assert (status, text.splitlines()[-1]) == (
+            200,
+            "not a binlog.PrewriteValue, 6 bytes: ffff726f7773",
+        )
         assert json.loads((await asked(pump, "POST", "/debug/gc/trigger"))[1])["overtaken"] == 0
 
 
-async def test_a_paused_pump_ends_and_what_cannot_be_done_is_said(coordinator: str, tmp_path: Path) -> None:
+async def test_a_paused_pump_ends_and_what_cannot_be_done_is_said(
+    coordinator: str, tmp_path: Path
+) -> None:
     async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump:
         name = (await entry_of(coordinator))["nodeId"]
         assert "not exists" in (await asked(pump, "PUT", "/state/other/pause"))[1]
@@ -108,14 +136,24 @@ async def refusal(client: Client) -> str:
     return str(caught.value)
 
 
-async def test_a_closed_pump_takes_outcomes_and_waits_for_its_drainers(coordinator: str, tmp_path: Path) -> None:
+async def test_a_closed_pump_takes_outcomes_and_waits_for_its_drainers(
+    coordinator: str, tmp_path: Path
+) -> None:
     await drainer_at(coordinator, 5)
-    async with started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump, client_of(pump) as client:
+    async with (
+        started(*pump_argv(coordinator, tmp_path / "pump", *FAST)) as pump,
+        client_of(pump) as client,
+    ):
         await client.write(binlog_pb2.Binlog(tp=0, start_ts=10).SerializeToString())
         name = (await entry_of(coordinator))["nodeId"]
-        assert json.loads((await cli(coordinator, "offline", "--node-id", name))[1])["state"] == "closing"
+        assert (
+            json.loads((await cli(coordinator, "offline", "--node-id", name))[1])["state"]
+            == "closing"
+        )
         assert "no online: closing" in await refusal(client)
-        assert "this pump's state is closing" in (await asked(pump, "PUT", f"/state/{name}/pause"))[1]
+        assert (
+            "this pump's state is closing" in (await asked(pump, "PUT", f"/state/{name}/pause"))[1]
+        )
         await client.write(binlog_pb2.Binlog(tp=1, start_ts=10, commit_ts=15).SerializeToString())
         assert (await anext(client.pull())).commit_ts == 15
         with pytest.raises(TimeoutError):
@@ -125,7 +163,9 @@ async def test_a_closed_pump_takes_outcomes_and_waits_for_its_drainers(coordinat
     assert (await entry_of(coordinator))["state"] == "offline"
 
 
-async def test_a_closed_pump_whose_readers_do_not_come_is_paused_in_the_end(coordinator: str, tmp_path: Path) -> None:
+async def test_a_closed_pump_whose_readers_do_not_come_is_paused_in_the_end(
+    coordinator: str, tmp_path: Path
+) -> None:
     await drainer_at(coordinator, 5)
     argv = pump_argv(coordinator, tmp_path / "pump", *FAST, "--close-seconds", "0.7")
     async with started(*argv) as pump:
@@ -135,13 +175,17 @@ async def test_a_closed_pump_whose_readers_do_not_come_is_paused_in_the_end(coor
         assert await asyncio.wait_for(pump.process.wait(), 60) == 0
 
 
-async def test_gc_stays_behind_a_registered_drainer_until_it_is_taken_offline(coordinator: str, tmp_path: Path) -> None:
+async def test_gc_stays_behind_a_registered_drainer_until_it_is_taken_offline(
+    coordinator: str, tmp_path: Path
+) -> None:
     await drainer_at(coordinator, 5)
     argv = pump_argv(coordinator, tmp_path / "pump", *FAST, "--gc-retention-seconds", "1")
     async with started(*argv) as pump:
         await asyncio.sleep(2)  # until a heartbeat is older than the retention
         assert json.loads((await asked(pump, "POST", "/debug/gc/trigger"))[1])["keys"] == 0
-        assert (await cli(coordinator, "update-drainer", "--node-id", "d1", "--state", "offline"))[0] == 0
+        assert (await cli(coordinator, "update-drainer", "--node-id", "d1", "--state", "offline"))[
+            0
+        ] == 0
         async with asyncio.timeout(60):
             while not json.loads((await asked(pump, "POST", "/debug/gc/trigger"))[1])["keys"]:  # noqa: ASYNC110 - asked, as by users
                 await asyncio.sleep(0.1)

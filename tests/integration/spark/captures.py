@@ -1,8 +1,9 @@
-"""The oracle's Flight server: the captures' contract over an `Upstream` in memory, on a real socket.
+"""The oracle's Flight server: the captures' contract over an `Upstream` in memory,
+on a real socket.
 
-`ddls` are the schema changes it tells and never cuts across; `slice_rows` makes a plan split tables, as slice_bytes
-does with a real capture; with `token` calls must name themselves; after `die_after` batches of a DoGet it fails once,
-as if killed.
+`ddls` are the schema changes it tells and never cuts across; `slice_rows` makes a plan split
+tables, as slice_bytes does with a real capture; with `token` calls must name themselves; after
+`die_after` batches of a DoGet it fails once, as if killed.
 """
 
 import base64
@@ -38,7 +39,9 @@ def _encoded(schema: Any) -> str:
 
 
 class Captures(fl.FlightServerBase):  # type: ignore[misc]
-    """One capture; `resolved_ts` is what readers may see, `checkpoint_ts` what they have acknowledged."""
+    """One capture; `resolved_ts` is what readers may see,
+    `checkpoint_ts` what they have acknowledged.
+    """
 
     def __init__(self, upstream: Upstream, changefeed: str = "bank") -> None:
         super().__init__("grpc://127.0.0.1:0", middleware={"headers": _Headers()})
@@ -69,7 +72,9 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
         self._check_token(context)
         body = json.loads(action.body.to_pybytes())
         if body["changefeed"] != self.changefeed:
-            raise fl.FlightServerError(f"[TM:ErrChangefeedNotFound] no changefeed {body['changefeed']!r}")
+            raise fl.FlightServerError(
+                f"[TM:ErrChangefeedNotFound] no changefeed {body['changefeed']!r}"
+            )
         answer = getattr(self, f"_{action.type}")(body)
         return [json.dumps(answer).encode()]
 
@@ -82,7 +87,10 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
             raise fl.FlightUnavailableError(f"[TM:ErrNotResolved] {body['end']} is not resolved")
         rows = table.between(body["start"], body["end"])
         schema = table.schema_at(body["start"], before=body.get("before", False))
-        batches = [pa.RecordBatch.from_pylist(rows[at : at + 7], schema=schema) for at in range(0, len(rows), 7)]
+        batches = [
+            pa.RecordBatch.from_pylist(rows[at : at + 7], schema=schema)
+            for at in range(0, len(rows), 7)
+        ]
         return fl.GeneratorStream(schema, self._sent(batches))
 
     def _sent(self, batches: list[Any]) -> Iterator[Any]:
@@ -95,7 +103,9 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
     def _check_token(self, context: Any) -> None:
         given = context.get_middleware("headers").authorization
         if self.token and given != f"Bearer {self.token}":
-            raise fl.FlightUnauthenticatedError("[TM:ErrUnauthenticated] the call names nobody: give a token")
+            raise fl.FlightUnauthenticatedError(
+                "[TM:ErrUnauthenticated] the call names nobody: give a token"
+            )
 
     def _describe(self, body: dict[str, Any]) -> dict[str, Any]:
         ts = body.get("ts", self.checkpoint_ts)
@@ -111,7 +121,11 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
             for number, table in enumerate(self.upstream.tables.values())
         ]
         ddls = [ddl for ddl in self.ddls if ts <= ddl["ts"] <= self.resolved_ts]
-        progress = {"start_ts": 0, "checkpoint_ts": self.checkpoint_ts, "resolved_ts": self.resolved_ts}
+        progress = {
+            "start_ts": 0,
+            "checkpoint_ts": self.checkpoint_ts,
+            "resolved_ts": self.resolved_ts,
+        }
         return {
             "changefeed": self.changefeed,
             "state": "normal",
@@ -125,10 +139,18 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
         start = body["start"]
         with self._moved:
             self._moved.wait_for(lambda: self.resolved_ts > start, body.get("wait_ms", 200) / 1000)
-            tables = [self._table(body["table"])] if "table" in body else list(self.upstream.tables.values())
+            tables = (
+                [self._table(body["table"])]
+                if "table" in body
+                else list(self.upstream.tables.values())
+            )
             end = min([ddl["ts"] for ddl in self.ddls if ddl["ts"] > start] + [self.resolved_ts])
-            commits = sorted(row["_commit_ts"] for table in tables for row in table.between(start, end))
-            limit = min(body.get("max_rows", len(commits)), body.get("max_bytes", 1 << 60) // ROW_BYTES)
+            commits = sorted(
+                row["_commit_ts"] for table in tables for row in table.between(start, end)
+            )
+            limit = min(
+                body.get("max_rows", len(commits)), body.get("max_bytes", 1 << 60) // ROW_BYTES
+            )
             if len(commits) <= limit:
                 return {"ts": max(start, end)}
             fitting = [ts for ts in commits[:limit] if ts < commits[limit]]

@@ -21,17 +21,26 @@ def write(cluster: Cluster, *transactions: Mapping[bytes, bytes | None]) -> int:
             for pairs in transactions:
                 transaction = await client.begin()
                 for key, value in pairs.items():
-                    await (transaction.delete(key) if value is None else transaction.put(key, value))
+                    await (
+                        transaction.delete(key) if value is None else transaction.put(key, value)
+                    )
                 commit_ts = await transaction.commit()
         return commit_ts
 
     return asyncio.run(written())
 
 
-def create(cluster: Cluster, changefeed: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = "") -> int:
+def create(
+    cluster: Cluster, changefeed: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = ""
+) -> int:
     """A changefeed of the tables (database, schema); returns its start_ts."""
-    documents = [pb.Table(schema_name=database, table_info_json=table.to_json()) for database, table in tables]
-    request = pb.CreateChangefeedRequest(id=changefeed, sink_uri=sink_uri or "none:///", tables=documents)
+    documents = [
+        pb.Table(schema_name=database, table_info_json=table.to_json())
+        for database, table in tables
+    ]
+    request = pb.CreateChangefeedRequest(
+        id=changefeed, sink_uri=sink_uri or "none:///", tables=documents
+    )
     return cluster.api("CreateChangefeed", request).changefeed.start_ts
 
 
@@ -41,7 +50,9 @@ def flight(cluster: Cluster) -> str:
 
 
 @contextmanager
-def changefeed(cluster: Cluster, name: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = ""):
+def changefeed(
+    cluster: Cluster, name: str, tables: Iterable[tuple[str, TableInfo]], sink_uri: str = ""
+):
     """A changefeed for the block: its reader and its start."""
     start_ts = create(cluster, name, tables, sink_uri)
     try:
@@ -52,5 +63,9 @@ def changefeed(cluster: Cluster, name: str, tables: Iterable[tuple[str, TableInf
 
 def tables_file(path: Path, tables: Iterable[tuple[str, TableInfo]]) -> Path:
     """What `tidemark cli changefeed create --tables` takes."""
-    path.write_text(json.dumps([{"schema_name": name, "table_info": json.loads(t.to_json())} for name, t in tables]))
+    path.write_text(
+        json.dumps(
+            [{"schema_name": name, "table_info": json.loads(t.to_json())} for name, t in tables]
+        )
+    )
     return path

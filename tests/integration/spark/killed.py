@@ -1,8 +1,10 @@
-"""The lake job, killed with SIGKILL at one step of one batch: `python -m … STEP BATCH WAY job arguments…`.
+"""The lake job, killed with SIGKILL at one step of one batch:
+`python -m … STEP BATCH WAY job arguments…`.
 
-Steps: `tables` after one table of the cut, `manifest` before the cut is committed, `ack` before it is acknowledged,
-`commit` before Spark writes its commit log; in that batch or the next one that has them `rewrite` when files are joined
-and not committed, `rewritten` when they are; `never`. Ways to write Delta: `mask`, `merge`.
+Steps: `tables` after one table of the cut, `manifest` before the cut is committed, `ack` before it
+is acknowledged, `commit` before Spark writes its commit log; in that batch or the next one that has
+them `rewrite` when files are joined and not committed, `rewritten` when they are; `never`. Ways to
+write Delta: `mask`, `merge`.
 """
 
 import os
@@ -40,7 +42,12 @@ class Kill:
         wrap(FileManifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
         wrap(job.Job, "_report", after=lambda: self._at("commit"))
-        wrap(DeltaTables, "rewrite", before=lambda: self._at("rewrite"), after=lambda: self._at("rewritten"))
+        wrap(
+            DeltaTables,
+            "rewrite",
+            before=lambda: self._at("rewrite"),
+            after=lambda: self._at("rewritten"),
+        )
 
     def _at(self, step: str) -> None:
         if step == self._step and self._now >= self._batch:

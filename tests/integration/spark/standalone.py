@@ -1,4 +1,6 @@
-"""A driver of a standalone cluster: `python -m … MASTER < options.json`; prints the rows that each executor read."""
+"""A driver of a standalone cluster: `python -m … MASTER < options.json`;
+prints the rows that each executor read.
+"""
 
 import json
 import os
@@ -36,7 +38,9 @@ def main() -> None:
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= EXECUTORS:  # the driver is one of them
+    while (
+        spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= EXECUTORS
+    ):  # the driver is one of them
         time.sleep(0.1)
     frame = spark.read.format("tidemark").options(**json.load(sys.stdin)).load()
     rows: Counter[int] = Counter()

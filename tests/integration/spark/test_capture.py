@@ -1,4 +1,6 @@
-"""The source against a real capture: killed in the middle of batches, and read by a standalone cluster."""
+"""The source against a real capture: killed in the middle of batches,
+and read by a standalone cluster.
+"""
 
 import json
 import os
@@ -22,13 +24,18 @@ NOBODY = "grpc://127.0.0.1:1"
 
 
 def accounts(first, count, balance):
-    rows = ({"id": n, "owner": f"owner {n}", "balance": balance, "updated_at": 0} for n in range(first, first + count))
+    rows = (
+        {"id": n, "owner": f"owner {n}", "balance": balance, "updated_at": 0}
+        for n in range(first, first + count)
+    )
     return dict(encode_record(ACCOUNTS, row) for row in rows)
 
 
 @pytest.fixture(scope="module")
 def written(cluster):
-    """60 transactions of 20 rows each, updates of the first among them, in two changefeeds: one is acknowledged."""
+    """60 transactions of 20 rows each, updates of the first among them, in two changefeeds:
+    one is acknowledged.
+    """
     both = [changefeed(cluster, name, [("bank", ACCOUNTS)]) for name in ("followed", "looked-at")]
     with both[0] as (followed, _), both[1] as (looked_at, start_ts):
         commit_ts = write(cluster, *(accounts(20 * (n % 50), 20, n) for n in range(60)))
@@ -40,7 +47,9 @@ def options(cluster, name, **more):
     return {"endpoint": endpoints, "changefeed": name, "table": "bank.accounts"} | more
 
 
-def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster, written, tmp_path):
+def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(
+    spark, cluster, written, tmp_path
+):
     found, restarts = [], []
 
     def batch(frame, number):
@@ -55,7 +64,13 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster
     query = (
         spark.readStream.format("tidemark")
         .options(
-            **options(cluster, "followed", startTs=str(written[0]), endTs=str(written[1]), maxRowsPerTrigger="250")
+            **options(
+                cluster,
+                "followed",
+                startTs=str(written[0]),
+                endTs=str(written[1]),
+                maxRowsPerTrigger="250",
+            )
         )
         .load()
         .writeStream.option("checkpointLocation", str(tmp_path))
@@ -66,18 +81,31 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(spark, cluster
     assert query.awaitTermination(250)
     assert len(restarts) == 2
     assert [len(rows) for rows in found if rows] == [240] * 5
-    changes = [(row.id, row.balance) for rows in found for row in sorted(rows, key=lambda row: row._commit_ts)]
+    changes = [
+        (row.id, row.balance)
+        for rows in found
+        for row in sorted(rows, key=lambda row: row._commit_ts)
+    ]
     assert changes == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
     assert cluster.cli("changefeed", "query", "-c", "followed")["checkpoint_tso"] > written[0]
 
 
 def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cluster, written):
-    ranges = {"startTs": str(written[0]), "endTs": str(written[1]), "sliceBytes": "8000", "beforeImage": "true"}
+    ranges = {
+        "startTs": str(written[0]),
+        "endTs": str(written[1]),
+        "sliceBytes": "8000",
+        "beforeImage": "true",
+    }
     frame = spark.read.format("tidemark").options(**options(cluster, "looked-at", **ranges)).load()
     assert frame.rdd.getNumPartitions() > 3
     rows = sorted(frame.collect(), key=lambda row: (row._commit_ts, row._seq))
-    assert [(row.id, row.balance) for row in rows] == [(20 * (n % 50) + at, n) for n in range(60) for at in range(20)]
-    before = [None if row._before is None else (row._before.id, row._before.balance) for row in rows]
+    assert [(row.id, row.balance) for row in rows] == [
+        (20 * (n % 50) + at, n) for n in range(60) for at in range(20)
+    ]
+    before = [
+        None if row._before is None else (row._before.id, row._before.balance) for row in rows
+    ]
     assert before == [None] * 1000 + [(20 * n + at, n) for n in range(10) for at in range(20)]
 
 
@@ -85,9 +113,20 @@ def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cl
 def daemon(directory, name, *arguments):
     """A daemon of Spark's standalone cluster."""
     light = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": LIGHT}
-    environment = os.environ | light | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(directory / "work")}
+    environment = (
+        os.environ
+        | light
+        | {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(directory / "work")}
+    )
     spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    command = [str(spark_class), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
+    command = [
+        str(spark_class),
+        f"org.apache.spark.deploy.{name}",
+        "--host",
+        "127.0.0.1",
+        "--webui-port",
+        "0",
+    ]
     with (directory / "spark.log").open("ab") as log:
         process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
     try:
@@ -105,12 +144,30 @@ def test_a_standalone_cluster_splits_the_slices_over_its_workers(cluster, tmp_pa
         for _ in range(2):
             worker = ("-c", "1", "-m", "700m", f"spark://127.0.0.1:{port}")
             stack.enter_context(daemon(tmp_path, "worker.Worker", *worker))
-        moved = dict(encode_record(TRANSFERS, {"id": n, "src": 1, "dst": 2, "amount": 3}) for n in range(100))
-        end_ts = reader.wait_resolved(write(cluster, moved, *(accounts(5000 + 20 * n, 20, n) for n in range(5))))
-        ranges = {"startTs": str(start_ts), "endTs": str(end_ts), "sliceBytes": "1000", "envelope": "true"}
-        given = {"endpoint": flight(cluster), "changefeed": "cut", "tablePattern": "bank.*"} | ranges
+        moved = dict(
+            encode_record(TRANSFERS, {"id": n, "src": 1, "dst": 2, "amount": 3}) for n in range(100)
+        )
+        end_ts = reader.wait_resolved(
+            write(cluster, moved, *(accounts(5000 + 20 * n, 20, n) for n in range(5)))
+        )
+        ranges = {
+            "startTs": str(start_ts),
+            "endTs": str(end_ts),
+            "sliceBytes": "1000",
+            "envelope": "true",
+        }
+        given = {
+            "endpoint": flight(cluster),
+            "changefeed": "cut",
+            "tablePattern": "bank.*",
+        } | ranges
         done = subprocess.run(
-            [sys.executable, "-m", "tests.integration.spark.standalone", f"spark://127.0.0.1:{port}"],
+            [
+                sys.executable,
+                "-m",
+                "tests.integration.spark.standalone",
+                f"spark://127.0.0.1:{port}",
+            ],
             input=json.dumps(given),
             capture_output=True,
             text=True,

@@ -8,7 +8,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def read(spark, captures, **options):
-    given = {"endpoint": captures.uri, "changefeed": "bank", "envelope": "true", "startTs": "0"} | options
+    given = {
+        "endpoint": captures.uri,
+        "changefeed": "bank",
+        "envelope": "true",
+        "startTs": "0",
+    } | options
     return spark.read.format("tidemark").options(**given).load()
 
 
@@ -25,25 +30,41 @@ def test_a_pattern_reads_all_its_tables_in_one_frame(spark, captures, upstream):
 
 
 def test_json_text_reads_back_into_the_types_it_came_from(spark, captures, upstream):
-    typed = spark.read.format("tidemark").options(endpoint=captures.uri, changefeed="bank", table="bank.kinds")
+    typed = spark.read.format("tidemark").options(
+        endpoint=captures.uri, changefeed="bank", table="bank.kinds"
+    )
     fields = [field for field in typed.load().schema if not field.name.startswith("_")]
     columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in fields)
     rows = read(spark, captures, table="bank.kinds")
-    images = rows.selectExpr(f"from_json(coalesce(after, before), '{columns}') image", "_op", "key").collect()
+    images = rows.selectExpr(
+        f"from_json(coalesce(after, before), '{columns}') image", "_op", "key"
+    ).collect()
     expected = upstream.kinds.rows
-    found = sorted((str(row.image.k2), row.image.k1, row.image.amount, row.image.at) for row in images)
-    assert found == sorted((str(row["k2"]), row["k1"], row["amount"], row["at"]) for row in expected)
+    found = sorted(
+        (str(row.image.k2), row.image.k1, row.image.amount, row.image.at) for row in images
+    )
+    assert found == sorted(
+        (str(row["k2"]), row["k1"], row["amount"], row["at"]) for row in expected
+    )
     blobs = sorted(bytes(row.image.raw) for row in images if row.image.raw is not None)
     assert blobs == sorted(row["raw"] for row in expected if row["raw"] is not None)
     assert {tuple(json.loads(row.key)) for row in images} == {("k1", "k2")}
 
 
-def test_a_schema_change_passes_through_a_running_envelope_as_a_row(spark, captures, upstream, tmp_path):
+def test_a_schema_change_passes_through_a_running_envelope_as_a_row(
+    spark, captures, upstream, tmp_path
+):
     captures.ddls = [{"ts": 505, "query": "truncate table kinds", "truncated": ["bank.kinds"]}]
     batches = []
     query = (
         spark.readStream.format("tidemark")
-        .options(endpoint=captures.uri, changefeed="bank", tablePattern="bank.kinds", envelope="true", startTs="0")
+        .options(
+            endpoint=captures.uri,
+            changefeed="bank",
+            tablePattern="bank.kinds",
+            envelope="true",
+            startTs="0",
+        )
         .load()
         .writeStream.option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)

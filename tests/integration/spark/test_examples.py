@@ -1,4 +1,6 @@
-"""The blocks of docs/examples run as they stand there; only the first one's addresses are the test's."""
+"""The blocks of docs/examples run as they stand there;
+only the first one's addresses are the test's.
+"""
 
 import json
 import re
@@ -18,8 +20,18 @@ def lake_of(spark, upstream, root):
     """A Delta lake of one cut, as the lake job leaves it."""
     rows = list(upstream.accounts.state(upstream.end_ts).values())
     spark.createDataFrame(rows).write.format("delta").save(f"{root}/bank/accounts")
-    cut = {"format": 1, "changefeed": "bank", "start_ts": 0, "end_ts": 10, "batch": 0, "mode": "upsert"}
-    cut |= {"applied_at": "2026-01-01T00:00:00+00:00", "tables": [{"table": "bank.accounts", "rows": 1, "version": 0}]}
+    cut = {
+        "format": 1,
+        "changefeed": "bank",
+        "start_ts": 0,
+        "end_ts": 10,
+        "batch": 0,
+        "mode": "upsert",
+    }
+    cut |= {
+        "applied_at": "2026-01-01T00:00:00+00:00",
+        "tables": [{"table": "bank.accounts", "rows": 1, "version": 0}],
+    }
     (root / "_tidemark_cuts").mkdir()
     (root / "_tidemark_cuts" / f"{10:020d}.json").write_text(json.dumps(cut) + "\n")
 

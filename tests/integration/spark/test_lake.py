@@ -1,4 +1,6 @@
-"""The lake equals the replay, whatever step of whatever batch the driver is killed at, however a cut is written."""
+"""The lake equals the replay, whatever step of whatever batch the driver is killed at,
+however a cut is written.
+"""
 
 import json
 import signal
@@ -15,10 +17,35 @@ EX_TEMPFAIL = 75
 
 def run_job(captures, target, step, batch, way, *, max_rows):
     """One life of the job; returns its exit status and the lines it printed."""
-    arguments = ["--endpoint", captures.uri, "--changefeed", "bank", "--target", target, "--max-rows-per-trigger"]
-    command = [sys.executable, "-m", "tests.integration.spark.killed", step, str(batch), way, *arguments, str(max_rows)]
+    arguments = [
+        "--endpoint",
+        captures.uri,
+        "--changefeed",
+        "bank",
+        "--target",
+        target,
+        "--max-rows-per-trigger",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.spark.killed",
+        step,
+        str(batch),
+        way,
+        *arguments,
+        str(max_rows),
+    ]
     done = subprocess.run(
-        [*command, "--trigger", "0 seconds", "--until-ts", str(captures.upstream.end_ts), "--compact-every", "2"],
+        [
+            *command,
+            "--trigger",
+            "0 seconds",
+            "--until-ts",
+            str(captures.upstream.end_ts),
+            "--compact-every",
+            "2",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -33,7 +60,9 @@ def killed(captures, target, *lives, max_rows=60):
     lines = []
     for step, batch, way in (*lives, ("never", 0, "mask")):
         status, said = EX_TEMPFAIL, []
-        while status == EX_TEMPFAIL:  # Spark gives a new Python worker ten seconds, which a busy machine may need
+        while (
+            status == EX_TEMPFAIL
+        ):  # Spark gives a new Python worker ten seconds, which a busy machine may need
             status, more = run_job(captures, target, step, batch, way, max_rows=max_rows)
             said += more
         assert status == (0 if step == "never" else -signal.SIGKILL), (step, batch, said)
@@ -49,8 +78,15 @@ def cuts_of(spark, root):
     return sorted(spark.read.json(f"{root}/_tidemark_cuts").collect(), key=lambda row: row.end_ts)
 
 
-def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures, upstream, tmp_path):
-    lives = [("tables", 1, "mask"), ("manifest", 2, "merge"), ("ack", 3, "mask"), ("rewrite", 4, "mask")]
+def test_delta_tables_equal_the_replay_after_kills_at_every_step(
+    spark, captures, upstream, tmp_path
+):
+    lives = [
+        ("tables", 1, "mask"),
+        ("manifest", 2, "merge"),
+        ("ack", 3, "mask"),
+        ("rewrite", 4, "mask"),
+    ]
     killed(captures, f"delta://{tmp_path}", *lives, max_rows=30)
 
     accounts = spark.read.format("delta").load(f"{tmp_path}/bank/accounts").collect()
@@ -65,11 +101,18 @@ def test_delta_tables_equal_the_replay_after_kills_at_every_step(spark, captures
     assert cuts[-1].end_ts == captures.checkpoint_ts == upstream.end_ts
     middle = cuts[len(cuts) // 2]
     version = {item.table: item.version for item in middle.tables}["bank.accounts"]
-    then = spark.read.format("delta").option("versionAsOf", version).load(f"{tmp_path}/bank/accounts").collect()
+    then = (
+        spark.read.format("delta")
+        .option("versionAsOf", version)
+        .load(f"{tmp_path}/bank/accounts")
+        .collect()
+    )
     assert {(row.id,): row.asDict() for row in then} == upstream.accounts.state(middle.end_ts)
 
 
-def test_a_parquet_changelog_holds_every_change_once_after_kills(spark, captures, upstream, tmp_path):
+def test_a_parquet_changelog_holds_every_change_once_after_kills(
+    spark, captures, upstream, tmp_path
+):
     lines = killed(captures, f"parquet://{tmp_path}", ("commit", 1, "mask"))
     rows = spark.read.parquet(f"{tmp_path}/bank/kinds").drop("cut").collect()
     assert plain(rows) == plain(upstream.kinds.rows)

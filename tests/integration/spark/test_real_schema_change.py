@@ -1,4 +1,6 @@
-"""Schema changes of a real TiDB, through store, capture and Spark: restart by restart, no row of it is lost."""
+"""Schema changes of a real TiDB, through store, capture and Spark: restart by restart,
+no row of it is lost.
+"""
 
 import asyncio
 import contextlib
@@ -34,10 +36,14 @@ def history(cluster):
         async with PdClient.open(cluster.pd) as pd, KvClient.open(pd) as kv:
             await load(kv, (txn for txn in txns() if txn.commit_ts <= end_ts))
 
-    start_ts = next(ts for ts, name, _ in vectors.history() if name == "vec.ncs")  # the last of the first tables
+    start_ts = next(
+        ts for ts, name, _ in vectors.history() if name == "vec.ncs"
+    )  # the last of the first tables
     end_ts = last_step()["ts_after"]
     asyncio.run(loaded())
-    create = pb.CreateChangefeedRequest(id="history", sink_uri="none:///", start_ts=start_ts, filter=[TABLE])
+    create = pb.CreateChangefeedRequest(
+        id="history", sink_uri="none:///", start_ts=start_ts, filter=[TABLE]
+    )
     create.ignore_ineligible_table = True
     cluster.api("CreateChangefeed", create)
     Reader(cluster, "history").wait_resolved(end_ts)
@@ -78,8 +84,14 @@ def run(spark, checkpoint, found, **given):
 
 def test_a_query_is_started_again_at_each_change_of_its_columns(spark, cluster, history, tmp_path):
     found, told, schema_ts = [], [], history[0]
-    while error := run(spark, tmp_path, found, **options(cluster, history, table=TABLE, schemaTs=str(schema_ts))):
-        told.append(re.search(r"\[TM:ErrSchemaChanged\] table vec.spk (.*) above (\d+) by: (.*?);", error).groups())
+    while error := run(
+        spark, tmp_path, found, **options(cluster, history, table=TABLE, schemaTs=str(schema_ts))
+    ):
+        told.append(
+            re.search(
+                r"\[TM:ErrSchemaChanged\] table vec.spk (.*) above (\d+) by: (.*?);", error
+            ).groups()
+        )
         schema_ts = told[-1][1]
     assert [change for change, _, _ in told] == [
         "gets extra int, gets nul string",
@@ -99,9 +111,13 @@ def test_an_envelope_reads_the_whole_history_in_one_query(spark, cluster, histor
     folded = {}
     for row in rows:
         if row._op != "ddl":
-            is_told = row._op == "update" and row.before is not None  # not of rows that are read again
+            is_told = (
+                row._op == "update" and row.before is not None
+            )  # not of rows that are read again
             assert not is_told or json.loads(row.before)["s"] == json.loads(row.key)["s"]
-            folded[json.loads(row.key)["s"]] = None if row.after is None else json.loads(row.after)["v"]
+            folded[json.loads(row.key)["s"]] = (
+                None if row.after is None else json.loads(row.after)["v"]
+            )
     assert {key: v for key, v in folded.items() if v is not None} == rows_at_the_end()
     statements = [json.loads(row.after)["query"] for row in rows if row._op == "ddl"]
     assert [text.split()[3:5] for text in statements if "column" in text] == [

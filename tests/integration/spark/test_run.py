@@ -41,7 +41,9 @@ def test_without_java_it_ends_with_one_clear_error(captures, tmp_path):
     process = start(captures, f"parquet://{tmp_path}/lake", env=env)
     _, said = process.communicate(timeout=200)
     assert process.returncode == 1
-    assert next(line for line in said.splitlines() if line.startswith("[TM:")).startswith("[TM:ErrJavaNotFound] ")
+    assert next(line for line in said.splitlines() if line.startswith("[TM:")).startswith(
+        "[TM:ErrJavaNotFound] "
+    )
     assert not (tmp_path / "lake").exists()
 
 
@@ -65,8 +67,12 @@ def test_a_killed_driver_is_started_again_and_sigterm_ends_it_well(captures, ups
             assert cut["rows"] == {}, "a replayed cut is not counted twice"
         metrics = urllib.request.urlopen(f"http://{http}/metrics", timeout=60).read().decode()
         assert f'tidemark_spark_cut_ts{{changefeed="bank"}} {float(upstream.end_ts)}' in metrics
-        starts = metrics.partition('tidemark_spark_job_starts_total{changefeed="bank"} ')[2].partition("\n")[0]
-        assert float(starts) >= 2  # more where the machine is too busy for a Python worker of Spark's
+        starts = metrics.partition('tidemark_spark_job_starts_total{changefeed="bank"} ')[
+            2
+        ].partition("\n")[0]
+        assert (
+            float(starts) >= 2
+        )  # more where the machine is too busy for a Python worker of Spark's
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=200) == 0
     finally:

@@ -1,4 +1,6 @@
-"""A stretch that an operator gave up: the job passes over it, says so, and goes on above it after each death."""
+"""A stretch that an operator gave up: the job passes over it, says so,
+and goes on above it after each death.
+"""
 
 import json
 import os
@@ -17,9 +19,28 @@ FIRST, LAST = 300, 500
 
 
 def run(captures, target, step, until_ts):
-    """One life of the job, killed at a step of its first batch; returns its status and the lines it printed."""
-    arguments = ["--endpoint", captures.uri, "--changefeed", "bank", "--target", target, "--trigger", "0 seconds"]
-    command = [sys.executable, "-m", "tests.integration.spark.killed", step, "0", "mask", *arguments]
+    """One life of the job, killed at a step of its first batch;
+    returns its status and the lines it printed.
+    """
+    arguments = [
+        "--endpoint",
+        captures.uri,
+        "--changefeed",
+        "bank",
+        "--target",
+        target,
+        "--trigger",
+        "0 seconds",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.spark.killed",
+        step,
+        "0",
+        "mask",
+        *arguments,
+    ]
     while True:  # Spark gives a new Python worker ten seconds, which a busy machine may need
         done = subprocess.run(
             [*command, "--until-ts", str(until_ts)],
@@ -35,7 +56,10 @@ def run(captures, target, step, until_ts):
 def test_the_job_goes_on_above_what_was_skipped(spark, captures, upstream, tmp_path):
     target = f"parquet://{tmp_path}"
     assert run(captures, target, "never", FIRST)[0] == os.EX_OK
-    captures.checkpoint_ts, captures.skipped = LAST, [(FIRST, LAST)]  # resume --overwrite-checkpoint-ts
+    captures.checkpoint_ts, captures.skipped = (
+        LAST,
+        [(FIRST, LAST)],
+    )  # resume --overwrite-checkpoint-ts
 
     status, lines = run(captures, target, "manifest", upstream.end_ts)
     assert status == -signal.SIGKILL, "it dies at the commit of the first cut above"

@@ -29,7 +29,9 @@ def unzoned(row):
 
 def plain(rows):
     """Changes in commit order."""
-    return sorted((unzoned(row) for row in rows), key=lambda fields: (fields["_commit_ts"], fields["_seq"]))
+    return sorted(
+        (unzoned(row) for row in rows), key=lambda fields: (fields["_commit_ts"], fields["_seq"])
+    )
 
 
 def test_a_batch_read_gives_each_type_and_just_the_range(spark, captures, upstream):
@@ -37,11 +39,15 @@ def test_a_batch_read_gives_each_type_and_just_the_range(spark, captures, upstre
     assert plain(rows) == plain(upstream.kinds.between(200, 700))
 
 
-def test_a_stream_gives_every_row_once_and_never_splits_a_transaction(spark, captures, upstream, tmp_path):
+def test_a_stream_gives_every_row_once_and_never_splits_a_transaction(
+    spark, captures, upstream, tmp_path
+):
     batches = []
     query = (
         spark.readStream.format("tidemark")
-        .options(endpoint=captures.uri, changefeed="bank", table="bank.kinds", maxRowsPerTrigger="60")
+        .options(
+            endpoint=captures.uri, changefeed="bank", table="bank.kinds", maxRowsPerTrigger="60"
+        )
         .load()
         .writeStream.option("checkpointLocation", str(tmp_path))
         .trigger(availableNow=True)
@@ -54,13 +60,19 @@ def test_a_stream_gives_every_row_once_and_never_splits_a_transaction(spark, cap
     assert sum(len(found) for found in commits) == len(set().union(*commits))
     assert plain([row for batch in batches for row in batch]) == plain(upstream.kinds.rows)
     assert captures.acks == sorted(captures.acks)
-    assert captures.acks[-1] == max(row._commit_ts for row in batches[-2]) or captures.acks[-1] == captures.resolved_ts
+    assert (
+        captures.acks[-1] == max(row._commit_ts for row in batches[-2])
+        or captures.acks[-1] == captures.resolved_ts
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"tabel": "bank.kinds"}, r"\[TM:ErrOptionInvalid\] unknown option 'tabel', did you mean 'table'\?"),
+        (
+            {"tabel": "bank.kinds"},
+            r"\[TM:ErrOptionInvalid\] unknown option 'tabel', did you mean 'table'\?",
+        ),
         ({"table": "bank.none"}, r"\[TM:ErrTableNotFound\] .* it has: bank.accounts, bank.kinds"),
         ({"changefeed": "none"}, r"\[TM:ErrChangefeedNotFound\]"),
     ],
@@ -71,7 +83,9 @@ def test_a_mistake_is_told_in_our_words(spark, captures, options, told):
 
 
 def reader_of(captures, **options):
-    parsed = parse({"endpoint": captures.uri, "changefeed": "bank", "table": "bank.kinds"} | options)
+    parsed = parse(
+        {"endpoint": captures.uri, "changefeed": "bank", "table": "bank.kinds"} | options
+    )
     described = Changefeed(parsed).describe()
     return RowStreamReader(parsed, spark_schema(described.tables["bank.kinds"]))
 
@@ -81,7 +95,9 @@ def at(ts):
 
 
 def test_before_spark_4_2_a_reader_without_a_position_sets_no_limit(captures):
-    """Counted from the checkpoint, a limited offset could lie before what Spark has already committed."""
+    """Counted from the checkpoint, a limited offset could lie before what Spark has already
+    committed.
+    """
     restarted = reader_of(captures, maxRowsPerTrigger="5")
     assert restarted.latestOffset() == at(captures.resolved_ts)
     fresh = reader_of(captures, maxRowsPerTrigger="5")
@@ -95,9 +111,13 @@ def test_offsets_keep_to_the_end_to_bytes_and_to_their_changefeed(captures):
     assert capped.latestOffset(at(40)) == at(40)
     few = reader_of(captures, maxRowsPerTrigger="50", maxBytesPerTrigger=str(3 * ROW_BYTES))
     ends = [few.latestOffset(at(0))["ts"]]
-    assert len(captures.upstream.kinds.between(0, ends[0])) <= 3, "also where Spark limits rows only"
+    assert len(captures.upstream.kinds.between(0, ends[0])) <= 3, (
+        "also where Spark limits rows only"
+    )
     assert few.reportLatestOffset() == at(captures.resolved_ts)
-    with pytest.raises(SourceError, match=r"\[TM:ErrCheckpointForeign\] .* belongs to changefeed 'other'"):
+    with pytest.raises(
+        SourceError, match=r"\[TM:ErrCheckpointForeign\] .* belongs to changefeed 'other'"
+    ):
         few.latestOffset({"ts": 0, "changefeed": "other"})
     with pytest.raises(SourceError, match=r"\[TM:ErrOffsetBehind\]"):
         few.partitions(at(40), at(30))
@@ -116,7 +136,9 @@ def test_a_start_that_is_gone_is_told_at_once(captures):
     captures.resolve(500)
     for ts in (200, 300):
         reader_of(captures).latestOffset(at(ts))
-    assert reader_of(captures, startTs="200").initialOffset() == at(200), "the last cut can be read once more"
+    assert reader_of(captures, startTs="200").initialOffset() == at(200), (
+        "the last cut can be read once more"
+    )
     with pytest.raises(SourceError, match=r"\[TM:ErrRangeCleaned\] .* checkpoint, 300"):
         reader_of(captures, startTs="100").initialOffset()
 
@@ -142,12 +164,19 @@ def test_a_capture_that_dies_in_the_middle_of_a_slice_is_read_on(captures, upstr
 def test_a_token_is_sent_with_every_call_and_its_lack_is_told(spark, captures, upstream, tmp_path):
     captures.token = "s3cret"
     (tmp_path / "token").write_text("s3cret\n")
-    assert read(spark, captures, tokenFile=str(tmp_path / "token"), startTs="0").count() == len(upstream.kinds.rows)
+    assert read(spark, captures, tokenFile=str(tmp_path / "token"), startTs="0").count() == len(
+        upstream.kinds.rows
+    )
     with pytest.raises(PySparkException, match=r"\[TM:ErrUnauthenticated\]"):
         read(spark, captures)
 
 
 def test_tls_files_that_are_missing_are_told(captures):
-    given = {"endpoint": captures.uri, "changefeed": "bank", "cuts": "true", "caPath": "/nowhere/ca.pem"}
+    given = {
+        "endpoint": captures.uri,
+        "changefeed": "bank",
+        "cuts": "true",
+        "caPath": "/nowhere/ca.pem",
+    }
     with pytest.raises(SourceError, match=r"\[TM:ErrCredentials\] .*/nowhere/ca.pem"):
         CutStreamReader(parse(given)).initialOffset()

@@ -1,4 +1,6 @@
-"""A changefeed with a target_ts and a real lake job: the lake ends exactly there, the job says so, GC goes on."""
+"""A changefeed with a target_ts and a real lake job: the lake ends exactly there,
+the job says so, GC goes on.
+"""
 
 import json
 import os
@@ -19,11 +21,32 @@ EX_TEMPFAIL = 75
 
 
 def run(cluster, target, step):
-    """One life of the job, killed at a step of its first batch; returns its status and the lines it printed."""
-    arguments = ["--endpoint", flight(cluster), "--changefeed", "ending", "--target", target, "--trigger", "0 seconds"]
-    command = [sys.executable, "-m", "tests.integration.spark.killed", step, "0", "mask", *arguments]
+    """One life of the job, killed at a step of its first batch;
+    returns its status and the lines it printed.
+    """
+    arguments = [
+        "--endpoint",
+        flight(cluster),
+        "--changefeed",
+        "ending",
+        "--target",
+        target,
+        "--trigger",
+        "0 seconds",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.integration.spark.killed",
+        step,
+        "0",
+        "mask",
+        *arguments,
+    ]
     while True:  # Spark gives a new Python worker ten seconds, which a busy machine may need
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+        )
         if done.returncode != EX_TEMPFAIL:
             return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -65,7 +88,9 @@ def test_everything_up_to_target_ts_and_nothing_above_it(spark, cluster, tmp_pat
         last = cluster.cli("changefeed", "query", "-c", "ending")
     assert last["checkpoint_tso"] == target_ts
 
-    assert run(cluster, target, "never") == (os.EX_OK, [{"finished": {"at_ts": target_ts}}]), "started again"
+    assert run(cluster, target, "never") == (os.EX_OK, [{"finished": {"at_ts": target_ts}}]), (
+        "started again"
+    )
     said = cluster.cli("changefeed", "resume", "-c", "ending")
     assert f"--start-ts {target_ts}" in said
     cluster.cli("changefeed", "remove", "-c", "ending", "--no-confirm")

@@ -1,4 +1,6 @@
-"""A small upstream for the Spark tests: seeded histories of two tables, and what they amount to at any commit_ts."""
+"""A small upstream for the Spark tests: seeded histories of two tables,
+and what they amount to at any commit_ts.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -8,9 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 
-ENVELOPE = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
+ENVELOPE = [
+    ("_op", pa.string()),
+    ("_commit_ts", pa.int64()),
+    ("_start_ts", pa.int64()),
+    ("_seq", pa.int64()),
+]
 ACCOUNTS = pa.schema(
-    [*ENVELOPE, ("id", pa.int64()), ("owner", pa.string()), ("balance", pa.int64()), ("updated_at", pa.int64())]
+    [
+        *ENVELOPE,
+        ("id", pa.int64()),
+        ("owner", pa.string()),
+        ("balance", pa.int64()),
+        ("updated_at", pa.int64()),
+    ]
 )
 KINDS = pa.schema(
     [
@@ -40,7 +53,9 @@ class Table:
 
     def schema_at(self, ts: int, *, before: bool = False) -> Any:
         """Of the rows above `ts`; with their rows before, if asked."""
-        schema = next((schema for from_ts, schema in reversed(self.later) if from_ts <= ts), self.schema)
+        schema = next(
+            (schema for from_ts, schema in reversed(self.later) if from_ts <= ts), self.schema
+        )
         if not before:
             return schema
         return schema.append(pa.field("_before", pa.struct(list(schema)[len(ENVELOPE) :])))
@@ -56,7 +71,11 @@ class Table:
             if row["_op"] == "delete":
                 del held[key]
             else:
-                held[key] = {name: value for name, value in row.items() if name not in ("_op", "_start_ts", "_seq")}
+                held[key] = {
+                    name: value
+                    for name, value in row.items()
+                    if name not in ("_op", "_start_ts", "_seq")
+                }
         return held
 
 
@@ -73,7 +92,12 @@ class Upstream:
             for table, columns in ((self.accounts, self._account), (self.kinds, self._kind)):
                 for seq, key in enumerate(chosen.sample(range(keys), chosen.randint(0, 3))):
                     op = self._op(chosen, living[table.name], key)
-                    envelope = {"_op": op, "_commit_ts": 10 * number, "_start_ts": 10 * number - 5, "_seq": seq}
+                    envelope = {
+                        "_op": op,
+                        "_commit_ts": 10 * number,
+                        "_start_ts": 10 * number - 5,
+                        "_seq": seq,
+                    }
                     table.rows.append(envelope | columns(key, number))
 
     @property
@@ -92,7 +116,12 @@ class Upstream:
 
     @staticmethod
     def _account(key: int, number: int) -> dict[str, Any]:
-        return {"id": key, "owner": f"o'{key}\\", "balance": 1000 * number + key, "updated_at": number}
+        return {
+            "id": key,
+            "owner": f"o'{key}\\",
+            "balance": 1000 * number + key,
+            "updated_at": number,
+        }
 
     @staticmethod
     def _kind(key: int, number: int) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Clients of a bank on raw requests: every way to commit, dying in every place; they write down what they saw."""
+"""Clients of a bank on raw requests: every way to commit, dying in every place;
+they write down what they saw.
+"""
 
 import asyncio
 import random
@@ -88,7 +90,11 @@ class Transfer:
     async def undo(self) -> None:
         """Roll back what was prewritten, give back what was locked."""
         for key in self._keys:
-            owner = {"context": self._bank.contexts[key], "start_version": self._txn.start_ts, "keys": [key]}
+            owner = {
+                "context": self._bank.contexts[key],
+                "start_version": self._txn.start_ts,
+                "keys": [key],
+            }
             await self._bank.stubs.tikv.KvBatchRollback(kvrpcpb.BatchRollbackRequest(**owner))
 
     async def _sent(self, call: Any, request: Any) -> Any:
@@ -128,7 +134,9 @@ class Transfer:
         raise RefusedError
 
     async def _prewrite(self, kind: str) -> int:
-        """Prewrite region by region; returns the commit_ts that async commit computed, 0 for an ordinary commit."""
+        """Prewrite region by region; returns the commit_ts that async commit computed,
+        0 for an ordinary commit.
+        """
         parts = self._bank.by_region(self._keys)
         one_pc, async_commit = kind == "1pc" and len(parts) == 1, kind == "async"
         computed: list[int] = []
@@ -136,7 +144,8 @@ class Transfer:
             request = kvrpcpb.PrewriteRequest(
                 context=self._bank.contexts[part[0]],
                 mutations=[
-                    kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"%d" % self._txn.writes[key]) for key in part
+                    kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"%d" % self._txn.writes[key])
+                    for key in part
                 ],
                 primary_lock=self._keys[0],
                 start_version=self._txn.start_ts,
@@ -155,7 +164,9 @@ class Transfer:
 
     async def _prewrite_part(self, request: kvrpcpb.PrewriteRequest) -> kvrpcpb.PrewriteResponse:
         for _ in range(_TRIES):
-            answer: kvrpcpb.PrewriteResponse = await self._sent(self._bank.stubs.tikv.KvPrewrite, request)
+            answer: kvrpcpb.PrewriteResponse = await self._sent(
+                self._bank.stubs.tikv.KvPrewrite, request
+            )
             if not answer.errors:
                 return answer
             if not all(error.HasField("locked") for error in answer.errors):
@@ -165,7 +176,9 @@ class Transfer:
         raise RefusedError
 
     async def _commit(self, computed: int) -> int:
-        """Commit both keys, primary first; a reader may have pushed min_commit_ts, then it is later."""
+        """Commit both keys, primary first; a reader may have pushed min_commit_ts,
+        then it is later.
+        """
         commit_ts = computed or await self._bank.stubs.pd.tso()
         for key in self._keys:
             for _ in range(_TRIES):
@@ -191,7 +204,9 @@ async def client(bank: Bank, rng: random.Random, transfers: int, death_rate: flo
     for _ in range(transfers):
         txn = Txn(await bank.stubs.pd.tso())
         txns.append(txn)
-        transfer = Transfer(bank, rng, txn, rng.randint(0, 6) if rng.random() < death_rate else 1000)
+        transfer = Transfer(
+            bank, rng, txn, rng.randint(0, 6) if rng.random() < death_rate else 1000
+        )
         try:
             await transfer.run()
             txn.end = End.COMMITTED

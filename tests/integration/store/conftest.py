@@ -9,7 +9,9 @@ from tests.integration.store.daemons import Cluster, running_cluster
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """Coordinator and store, kept for the module; the store takes the module's STORE_FLAGS, too."""
     flags: tuple[str, ...] = getattr(request.module, "STORE_FLAGS", ())
     directory: Path = tmp_path_factory.mktemp("cluster")

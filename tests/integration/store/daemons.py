@@ -63,7 +63,9 @@ def failed(name: str, *arguments: str) -> tuple[int, str]:
         env=_ENVIRONMENT,
         check=False,
     )
-    return done.returncode, "\n".join(line for line in done.stderr.splitlines() if line.startswith("[TM:"))
+    return done.returncode, "\n".join(
+        line for line in done.stderr.splitlines() if line.startswith("[TM:")
+    )
 
 
 @dataclass
@@ -81,10 +83,19 @@ class Cluster:
 @contextmanager
 def running_cluster(directory: Path, *store_flags: str) -> Iterator[Cluster]:
     """A coordinator and a store of their own on free ports."""
-    coordinator = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{directory / 'meta'}")
+    coordinator = start(
+        "coordinator", "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{directory / 'meta'}"
+    )
     cluster = None
     try:
-        flags = ["--addr", "127.0.0.1:0", "--coordinator", coordinator.addr, "--data-dir", str(directory / "store")]
+        flags = [
+            "--addr",
+            "127.0.0.1:0",
+            "--coordinator",
+            coordinator.addr,
+            "--data-dir",
+            str(directory / "store"),
+        ]
         cluster = Cluster(coordinator, start("store", *flags, *store_flags))
         yield cluster
     finally:

@@ -1,4 +1,6 @@
-"""A change-feed client that holds the store to the rules TiCDC dies by (PROTOCOLS, cdcpb rules 6 to 9)."""
+"""A change-feed client that holds the store to the rules TiCDC dies by (PROTOCOLS,
+cdcpb rules 6 to 9).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +30,9 @@ class RegionState:
     early: list[Row] = field(default_factory=list)
 
     def apply(self, row: Row) -> list[Committed]:
-        """The changes that are now known to be committed: (commit_ts, start_ts, key, op, value, old_value)."""
+        """The changes that are now known to be committed: (commit_ts, start_ts, key, op,
+        value, old_value).
+        """
         at = (row.start_ts, row.key)
         match row.type:
             case cdcpb.Event.PREWRITE:
@@ -40,7 +44,9 @@ class RegionState:
                 return [out for earlier in early for out in self.apply(earlier)]
             case cdcpb.Event.COMMITTED:
                 assert row.commit_ts > self.checkpoint_ts
-                assert not self.initialized or row.commit_ts > self.resolved_ts, "a 1PC at or before a resolved_ts"
+                assert not self.initialized or row.commit_ts > self.resolved_ts, (
+                    "a 1PC at or before a resolved_ts"
+                )
                 return [_committed(row, row)]
             case _ if not self.initialized:
                 self.early.append(row)
@@ -60,7 +66,9 @@ def _committed(row: Row, values: Row) -> Committed:
 class Feed:
     """One EventFeedV2 stream."""
 
-    def __init__(self, stubs: Stubs, requests: asyncio.Queue[cdcpb.ChangeDataRequest | None]) -> None:
+    def __init__(
+        self, stubs: Stubs, requests: asyncio.Queue[cdcpb.ChangeDataRequest | None]
+    ) -> None:
         self.stubs = stubs
         self.regions: dict[int, RegionState] = {}
         self.committed: list[Committed] = []

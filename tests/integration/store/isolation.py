@@ -1,4 +1,6 @@
-"""What snapshot isolation demands of a finished history: a pure checker over what clients saw and the store kept."""
+"""What snapshot isolation demands of a finished history:
+a pure checker over what clients saw and the store kept.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,9 @@ class End(Enum):
 
 @dataclass(slots=True)
 class Txn:
-    """One transaction as its client saw it; `locked_reads` are the values its pessimistic locks gave it."""
+    """One transaction as its client saw it; `locked_reads` are the values its pessimistic locks
+    gave it.
+    """
 
     start_ts: int
     reads: dict[bytes, int] = field(default_factory=dict)
@@ -42,7 +46,9 @@ def faults(history: History, txns: Sequence[Txn]) -> list[str]:
     """All that contradicts snapshot isolation; empty when nothing does."""
     found: list[str] = []
     for txn in txns:
-        found += _atomicity(history, txn) + _snapshot_reads(history, txn) + _lost_updates(history, txn)
+        found += (
+            _atomicity(history, txn) + _snapshot_reads(history, txn) + _lost_updates(history, txn)
+        )
     for key, versions in history.items():
         stamps = [version.commit_ts for version in versions]
         if len(set(stamps)) < len(stamps):
@@ -64,11 +70,17 @@ def _atomicity(history: History, txn: Txn) -> list[str]:
         if version.start_ts == txn.start_ts
     }
     stamps = {commit_ts for _, commit_ts, _ in kept}
-    if {(key, value) for key, _, value in kept} != (set(txn.writes.items()) if kept else set()) or len(stamps) > 1:
+    if {(key, value) for key, _, value in kept} != (
+        set(txn.writes.items()) if kept else set()
+    ) or len(stamps) > 1:
         return [f"{txn.start_ts} is torn: {len(kept)} of {len(txn.writes)} writes at {stamps}"]
     if txn.end is End.COMMITTED and stamps != ({txn.commit_ts} if txn.writes else set()):
         return [f"{txn.start_ts} was told {txn.commit_ts}, but is committed at {stamps}"]
-    return [f"{txn.start_ts} failed, but is committed at {stamps}"] if txn.end is End.FAILED and stamps else []
+    return (
+        [f"{txn.start_ts} failed, but is committed at {stamps}"]
+        if txn.end is End.FAILED and stamps
+        else []
+    )
 
 
 def _snapshot_reads(history: History, txn: Txn) -> list[str]:
@@ -80,8 +92,15 @@ def _snapshot_reads(history: History, txn: Txn) -> list[str]:
 
 
 def _lost_updates(history: History, txn: Txn) -> list[str]:
-    """Nobody committed to a key that a committed transaction read and then wrote, between the two."""
-    kept = {version.commit_ts for versions in history.values() for version in versions if _is_of(version, txn)}
+    """Nobody committed to a key that a committed transaction read and then wrote,
+    between the two.
+    """
+    kept = {
+        version.commit_ts
+        for versions in history.values()
+        for version in versions
+        if _is_of(version, txn)
+    }
     if not kept:
         return []
     (commit_ts,) = kept
@@ -91,8 +110,12 @@ def _lost_updates(history: History, txn: Txn) -> list[str]:
         if _value(history[key], commit_ts - 1) != value
     ]
     for key in txn.writes.keys() & txn.reads.keys() - txn.locked_reads.keys():
-        between = [version for version in history[key] if txn.start_ts < version.commit_ts < commit_ts]
-        found += [f"{txn.start_ts} overwrote {version.start_ts} on {key.hex()}" for version in between]
+        between = [
+            version for version in history[key] if txn.start_ts < version.commit_ts < commit_ts
+        ]
+        found += [
+            f"{txn.start_ts} overwrote {version.start_ts} on {key.hex()}" for version in between
+        ]
     return found
 
 

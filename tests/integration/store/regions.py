@@ -11,11 +11,16 @@ QUICK = ("--region-check-interval", "0.2", "--heartbeat-interval", "0.2")
 
 
 async def regions_of(pd: PdClient) -> list[RegionRoute]:
-    """All of them, without a hole or an overlap: as they are reported one by one, there may be one for a moment."""
+    """All of them, without a hole or an overlap: as they are reported one by one,
+    there may be one for a moment.
+    """
     async with asyncio.timeout(60):
         while True:
             routes = await pd.scan_regions(b"")
-            if [b"", *(route.region.end_key for route in routes)] == [*(it.region.start_key for it in routes), b""]:
+            if [b"", *(route.region.end_key for route in routes)] == [
+                *(it.region.start_key for it in routes),
+                b"",
+            ]:
                 return routes
             await asyncio.sleep(0.01)
 

@@ -1,4 +1,6 @@
-"""A store's services as a test calls them: contexts from the coordinator, requests as they are on the wire."""
+"""A store's services as a test calls them: contexts from the coordinator,
+requests as they are on the wire.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,10 +33,14 @@ class Stubs:
     async def context(self, key: bytes) -> kvrpcpb.Context:
         """The context of a request for a user key."""
         route = await self._route(encode_bytes(key))
-        return kvrpcpb.Context(region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader)
+        return kvrpcpb.Context(
+            region_id=route.region.id, region_epoch=route.region.region_epoch, peer=route.leader
+        )
 
     async def _route(self, key: bytes) -> RegionRoute:
-        """As clients do: regions that change are reported one by one, and in between there may be none for a key."""
+        """As clients do: regions that change are reported one by one,
+        and in between there may be none for a key.
+        """
         async with asyncio.timeout(60):
             while True:
                 with suppress(RegionMissingError):
@@ -42,7 +48,13 @@ class Stubs:
                 await asyncio.sleep(0.01)
 
     async def prewrite(
-        self, key: bytes, value: bytes, *, primary: bytes = b"", start_ts: int = 0, ttl_ms: int = 3000
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        primary: bytes = b"",
+        start_ts: int = 0,
+        ttl_ms: int = 3000,
     ) -> int:
         """Lock one key and leave it so; returns the start_ts."""
         start_ts = start_ts or await self.pd.tso()
@@ -63,7 +75,10 @@ class Stubs:
         commit_ts = commit_ts or await self.pd.tso()
         answer = await self.tikv.KvCommit(
             kvrpcpb.CommitRequest(
-                context=await self.context(key), start_version=start_ts, keys=[key], commit_version=commit_ts
+                context=await self.context(key),
+                start_version=start_ts,
+                keys=[key],
+                commit_version=commit_ts,
             )
         )
         assert not answer.HasField("error"), answer
@@ -76,12 +91,17 @@ class Stubs:
 
     async def get(self, key: bytes, version: int = 0) -> kvrpcpb.GetResponse:
         """A read at `version`, or now."""
-        request = kvrpcpb.GetRequest(context=await self.context(key), key=key, version=version or await self.pd.tso())
+        request = kvrpcpb.GetRequest(
+            context=await self.context(key), key=key, version=version or await self.pd.tso()
+        )
         return await self.tikv.KvGet(request)
 
 
 @asynccontextmanager
 async def stubs_of(cluster: Cluster) -> AsyncIterator[Stubs]:
     """Connected stubs for the block."""
-    async with PdClient.open(cluster.coordinator.addr) as pd, connect(cluster.store.addr) as channel:
+    async with (
+        PdClient.open(cluster.coordinator.addr) as pd,
+        connect(cluster.store.addr) as channel,
+    ):
         yield Stubs(pd, channel, tikvpb.TikvStub(channel))

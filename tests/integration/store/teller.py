@@ -1,4 +1,6 @@
-"""A process that moves money through the Rust client: `python -m tests.integration.store.teller ADDR MODE SEED`."""
+"""A process that moves money through the Rust client:
+`python -m tests.integration.store.teller ADDR MODE SEED`.
+"""
 
 import asyncio
 import contextlib

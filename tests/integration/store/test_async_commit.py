@@ -15,7 +15,9 @@ from tests.integration.store.feeds import feeding
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
 
-async def prewrite(stubs: Stubs, *keys: bytes, start_ts: int, **more: Any) -> kvrpcpb.PrewriteResponse:
+async def prewrite(
+    stubs: Stubs, *keys: bytes, start_ts: int, **more: Any
+) -> kvrpcpb.PrewriteResponse:
     request = kvrpcpb.PrewriteRequest(
         context=await stubs.context(keys[0]),
         mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v" + key) for key in keys],
@@ -28,7 +30,9 @@ async def prewrite(stubs: Stubs, *keys: bytes, start_ts: int, **more: Any) -> kv
     return answer
 
 
-async def test_one_pc_is_read_at_its_commit_ts_and_above_every_earlier_read(cluster: Cluster) -> None:
+async def test_one_pc_is_read_at_its_commit_ts_and_above_every_earlier_read(
+    cluster: Cluster,
+) -> None:
     key = row_key(101, 410)
     async with stubs_of(cluster) as stubs:
         start_ts, reader_ts = await stubs.pd.tso(), await stubs.pd.tso()
@@ -41,7 +45,9 @@ async def test_one_pc_is_read_at_its_commit_ts_and_above_every_earlier_read(clus
         assert again.one_pc_commit_ts == done.one_pc_commit_ts
 
 
-async def test_an_orphan_of_async_commit_is_committed_once_all_its_locks_are_there(cluster: Cluster) -> None:
+async def test_an_orphan_of_async_commit_is_committed_once_all_its_locks_are_there(
+    cluster: Cluster,
+) -> None:
     primary, other = row_key(101, 411), row_key(102, 411)
     async with stubs_of(cluster) as stubs, KvClient.open(stubs.pd) as kv:
         start_ts = await stubs.pd.tso()
@@ -62,7 +68,9 @@ async def test_an_orphan_of_async_commit_is_committed_once_all_its_locks_are_the
             assert (await stubs.get(key, commit_ts - 1)).not_found
 
 
-async def test_an_orphan_of_async_commit_without_all_locks_is_rolled_back_for_good(cluster: Cluster) -> None:
+async def test_an_orphan_of_async_commit_without_all_locks_is_rolled_back_for_good(
+    cluster: Cluster,
+) -> None:
     primary, other = row_key(101, 412), row_key(102, 412)
     async with stubs_of(cluster) as stubs, KvClient.open(stubs.pd) as kv:
         start_ts = await stubs.pd.tso()
@@ -95,7 +103,9 @@ async def test_no_computed_commit_ever_comes_at_or_below_a_resolved_ts(cluster: 
                 start_ts = await stubs.pd.tso()
                 await asyncio.sleep(0.01)  # resolved timestamps overtake start_ts
                 if number % 2:
-                    committed[key] = (await prewrite(stubs, key, start_ts=start_ts, try_one_pc=True)).one_pc_commit_ts
+                    committed[key] = (
+                        await prewrite(stubs, key, start_ts=start_ts, try_one_pc=True)
+                    ).one_pc_commit_ts
                 else:
                     done = await prewrite(stubs, key, start_ts=start_ts, use_async_commit=True)
                     committed[key] = await stubs.commit(key, start_ts, done.min_commit_ts)

@@ -16,7 +16,9 @@ async def prewrite(
     stubs: Stubs, mutations: list[kvrpcpb.Mutation], *, where: bytes = KEY, **more: Any
 ) -> kvrpcpb.PrewriteResponse:
     fields = {"start_version": await stubs.pd.tso(), "primary_lock": KEY, "lock_ttl": 9} | more
-    request = kvrpcpb.PrewriteRequest(context=await stubs.context(where), mutations=mutations, **fields)
+    request = kvrpcpb.PrewriteRequest(
+        context=await stubs.context(where), mutations=mutations, **fields
+    )
     return await stubs.tikv.KvPrewrite(request)
 
 
@@ -56,14 +58,18 @@ async def test_keys_outside_the_region_are_refused_wherever_they_stand(cluster: 
         assert (await stubs.get(KEY)).not_found
 
 
-async def test_a_request_over_the_entry_limit_is_refused_and_one_below_is_not(cluster: Cluster) -> None:
+async def test_a_request_over_the_entry_limit_is_refused_and_one_below_is_not(
+    cluster: Cluster,
+) -> None:
     key = b"k-huge"
     async with stubs_of(cluster) as stubs:
         answer = await prewrite(stubs, [put(key, bytes(MAX_ENTRY_BYTES))], primary_lock=key)
         assert answer.region_error.raft_entry_too_large.entry_size > MAX_ENTRY_BYTES
         assert (await stubs.get(key)).not_found
         start_ts = await stubs.pd.tso()
-        fits = await prewrite(stubs, [put(key, bytes(6 << 20))], primary_lock=key, start_version=start_ts)
+        fits = await prewrite(
+            stubs, [put(key, bytes(6 << 20))], primary_lock=key, start_version=start_ts
+        )
         assert not fits.errors
         await stubs.commit(key, start_ts)
         assert len((await stubs.get(key)).value) == 6 << 20
@@ -97,7 +103,9 @@ async def test_unknown_transactions_are_told_apart_from_finished_ones(cluster: C
             context=context, primary_key=KEY, lock_ts=unknown, current_ts=await stubs.pd.tso()
         )
         assert (await stubs.tikv.KvCheckTxnStatus(status)).error.txn_not_found.primary_key == KEY
-        whole = kvrpcpb.ResolveLockRequest(context=context, start_version=unknown, commit_version=unknown + 1)
+        whole = kvrpcpb.ResolveLockRequest(
+            context=context, start_version=unknown, commit_version=unknown + 1
+        )
         assert not (await stubs.tikv.KvResolveLock(whole)).HasField("error")
         lite = kvrpcpb.ResolveLockRequest(
             context=context, start_version=unknown, commit_version=unknown + 1, keys=[KEY]
@@ -132,7 +140,9 @@ async def test_a_read_of_the_future_is_refused_and_moves_no_later_commit(cluster
         future = await stubs.get(KEY, 2**63)
         assert future.error.abort.startswith("[TM:ErrTimestampAhead]")
         context = await stubs.context(KEY)
-        scanned = await stubs.tikv.KvScan(kvrpcpb.ScanRequest(context=context, version=2**63, limit=1))
+        scanned = await stubs.tikv.KvScan(
+            kvrpcpb.ScanRequest(context=context, version=2**63, limit=1)
+        )
         assert scanned.error.abort.startswith("[TM:ErrTimestampAhead]")
         key = b"k-after-future"
         answer = await prewrite(stubs, [put(key)], primary_lock=key, try_one_pc=True)
@@ -143,8 +153,12 @@ async def test_raw_pairs_are_checked_too(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         context = await stubs.context(b"r")
         for key, code in ((b"", "ErrKeyEmpty"), (b"r" * 9000, "ErrKeyTooLarge")):
-            answer = await stubs.tikv.RawPut(kvrpcpb.RawPutRequest(context=context, key=key, value=b"v"))
+            answer = await stubs.tikv.RawPut(
+                kvrpcpb.RawPutRequest(context=context, key=key, value=b"v")
+            )
             assert answer.error.startswith(f"[TM:{code}]")
         pairs = [kvrpcpb.KvPair(key=b"r1"), kvrpcpb.KvPair(key=b"r2"), kvrpcpb.KvPair(key=b"r3")]
-        odd = await stubs.tikv.RawBatchPut(kvrpcpb.RawBatchPutRequest(context=context, pairs=pairs, ttls=[1, 2]))
+        odd = await stubs.tikv.RawBatchPut(
+            kvrpcpb.RawBatchPutRequest(context=context, pairs=pairs, ttls=[1, 2])
+        )
         assert "2 TTLs do not fit 3 pairs" in odd.error

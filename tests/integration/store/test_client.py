@@ -13,10 +13,21 @@ import pytest
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import row_key, stubs_of
 
-tikv_client = pytest.importorskip("tikv_client", reason="its wheels are for Linux x86-64 and CPython 3.11 only")
+tikv_client = pytest.importorskip(
+    "tikv_client", reason="its wheels are for Linux x86-64 and CPython 3.11 only"
+)
 
-STORE_FLAGS = ("--wait-for-lock-timeout", "0.1")  # this client asks ten times, each time for as long as the store likes
-ACROSS_REGIONS = [row_key(100, 1), row_key(101, 1), row_key(101, 600), row_key(102, 1), row_key(200, 1)]
+STORE_FLAGS = (
+    "--wait-for-lock-timeout",
+    "0.1",
+)  # this client asks ten times, each time for as long as the store likes
+ACROSS_REGIONS = [
+    row_key(100, 1),
+    row_key(101, 1),
+    row_key(101, 600),
+    row_key(102, 1),
+    row_key(200, 1),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +53,9 @@ def put(client: Any, rows: dict[bytes, bytes]) -> None:
 
 @contextlib.contextmanager
 def begun(client: Any, *, pessimistic: bool = False) -> Iterator[Any]:
-    """A transaction that is rolled back unless it ended before: the client aborts the process over a forgotten one."""
+    """A transaction that is rolled back unless it ended before:
+    the client aborts the process over a forgotten one.
+    """
     txn = client.begin(pessimistic=pessimistic)
     try:
         yield txn
@@ -126,14 +139,18 @@ def test_a_pessimistic_lock_stops_a_second_one_until_it_is_given_back(client: An
     assert read(client, b"mine") == [b"3"]
 
 
-def test_the_orphan_lock_of_a_killed_pessimistic_client_does_not_stop_readers(cluster: Cluster, client: Any) -> None:
+def test_the_orphan_lock_of_a_killed_pessimistic_client_does_not_stop_readers(
+    cluster: Cluster, client: Any
+) -> None:
     put(client, {b"hostage": b"1"})
     program = (
         "import sys, time\nfrom tikv_client import TransactionClient\n"
         "txn = TransactionClient.connect([sys.argv[1]]).begin(pessimistic=True)\n"
         "txn.put(b'hostage', b'2')\nprint('locked', flush=True)\ntime.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, cluster.coordinator.addr], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, cluster.coordinator.addr], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"locked\n"
     process.stdout.close()
@@ -152,19 +169,28 @@ def test_expired_orphans_are_resolved_by_whoever_meets_them(
     async def leave_orphans() -> None:
         async with stubs_of(cluster) as stubs:
             abandoned = await stubs.prewrite(open_primary, b"new", ttl_ms=1)
-            await stubs.prewrite(open_secondary, b"new", primary=open_primary, start_ts=abandoned, ttl_ms=1)
+            await stubs.prewrite(
+                open_secondary, b"new", primary=open_primary, start_ts=abandoned, ttl_ms=1
+            )
             half = await stubs.prewrite(done_primary, b"new", ttl_ms=1)
-            await stubs.prewrite(done_secondary, b"new", primary=done_primary, start_ts=half, ttl_ms=1)
+            await stubs.prewrite(
+                done_secondary, b"new", primary=done_primary, start_ts=half, ttl_ms=1
+            )
             await stubs.commit(done_primary, half)
 
     loop.run_until_complete(leave_orphans())
     assert read(client, open_secondary, done_secondary) == [b"old", b"new"]
     with begun(client) as txn:
-        assert dict(txn.scan(open_primary, row_key(101, 22), 10)) == {open_primary: b"old", done_primary: b"new"}
+        assert dict(txn.scan(open_primary, row_key(101, 22), 10)) == {
+            open_primary: b"old",
+            done_primary: b"new",
+        }
 
 
 def total(client: Any, accounts: list[bytes]) -> int:
-    """The client gives a lock up after 1.5 s, but after a failed commit it leaves locks that live for 3 s."""
+    """The client gives a lock up after 1.5 s, but after a failed commit it leaves locks that live
+    for 3 s.
+    """
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with begun(client) as txn:
@@ -184,7 +210,14 @@ def test_concurrent_clients_keep_the_bank_whole(cluster: Cluster, client: Any) -
         tellers = [
             running.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.integration.store.teller", cluster.coordinator.addr, mode, str(seed)],
+                    [
+                        sys.executable,
+                        "-m",
+                        "tests.integration.store.teller",
+                        cluster.coordinator.addr,
+                        mode,
+                        str(seed),
+                    ],
                     stdout=subprocess.PIPE,
                     env={"PYTHONPATH": ".:proto/gen"},
                 )

@@ -1,4 +1,6 @@
-"""A store with a damaged file answers no wrong data, says which file, and goes on with everything else."""
+"""A store with a damaged file answers no wrong data, says which file,
+and goes on with everything else.
+"""
 
 from pathlib import Path
 
@@ -20,11 +22,15 @@ def value(handle: int) -> bytes:
 async def filled(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         for first in range(0, ROWS, 100):
-            start_ts, keys = await stubs.pd.tso(), [row_key(101, at) for at in range(first, first + 100)]
+            start_ts, keys = (
+                await stubs.pd.tso(),
+                [row_key(101, at) for at in range(first, first + 100)],
+            )
             prewrite = kvrpcpb.PrewriteRequest(
                 context=await stubs.context(keys[0]),
                 mutations=[
-                    kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value(first + at)) for at, key in enumerate(keys)
+                    kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value(first + at))
+                    for at, key in enumerate(keys)
                 ],
                 primary_lock=keys[0],
                 start_version=start_ts,
@@ -38,7 +44,11 @@ async def filled(cluster: Cluster) -> None:
 def damage(data_dir: Path) -> Path:
     """Flip a bit in a block of values."""
     for path in sorted((data_dir / "mvcc").glob("*.ldb")):
-        blocks = [block for block in read_index(path) if block.last_key.startswith(b"d") and block.size > 100]
+        blocks = [
+            block
+            for block in read_index(path)
+            if block.last_key.startswith(b"d") and block.size > 100
+        ]
         if blocks:
             data = bytearray(path.read_bytes())
             data[blocks[len(blocks) // 2].offset + 50] ^= 4
@@ -58,7 +68,9 @@ async def read_all(stubs: Stubs) -> list[str]:
     return errors
 
 
-async def test_a_flipped_bit_is_never_served_and_the_rest_of_the_store_goes_on(tmp_path: Path) -> None:
+async def test_a_flipped_bit_is_never_served_and_the_rest_of_the_store_goes_on(
+    tmp_path: Path,
+) -> None:
     with running_cluster(tmp_path, "--split-keys", "") as cluster:
         await filled(cluster)
         cluster.restart_store()  # which writes its log into a table
@@ -80,13 +92,16 @@ async def test_a_flipped_bit_is_never_served_and_the_rest_of_the_store_goes_on(t
                 ]
                 ids = range(1, ROWS + 1)
                 yield tikvpb.BatchCommandsRequest(
-                    request_ids=ids, requests=[tikvpb.BatchCommandsRequest.Request(Get=get) for get in gets]
+                    request_ids=ids,
+                    requests=[tikvpb.BatchCommandsRequest.Request(Get=get) for get in gets],
                 )
 
             context, now_ts = await stubs.context(row_key(101, 0)), await stubs.pd.tso()
             answers = [message async for message in stubs.tikv.BatchCommands(requests())]
             gets = {
-                at - 1: part.Get for each in answers for at, part in zip(each.request_ids, each.responses, strict=True)
+                at - 1: part.Get
+                for each in answers
+                for at, part in zip(each.request_ids, each.responses, strict=True)
             }
             refused = [at for at, get in gets.items() if get.HasField("region_error")]
             assert len(refused) == len(errors)

@@ -66,7 +66,9 @@ async def test_a_reader_that_stops_reading_is_cut_and_can_come_back(tmp_path: Pa
             assert told == {row_key(101, handle) for handle in range(60)}
 
 
-async def test_a_feed_goes_on_from_its_resolved_ts_after_the_store_was_killed(tmp_path: Path) -> None:
+async def test_a_feed_goes_on_from_its_resolved_ts_after_the_store_was_killed(
+    tmp_path: Path,
+) -> None:
     with running_cluster(tmp_path) as cluster:
         answered: dict[bytes, bytes] = {}
         committed: set[tuple[int, bytes, bytes]] = set()
@@ -98,10 +100,18 @@ def test_a_stopped_store_drains_and_ends_with_status_0(tmp_path: Path) -> None:
 def test_a_data_directory_of_another_cluster_is_refused(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster.store.stop()
-        other = start("coordinator", "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path / 'other'}")
+        other = start(
+            "coordinator", "--addr", "127.0.0.1:0", "--metadata", f"leveldb:{tmp_path / 'other'}"
+        )
         try:
             status, line = failed(
-                "store", "--addr", "127.0.0.1:0", "--coordinator", other.addr, "--data-dir", str(tmp_path / "store")
+                "store",
+                "--addr",
+                "127.0.0.1:0",
+                "--coordinator",
+                other.addr,
+                "--data-dir",
+                str(tmp_path / "store"),
             )
         finally:
             other.kill()
@@ -119,7 +129,14 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, data_dir: Path) -> None:
     with running_cluster(tmp_path) as cluster, socket.create_server(("127.0.0.1", 0)) as taken:
         flags = ["--coordinator", cluster.coordinator.addr]
         here = ["--addr", "127.0.0.1:0"]
-        busy = failed("store", *flags, "--addr", f"127.0.0.1:{taken.getsockname()[1]}", "--data-dir", str(data_dir))
+        busy = failed(
+            "store",
+            *flags,
+            "--addr",
+            f"127.0.0.1:{taken.getsockname()[1]}",
+            "--data-dir",
+            str(data_dir),
+        )
         locked = failed("store", *flags, *here, "--data-dir", str(tmp_path / "store"))
         (tmp_path / "file").touch()
         unusable = failed("store", *flags, *here, "--data-dir", str(tmp_path / "file"))
@@ -146,7 +163,13 @@ def test_a_corrupt_database_is_refused(tmp_path: Path) -> None:
 
 def test_an_absent_coordinator_is_named(tmp_path: Path) -> None:
     status, line = failed(
-        "store", "--addr", "127.0.0.1:0", "--coordinator", "127.0.0.1:1", "--data-dir", str(tmp_path / "store")
+        "store",
+        "--addr",
+        "127.0.0.1:0",
+        "--coordinator",
+        "127.0.0.1:1",
+        "--data-dir",
+        str(tmp_path / "store"),
     )
     assert status == 1
     assert line.startswith("[TM:ErrCoordinatorUnavailable]")

@@ -1,4 +1,6 @@
-"""The change feed under load tells every committed change once, and nothing at or before a resolved_ts."""
+"""The change feed under load tells every committed change once,
+and nothing at or before a resolved_ts.
+"""
 
 import asyncio
 import random
@@ -23,7 +25,9 @@ async def subscribe_all(feed: Feed, checkpoint_ts: int = 0) -> None:
 
 
 async def work(stubs: Stubs, rng: random.Random, rounds: int) -> list[tuple[int, bytes, bytes]]:
-    """Random transactions, a third of them rolled back; returns (commit_ts, key, value) of the committed ones."""
+    """Random transactions, a third of them rolled back; returns (commit_ts, key,
+    value) of the committed ones.
+    """
     done = []
     for _ in range(rounds):
         key, value = rng.choice(KEYS), rng.randbytes(rng.choice([1, 10, 400]))
@@ -41,7 +45,9 @@ async def work(stubs: Stubs, rng: random.Random, rounds: int) -> list[tuple[int,
             continue
         if rng.random() < 1 / 3:
             await stubs.tikv.KvBatchRollback(
-                kvrpcpb.BatchRollbackRequest(context=await stubs.context(key), start_version=start_ts, keys=[key])
+                kvrpcpb.BatchRollbackRequest(
+                    context=await stubs.context(key), start_version=start_ts, keys=[key]
+                )
             )
         else:
             done.append((await stubs.commit(key, start_ts), key, value))
@@ -49,13 +55,17 @@ async def work(stubs: Stubs, rng: random.Random, rounds: int) -> list[tuple[int,
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_every_commit_is_told_once_with_its_old_value_while_writers_run(cluster: Cluster, seed: int) -> None:
+async def test_every_commit_is_told_once_with_its_old_value_while_writers_run(
+    cluster: Cluster, seed: int
+) -> None:
     rng = random.Random(seed)
     async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
         checkpoint_ts = await stubs.pd.tso()
         before = await work(stubs, rng, 20)
         async with asyncio.TaskGroup() as tasks:
-            writers = [tasks.create_task(work(stubs, random.Random(seed + at), 40)) for at in range(4)]
+            writers = [
+                tasks.create_task(work(stubs, random.Random(seed + at), 40)) for at in range(4)
+            ]
             await subscribe_all(feed, checkpoint_ts)
             await feed.wait_resolved(await stubs.pd.tso())
             while not all(writer.done() for writer in writers):
@@ -82,7 +92,9 @@ async def test_an_open_lock_holds_resolved_ts_back_until_it_ends(cluster: Cluste
         assert next(iter(feed.regions.values())).resolved_ts == start_ts - 1
         commit_ts = await stubs.commit(row_key(101, 50), start_ts)
         await feed.wait_resolved(now)
-        assert [(row[0], row[4]) for row in feed.committed if row[2] == row_key(101, 50)] == [(commit_ts, b"v")]
+        assert [(row[0], row[4]) for row in feed.committed if row[2] == row_key(101, 50)] == [
+            (commit_ts, b"v")
+        ]
 
 
 async def test_deletes_come_with_what_they_deleted(cluster: Cluster) -> None:
@@ -125,7 +137,9 @@ async def test_bad_requests_get_their_error_and_spare_the_others(cluster: Cluste
         await feed.wait_resolved(1)
 
 
-async def test_the_first_event_feed_serves_the_same_rows_and_names_no_request_in_resolved_ts(cluster: Cluster) -> None:
+async def test_the_first_event_feed_serves_the_same_rows_and_names_no_request_in_resolved_ts(
+    cluster: Cluster,
+) -> None:
     key = row_key(102, 90)
     async with stubs_of(cluster) as stubs:
         commit_ts, route = await stubs.put(key, b"v"), await stubs.pd.region(encode_bytes(key))
@@ -147,7 +161,10 @@ async def test_the_first_event_feed_serves_the_same_rows_and_names_no_request_in
         resolved = (await call.read()) if len(rows) > 1 else None
         while resolved is None or not resolved.HasField("resolved_ts"):
             resolved = await call.read()
-        assert (resolved.resolved_ts.request_id, list(resolved.resolved_ts.regions)) == (0, [route.region.id])
+        assert (resolved.resolved_ts.request_id, list(resolved.resolved_ts.regions)) == (
+            0,
+            [route.region.id],
+        )
         call.cancel()
 
 
@@ -155,12 +172,16 @@ async def test_deregister_stops_the_regions_of_a_request(cluster: Cluster) -> No
     async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
         await subscribe_all(feed, await stubs.pd.tso())
         await feed.wait_resolved(1)
-        feed.send(cdcpb.ChangeDataRequest(request_id=1, deregister=cdcpb.ChangeDataRequest.Deregister()))
+        feed.send(
+            cdcpb.ChangeDataRequest(request_id=1, deregister=cdcpb.ChangeDataRequest.Deregister())
+        )
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(feed.wait_resolved(2**63), 1.0)
 
 
-async def test_a_split_ends_the_region_with_the_new_map_and_the_feed_goes_on_there(cluster: Cluster) -> None:
+async def test_a_split_ends_the_region_with_the_new_map_and_the_feed_goes_on_there(
+    cluster: Cluster,
+) -> None:
     key = row_key(102, 5000)
     async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
         await subscribe_all(feed, await stubs.pd.tso())
@@ -183,13 +204,17 @@ async def test_a_split_ends_the_region_with_the_new_map_and_the_feed_goes_on_the
 
 async def test_an_unknown_feature_is_unimplemented(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
-        call = cdcgrpc.ChangeDataStub(stubs.channel).EventFeedV2(metadata=(("features", "telepathy"),))
+        call = cdcgrpc.ChangeDataStub(stubs.channel).EventFeedV2(
+            metadata=(("features", "telepathy"),)
+        )
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_filter_loop_hides_what_a_changefeed_wrote_here_live_and_scanned(cluster: Cluster) -> None:
+async def test_filter_loop_hides_what_a_changefeed_wrote_here_live_and_scanned(
+    cluster: Cluster,
+) -> None:
     ours, looped = row_key(102, 80), row_key(102, 81)
     async with stubs_of(cluster) as stubs, feeding(stubs) as feed:
         checkpoint_ts, route = await stubs.pd.tso(), await stubs.pd.region(encode_bytes(ours))

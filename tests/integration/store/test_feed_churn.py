@@ -1,4 +1,6 @@
-"""The real puller over regions that split, merge and lose their store: every committed change comes, none too late."""
+"""The real puller over regions that split, merge and lose their store:
+every committed change comes, none too late.
+"""
 
 import asyncio
 import random
@@ -37,7 +39,9 @@ class Recorder:
 
     def add(self, _: Span, batch: pa.RecordBatch) -> None:
         rows = batch.select(["commit_ts", "key", "value"]).to_pylist()
-        assert all(row["commit_ts"] > self.resolved_ts for row in rows), "a change at or before a resolved_ts"
+        assert all(row["commit_ts"] > self.resolved_ts for row in rows), (
+            "a change at or before a resolved_ts"
+        )
         self.changes |= {(row["commit_ts"], row["key"], row["value"]) for row in rows}
 
     def resolve(self, _: Span, ts: int) -> None:
@@ -46,14 +50,20 @@ class Recorder:
 
 
 async def write(client: KvClient, pd: PdClient, rng: random.Random, written: set[Change]) -> None:
-    """Transactions of two keys, until cancelled between two of them; one whose fate is not known ends in a lock."""
+    """Transactions of two keys, until cancelled between two of them;
+    one whose fate is not known ends in a lock.
+    """
     while True:
         start_ts = await pd.tso()
         keys = sorted({row_key(101, rng.randrange(1000)) for _ in range(2)})
         values = dict.fromkeys(keys, b"%d" % start_ts)
-        mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value) for key, value in values.items()]
+        mutations = [
+            kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=value) for key, value in values.items()
+        ]
         try:
-            await client.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=3000)
+            await client.prewrite(
+                mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=3000
+            )
         except TidemarkError:
             await client.batch_rollback(keys, start_ts)
             continue
@@ -81,7 +91,10 @@ async def test_the_puller_gets_every_change_whatever_regions_and_store_go_throug
             span = Span(1, TABLE, b"t" + encode_i64(102))
             puller = TablePuller(span, await pd.tso(), Upstream(pd, feeds, pool, shared), recorder)
             pulling = tasks.create_task(puller.run())
-            writers = [tasks.create_task(write(client, pd, random.Random(seed * 10 + at), written)) for at in range(3)]
+            writers = [
+                tasks.create_task(write(client, pd, random.Random(seed * 10 + at), written))
+                for at in range(3)
+            ]
             for _ in range(2):
                 async with stubs_of(cluster) as stubs, asyncio.TaskGroup() as churn:
                     churn.create_task(change_regions(stubs, rng))
@@ -97,7 +110,9 @@ async def test_the_puller_gets_every_change_whatever_regions_and_store_go_throug
             await asyncio.wait(writers)
             end_ts = await pd.tso()
             async with asyncio.timeout(60):
-                while recorder.resolved_ts < end_ts:  # a prewrite of a cancelled writer may arrive after a look
+                while (
+                    recorder.resolved_ts < end_ts
+                ):  # a prewrite of a cancelled writer may arrive after a look
                     await resolve_locks(client, end_ts, written)
                     await asyncio.sleep(0.05)
             pulling.cancel()
@@ -110,7 +125,9 @@ async def test_the_puller_gets_every_change_whatever_regions_and_store_go_throug
 
 async def test_a_large_open_transaction_waits_on_disk_and_comes_whole(tmp_path: Path) -> None:
     recorder, limit = Recorder(), 1 << 20
-    values = {row_key(101, handle): random.Random(handle).randbytes(50_000) for handle in range(400)}
+    values = {
+        row_key(101, handle): random.Random(handle).randbytes(50_000) for handle in range(400)
+    }
     with (
         running_cluster(tmp_path, "--resolved-ts-interval", "0.05") as cluster,
         closing(OpenTransactions(tmp_path / "open", limit)) as shared,
@@ -129,8 +146,13 @@ async def test_a_large_open_transaction_waits_on_disk_and_comes_whole(tmp_path: 
             start_ts = await pd.tso()
             keys = list(values)
             for first in range(0, 400, 20):
-                mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=values[key]) for key in keys[first:][:20]]
-                await client.prewrite(mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=60_000)
+                mutations = [
+                    kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=values[key])
+                    for key in keys[first:][:20]
+                ]
+                await client.prewrite(
+                    mutations, primary=keys[0], start_version=start_ts, lock_ttl_ms=60_000
+                )
             async with asyncio.timeout(60):
                 while shared.spilled < 380:  # noqa: ASYNC110 - it spills in a thread
                     await asyncio.sleep(0.01)
@@ -155,5 +177,7 @@ async def resolve_locks(client: KvClient, end_ts: int, written: set[Change]) -> 
         page = await client.scan_lock(start, end, end_ts, 1000)
         for lock in page.locks:
             status = await client.cleanup(lock.primary_lock, lock.lock_version)
-            await client.resolve_lock([lock.key], lock.lock_version, commits.get(lock.lock_version, status))
+            await client.resolve_lock(
+                [lock.key], lock.lock_version, commits.get(lock.lock_version, status)
+            )
         start = page.next_key or region_end(page.route)

@@ -1,4 +1,6 @@
-"""The store's GC at work: it keeps its place over a crash and its pace on demand, and feeds never miss what it took."""
+"""The store's GC at work: it keeps its place over a crash and its pace on demand,
+and feeds never miss what it took.
+"""
 
 import asyncio
 import random
@@ -27,11 +29,15 @@ async def status(stubs: Stubs) -> store_pb2.GetStoreStatusResponse:
 
 
 async def set_limit(stubs: Stubs, text: str, name: str = LIMIT) -> None:
-    request = debugpb.ModifyTikvConfigRequest(module=debugpb.SERVER, config_name=name, config_value=text)
+    request = debugpb.ModifyTikvConfigRequest(
+        module=debugpb.SERVER, config_name=name, config_value=text
+    )
     await debuggrpc.DebugStub(stubs.channel).ModifyTikvConfig(request)
 
 
-async def wait_gc(stubs: Stubs, reached: Callable[[store_pb2.GCProgress], bool]) -> store_pb2.GCProgress:
+async def wait_gc(
+    stubs: Stubs, reached: Callable[[store_pb2.GCProgress], bool]
+) -> store_pb2.GCProgress:
     async with asyncio.timeout(60):
         while True:
             progress = (await status(stubs)).gc
@@ -49,7 +55,11 @@ async def overwritten(stubs: Stubs, keys: list[bytes], versions: int) -> None:
             mutation = kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"%d" % version)
             answer = await stubs.tikv.KvPrewrite(
                 kvrpcpb.PrewriteRequest(
-                    context=contexts[key], mutations=[mutation], primary_lock=key, start_version=start_ts, lock_ttl=3000
+                    context=contexts[key],
+                    mutations=[mutation],
+                    primary_lock=key,
+                    start_version=start_ts,
+                    lock_ttl=3000,
                 )
             )
             assert not answer.errors
@@ -64,7 +74,9 @@ async def writes_of(stubs: Stubs, key: bytes) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_gc_goes_on_where_it_was_after_the_store_was_killed(tmp_path: Path, seed: int) -> None:
+async def test_gc_goes_on_where_it_was_after_the_store_was_killed(
+    tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     keys = [row_key(table, handle) for table in (50, 101, 102, 200) for handle in (1, 2, 600, 601)]
     with running_cluster(tmp_path, *QUICK, "--gc-max-write-bytes-per-sec", "300") as cluster:
@@ -106,8 +118,12 @@ async def test_the_limit_is_changed_while_gc_runs_and_kept(tmp_path: Path) -> No
             await set_limit(stubs, "10MB")
             await wait_gc(stubs, lambda gc: gc.finished and bool(gc.safe_point))
             assert await writes_of(stubs, keys[0]) == 1
-            counted = [region.versions for region in (await status(stubs)).regions if region.versions.rows]
-            assert [(counts.rows, counts.puts, counts.versions) for counts in counted] == [(8, 8, 8)] * 2
+            counted = [
+                region.versions for region in (await status(stubs)).regions if region.versions.rows
+            ]
+            assert [(counts.rows, counts.puts, counts.versions) for counts in counted] == [
+                (8, 8, 8)
+            ] * 2
             cluster.store.kill()
         cluster.restart_store()
         async with stubs_of(cluster) as stubs:
@@ -123,7 +139,9 @@ async def collect(stubs: Stubs, key: bytes, safe_point: int, **more: object) -> 
     return await stubs.tikv.KvGC(kvrpcpb.GCRequest(context=context, safe_point=safe_point))
 
 
-async def test_central_gc_refuses_what_the_coordinator_protects_and_wrong_regions(cluster: Cluster) -> None:
+async def test_central_gc_refuses_what_the_coordinator_protects_and_wrong_regions(
+    cluster: Cluster,
+) -> None:
     key = row_key(101, 7)
     async with stubs_of(cluster) as stubs:
         await overwritten(stubs, [key], 3)
@@ -132,7 +150,9 @@ async def test_central_gc_refuses_what_the_coordinator_protects_and_wrong_region
             answer = await collect(stubs, key, ahead)
             assert answer.error.abort.startswith("[TM:ErrGCSafePointAhead]")
         assert await writes_of(stubs, key) == 3
-        assert (await collect(stubs, key, 1, region_id=999_999)).region_error.HasField("region_not_found")
+        assert (await collect(stubs, key, 1, region_id=999_999)).region_error.HasField(
+            "region_not_found"
+        )
         stale = await stubs.context(key)
         stale.region_epoch.version = 0
         answer = await stubs.tikv.KvGC(kvrpcpb.GCRequest(context=stale, safe_point=1))
@@ -166,13 +186,17 @@ async def test_a_feed_from_before_the_safepoint_is_told_so_and_never_begins(tmp_
             assert not feed.committed
 
 
-async def test_the_stores_safe_ts_follows_the_clock_and_stops_before_an_open_lock(tmp_path: Path) -> None:
+async def test_the_stores_safe_ts_follows_the_clock_and_stops_before_an_open_lock(
+    tmp_path: Path,
+) -> None:
     with running_cluster(tmp_path, *QUICK) as cluster:
         async with stubs_of(cluster) as stubs:
 
             async def safe_ts(start: bytes = b"", end: bytes = b"") -> int:
                 asked = kvrpcpb.KeyRange(start_key=start, end_key=end)
-                return (await stubs.tikv.GetStoreSafeTS(kvrpcpb.StoreSafeTSRequest(key_range=asked))).safe_ts
+                return (
+                    await stubs.tikv.GetStoreSafeTS(kvrpcpb.StoreSafeTSRequest(key_range=asked))
+                ).safe_ts
 
             async def wait_safe(ts: int, *bounds: bytes) -> None:
                 async with asyncio.timeout(60):
@@ -185,6 +209,8 @@ async def test_the_stores_safe_ts_follows_the_clock_and_stops_before_an_open_loc
             start_ts = await stubs.prewrite(row_key(101, 1), b"v")
             now = await stubs.pd.tso()
             await wait_safe(now, row_key(102, 1), row_key(102, 2))
-            assert await safe_ts() < now, "it may have passed start_ts before the lock came, but nothing after that"
+            assert await safe_ts() < now, (
+                "it may have passed start_ts before the lock came, but nothing after that"
+            )
             await stubs.commit(row_key(101, 1), start_ts)
             await wait_safe(now)

@@ -1,4 +1,6 @@
-"""Snapshot isolation over random concurrent histories against a real store; the checker itself is tested below."""
+"""Snapshot isolation over random concurrent histories against a real store;
+the checker itself is tested below.
+"""
 
 import asyncio
 import random
@@ -44,7 +46,9 @@ async def audit(bank: Bank, rounds: int) -> list[Txn]:
 
 
 @pytest.mark.parametrize("death_rate", [0.0, 0.3])
-async def test_random_concurrent_transfers_are_isolated(cluster: Cluster, death_rate: float) -> None:
+async def test_random_concurrent_transfers_are_isolated(
+    cluster: Cluster, death_rate: float
+) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     async with stubs_of(cluster) as stubs, KvClient.open(stubs.pd) as kv:
@@ -94,12 +98,18 @@ HISTORY: History = {
         (Txn(10, {}, {}, {b"a": 90, b"b": 110}), True),
         (Txn(15, {b"a": 100}, end=End.COMMITTED), True),
         (Txn(15, {}, {}, {b"a": 1}, 0, End.FAILED), True),
-        (Txn(10, {}, {}, {b"a": 90, b"b": 110}, 21, End.COMMITTED), False),  # another commit_ts than it was told
+        (
+            Txn(10, {}, {}, {b"a": 90, b"b": 110}, 21, End.COMMITTED),
+            False,
+        ),  # another commit_ts than it was told
         (Txn(10, {}, {}, {b"a": 90, b"b": 110}, 0, End.FAILED), False),  # committed after all
         (Txn(10, {}, {}, {b"a": 90, b"b": 110, b"c": 1}), False),  # torn
         (Txn(11, {}, {}, {b"a": 90}, 21, End.COMMITTED), False),  # lost
         (Txn(25, {b"a": 100}, end=End.COMMITTED), False),  # read something old
-        (Txn(10, {}, {b"a": 99}, {b"a": 90, b"b": 110}, 20, End.COMMITTED), False),  # locked something else
+        (
+            Txn(10, {}, {b"a": 99}, {b"a": 90, b"b": 110}, 20, End.COMMITTED),
+            False,
+        ),  # locked something else
     ],
 )
 def test_the_checker_knows_right_from_wrong(txn: Txn, right: bool) -> None:

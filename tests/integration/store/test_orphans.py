@@ -1,4 +1,6 @@
-"""Locks of clients that were killed, in every state their transaction can be in: they all end right."""
+"""Locks of clients that were killed, in every state their transaction can be in:
+they all end right.
+"""
 
 import asyncio
 from typing import Any
@@ -16,7 +18,9 @@ PRIMARY, HERE, THERE = row_key(101, 700), row_key(101, 701), row_key(102, 700)
 ALL = (PRIMARY, HERE, THERE)
 
 
-async def prewrite(stubs: Stubs, keys: tuple[bytes, ...], start_ts: int, ttl_ms: int = 1, **more: Any) -> list[int]:
+async def prewrite(
+    stubs: Stubs, keys: tuple[bytes, ...], start_ts: int, ttl_ms: int = 1, **more: Any
+) -> list[int]:
     """Lock the keys one by one, as a client may die in between; returns their min_commit_ts."""
     found = []
     for key in keys:
@@ -40,13 +44,17 @@ async def prewrite(stubs: Stubs, keys: tuple[bytes, ...], start_ts: int, ttl_ms:
 async def seen(stubs: Stubs, ts: int = 0) -> list[bytes | None]:
     """What our reader finds on all keys, whatever is locked."""
     async with KvClient.open(stubs.pd) as kv:
-        snapshot = Snapshot(kv, LockResolver(stubs.pd, kv), ts or await stubs.pd.tso(), timeout_s=60.0)
+        snapshot = Snapshot(
+            kv, LockResolver(stubs.pd, kv), ts or await stubs.pd.tso(), timeout_s=60.0
+        )
         return [await snapshot.get(key) for key in ALL]
 
 
 async def nothing_locked(stubs: Stubs) -> bool:
     for key in ALL:
-        request = kvrpcpb.ScanLockRequest(context=await stubs.context(key), start_key=key, end_key=key + b"\0")
+        request = kvrpcpb.ScanLockRequest(
+            context=await stubs.context(key), start_key=key, end_key=key + b"\0"
+        )
         request.max_version = await stubs.pd.tso()
         if (await stubs.tikv.KvScanLock(request)).locks:
             return False
@@ -84,7 +92,9 @@ async def test_a_read_before_the_commit_does_not_see_it(cluster: Cluster) -> Non
 
 
 @pytest.mark.parametrize("rolled_back", [True, False])
-async def test_what_was_not_committed_in_time_is_rolled_back(cluster: Cluster, rolled_back: bool) -> None:
+async def test_what_was_not_committed_in_time_is_rolled_back(
+    cluster: Cluster, rolled_back: bool
+) -> None:
     async with stubs_of(cluster) as stubs:
         old = await before(stubs)
         start_ts = await stubs.pd.tso()
@@ -131,13 +141,17 @@ async def test_an_async_commit_that_fell_back_is_decided_by_its_primary(cluster:
         old = await before(stubs)
         start_ts = await stubs.pd.tso()
         await prewrite(stubs, ALL[:2], start_ts, use_async_commit=True)
-        assert await prewrite(stubs, ALL[2:], start_ts, use_async_commit=True, max_commit_ts=start_ts) == [0]
+        assert await prewrite(
+            stubs, ALL[2:], start_ts, use_async_commit=True, max_commit_ts=start_ts
+        ) == [0]
         await asyncio.sleep(0.01)
         assert await seen(stubs) == old
         assert await nothing_locked(stubs)
 
 
-async def test_a_reader_passes_a_live_transaction_and_that_one_commits_later(cluster: Cluster) -> None:
+async def test_a_reader_passes_a_live_transaction_and_that_one_commits_later(
+    cluster: Cluster,
+) -> None:
     async with stubs_of(cluster) as stubs:
         old = await before(stubs)
         start_ts = await stubs.pd.tso()
@@ -146,7 +160,10 @@ async def test_a_reader_passes_a_live_transaction_and_that_one_commits_later(clu
         async with asyncio.timeout(60):
             assert await seen(stubs, read_ts) == old
         commit = kvrpcpb.CommitRequest(
-            context=await stubs.context(PRIMARY), start_version=start_ts, keys=[PRIMARY], commit_version=read_ts
+            context=await stubs.context(PRIMARY),
+            start_version=start_ts,
+            keys=[PRIMARY],
+            commit_version=read_ts,
         )
         expired = (await stubs.tikv.KvCommit(commit)).error.commit_ts_expired
         assert expired.min_commit_ts > read_ts

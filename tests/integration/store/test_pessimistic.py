@@ -1,4 +1,6 @@
-"""Pessimistic locks over the wire: waiting, the order of waking up, deadlocks, force-lock, giving back."""
+"""Pessimistic locks over the wire: waiting, the order of waking up, deadlocks, force-lock,
+giving back.
+"""
 
 import asyncio
 import time
@@ -18,7 +20,9 @@ CEILING_S = 6.0
 STORE_FLAGS = ("--wait-for-lock-timeout", f"{CEILING_S}")
 
 
-async def asked(stubs: Stubs, *keys: bytes, start_ts: int, **more: Any) -> kvrpcpb.PessimisticLockRequest:
+async def asked(
+    stubs: Stubs, *keys: bytes, start_ts: int, **more: Any
+) -> kvrpcpb.PessimisticLockRequest:
     fields = {"for_update_ts": start_ts, "lock_ttl": 600_000, "wait_timeout": FOREVER} | more
     return kvrpcpb.PessimisticLockRequest(
         context=await stubs.context(keys[0]),
@@ -29,12 +33,18 @@ async def asked(stubs: Stubs, *keys: bytes, start_ts: int, **more: Any) -> kvrpc
     )
 
 
-async def lock(stubs: Stubs, *keys: bytes, start_ts: int, **more: Any) -> kvrpcpb.PessimisticLockResponse:
+async def lock(
+    stubs: Stubs, *keys: bytes, start_ts: int, **more: Any
+) -> kvrpcpb.PessimisticLockResponse:
     return await stubs.tikv.KvPessimisticLock(await asked(stubs, *keys, start_ts=start_ts, **more))
 
 
-async def lock_in_time(stubs: Stubs, *keys: bytes, start_ts: int) -> kvrpcpb.PessimisticLockResponse:
-    """Ask again as clients do, when the store's ceiling was lower than what the request would wait."""
+async def lock_in_time(
+    stubs: Stubs, *keys: bytes, start_ts: int
+) -> kvrpcpb.PessimisticLockResponse:
+    """Ask again as clients do, when the store's ceiling was lower than what the request would
+    wait.
+    """
     while True:
         answer = await lock(stubs, *keys, start_ts=start_ts)
         if not answer.errors or not answer.errors[0].HasField("locked"):
@@ -43,7 +53,9 @@ async def lock_in_time(stubs: Stubs, *keys: bytes, start_ts: int) -> kvrpcpb.Pes
 
 async def waits(cluster: Cluster) -> int:
     """How often a lock request has begun to wait."""
-    with await asyncio.to_thread(urllib.request.urlopen, f"http://{cluster.store.http}/metrics") as answer:
+    with await asyncio.to_thread(
+        urllib.request.urlopen, f"http://{cluster.store.http}/metrics"
+    ) as answer:
         text = answer.read().decode()
     return int(float(text.partition("\ntidemark_store_lock_waits_total ")[2].partition("\n")[0]))
 
@@ -58,7 +70,9 @@ async def wait_waiting(cluster: Cluster, before: int, count: int) -> None:
 async def give_back(stubs: Stubs, *keys: bytes, start_ts: int, where: bytes = b"") -> None:
     context = await stubs.context(where or keys[0])
     answer = await stubs.tikv.KVPessimisticRollback(
-        kvrpcpb.PessimisticRollbackRequest(context=context, start_version=start_ts, for_update_ts=start_ts, keys=keys)
+        kvrpcpb.PessimisticRollbackRequest(
+            context=context, start_version=start_ts, for_update_ts=start_ts, keys=keys
+        )
     )
     assert not answer.errors
 
@@ -68,7 +82,11 @@ async def test_a_lock_request_waits_as_long_as_it_says_and_not_longer(cluster: C
     async with stubs_of(cluster) as stubs:
         first, second = await stubs.pd.tso(), await stubs.pd.tso()
         assert not (await lock(stubs, key, start_ts=first, wait_timeout=-1)).errors
-        for wait_ms, least_s, most_s in ((-1, 0.0, CEILING_S), (50, 0.05, CEILING_S), (0, CEILING_S, 60.0)):
+        for wait_ms, least_s, most_s in (
+            (-1, 0.0, CEILING_S),
+            (50, 0.05, CEILING_S),
+            (0, CEILING_S, 60.0),
+        ):
             began = time.monotonic()
             refused = await lock(stubs, key, start_ts=second, wait_timeout=wait_ms)
             assert refused.errors[0].locked.lock_version == first
@@ -111,7 +129,9 @@ async def test_the_unlock_that_wakes_a_waiter_may_come_on_its_own_stream(cluster
         await give_back(stubs, key, start_ts=second)
 
 
-async def test_waiters_are_woken_oldest_first_and_a_commit_tells_them_all_to_read_again(cluster: Cluster) -> None:
+async def test_waiters_are_woken_oldest_first_and_a_commit_tells_them_all_to_read_again(
+    cluster: Cluster,
+) -> None:
     key = row_key(101, 502)
     async with stubs_of(cluster) as stubs:
         owner = await stubs.pd.tso()
@@ -136,13 +156,18 @@ async def test_waiters_are_woken_oldest_first_and_a_commit_tells_them_all_to_rea
         await lock(stubs, key, start_ts=owner)
         async with asyncio.TaskGroup() as tasks:
             before = await waits(cluster)
-            refused = [tasks.create_task(lock_in_time(stubs, key, start_ts=start_ts)) for start_ts in starts]
+            refused = [
+                tasks.create_task(lock_in_time(stubs, key, start_ts=start_ts))
+                for start_ts in starts
+            ]
             await wait_waiting(cluster, before, len(starts))
             await stubs.prewrite(key, b"v", start_ts=owner)
             commit_ts = await stubs.commit(key, owner)
         for task in refused:
             conflict = task.result().errors[0].conflict
-            assert (conflict.conflict_commit_ts, conflict.reason) == (commit_ts, 2), "PessimisticRetry"
+            assert (conflict.conflict_commit_ts, conflict.reason) == (commit_ts, 2), (
+                "PessimisticRetry"
+            )
 
 
 async def test_a_deadlock_is_refused_at_once_with_its_wait_chain(cluster: Cluster) -> None:
@@ -159,7 +184,10 @@ async def test_a_deadlock_is_refused_at_once_with_its_wait_chain(cluster: Cluste
             (error,) = (await lock(stubs, one, start_ts=third)).errors
             deadlock = error.deadlock
             assert (deadlock.lock_ts, deadlock.lock_key) == (first, one)
-            assert (deadlock.deadlock_key, deadlock.deadlock_key_hash) == (three, fingerprint64(three))
+            assert (deadlock.deadlock_key, deadlock.deadlock_key_hash) == (
+                three,
+                fingerprint64(three),
+            )
             chain = [(edge.txn, edge.wait_for_txn, edge.key) for edge in deadlock.wait_chain]
             assert chain == [(first, second, two), (second, third, three), (third, first, one)]
             await give_back(stubs, three, start_ts=third)
@@ -176,13 +204,20 @@ async def test_a_forced_lock_is_taken_in_spite_of_a_newer_version(cluster: Clust
         forced = {"wake_up_mode": kvrpcpb.WakeUpModeForceLock, "return_values": True}
         (result,) = (await lock(stubs, key, start_ts=start_ts, **forced)).results
         assert result.type == kvrpcpb.LockResultLockedWithConflict
-        assert (result.locked_with_conflict_ts, result.value, result.existence) == (commit_ts, b"newer", True)
+        assert (result.locked_with_conflict_ts, result.value, result.existence) == (
+            commit_ts,
+            b"newer",
+            True,
+        )
         other = await lock(stubs, key, start_ts=await stubs.pd.tso(), wait_timeout=-1, **forced)
         assert other.errors[0].locked.lock_for_update_ts == commit_ts
         assert [result.type for result in other.results] == [kvrpcpb.LockResultFailed]
         await stubs.tikv.KVPessimisticRollback(
             kvrpcpb.PessimisticRollbackRequest(
-                context=await stubs.context(key), start_version=start_ts, for_update_ts=commit_ts, keys=[key]
+                context=await stubs.context(key),
+                start_version=start_ts,
+                for_update_ts=commit_ts,
+                keys=[key],
             )
         )
 
@@ -203,7 +238,9 @@ async def test_lock_requests_tell_values_and_existence_as_asked(cluster: Cluster
     async with stubs_of(cluster) as stubs:
         await stubs.put(there, b"v")
         start_ts = await stubs.pd.tso()
-        values = await lock(stubs, there, absent, start_ts=start_ts, return_values=True, lock_only_if_exists=True)
+        values = await lock(
+            stubs, there, absent, start_ts=start_ts, return_values=True, lock_only_if_exists=True
+        )
         assert (list(values.values), list(values.not_founds)) == ([b"v", b""], [False, True])
         existence = await lock(stubs, there, absent, start_ts=start_ts, check_existence=True)
         assert (list(existence.values), list(existence.not_founds)) == ([], [False, True])

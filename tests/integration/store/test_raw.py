@@ -28,7 +28,9 @@ async def test_compare_and_swap_tells_what_it_found(cluster: Cluster) -> None:
         of = {"context": await stubs.context(b"r"), "key": b"r-cas"}
 
         async def swap(value: bytes, **previous: object) -> tuple[bool, bool, bytes]:
-            answer = await stubs.tikv.RawCompareAndSwap(kvrpcpb.RawCASRequest(**of, value=value, **previous))
+            answer = await stubs.tikv.RawCompareAndSwap(
+                kvrpcpb.RawCASRequest(**of, value=value, **previous)
+            )
             return answer.succeed, answer.previous_not_exist, answer.previous_value
 
         assert await swap(b"1", previous_value=b"0") == (False, True, b"")
@@ -52,6 +54,10 @@ async def test_a_batch_scan_limits_each_range_and_a_checksum_covers_all(cluster:
         total = await stubs.tikv.RawChecksum(checked)
         assert (total.total_kvs, total.total_bytes) == (6, 30)
         assert total.checksum == range_sum((pair.key, pair.value) for pair in pairs).xor
-        request = kvrpcpb.RawBatchScanRequest(context=context, ranges=ranges, each_limit=2, key_only=True)
+        request = kvrpcpb.RawBatchScanRequest(
+            context=context, ranges=ranges, each_limit=2, key_only=True
+        )
         found = (await stubs.tikv.RawBatchScan(request)).kvs
-        assert [(pair.key, pair.value) for pair in found] == [(b"rs-%d" % at, b"") for at in (0, 1, 3, 4)]
+        assert [(pair.key, pair.value) for pair in found] == [
+            (b"rs-%d" % at, b"") for at in (0, 1, 3, 4)
+        ]

@@ -23,8 +23,18 @@ from tests.integration.store.regions import QUICK, put, regions_of, wait_regions
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
 
-async def test_a_region_that_grows_is_split_at_rows_and_all_of_it_stays_readable(tmp_path: Path) -> None:
-    flags = ("--split-keys", "", "--write-buffer-bytes", "65536", "--region-split-size", "200000", *QUICK)
+async def test_a_region_that_grows_is_split_at_rows_and_all_of_it_stays_readable(
+    tmp_path: Path,
+) -> None:
+    flags = (
+        "--split-keys",
+        "",
+        "--write-buffer-bytes",
+        "65536",
+        "--region-split-size",
+        "200000",
+        *QUICK,
+    )
     with running_cluster(tmp_path, *flags) as cluster:
         async with PdClient.open(cluster.coordinator.addr) as pd, KvClient.open(pd) as client:
             rng = random.Random(5)
@@ -44,13 +54,23 @@ async def test_tiny_neighbours_become_one_region_and_their_feeds_hear_of_it(tmp_
             for route in old:
                 feed.subscribe(route)
             (whole,) = await wait_regions(stubs.pd, 1, 1)
-            assert whole.region.region_epoch.version > max(route.region.region_epoch.version for route in old)
+            assert whole.region.region_epoch.version > max(
+                route.region.region_epoch.version for route in old
+            )
             assert (await stubs.get(row_key(101, 1))).value == b"v"
-            answer = await stubs.tikv.KvGet(kvrpcpb.GetRequest(context=stale, key=row_key(101, 1), version=1))
-            assert answer.region_error.HasField("epoch_not_match") or answer.region_error.HasField("region_not_found")
+            answer = await stubs.tikv.KvGet(
+                kvrpcpb.GetRequest(context=stale, key=row_key(101, 1), version=1)
+            )
+            assert answer.region_error.HasField("epoch_not_match") or answer.region_error.HasField(
+                "region_not_found"
+            )
             while len(feed.errors) < len(old):
                 await feed.step()
-            told = [region.id for event in feed.errors for region in event.error.epoch_not_match.current_regions]
+            told = [
+                region.id
+                for event in feed.errors
+                for region in event.error.epoch_not_match.current_regions
+            ]
             assert whole.region.id in told
 
 
@@ -69,15 +89,23 @@ async def test_merges_by_call_follow_tikvs_epoch_rules(cluster: Cluster) -> None
             store_pb2.MergeRegionsRequest(source_region_id=first.id, target_region_id=second.id)
         )
         merged = answer.region
-        assert (merged.id, merged.start_key, merged.end_key) == (second.id, first.start_key, second.end_key)
+        assert (merged.id, merged.start_key, merged.end_key) == (
+            second.id,
+            first.start_key,
+            second.end_key,
+        )
         versions = (first.region_epoch.version, second.region_epoch.version)
         assert merged.region_epoch.version == max(versions[0] + 1, versions[1]) + 1
         assert merged.region_epoch.conf_ver == second.region_epoch.conf_ver
-        read = await stubs.tikv.KvGet(kvrpcpb.GetRequest(context=stale, key=row_key(101, 1), version=1))
+        read = await stubs.tikv.KvGet(
+            kvrpcpb.GetRequest(context=stale, key=row_key(101, 1), version=1)
+        )
         assert merged in read.region_error.epoch_not_match.current_regions
         assert (await stubs.pd.region_by_id(merged.id)).region == merged
         split = await stubs.tikv.SplitRegion(
-            kvrpcpb.SplitRegionRequest(context=await stubs.context(b"a"), split_keys=[row_key(101, 0)])
+            kvrpcpb.SplitRegionRequest(
+                context=await stubs.context(b"a"), split_keys=[row_key(101, 0)]
+            )
         )
         assert split.regions[-1].id == merged.id
 
@@ -89,7 +117,9 @@ async def test_bad_splits_and_ranges_get_their_error_and_change_nothing(cluster:
         await stubs.put(key, b"v")
         context = await stubs.context(key)
 
-        async def split(*keys: bytes, raw: bool = False, **changed: object) -> kvrpcpb.SplitRegionResponse:
+        async def split(
+            *keys: bytes, raw: bool = False, **changed: object
+        ) -> kvrpcpb.SplitRegionResponse:
             asked = kvrpcpb.Context.FromString(context.SerializeToString())
             for name, value in changed.items():
                 setattr(asked, name, value)
@@ -108,10 +138,14 @@ async def test_bad_splits_and_ranges_get_their_error_and_change_nothing(cluster:
         assert region in (await split(key)).region_error.epoch_not_match.current_regions
         context.region_epoch.version -= 1
         context.peer.store_id += 1
-        assert (await split(key)).region_error.store_not_match.actual_store_id == context.peer.store_id - 1
+        assert (
+            await split(key)
+        ).region_error.store_not_match.actual_store_id == context.peer.store_id - 1
         for start, end in ((b"", b""), (key, b""), (key, key), (key + b"x", key)):
             request = kvrpcpb.UnsafeDestroyRangeRequest(start_key=start, end_key=end)
-            assert (await stubs.tikv.UnsafeDestroyRange(request)).error.startswith("[TM:ErrEmptyRange]")
+            assert (await stubs.tikv.UnsafeDestroyRange(request)).error.startswith(
+                "[TM:ErrEmptyRange]"
+            )
         assert (await stubs.get(key)).value == b"v"
         assert [route.region for route in await regions_of(stubs.pd)] == before
 
@@ -119,7 +153,14 @@ async def test_bad_splits_and_ranges_get_their_error_and_change_nothing(cluster:
 @contextmanager
 def second_store(cluster: Cluster, directory: Path, *flags: str) -> Iterator[Daemon]:
     """Another store of the same cluster."""
-    here = ("--addr", "127.0.0.1:0", "--coordinator", cluster.coordinator.addr, "--data-dir", str(directory))
+    here = (
+        "--addr",
+        "127.0.0.1:0",
+        "--coordinator",
+        cluster.coordinator.addr,
+        "--data-dir",
+        str(directory),
+    )
     daemon = start("store", *here, *flags)
     try:
         yield daemon
@@ -160,7 +201,9 @@ async def test_empty_regions_are_shared_and_one_that_holds_data_stays(tmp_path: 
                 for key in held:
                     assert (await stubs.context(key)).peer.store_id == ours
                     assert (await stubs.get(key)).value == b"v"
-                refused = await stubs.tikv.KvGet(kvrpcpb.GetRequest(context=stale, key=row_key(101, 600), version=1))
+                refused = await stubs.tikv.KvGet(
+                    kvrpcpb.GetRequest(context=stale, key=row_key(101, 600), version=1)
+                )
                 assert refused.region_error.region_not_found.region_id == stale.region_id
                 async with stubs_for(stubs.pd, row_key(101, 600)) as other:
                     assert (await other.context(row_key(101, 600))).peer.store_id != ours
@@ -183,10 +226,16 @@ async def test_a_handover_ends_on_one_store_whatever_is_killed_in_between(tmp_pa
                 for store in await pd.stores():
                     async with connect(store.address) as channel:
                         statuses.append(
-                            await StoreServiceStub(channel).GetStoreStatus(store_pb2.GetStoreStatusRequest())
+                            await StoreServiceStub(channel).GetStoreStatus(
+                                store_pb2.GetStoreStatusRequest()
+                            )
                         )
-                served = sorted(status.region.id for answer in statuses for status in answer.regions)
-                assert served == sorted(route.region.id for route in await regions_of(pd)), "served twice or never"
+                served = sorted(
+                    status.region.id for answer in statuses for status in answer.regions
+                )
+                assert served == sorted(route.region.id for route in await regions_of(pd)), (
+                    "served twice or never"
+                )
 
 
 async def change_regions(stubs: Stubs, rng: random.Random) -> None:
@@ -199,19 +248,25 @@ async def change_regions(stubs: Stubs, rng: random.Random) -> None:
             if len(regions) > 1 and rng.random() < len(regions) / 16:
                 neighbour = regions[at - 1 if at else 1]
                 await admin.MergeRegions(
-                    store_pb2.MergeRegionsRequest(source_region_id=regions[at].id, target_region_id=neighbour.id)
+                    store_pb2.MergeRegionsRequest(
+                        source_region_id=regions[at].id, target_region_id=neighbour.id
+                    )
                 )
             else:
                 key = row_key(101, rng.randrange(1000))
                 context = await stubs.context(key)
-                await stubs.tikv.SplitRegion(kvrpcpb.SplitRegionRequest(context=context, split_keys=[key]))
+                await stubs.tikv.SplitRegion(
+                    kvrpcpb.SplitRegionRequest(context=context, split_keys=[key])
+                )
         except grpc.aio.AioRpcError as err:
             if err.code() is grpc.StatusCode.UNAVAILABLE:
                 return
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_splits_and_merges_are_whole_or_not_at_all_when_the_store_is_killed(tmp_path: Path, seed: int) -> None:
+async def test_splits_and_merges_are_whole_or_not_at_all_when_the_store_is_killed(
+    tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(seed)
     with running_cluster(tmp_path, *QUICK) as cluster:
         written = {row_key(101, handle): b"%d" % handle for handle in range(0, 1000, 50)}
@@ -227,7 +282,9 @@ async def test_splits_and_merges_are_whole_or_not_at_all_when_the_store_is_kille
                 cluster.restart_store()
                 await regions_of(pd)
                 async with stubs_of(cluster) as stubs:
-                    status = await StoreServiceStub(stubs.channel).GetStoreStatus(store_pb2.GetStoreStatusRequest())
+                    status = await StoreServiceStub(stubs.channel).GetStoreStatus(
+                        store_pb2.GetStoreStatusRequest()
+                    )
                 assert [region.region for region in status.regions] == [
                     route.region for route in await regions_of(pd)
                 ], "the coordinator and the store disagree"

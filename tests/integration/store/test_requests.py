@@ -14,7 +14,9 @@ from tests.integration.store.stubs import Stubs, row_key, stubs_of
 
 
 async def get_with(stubs: Stubs, key: bytes, context: kvrpcpb.Context) -> kvrpcpb.GetResponse:
-    return await stubs.tikv.KvGet(kvrpcpb.GetRequest(context=context, key=key, version=await stubs.pd.tso()))
+    return await stubs.tikv.KvGet(
+        kvrpcpb.GetRequest(context=context, key=key, version=await stubs.pd.tso())
+    )
 
 
 async def test_the_first_regions_split_the_demo_tables(cluster: Cluster) -> None:
@@ -54,7 +56,9 @@ async def test_a_split_serves_both_parts_and_tells_the_coordinator(cluster: Clus
         await stubs.put(left, b"l")
         await stubs.put(right, b"r")
         old = await stubs.context(right)
-        answer = await stubs.tikv.SplitRegion(kvrpcpb.SplitRegionRequest(context=old, split_keys=[row_key(300, 3)]))
+        answer = await stubs.tikv.SplitRegion(
+            kvrpcpb.SplitRegionRequest(context=old, split_keys=[row_key(300, 3)])
+        )
         assert [region.id for region in answer.regions][-1] == old.region_id
         assert (await stubs.context(left)).region_id == answer.left.id
         assert (await stubs.get(left)).value == b"l"
@@ -76,10 +80,14 @@ async def test_a_lock_shows_what_a_client_needs_to_resolve_it(cluster: Cluster) 
         )
         context = await stubs.context(key)
         cleaned = await stubs.tikv.KvCleanup(
-            kvrpcpb.CleanupRequest(context=await stubs.context(primary), key=primary, start_version=start_ts)
+            kvrpcpb.CleanupRequest(
+                context=await stubs.context(primary), key=primary, start_version=start_ts
+            )
         )
         assert cleaned.commit_version == 0
-        await stubs.tikv.KvResolveLock(kvrpcpb.ResolveLockRequest(context=context, start_version=start_ts))
+        await stubs.tikv.KvResolveLock(
+            kvrpcpb.ResolveLockRequest(context=context, start_version=start_ts)
+        )
         assert (await stubs.get(key)).not_found
 
 
@@ -103,7 +111,10 @@ async def test_gc_follows_the_coordinators_safepoint(cluster: Cluster) -> None:
             while len(await _writes(stubs, key)) > 2:
                 await stubs.pd.gc_safe_point()
         kept = await _writes(stubs, key)
-        assert [(write.short_value, write.commit_ts == newest) for write in kept] == [(b"4", True), (b"3", False)]
+        assert [(write.short_value, write.commit_ts == newest) for write in kept] == [
+            (b"4", True),
+            (b"3", False),
+        ]
 
 
 async def _writes(stubs: Stubs, key: bytes) -> list[kvrpcpb.MvccWrite]:
@@ -125,7 +136,9 @@ async def test_destroyed_ranges_are_gone_with_locks_and_all(cluster: Cluster) ->
         assert (await stubs.get(kept)).value == b"v"
 
 
-async def test_commands_over_ranges_end_though_they_give_way_every_1024_keys(cluster: Cluster) -> None:
+async def test_commands_over_ranges_end_though_they_give_way_every_1024_keys(
+    cluster: Cluster,
+) -> None:
     keys = [b"k-many-%04d" % number for number in range(2500)]
     async with stubs_of(cluster) as stubs:
         of = {"context": await stubs.context(keys[0]), "start_version": await stubs.pd.tso()}
@@ -134,16 +147,22 @@ async def test_commands_over_ranges_end_though_they_give_way_every_1024_keys(clu
         puts = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v") for key in keys]
 
         async def locked() -> int:
-            request = kvrpcpb.ScanLockRequest(context=of["context"], max_version=of["start_version"])
+            request = kvrpcpb.ScanLockRequest(
+                context=of["context"], max_version=of["start_version"]
+            )
             return len((await stubs.tikv.KvScanLock(request)).locks)
 
-        taken = kvrpcpb.PessimisticLockRequest(**owner, mutations=locks, for_update_ts=of["start_version"])
+        taken = kvrpcpb.PessimisticLockRequest(
+            **owner, mutations=locks, for_update_ts=of["start_version"]
+        )
         assert not (await stubs.tikv.KvPessimisticLock(taken)).errors
         assert await locked() == len(keys)
         given = kvrpcpb.PessimisticRollbackRequest(**of, for_update_ts=of["start_version"])
         assert not (await stubs.tikv.KVPessimisticRollback(given)).errors
         assert await locked() == 0
-        assert not (await stubs.tikv.KvPrewrite(kvrpcpb.PrewriteRequest(**owner, mutations=puts))).errors
+        assert not (
+            await stubs.tikv.KvPrewrite(kvrpcpb.PrewriteRequest(**owner, mutations=puts))
+        ).errors
         resolve = kvrpcpb.ResolveLockRequest(**of, commit_version=await stubs.pd.tso())
         assert not (await stubs.tikv.KvResolveLock(resolve)).HasField("error")
         assert await locked() == 0
@@ -167,7 +186,9 @@ UNSUPPORTED = {  # field number -> name, and where its error text stands in its 
 }
 
 
-async def test_an_unsupported_command_names_itself_and_leaves_the_stream_to_the_others(cluster: Cluster) -> None:
+async def test_an_unsupported_command_names_itself_and_leaves_the_stream_to_the_others(
+    cluster: Cluster,
+) -> None:
     """client-go reads these texts; of an empty response it only says "Unknown command response"."""
     asked = tikvpb.BatchCommandsRequest()
     for number in (*UNSUPPORTED, 200):
@@ -191,4 +212,6 @@ async def test_an_unsupported_command_names_itself_and_leaves_the_stream_to_the_
             assert value.startswith(tag), (name, value)
             size, at = decode_uvarint(value, len(tag))
             value = value[at : at + size]
-        assert value.decode().startswith(f"[TM:ErrCommandUnsupported] this store has no {name}"), name
+        assert value.decode().startswith(f"[TM:ErrCommandUnsupported] this store has no {name}"), (
+            name
+        )

@@ -1,4 +1,6 @@
-"""BatchCommands answers every request as the unary call does: all methods, good and bad requests."""
+"""BatchCommands answers every request as the unary call does: all methods,
+good and bad requests.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +13,13 @@ from server.store.methods import BY_STREAM_FIELD
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, stubs_of
 
-STREAM_ONLY_UNARY = {"MvccGetByKey", "MvccGetByStartTs", "RawChecksum", "RawCompareAndSwap", "RawGetKeyTTL"}
+STREAM_ONLY_UNARY = {
+    "MvccGetByKey",
+    "MvccGetByStartTs",
+    "RawChecksum",
+    "RawCompareAndSwap",
+    "RawGetKeyTTL",
+}
 """Methods for which BatchCommands has no field."""
 
 
@@ -21,7 +29,9 @@ async def batched(
     """Their answers, in the order of the requests."""
 
     async def sent() -> AsyncIterator[tikvpb.BatchCommandsRequest]:
-        yield tikvpb.BatchCommandsRequest(requests=requests, request_ids=range(7, 7 + len(requests)))
+        yield tikvpb.BatchCommandsRequest(
+            requests=requests, request_ids=range(7, 7 + len(requests))
+        )
         await asyncio.Event().wait()
 
     answers: dict[int, tikvpb.BatchCommandsResponse.Response] = {}
@@ -35,7 +45,9 @@ async def batched(
 
 
 def asked(context: kvrpcpb.Context, key: bytes, version: int) -> list[tuple[str, str, Any]]:
-    """Every batched request in a form that may be repeated: (stream field, unary method, request)."""
+    """Every batched request in a form that may be repeated: (stream field,
+    unary method, request).
+    """
     put = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v")]
     lock = [kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=key)]
     pair = [kvrpcpb.KvPair(key=key, value=b"v")]
@@ -48,15 +60,27 @@ def asked(context: kvrpcpb.Context, key: bytes, version: int) -> list[tuple[str,
         ("Get", "KvGet", kvrpcpb.GetRequest(**of, key=b"outside", version=version)),
         ("BatchGet", "KvBatchGet", kvrpcpb.BatchGetRequest(**of, keys=[key, key], version=version)),
         ("Scan", "KvScan", kvrpcpb.ScanRequest(**of, start_key=key, limit=5, version=version)),
-        ("Scan", "KvScan", kvrpcpb.ScanRequest(**of, end_key=key, limit=5, version=version, reverse=True)),
+        (
+            "Scan",
+            "KvScan",
+            kvrpcpb.ScanRequest(**of, end_key=key, limit=5, version=version, reverse=True),
+        ),
         ("ScanLock", "KvScanLock", kvrpcpb.ScanLockRequest(**of, max_version=version)),
-        ("Prewrite", "KvPrewrite", kvrpcpb.PrewriteRequest(**txn, mutations=put, primary_lock=key, lock_ttl=9)),
+        (
+            "Prewrite",
+            "KvPrewrite",
+            kvrpcpb.PrewriteRequest(**txn, mutations=put, primary_lock=key, lock_ttl=9),
+        ),
         ("Prewrite", "KvPrewrite", kvrpcpb.PrewriteRequest(**of, mutations=put, primary_lock=key)),
         (
             "PessimisticLock",
             "KvPessimisticLock",
             kvrpcpb.PessimisticLockRequest(
-                **of, start_version=version + 1, for_update_ts=version + 1, mutations=lock, wait_timeout=-1
+                **of,
+                start_version=version + 1,
+                for_update_ts=version + 1,
+                mutations=lock,
+                wait_timeout=-1,
             ),
         ),
         (
@@ -75,7 +99,11 @@ def asked(context: kvrpcpb.Context, key: bytes, version: int) -> list[tuple[str,
             kvrpcpb.CheckSecondaryLocksRequest(**txn, keys=[key]),
         ),
         ("Commit", "KvCommit", kvrpcpb.CommitRequest(**txn, keys=[key], commit_version=version)),
-        ("Commit", "KvCommit", kvrpcpb.CommitRequest(**of, start_version=7, keys=[key], commit_version=8)),
+        (
+            "Commit",
+            "KvCommit",
+            kvrpcpb.CommitRequest(**of, start_version=7, keys=[key], commit_version=8),
+        ),
         ("Cleanup", "KvCleanup", kvrpcpb.CleanupRequest(**of, key=key, start_version=7)),
         ("ResolveLock", "KvResolveLock", kvrpcpb.ResolveLockRequest(**txn, keys=[key])),
         ("ResolveLock", "KvResolveLock", kvrpcpb.ResolveLockRequest(**txn)),
@@ -86,7 +114,11 @@ def asked(context: kvrpcpb.Context, key: bytes, version: int) -> list[tuple[str,
             kvrpcpb.PessimisticRollbackRequest(**txn, for_update_ts=version, keys=[key]),
         ),
         ("GC", "KvGC", kvrpcpb.GCRequest(**of, safe_point=1)),
-        ("DeleteRange", "KvDeleteRange", kvrpcpb.DeleteRangeRequest(**of, start_key=key, end_key=key + b"z")),
+        (
+            "DeleteRange",
+            "KvDeleteRange",
+            kvrpcpb.DeleteRangeRequest(**of, start_key=key, end_key=key + b"z"),
+        ),
         ("RawPut", "RawPut", kvrpcpb.RawPutRequest(**of, key=key, value=b"v")),
         ("RawPut", "RawPut", kvrpcpb.RawPutRequest(**of, key=b"", value=b"v")),
         ("RawBatchPut", "RawBatchPut", kvrpcpb.RawBatchPutRequest(**of, pairs=pair)),
@@ -94,10 +126,18 @@ def asked(context: kvrpcpb.Context, key: bytes, version: int) -> list[tuple[str,
         ("RawGet", "RawGet", kvrpcpb.RawGetRequest(**of, key=key)),
         ("RawBatchGet", "RawBatchGet", kvrpcpb.RawBatchGetRequest(**of, keys=[key, key + b"x"])),
         ("RawScan", "RawScan", kvrpcpb.RawScanRequest(**of, start_key=key, limit=3)),
-        ("RawBatchScan", "RawBatchScan", kvrpcpb.RawBatchScanRequest(**of, ranges=span, each_limit=3)),
+        (
+            "RawBatchScan",
+            "RawBatchScan",
+            kvrpcpb.RawBatchScanRequest(**of, ranges=span, each_limit=3),
+        ),
         ("RawDelete", "RawDelete", kvrpcpb.RawDeleteRequest(**of, key=key)),
         ("RawBatchDelete", "RawBatchDelete", kvrpcpb.RawBatchDeleteRequest(**of, keys=[key])),
-        ("RawDeleteRange", "RawDeleteRange", kvrpcpb.RawDeleteRangeRequest(**of, start_key=key, end_key=key + b"z")),
+        (
+            "RawDeleteRange",
+            "RawDeleteRange",
+            kvrpcpb.RawDeleteRangeRequest(**of, start_key=key, end_key=key + b"z"),
+        ),
     ]
 
 
@@ -108,17 +148,30 @@ async def test_every_request_gets_the_same_answer_batched_and_unary(cluster: Clu
         requests = asked(await stubs.context(key), key, await stubs.pd.tso())
         assert {field for field, _, _ in requests} >= set(BY_STREAM_FIELD) - STREAM_ONLY_UNARY
         for field, method, request in requests:
-            (answer,) = await batched(stubs, [tikvpb.BatchCommandsRequest.Request(**{field: request})])
-            assert getattr(answer, field) == await getattr(stubs.tikv, method)(request), (method, request)
+            (answer,) = await batched(
+                stubs, [tikvpb.BatchCommandsRequest.Request(**{field: request})]
+            )
+            assert getattr(answer, field) == await getattr(stubs.tikv, method)(request), (
+                method,
+                request,
+            )
 
 
-async def test_many_requests_in_one_message_are_all_answered_even_unknown_ones(cluster: Cluster) -> None:
+async def test_many_requests_in_one_message_are_all_answered_even_unknown_ones(
+    cluster: Cluster,
+) -> None:
     key = b"k-many"
     async with stubs_of(cluster) as stubs:
         context, version = await stubs.context(key), await stubs.pd.tso()
-        read = tikvpb.BatchCommandsRequest.Request(Get=kvrpcpb.GetRequest(context=context, key=key, version=version))
-        unknown = tikvpb.BatchCommandsRequest.Request.FromString(b"\xb2\x01\x00")  # field 22, a coprocessor request
-        empty = tikvpb.BatchCommandsRequest.Request(Empty=tikvpb.BatchCommandsEmptyRequest(test_id=4))
+        read = tikvpb.BatchCommandsRequest.Request(
+            Get=kvrpcpb.GetRequest(context=context, key=key, version=version)
+        )
+        unknown = tikvpb.BatchCommandsRequest.Request.FromString(
+            b"\xb2\x01\x00"
+        )  # field 22, a coprocessor request
+        empty = tikvpb.BatchCommandsRequest.Request(
+            Empty=tikvpb.BatchCommandsEmptyRequest(test_id=4)
+        )
         first, nothing, test, last = await batched(stubs, [read, unknown, empty, read])
         assert first == last
         assert first.Get.not_found

@@ -13,7 +13,10 @@ asynchronous = pytest.importorskip(
     "tikv_client.asynchronous", reason="its wheels are for Linux x86-64 and CPython 3.11 only"
 )
 
-STORE_FLAGS = ("--wait-for-lock-timeout", "0.1")  # this client asks ten times, each time for as long as the store likes
+STORE_FLAGS = (
+    "--wait-for-lock-timeout",
+    "0.1",
+)  # this client asks ten times, each time for as long as the store likes
 
 
 class Interrupted(ForeignTransaction):
@@ -41,7 +44,9 @@ async def test_a_teller_who_is_called_away_leaves_no_lock(cluster: Cluster) -> N
     async with connect(FOREIGN, address) as other:
         await open_accounts(bank, other)
         async with asyncio.TaskGroup() as tasks:
-            away = tasks.create_task(teller.work(1, 0.0))  # by this seed the transfer is a pessimistic one
+            away = tasks.create_task(
+                teller.work(1, 0.0)
+            )  # by this seed the transfer is a pessimistic one
         assert away.cancelled()
         after = await other.begin(pessimistic=True)
         for account in (1, 2):

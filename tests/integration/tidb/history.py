@@ -1,4 +1,6 @@
-"""A store that holds what a real TiDB wrote: the vectors' key-value changes and meta keys, at their own timestamps."""
+"""A store that holds what a real TiDB wrote: the vectors' key-value changes and meta keys,
+at their own timestamps.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +39,9 @@ async def load(kv: KvClient, history: Iterable[Txn]) -> None:
         for begin in range(0, len(keys), _CHUNK):
             part = keys[begin : begin + _CHUNK]
             mutations = [_mutation(key, txn.writes[key]) for key in part]
-            await kv.prewrite(mutations, primary=keys[0], start_version=txn.start_ts, lock_ttl_ms=20_000)
+            await kv.prewrite(
+                mutations, primary=keys[0], start_version=txn.start_ts, lock_ttl_ms=20_000
+            )
         for begin in range(0, len(keys), _CHUNK):
             await kv.commit(keys[begin : begin + _CHUNK], txn.start_ts, txn.commit_ts)
 
@@ -49,7 +53,9 @@ def _mutation(key: bytes, value: bytes | None) -> kvrpcpb.Mutation:
 
 def _txns() -> Iterator[Txn]:
     state = SchemaHistory(0, {}, [])
-    primaries = {it["start_ts"]: bytes.fromhex(it["prewrite_key"]) for it in vectors.lines("binlogs")}
+    primaries = {
+        it["start_ts"]: bytes.fromhex(it["prewrite_key"]) for it in vectors.lines("binlogs")
+    }
     for step in vectors.lines("steps"):
         written: dict[bytes, bytes | None] = {}
         last_ddl_ts = 0
@@ -63,17 +69,27 @@ def _txns() -> Iterator[Txn]:
             written |= writes
             writes.setdefault(primaries[txn["start_ts"]], b"")  # a primary that was only locked
             yield Txn(txn["start_ts"], txn["commit_ts"], writes)
-        rest = {key: it for key, it in _writes(step["kv"]).items() if it is not None and key not in written}
+        rest = {
+            key: it
+            for key, it in _writes(step["kv"]).items()
+            if it is not None and key not in written
+        }
         if rest and last_ddl_ts:
             yield Txn(last_ddl_ts - 2, last_ddl_ts - 1, rest)
 
 
 def _writes(changes: list[dict[str, Any]] | None) -> dict[bytes, bytes | None]:
-    return {bytes.fromhex(it["key"]): it["new"] and bytes.fromhex(it["new"]) for it in changes or []}
+    return {
+        bytes.fromhex(it["key"]): it["new"] and bytes.fromhex(it["new"]) for it in changes or []
+    }
 
 
-def _removed_partitions_rows(state: SchemaHistory, txn: dict[str, Any]) -> dict[bytes, bytes | None]:
-    """Rows of partitions that are gone at the end are missing in the vectors: they are made from the binlog."""
+def _removed_partitions_rows(
+    state: SchemaHistory, txn: dict[str, Any]
+) -> dict[bytes, bytes | None]:
+    """Rows of partitions that are gone at the end are missing in the vectors:
+    they are made from the binlog.
+    """
     out: dict[bytes, bytes | None] = {}
     for mutation in vectors.prewrites()[txn["start_ts"]]:
         table = state.table(mutation.table_id)
@@ -81,7 +97,9 @@ def _removed_partitions_rows(state: SchemaHistory, txn: dict[str, Any]) -> dict[
             continue
         mutations = TableMutations(TableInfo.parse(json.dumps(table.info)))
         mutations.add(txn["commit_ts"], txn["start_ts"], **vectors.parts(mutation))
-        for key, value in zip(*(mutations.to_batch()[name].to_pylist() for name in ("key", "value")), strict=True):
+        for key, value in zip(
+            *(mutations.to_batch()[name].to_pylist() for name in ("key", "value")), strict=True
+        ):
             handle = decode_record_key(key).handle
             assert isinstance(handle, int)
             out[record_prefix(_partition_of(table.info, handle)) + key[11:]] = value

@@ -34,7 +34,9 @@ class Written:
         self._pd = pd
 
     async def send(self, payloads: Sequence[bytes]) -> None:
-        """Binlogs of one transaction go to one pump, in the order given; then a heartbeat of today."""
+        """Binlogs of one transaction go to one pump, in the order given;
+        then a heartbeat of today.
+        """
         for payload in payloads:
             start_ts = binlog_pb2.Binlog.FromString(payload).start_ts
             await self._send(self._pumps[start_ts % 7 % len(self._pumps)], payload)
@@ -53,9 +55,13 @@ class Written:
             table_id=table_id, inserted_rows=[row], sequence=[binlog_pb2.MutationType.Insert]
         )
         rows = binlog_pb2.PrewriteValue(schema_version=1, mutations=[mutation]).SerializeToString()
-        await self.binlog(pump, tp=binlog_pb2.Prewrite, start_ts=start_ts, prewrite_key=b"k", prewrite_value=rows)
+        await self.binlog(
+            pump, tp=binlog_pb2.Prewrite, start_ts=start_ts, prewrite_key=b"k", prewrite_value=rows
+        )
         commit_ts = await self._pd.tso()
-        await self.binlog(pump, tp=binlog_pb2.Commit, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=b"k")
+        await self.binlog(
+            pump, tp=binlog_pb2.Commit, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=b"k"
+        )
         return commit_ts
 
     async def binlog(self, pump: int = 0, **fields: Any) -> None:
@@ -63,7 +69,9 @@ class Written:
         await self._send(self._pumps[pump], binlog_pb2.Binlog(**fields).SerializeToString())
 
     async def _send(self, pump: Any, payload: bytes) -> None:
-        await pump.WriteBinlog(pump_pb2.WriteBinlogReq(clusterID=self._pd.cluster_id, payload=payload))
+        await pump.WriteBinlog(
+            pump_pb2.WriteBinlogReq(clusterID=self._pd.cluster_id, payload=payload)
+        )
 
 
 @asynccontextmanager
@@ -77,7 +85,9 @@ async def pumps(
             argv = pump_argv(cluster.coordinator.addr, directory / f"pump{number}", *FLAGS, *flags)
             daemons.append(await stack.enter_async_context(started(*argv)))
         assert context.meta is not None
-        await context.meta.put(keys.info("feed"), b"{}")  # who registers is a changefeed that exists
+        await context.meta.put(
+            keys.info("feed"), b"{}"
+        )  # who registers is a changefeed that exists
         try:
             yield await written_to(context, daemons, stack), daemons
         finally:
@@ -86,7 +96,9 @@ async def pumps(
             await forget_pumps(context)
 
 
-async def written_to(context: SourceContext, daemons: Sequence[Daemon], stack: AsyncExitStack) -> Written:
+async def written_to(
+    context: SourceContext, daemons: Sequence[Daemon], stack: AsyncExitStack
+) -> Written:
     """The way to write to pumps."""
     channels = [await stack.enter_async_context(connect(it.endpoints["pump"])) for it in daemons]
     return Written([pump_pb2_grpc.PumpStub(channel) for channel in channels], context.pd)
@@ -95,4 +107,6 @@ async def written_to(context: SourceContext, daemons: Sequence[Daemon], stack: A
 async def forget_pumps(context: SourceContext) -> None:
     """No pump is registered any more, nor a reader."""
     assert context.meta is not None
-    await context.meta.txn([], [Delete(prefix, prefix_end(prefix)) for prefix in (PREFIX, keys.DRAINERS)])
+    await context.meta.txn(
+        [], [Delete(prefix, prefix_end(prefix)) for prefix in (PREFIX, keys.DRAINERS)]
+    )

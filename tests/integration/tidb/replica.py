@@ -1,7 +1,8 @@
-"""What a reader makes of a source: it keeps all that the source tells, and replays it up to any timestamp.
+"""What a reader makes of a source: it keeps all that the source tells,
+and replays it up to any timestamp.
 
-It stands where a changefeed stands, but without sorter and sink, and also takes tables without a key, which changefeeds
-refuse: rows are known by their record keys.
+It stands where a changefeed stands, but without sorter and sink, and also takes tables without a
+key, which changefeeds refuse: rows are known by their record keys.
 """
 
 import asyncio
@@ -75,7 +76,9 @@ class Replica:
     """Implements `Catalog`, and runs the pullers of a source."""
 
     def __init__(self, source: Source, start_ts: int, before: "Replica | None" = None) -> None:
-        """With `before`: of a source that was followed up to `start_ts`, and is taken up again with what was known."""
+        """With `before`: of a source that was followed up to `start_ts`,
+        and is taken up again with what was known.
+        """
         known = before.at(start_ts) if before else {}
         self.first = [table.source for table in known.values()]
         """The tables at the start."""
@@ -94,10 +97,14 @@ class Replica:
     @property
     def slowest_peer(self) -> Peer | None:
         """Of the logs that are merged, the one that the others wait for."""
-        return next((puller.slowest_peer for puller in self._pullers if isinstance(puller, Merging)), None)
+        return next(
+            (puller.slowest_peer for puller in self._pullers if isinstance(puller, Merging)), None
+        )
 
     async def run(self, upto_ts: int) -> None:
-        """Pull until everything up to `upto_ts` is here; a test may set another `upto_ts` meanwhile."""
+        """Pull until everything up to `upto_ts` is here;
+        a test may set another `upto_ts` meanwhile.
+        """
         self.upto_ts = upto_ts
         if not self.first:
             records = await self._source.snapshot(self._start_ts)
@@ -161,7 +168,9 @@ class Replica:
         self._schemas_ts = ts
 
     def at(self, ts: int) -> dict[str, Table]:
-        """The tables by name, and their rows as text, as of `ts`; good until the next call, cheap when ts ascends."""
+        """The tables by name, and their rows as text, as of `ts`; good until the next call,
+        cheap when ts ascends.
+        """
         if self._replayed is None or self._replayed[0] > ts:
             tables = {table.name: _begun(table) for table in self.first}
             for name, rows in self._before.items():
@@ -179,7 +188,9 @@ class Replica:
     def _replay(self, tables: dict[str, Table], after_ts: int, upto_ts: int) -> None:
         for table in tables.values():
             rows = self.taken.rows(table.source.span)
-            first, end = (bisect.bisect_right(rows, ts, key=_commit_ts) for ts in (after_ts, upto_ts))
+            first, end = (
+                bisect.bisect_right(rows, ts, key=_commit_ts) for ts in (after_ts, upto_ts)
+            )
             for row in rows[first:end]:
                 if row["op"] == DELETE:
                     table.rows.pop(row["key"], None)
@@ -196,7 +207,9 @@ def _begun(table: SourceTable) -> Table:
 
 
 def _changed(before: dict[str, Table], change: TableChange) -> dict[str, Table]:
-    """Tables after a schema change, as a reader alters them: rows stay, columns come, go and are renamed."""
+    """Tables after a schema change, as a reader alters them: rows stay, columns come,
+    go and are renamed.
+    """
     by_id = {int(table.source.record.table_info["id"]): table for table in before.values()}
     after = {name: table for name, table in before.items() if name not in change.dropped}
     for source in change.tables:
@@ -211,14 +224,18 @@ def _changed(before: dict[str, Table], change: TableChange) -> dict[str, Table]:
 def _altered(old: TableInfo, new: TableInfo, row: Row) -> Row:
     names = {column.id: column.name for column in old.stored_columns}
     return {
-        column.name: row[names[column.id]] if column.id in names else vectors.text(column, parse_default(column))
+        column.name: row[names[column.id]]
+        if column.id in names
+        else vectors.text(column, parse_default(column))
         for column in new.stored_columns
     }
 
 
 def _text(info: TableInfo, key: bytes, value: bytes) -> Row:
     values = decode_record(info, key, value)
-    return {column.name: vectors.text(column, values[column.name]) for column in info.stored_columns}
+    return {
+        column.name: vectors.text(column, values[column.name]) for column in info.stored_columns
+    }
 
 
 def compare(replica: Replica, step: dict[str, Any]) -> int:
@@ -228,10 +245,15 @@ def compare(replica: Replica, step: dict[str, Any]) -> int:
     rows = 0
     for name, result in step["rows_after"].items():
         table = tables[name]
-        found = [[row[column.name] for column in table.info.stored_columns] for row in table.rows.values()]
+        found = [
+            [row[column.name] for column in table.info.stored_columns]
+            for row in table.rows.values()
+        ]
         if "aggregate" in result:
             sizes = [len(row[1] or "") for row in found]
-            total = [[str(len(found)), str(sum(int(row[0] or 0) for row in found)), str(sum(sizes))]]
+            total = [
+                [str(len(found)), str(sum(int(row[0] or 0) for row in found)), str(sum(sizes))]
+            ]
             assert total == result["aggregate"] or not found, step["name"]
         else:
             names = [column.name for column in table.info.stored_columns]
@@ -245,14 +267,24 @@ def compare(replica: Replica, step: dict[str, Any]) -> int:
 def _with_unwritten_rows(whole: Replica, ddls: list[int]) -> list[int]:
     """The DDLs that changed rows which nobody wrote."""
     tables = [(ts, table) for ts in ddls for table in whole.tables_of(ts)]
-    return [ts for ts, it in tables if removed_from(it.record).partition_ids or reread_of(it.record).ts == ts]
+    return [
+        ts
+        for ts, it in tables
+        if removed_from(it.record).partition_ids or reread_of(it.record).ts == ts
+    ]
 
 
-async def check_resumptions(source: Source, whole: Replica, chance: random.Random, count: int) -> None:
-    """Follow a source again from some of the timestamps at which a checkpoint may stand; DDLs among them."""
+async def check_resumptions(
+    source: Source, whole: Replica, chance: random.Random, count: int
+) -> None:
+    """Follow a source again from some of the timestamps at which a checkpoint may stand;
+    DDLs among them.
+    """
     steps = vectors.lines("steps")
     ddls = [change.commit_ts for change in whole.changes]
-    places = [ts + more for ts in ddls for more in (-1, 0, 1)] + [step["ts_after"] for step in steps[:-1]]
+    places = [ts + more for ts in ddls for more in (-1, 0, 1)] + [
+        step["ts_after"] for step in steps[:-1]
+    ]
     for ts in {*chance.sample(places, count), *_with_unwritten_rows(whole, ddls)}:
         again = Replica(source, ts, whole)
         async with asyncio.timeout(200):

@@ -1,7 +1,8 @@
-"""DROP and TRUNCATE PARTITION in several steps, as TiDB takes them where there may be global indexes.
+"""DROP and TRUNCATE PARTITION in several steps,
+as TiDB takes them where there may be global indexes.
 
-From its second step on users see the table without the old partitions, long before the job is done: keys of theirs are
-written to others.
+From its second step on users see the table without the old partitions, long before the job is done:
+keys of theirs are written to others.
 """
 
 import asyncio
@@ -33,11 +34,16 @@ Rows = dict[Any, Any]
 
 def info(partition_ids: list[int], dropping: list[int]) -> dict[str, Any]:
     members = {"definitions": partition_ids, "dropping_definitions": dropping}
-    parts = {name: [{"id": it, "name": {"O": f"p{it}"}} for it in numbers] for name, numbers in members.items()}
+    parts = {
+        name: [{"id": it, "name": {"O": f"p{it}"}} for it in numbers]
+        for name, numbers in members.items()
+    }
     return {**json.loads(TABLE.to_json()), "partition": {"enable": True, **parts}}
 
 
-def step(kind: int, number: int, states: tuple[int, int], table: dict[str, Any]) -> dict[bytes, bytes | None]:
+def step(
+    kind: int, number: int, states: tuple[int, int], table: dict[str, Any]
+) -> dict[bytes, bytes | None]:
     """What one step of a job writes: its row, and the table as it is from then on."""
     state, schema_state = states
     job: dict[str, Any] = {
@@ -60,7 +66,10 @@ def row(partition_id: int, number: int, value: int) -> dict[bytes, bytes | None]
 
 
 WRITES: list[dict[bytes, bytes | None]] = [
-    {database_key(1): b'{"id":1,"db_name":{"O":"shop"}}', table_key(1, 7): json.dumps(info([8, 9], [])).encode()},
+    {
+        database_key(1): b'{"id":1,"db_name":{"O":"shop"}}',
+        table_key(1, 7): json.dumps(info([8, 9], [])).encode(),
+    },
     row(8, 1, 10) | row(8, 2, 20) | row(9, 3, 30),
     step(DROP_PARTITION, 50, (RUNNING, PUBLIC), info([8, 9], [])),
     row(8, 1, 11),
@@ -95,7 +104,9 @@ async def context(cluster: Cluster) -> AsyncIterator[SourceContext]:
         yield found
 
 
-async def test_rows_are_those_that_users_see_also_after_a_new_start_at_any_step(context: SourceContext) -> None:
+async def test_rows_are_those_that_users_see_also_after_a_new_start_at_any_step(
+    context: SourceContext,
+) -> None:
     times = [await context.pd.tso() for _ in range(2 * len(WRITES) + 1)]
     txns = [Txn(times[2 * at], times[2 * at + 1], writes) for at, writes in enumerate(WRITES)]
     await load(context.kv, txns)
@@ -110,7 +121,9 @@ async def test_rows_are_those_that_users_see_also_after_a_new_start_at_any_step(
             assert replayed(again, held, times[-1]) == AT_THE_END, (WRITES[txns.index(txn)], ts)
 
 
-async def followed(context: SourceContext, start_ts: int, upto_ts: int, before: Replica | None = None) -> Replica:
+async def followed(
+    context: SourceContext, start_ts: int, upto_ts: int, before: Replica | None = None
+) -> Replica:
     replica = Replica(TidbSource(context), start_ts, before)
     async with asyncio.timeout(200):
         await replica.run(upto_ts)

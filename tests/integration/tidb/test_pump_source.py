@@ -1,4 +1,6 @@
-"""Real pumps, merged: every binlog of a real TiDB, in the order in which it was sent, in others, and with losses."""
+"""Real pumps, merged: every binlog of a real TiDB, in the order in which it was sent,
+in others, and with losses.
+"""
 
 import asyncio
 import base64
@@ -49,7 +51,9 @@ async def test_each_step_ends_with_the_rows_that_select_gave_also_after_a_new_st
 
 
 def disordered(chance: random.Random, lost: int, repeated: int) -> list[bytes]:
-    """Some order in which they can arrive: a prewrite before its commit_ts is taken, an outcome any time after it."""
+    """Some order in which they can arrive: a prewrite before its commit_ts is taken,
+    an outcome any time after it.
+    """
     parsed = [(binlog_pb2.Binlog.FromString(payload), payload) for payload in binlogs()]
     commits = {it.start_ts: it.commit_ts for it, _ in parsed if it.tp == binlog_pb2.Commit}
     gone = set(chance.sample(sorted(commits), lost))
@@ -61,7 +65,10 @@ def disordered(chance: random.Random, lost: int, repeated: int) -> list[bytes]:
             at = (it.commit_ts or it.start_ts) + int(chance.expovariate(1 / PAUSE_TS))
         if it.tp == binlog_pb2.Prewrite or it.start_ts not in gone:
             arrivals.append((at, payload))
-    arrivals += [(at + int(chance.expovariate(1 / PAUSE_TS)), it) for at, it in chance.sample(arrivals, repeated)]
+    arrivals += [
+        (at + int(chance.expovariate(1 / PAUSE_TS)), it)
+        for at, it in chance.sample(arrivals, repeated)
+    ]
     return [payload for _, payload in sorted(arrivals)]
 
 

@@ -1,4 +1,6 @@
-"""Pumps that come, go, die and lose things while they are read: nothing is passed over, and what is lost is named."""
+"""Pumps that come, go, die and lose things while they are read: nothing is passed over,
+and what is lost is named.
+"""
 
 import asyncio
 import json
@@ -60,7 +62,9 @@ async def name_of(pump: Daemon, context: SourceContext) -> str:
     assert context.meta is not None
     pairs = await context.meta.get_prefix(PREFIX)
     return next(
-        pair.key.removeprefix(PREFIX).decode() for pair in pairs if pump.endpoints["pump"].encode() in pair.value
+        pair.key.removeprefix(PREFIX).decode()
+        for pair in pairs
+        if pump.endpoints["pump"].encode() in pair.value
     )
 
 
@@ -68,7 +72,10 @@ async def test_a_pump_that_joins_while_others_are_read_is_read_too(
     cluster: Cluster, context: SourceContext, tmp_path: Path
 ) -> None:
     start_ts = await context.pd.tso()
-    async with AsyncExitStack() as stack, pumps(cluster, context, tmp_path, 1, *QUICK) as (written, daemons):
+    async with (
+        AsyncExitStack() as stack,
+        pumps(cluster, context, tmp_path, 1, *QUICK) as (written, daemons),
+    ):
         await written.insert(1)
         replica = replica_at(context, start_ts)
         argv = pump_argv(cluster.coordinator.addr, tmp_path / "late", *FLAGS, *QUICK)
@@ -85,7 +92,10 @@ async def test_a_pump_that_is_killed_is_waited_for_and_found_again_elsewhere(
     cluster: Cluster, context: SourceContext, tmp_path: Path
 ) -> None:
     start_ts = await context.pd.tso()
-    async with AsyncExitStack() as stack, pumps(cluster, context, tmp_path, 2, *QUICK) as (written, daemons):
+    async with (
+        AsyncExitStack() as stack,
+        pumps(cluster, context, tmp_path, 2, *QUICK) as (written, daemons),
+    ):
         await written.insert(1, 0)
         last_ts = await written.insert(2, 1)
         await daemons[1].end(signal.SIGKILL)
@@ -151,7 +161,11 @@ async def _unknown_table(context: SourceContext, written: Any) -> None:
 
 
 async def _unknown_job(context: SourceContext, written: Any) -> None:
-    ddl = {"start_ts": await context.pd.tso(), "ddl_query": b"create table x(id int)", "ddl_job_id": 4_711}
+    ddl = {
+        "start_ts": await context.pd.tso(),
+        "ddl_query": b"create table x(id int)",
+        "ddl_job_id": 4_711,
+    }
     await written.binlog(tp=binlog_pb2.Prewrite, **ddl)
     await written.binlog(tp=binlog_pb2.Commit, commit_ts=await context.pd.tso(), **ddl)
 
@@ -206,7 +220,14 @@ async def test_binlogs_that_gc_removed_are_missed_by_name(
     cluster: Cluster, context: SourceContext, tmp_path: Path
 ) -> None:
     start_ts = await context.pd.tso()
-    retention = ("--gc-retention-seconds", "1", "--gc-force-seconds", "1", "--gc-interval-seconds", "0.2")
+    retention = (
+        "--gc-retention-seconds",
+        "1",
+        "--gc-force-seconds",
+        "1",
+        "--gc-interval-seconds",
+        "0.2",
+    )
     async with pumps(cluster, context, tmp_path, 1, *QUICK, *retention) as (written, [daemon]):
         await written.insert(1)
         await wait_purged(daemon, start_ts, context.pd.cluster_id)
@@ -214,7 +235,9 @@ async def test_binlogs_that_gc_removed_are_missed_by_name(
             await replica_at(context, start_ts).run(await context.pd.tso() + (60_000 << 18))
 
 
-async def test_a_pump_of_another_cluster_is_refused(cluster: Cluster, context: SourceContext, tmp_path: Path) -> None:
+async def test_a_pump_of_another_cluster_is_refused(
+    cluster: Cluster, context: SourceContext, tmp_path: Path
+) -> None:
     start_ts = await context.pd.tso()
     async with pumps(cluster, context, tmp_path, 1, *QUICK):
         other: Any = _OtherCluster(context.pd)
@@ -227,5 +250,9 @@ class _OtherCluster(SimpleNamespace):
 
     def __init__(self, pd: Any) -> None:
         super().__init__(
-            cluster_id=1, tso=pd.tso, gc_safe_point=pd.gc_safe_point, scan_regions=pd.scan_regions, region=pd.region
+            cluster_id=1,
+            tso=pd.tso,
+            gc_safe_point=pd.gc_safe_point,
+            scan_regions=pd.scan_regions,
+            region=pd.region,
         )

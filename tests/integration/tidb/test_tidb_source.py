@@ -35,10 +35,14 @@ async def test_each_step_ends_with_the_rows_that_select_gave_also_after_a_new_st
 
 
 @pytest.mark.parametrize("number", range(0, 52, 10))
-async def test_the_snapshot_of_any_time_has_the_tables_of_then(context: SourceContext, number: int) -> None:
+async def test_the_snapshot_of_any_time_has_the_tables_of_then(
+    context: SourceContext, number: int
+) -> None:
     step = vectors.lines("steps")[number]
     records = await TidbSource(context).snapshot(step["ts_after"])
-    assert [f"{it.schema_name}.{it.table_info['name']['O']}" for it in records] == sorted(step["rows_after"])
+    assert [f"{it.schema_name}.{it.table_info['name']['O']}" for it in records] == sorted(
+        step["rows_after"]
+    )
 
 
 @pytest.mark.parametrize(("table_id", "parts"), [(90_001, ()), (90_002, (90_003,))])
@@ -49,7 +53,10 @@ async def test_a_delete_that_found_no_row_tells_nothing_where_its_key_does_not_s
     key = Index(1, "u", (0,), unique=True, primary=False, public=True, whole=True)
     info = TableInfo(table_id, "heap", (column,), (key,), partition_ids=parts)
     table = tidb_table(TableRecord("db", json.loads(info.to_json())))
-    row, keys = encode_row({1: bytes((7,))}), [record_key((*parts, table_id)[0], handle) for handle in (1, 2)]
+    row, keys = (
+        encode_row({1: bytes((7,))}),
+        [record_key((*parts, table_id)[0], handle) for handle in (1, 2)],
+    )
     start_ts = await context.pd.tso()
     await commit(context, kvrpcpb.Mutation(op=kvrpcpb.Put, key=keys[0], value=row))
     end_ts = await commit(context, *(kvrpcpb.Mutation(op=kvrpcpb.Del, key=each) for each in keys))
@@ -82,7 +89,9 @@ class Until(Taken):
 async def commit(context: SourceContext, *mutations: kvrpcpb.Mutation) -> int:
     """One transaction; returns its commit_ts."""
     start_ts, keys = await context.pd.tso(), [each.key for each in mutations]
-    await context.kv.prewrite(list(mutations), primary=keys[0], start_version=start_ts, lock_ttl_ms=20_000)
+    await context.kv.prewrite(
+        list(mutations), primary=keys[0], start_version=start_ts, lock_ttl_ms=20_000
+    )
     commit_ts = await context.pd.tso()
     await context.kv.commit(keys, start_ts, commit_ts)
     return commit_ts

@@ -1,4 +1,6 @@
-"""From a real TiDB's history to a Flight reader that alters its tables at each DDL: by the change feed and by pumps."""
+"""From a real TiDB's history to a Flight reader that alters its tables at each DDL:
+by the change feed and by pumps.
+"""
 
 import asyncio
 import base64
@@ -62,7 +64,11 @@ class Follower:
             self._alter(schemas)
             end = min(upto_ts, self.reader.ask("latest", start=self._ts, wait_ms=1000)["ts"])
             for table in schemas["tables"] if end > self._ts else ():
-                self._apply(table["table"], table["key"], self.reader.read(self._ts, end, table["table"]).to_pylist())
+                self._apply(
+                    table["table"],
+                    table["key"],
+                    self.reader.read(self._ts, end, table["table"]).to_pylist(),
+                )
             self._ts = max(self._ts, end)
 
     def _alter(self, schemas: dict[str, Any]) -> None:
@@ -87,12 +93,23 @@ class Follower:
 
 @pytest.mark.parametrize("source", ["", "pump://"])
 @pytest.mark.usefixtures("written")
-def test_a_reader_that_alters_its_tables_has_after_each_step_what_select_gave(cluster: Cluster, source: str) -> None:
+def test_a_reader_that_alters_its_tables_has_after_each_step_what_select_gave(
+    cluster: Cluster, source: str
+) -> None:
     first, *rest = vectors.lines("steps")
     start_ts = first["ts_after"]  # a changefeed begins with a table
     name = "pumps" if source else "feed"
     created = cluster.cli(
-        *("changefeed", "create", "-c", name, "--sink-uri", "flight://", "--start-ts", str(start_ts)),
+        *(
+            "changefeed",
+            "create",
+            "-c",
+            name,
+            "--sink-uri",
+            "flight://",
+            "--start-ts",
+            str(start_ts),
+        ),
         *(("--source-uri", source) if source else ()),
         *("--no-confirm", "--filter", "vec*.*", "--ignore-ineligible-table"),
     )
@@ -112,24 +129,41 @@ def test_a_reader_that_alters_its_tables_has_after_each_step_what_select_gave(cl
 
 @pytest.mark.parametrize("source", ["", "pump://"])
 @pytest.mark.usefixtures("written")
-def test_a_lake_has_what_a_change_of_type_made_of_rows_that_nobody_wrote_again(cluster: Cluster, source: str) -> None:
+def test_a_lake_has_what_a_change_of_type_made_of_rows_that_nobody_wrote_again(
+    cluster: Cluster, source: str
+) -> None:
     """INT becomes VARCHAR under another name; the lake alters its table by column identities."""
     steps = vectors.lines("steps")
     name, start_ts, last = f"lake{len(source)}", steps[0]["ts_after"], steps[-1]
     created = cluster.cli(
-        *("changefeed", "create", "-c", name, "--sink-uri", "flight://", "--start-ts", str(start_ts)),
+        *(
+            "changefeed",
+            "create",
+            "-c",
+            name,
+            "--sink-uri",
+            "flight://",
+            "--start-ts",
+            str(start_ts),
+        ),
         *(("--source-uri", source) if source else ()),
         *("--no-confirm", "--filter", "vec.spk", "--filter", "vec.ints"),
     )
     assert isinstance(created, dict), created
-    options = {"endpoint": f"grpc://{cluster.capture.endpoints['flight']}", "changefeed": name, "cuts": "true"}
+    options = {
+        "endpoint": f"grpc://{cluster.capture.endpoints['flight']}",
+        "changefeed": name,
+        "cuts": "true",
+    }
     Reader(cluster, name).wait_resolved(last["ts_after"])
     lake = MemoryLake(Changefeed(parse(options)), start_ts)
     while lake.at_ts < last["ts_after"]:
         lake.follow(wait_ms=1000)
     wanted = last["rows_after"]["vec.spk"]
     found = lake.target.tables["vec.spk"].rows.values()
-    assert sorted([_text(row[column]) for column in wanted["columns"]] for row in found) == sorted(wanted["rows"])
+    assert sorted([_text(row[column]) for column in wanted["columns"]] for row in found) == sorted(
+        wanted["rows"]
+    )
     assert "ex2" in wanted["columns"]
     cluster.cli("changefeed", "remove", "--no-confirm", "-c", name)
 
@@ -147,10 +181,14 @@ def _compare(tables: dict[str, Rows], step: dict[str, Any]) -> int:
             assert name in {"vec.nopk", "vec.nopkuk"}, name  # no key: left out
             continue
         found = list(tables[name].values())
-        count = int(result["aggregate"][0][0]) if "aggregate" in result else len(result["rows"] or [])
+        count = (
+            int(result["aggregate"][0][0]) if "aggregate" in result else len(result["rows"] or [])
+        )
         assert len(found) == count, (step["name"], name)
         if name.split(".")[1] in PLAIN:
-            wanted = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"] or []]
+            wanted = [
+                dict(zip(result["columns"], row, strict=True)) for row in result["rows"] or []
+            ]
             assert _texts(found) == _texts(wanted), (step["name"], name)
         compared += count
     return compared
@@ -159,7 +197,8 @@ def _compare(tables: dict[str, Rows], step: dict[str, Any]) -> int:
 def _texts(rows: list[dict[str, Any]]) -> list[str]:
     """Columns that no reader has to fill by itself, as text."""
     return sorted(
-        str({name: _text(it) for name, it in row.items() if name in {"id", "a", "s", "v", "ex2"}}) for row in rows
+        str({name: _text(it) for name, it in row.items() if name in {"id", "a", "s", "v", "ex2"}})
+        for row in rows
     )
 
 

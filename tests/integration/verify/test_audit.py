@@ -1,6 +1,8 @@
-"""From MariaDB to Delta under `tidemark spark keep`: an audit finds a wrong row, and the command it tells mends it.
+"""From MariaDB to Delta under `tidemark spark keep`: an audit finds a wrong row,
+and the command it tells mends it.
 
-It takes six minutes, so it runs with TIDEMARK_TEST_EXPLORE=1 only; `test_database.py` has the same without a job.
+It takes six minutes, so it runs with TIDEMARK_TEST_EXPLORE=1 only; `test_database.py` has the same
+without a job.
 """
 
 import json
@@ -23,7 +25,8 @@ from tests.mariadb import running_mariadb
 pytestmark = [
     pytest.mark.timeout(2400),
     pytest.mark.skipif(
-        "TIDEMARK_TEST_EXPLORE" not in os.environ, reason="six minutes; test_database.py has a short one"
+        "TIDEMARK_TEST_EXPLORE" not in os.environ,
+        reason="six minutes; test_database.py has a short one",
     ),
 ]
 PATIENCE_S = 800
@@ -33,11 +36,20 @@ ROWS = 50
 @contextmanager
 def keeping(cluster, directory):
     """`tidemark spark keep` for the block; gives the address of its metrics."""
-    flags = ["--capture", cluster.capture.endpoints["capture"], "--coordinator", cluster.pd, "--master", "local[1]"]
+    flags = [
+        "--capture",
+        cluster.capture.endpoints["capture"],
+        "--coordinator",
+        cluster.pd,
+        "--master",
+        "local[1]",
+    ]
     flags += ["--checkpoint-dir", str(directory / "checkpoints"), "--trigger", "0 seconds"]
     flags += ["--audit-max-lag-s", "600", "--http-addr", "127.0.0.1:0"]
     with (directory / "keep.log").open("ab") as log:
-        process = subprocess.Popen([*COMMAND, "spark", "keep", *flags], stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(
+            [*COMMAND, "spark", "keep", *flags], stdout=subprocess.PIPE, stderr=log
+        )
         assert process.stdout is not None
         try:
             yield json.loads(process.stdout.readline())["endpoints"]["http"]
@@ -74,7 +86,10 @@ def plant(table, key, value):
         ids, place = rows[names["id"]].to_pylist(), rows.column_names.index(names["v"])
         if key not in ids:
             continue
-        values = [value if own == key else old for own, old in zip(ids, rows[place].to_pylist(), strict=True)]
+        values = [
+            value if own == key else old
+            for own, old in zip(ids, rows[place].to_pylist(), strict=True)
+        ]
         field = rows.schema.field(place)
         changed = rows.set_column(place, field, pa.array(values, field.type))
         pq.write_table(changed, table / "planted.parquet")
@@ -86,7 +101,10 @@ def plant(table, key, value):
     actions = [
         {"commitInfo": {"timestamp": now, "operation": "PLANTED", "operationParameters": {}}},
         {"remove": {"path": add["path"], "deletionTimestamp": now, "dataChange": True}},
-        {"add": new | {"path": "planted.parquet", "size": (table / "planted.parquet").stat().st_size}},
+        {
+            "add": new
+            | {"path": "planted.parquet", "size": (table / "planted.parquet").stat().st_size}
+        },
     ]
     last = max(int(path.stem) for path in (table / "_delta_log").glob("*.json"))
     (table / "_delta_log" / f"{last + 1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
@@ -95,15 +113,24 @@ def plant(table, key, value):
 def metric(address, name):
     """The sum of a metric's series."""
     text = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
+    )
 
 
-def test_a_wrong_row_is_a_warning_until_the_command_that_it_tells_has_mended_it(tmp_path: Path) -> None:
+def test_a_wrong_row_is_a_warning_until_the_command_that_it_tells_has_mended_it(
+    tmp_path: Path,
+) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
 
         def asked(*arguments):
-            """An answer of the captures; on a busy machine their owner may lose its lease for a moment."""
-            return until(lambda: cluster.cli("changefeed", *arguments), lambda answer: not isinstance(answer, str))
+            """An answer of the captures; on a busy machine their owner may lose its lease for a
+            moment.
+            """
+            return until(
+                lambda: cluster.cli("changefeed", *arguments),
+                lambda answer: not isinstance(answer, str),
+            )
 
         def query():
             return asked("query", "-c", "shop")
@@ -117,24 +144,36 @@ def test_a_wrong_row_is_a_warning_until_the_command_that_it_tells_has_mended_it(
         server.execute(f"INSERT INTO orders SELECT seq, seq FROM seq_1_to_{ROWS}", database="shop")
         table = tmp_path / "lake" / "shop" / "orders"
         with keeping(cluster, tmp_path):
-            until(lambda: sum(json.loads(add["stats"])["numRecords"] for add in live(table)), lambda rows: rows == ROWS)
+            until(
+                lambda: sum(json.loads(add["stats"])["numRecords"] for add in live(table)),
+                lambda rows: rows == ROWS,
+            )
         plant(table, 7, -7)
-        server.execute("UPDATE shop.orders SET v = 100 WHERE id = 9")  # its cut shows what was planted, too
+        server.execute(
+            "UPDATE shop.orders SET v = 100 WHERE id = 9"
+        )  # its cut shows what was planted, too
         with keeping(cluster, tmp_path) as address:
             found = until(query, lambda feed: feed["state"] == "warning")
             assert found["error"]["code"] == "TM:ErrAuditDiffers", found
             assert "shop.orders" in found["error"]["message"]
-            until(lambda: metric(address, "tidemark_spark_audit_differences_total"), lambda ranges: ranges >= 1)
+            until(
+                lambda: metric(address, "tidemark_spark_audit_differences_total"),
+                lambda ranges: ranges >= 1,
+            )
         [listed] = asked("list")
         assert listed["summary"]["state"] == "warning"
         [told] = re.findall(r"`tidemark cli (verify [^`]* --repair)`", found["error"]["message"])
         assert told == "verify -c shop --table shop.orders --repair"
         flags = ["--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "--json"]
         command = [*COMMAND, "cli", *flags, *shlex.split(told)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
         assert done.returncode == 1, done.stderr
         [repaired] = json.loads(done.stdout)["tables"]
-        assert [(each["key"], each["kind"]) for each in repaired["differences"]] == [({"id": 7}, "differs")]
+        assert [(each["key"], each["kind"]) for each in repaired["differences"]] == [
+            ({"id": 7}, "differs")
+        ]
         assert repaired["repaired"]["version"] is not None
         mended = until(query, lambda feed: feed["state"] == "normal")
         assert mended["error"] is None

@@ -1,4 +1,6 @@
-"""The whole way without Spark: a MariaDB under a writer, a capture, lakes in databases, and `tidemark cli verify`."""
+"""The whole way without Spark: a MariaDB under a writer, a capture, lakes in databases,
+and `tidemark cli verify`.
+"""
 
 import asyncio
 import json
@@ -104,8 +106,18 @@ def new_lake(request, postgres, other_mariadb):
 
 def verify(cluster, *arguments):
     """Exit status, the document, and what was told beside it."""
-    flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "--json", "verify"]
-    done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    flags = [
+        "cli",
+        "--server",
+        cluster.capture.endpoints["capture"],
+        "--pd",
+        cluster.pd,
+        "--json",
+        "verify",
+    ]
+    done = subprocess.run(
+        [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
     return done.returncode, json.loads(done.stdout or "null"), done.stderr
 
 
@@ -118,7 +130,16 @@ def kinds(document):
 def kept(cluster, mariadb, uri, name, mode):
     """A changefeed of the table with a dump, under a writer, and its lake, until all is dumped."""
     feed = name.replace("_", "-")
-    create = ["-c", feed, "--sink-uri", uri, "--source-uri", f"{mariadb.uri}?idle-row-ms=300", "--filter", f"{name}.t"]
+    create = [
+        "-c",
+        feed,
+        "--sink-uri",
+        uri,
+        "--source-uri",
+        f"{mariadb.uri}?idle-row-ms=300",
+        "--filter",
+        f"{name}.t",
+    ]
     made = cluster.cli("changefeed", "create", *create)
     assert isinstance(made, dict), made
     lake = Lake(cluster, feed, uri, mode)
@@ -127,7 +148,8 @@ def kept(cluster, mariadb, uri, name, mode):
         lake.follow(
             int(made["start_ts"]),
             lambda: (
-                writer.written > WRITTEN and cluster.cli("changefeed", "dumpstatus", "-c", feed)["state"] == "finished"
+                writer.written > WRITTEN
+                and cluster.cli("changefeed", "dumpstatus", "-c", feed)["state"] == "finished"
             ),
         )
         yield feed, lake
@@ -139,22 +161,33 @@ def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mar
     name = created(mariadb)
     with kept(cluster, mariadb, new_lake(name), name, "upsert") as (feed, lake):
         status, document, told = verify(cluster, "-c", feed)
-        assert (status, document["equal"], document["mode"]) == (0, True, "upsert"), (document, told)
+        assert (status, document["equal"], document["mode"]) == (0, True, "upsert"), (
+            document,
+            told,
+        )
         ids = [row[0] for row in lake.rows(f"SELECT id FROM {name}.t ORDER BY id LIMIT 3")]
         lake.execute(
             f"DELETE FROM {name}.t WHERE id = {ids[0]}",
             f"UPDATE {name}.t SET amount = -1 WHERE id = {ids[1]}",
             f"INSERT INTO {name}.t (id, _commit_ts) VALUES (-5, 1)",
         )
-        wanted = {ids[0]: ("only upstream", []), ids[1]: ("differs", ["amount"]), -5: ("only in the lake", [])}
+        wanted = {
+            ids[0]: ("only upstream", []),
+            ids[1]: ("differs", ["amount"]),
+            -5: ("only in the lake", []),
+        }
         status, document, told = verify(cluster, "-c", feed, "--sample", "100%", "--seed", "7")
         assert (status, kinds(document), document["seed"]) == (1, wanted, 7), told
         everything = document["tables"][0]["sample"]["spans"]
         differing = [tuple(span) for span in document["tables"][0]["differing_spans"]]
-        assert {KeySpans("id", tuple(map(tuple, everything))).of(key) for key in wanted} == set(differing)
+        assert {KeySpans("id", tuple(map(tuple, everything))).of(key) for key in wanted} == set(
+            differing
+        )
         status, document, told = verify(cluster, "-c", feed, "--sample", "3")
         [table] = document["tables"]
-        again = verify(cluster, "-c", feed, "--sample", "3", "--seed", str(document["seed"]))[1]["tables"][0]
+        again = verify(cluster, "-c", feed, "--sample", "3", "--seed", str(document["seed"]))[1][
+            "tables"
+        ][0]
         assert len(table["sample"]["spans"]) == 3, told
         assert table["sample"] == again["sample"]
         assert all(span in everything for span in table["sample"]["spans"])
@@ -171,16 +204,24 @@ def test_a_database_under_a_writer_is_compared_exactly_and_repaired(cluster, mar
 
 
 async def audited(cluster, feed, table, seen):
-    """Audit a lake, of which a table was altered just now, until something is seen; returns that."""
+    """Audit a lake, of which a table was altered just now, until something is seen;
+    returns that.
+    """
     settings = AuditSettings(
-        coordinator=cluster.pd, rows_per_s=100_000, max_lag_s=math.inf, security=SecurityConfig(), turns=asyncio.Lock()
+        coordinator=cluster.pd,
+        rows_per_s=100_000,
+        max_lag_s=math.inf,
+        security=SecurityConfig(),
+        turns=asyncio.Lock(),
     )
     auditor = Auditor(feed, settings)
     auditor.take({"altered": [table]})
     async with auditor.running(), asyncio.timeout(WAIT_S):
         while True:
             answer = await asyncio.to_thread(cluster.cli, "changefeed", "query", "-c", feed)
-            if isinstance(answer, dict) and seen(answer):  # else the owner has lost its lease for a moment
+            if isinstance(answer, dict) and seen(
+                answer
+            ):  # else the owner has lost its lease for a moment
                 return answer
 
 
@@ -188,24 +229,37 @@ async def audited(cluster, feed, table, seen):
 def test_an_audit_tells_what_differs_until_it_is_mended(cluster, mariadb, new_lake):
     name = created(mariadb)
     with kept(cluster, mariadb, new_lake(name), name, "upsert") as (feed, lake):
-        assert cluster.cli("changefeed", "update", "-c", feed, "--audit", "1h")["audit_seconds"] == 3600
+        assert (
+            cluster.cli("changefeed", "update", "-c", feed, "--audit", "1h")["audit_seconds"]
+            == 3600
+        )
         [(wrong,)] = lake.rows(f"SELECT min(id) FROM {name}.t")
         lake.execute(f"UPDATE {name}.t SET amount = -1 WHERE id = {wrong}")
-        shown = asyncio.run(audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "warning"))
+        shown = asyncio.run(
+            audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "warning")
+        )
         assert shown["error"]["code"] == "TM:ErrAuditDiffers"
         command = f"verify -c {feed} --table {name}.t --repair"
         assert f"{name}.t: `tidemark cli {command}` mends it" in shown["error"]["message"]
         status, document, told = verify(cluster, *command.split()[1:])
         assert (status, kinds(document)) == (1, {wrong: ("differs", ["amount"])}), told
-        shown = asyncio.run(audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "normal"))
+        shown = asyncio.run(
+            audited(cluster, feed, f"{name}.t", lambda answer: answer["state"] == "normal")
+        )
         assert shown["error"] is None
 
 
-@pytest.mark.parametrize(("new_lake", "mode"), [("mysql", "append"), ("postgresql", "scd2")], indirect=["new_lake"])
-def test_the_current_rows_of_histories_are_compared_and_not_repaired(cluster, mariadb, new_lake, mode):
+@pytest.mark.parametrize(
+    ("new_lake", "mode"), [("mysql", "append"), ("postgresql", "scd2")], indirect=["new_lake"]
+)
+def test_the_current_rows_of_histories_are_compared_and_not_repaired(
+    cluster, mariadb, new_lake, mode
+):
     name = created(mariadb)
     with kept(cluster, mariadb, new_lake(name), name, mode) as (feed, lake):
-        [(lost,)] = lake.rows(f"SELECT min(id) FROM {name}.t t WHERE {CURRENT[mode]}".format(table=f"{name}.t"))
+        [(lost,)] = lake.rows(
+            f"SELECT min(id) FROM {name}.t t WHERE {CURRENT[mode]}".format(table=f"{name}.t")
+        )
         lake.execute(f"DELETE FROM {name}.t WHERE id = {lost}")
         status, document, told = verify(cluster, "-c", feed)
         assert status == 1, told

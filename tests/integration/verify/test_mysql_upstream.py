@@ -1,4 +1,6 @@
-"""A real MariaDB's table as of any cut, under a writer: it equals what the log says, transaction by transaction."""
+"""A real MariaDB's table as of any cut, under a writer: it equals what the log says,
+transaction by transaction.
+"""
 
 import pytest
 
@@ -16,7 +18,12 @@ TRANSACTIONS = 300
 
 def info(mariadb):
     return ChangefeedInfo(
-        id="feed", sink_uri="delta:///lake", source_uri=mariadb.uri, start_ts=0, target_ts=0, create_time=""
+        id="feed",
+        sink_uri="delta:///lake",
+        source_uri=mariadb.uri,
+        start_ts=0,
+        target_ts=0,
+        create_time="",
     )
 
 
@@ -31,7 +38,9 @@ async def rows_at(mariadb, meta, source, ts):
         parts = [row async for batch in upstream.rows(ranges) for row in batch.to_pylist()]
     key = lambda row: row["id"]  # noqa: E731 - short
     assert sorted(found, key=key) == sorted(again, key=key), "it can be read twice"
-    assert sorted(found, key=key) == sorted(chunks, key=key) == sorted(parts, key=key), "in chunks and ranges, too"
+    assert sorted(found, key=key) == sorted(chunks, key=key) == sorted(parts, key=key), (
+        "in chunks and ranges, too"
+    )
     assert len({row["id"] for row in found}) == len(found)
     return {row["id"]: row for row in found}
 
@@ -39,11 +48,16 @@ async def rows_at(mariadb, meta, source, ts):
 async def test_the_table_at_each_cut_is_what_the_log_made_of_it(mariadb, meta):
     name = created(mariadb)
     columns = ("id", "v", "kind", "amount")
-    held = {row[0]: dict(zip(columns, row, strict=True)) for row in mariadb.execute(f"SELECT * FROM {name}.t")}
+    held = {
+        row[0]: dict(zip(columns, row, strict=True))
+        for row in mariadb.execute(f"SELECT * FROM {name}.t")
+    }
     async with following(mariadb.uri, meta, f"{name}.t") as feed:
         [(span, [(_, source)])] = feed.target.versions.items()
         with Writer(mariadb, name) as writer:
-            await feed.until(lambda: writer.written > TRANSACTIONS and feed.rows_of(span) > TRANSACTIONS)
+            await feed.until(
+                lambda: writer.written > TRANSACTIONS and feed.rows_of(span) > TRANSACTIONS
+            )
             changes = feed.target.changes_of(span)
             ends = sorted({change["_commit_ts"] for change in changes})
             cuts = [feed.start_ts, ends[len(ends) // 3], ends[-1]]
@@ -65,7 +79,10 @@ async def test_a_table_that_was_altered_after_the_cut_is_told(mariadb, meta):
         mariadb.execute("ALTER TABLE other ADD COLUMN n INT", database=name)
         assert len(await rows_at(mariadb, meta, source, feed.start_ts)) == ROWS
         mariadb.execute("ALTER TABLE t ADD COLUMN n INT", database=name)
-        with pytest.raises(VerifyMovedError, match=rf"{name}\.t has changed at \d+, after the cut \(ALTER TABLE t ADD"):
+        with pytest.raises(
+            VerifyMovedError,
+            match=rf"{name}\.t has changed at \d+, after the cut \(ALTER TABLE t ADD",
+        ):
             await rows_at(mariadb, meta, source, feed.start_ts)
 
 

@@ -1,4 +1,6 @@
-"""`tidemark cli verify` against a real store and a Delta lake that somebody has edited; then the repair."""
+"""`tidemark cli verify` against a real store and a Delta lake that somebody has edited;
+then the repair.
+"""
 
 import dataclasses
 import json
@@ -28,22 +30,34 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def lake(cluster, tmp_path_factory):
-    """A Delta lake at two cuts: at the first it equals its upstream, before the second somebody edited it."""
+    """A Delta lake at two cuts: at the first it equals its upstream,
+    before the second somebody edited it.
+    """
     root = tmp_path_factory.mktemp("lake")
     with changefeed(cluster, "shop", [("bank", ACCOUNTS)], f"delta://{root}") as (reader, start_ts):
         first = reader.wait_resolved(write(cluster, accounts(0, COUNT)))
         second = reader.wait_resolved(cluster.now())
         asked = [flight(cluster), str(start_ts), str(first), f"{root}/bank/accounts"]
-        subprocess.run([sys.executable, "-m", "tests.integration.verify.edited", *asked], check=True, timeout=500)
-        cut = CutRecord("shop", start_ts, first, 0, "2026-01-01T00:00:00+00:00", (TableCut(NAME, COUNT, 0),))
+        subprocess.run(
+            [sys.executable, "-m", "tests.integration.verify.edited", *asked],
+            check=True,
+            timeout=500,
+        )
+        cut = CutRecord(
+            "shop", start_ts, first, 0, "2026-01-01T00:00:00+00:00", (TableCut(NAME, COUNT, 0),)
+        )
         commit(root, cut)
-        commit(root, dataclasses.replace(cut, start_ts=first, end_ts=second, tables=(TableCut(NAME, 4, 4),)))
+        commit(
+            root,
+            dataclasses.replace(cut, start_ts=first, end_ts=second, tables=(TableCut(NAME, 4, 4),)),
+        )
         yield root, second
 
 
 def accounts(first, count):
     rows = (
-        {"id": n, "owner": f"owner '{n}'", "balance": 100 * n, "updated_at": 0} for n in range(first, first + count)
+        {"id": n, "owner": f"owner '{n}'", "balance": 100 * n, "updated_at": 0}
+        for n in range(first, first + count)
     )
     return dict(encode_record(ACCOUNTS, row) for row in rows)
 
@@ -56,8 +70,18 @@ def commit(root, cut):
 
 def verify(cluster, *arguments):
     """Exit status, the document, and what was told beside it."""
-    flags = ["cli", "--server", cluster.capture.endpoints["capture"], "--pd", cluster.pd, "--json", "verify"]
-    done = subprocess.run([*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=500, check=False)
+    flags = [
+        "cli",
+        "--server",
+        cluster.capture.endpoints["capture"],
+        "--pd",
+        cluster.pd,
+        "--json",
+        "verify",
+    ]
+    done = subprocess.run(
+        [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=500, check=False
+    )
     return done.returncode, json.loads(done.stdout or "null"), done.stderr
 
 
@@ -74,13 +98,19 @@ def test_every_edited_row_is_told_and_repaired(cluster, lake):
         9999: ("only in the lake", []),
     }
     assert (found[5]["upstream"]["balance"], found[5]["lake"]["balance"]) == (500, -1)
-    assert (table["complete"], table["repaired"]) == (True, {"removed": 3, "written": 3, "version": 5})
+    assert (table["complete"], table["repaired"]) == (
+        True,
+        {"removed": 3, "written": 3, "version": 5},
+    )
 
     status, document, told = verify(cluster, "-c", "shop")
     assert (status, document["equal"]) == (0, True), told
     [table] = document["tables"]
     assert (table["table"], table["upstream_rows"], table["lake_rows"]) == (NAME, COUNT, COUNT)
-    assert sorted(path.name for path in (root / "_tidemark_cuts").glob("*.json"))[-1] == f"{second:020d}.json"
+    assert (
+        sorted(path.name for path in (root / "_tidemark_cuts").glob("*.json"))[-1]
+        == f"{second:020d}.json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +130,10 @@ def test_what_cannot_be_compared_ends_with_status_two_and_says_why(cluster, lake
 
 
 def test_a_lake_that_never_answers_ends_it_at_the_deadline_with_the_stage(cluster):
-    """Found by strangers: no answer in 120 s, no progress. This lake is a server that says nothing."""
+    """Found by strangers: no answer in 120 s, no progress.
+
+    This lake is a server that says nothing.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sink = f"mysql://me@127.0.0.1:{silent.getsockname()[1]}/db"
         with changefeed(cluster, "silent", [("bank", ACCOUNTS)], sink):

@@ -46,7 +46,8 @@ class Writer(threading.Thread):
 def created(mariadb):
     name = mariadb.database("verify")
     mariadb.execute(
-        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(50), kind ENUM('a', 'b'), amount DECIMAL(12, 2))",
+        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(50), kind ENUM('a', 'b'), amount "
+        "DECIMAL(12, 2))",
         f"INSERT INTO t SELECT seq, 'v', 'a', seq / 4 FROM seq_0_to_{ROWS - 1}",
         "CREATE TABLE other (id INT PRIMARY KEY)",
         database=name,

@@ -1,4 +1,6 @@
-"""What the compositions mount is there; whether they run, tests/e2e/test_compose.py sees where Docker is."""
+"""What the compositions mount is there; whether they run,
+tests/e2e/test_compose.py sees where Docker is.
+"""
 
 import re
 from pathlib import Path

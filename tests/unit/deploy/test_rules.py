@@ -1,4 +1,6 @@
-"""Prometheus' own tool reads the rules and plays their test cases; rules_test.yaml says what is expected when."""
+"""Prometheus' own tool reads the rules and plays their test cases;
+rules_test.yaml says what is expected when.
+"""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +9,9 @@ HERE = Path(__file__).parent
 
 
 def promtool(*arguments: str) -> str:
-    done = subprocess.run(["promtool", *arguments], cwd=HERE, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["promtool", *arguments], cwd=HERE, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -14,21 +14,48 @@ class Certificates:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._openssl(
-            ["req", "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2"],
+            [
+                "req",
+                "-x509",
+                "-keyout",
+                "ca.key",
+                "-out",
+                "ca.pem",
+                "-subj",
+                "/CN=ca",
+                "-days",
+                "2",
+            ],
         )
-        self._openssl(["req", "-new", "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"])
+        self._openssl(
+            ["req", "-new", "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"]
+        )
         (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-        sign = ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]
+        sign = [
+            "x509",
+            "-req",
+            "-in",
+            "node.csr",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+        ]
         self._openssl([*sign, "-out", "node.pem", "-days", "2", "-extfile", "san"])
 
     def _openssl(self, arguments: Sequence[str]) -> None:
         fresh = ["-newkey", "rsa:2048", "-nodes"] if arguments[0] == "req" else []
-        subprocess.run(["openssl", *arguments, *fresh], cwd=self.directory, check=True, capture_output=True)
+        subprocess.run(
+            ["openssl", *arguments, *fresh], cwd=self.directory, check=True, capture_output=True
+        )
 
     def security(self, *, ca: bool) -> SecurityConfig:
         path = self.directory
         ca_path = str(path / "ca.pem") if ca else ""
-        return SecurityConfig(ca_path=ca_path, cert_path=str(path / "node.pem"), key_path=str(path / "node.key"))
+        return SecurityConfig(
+            ca_path=ca_path, cert_path=str(path / "node.pem"), key_path=str(path / "node.key")
+        )
 
     def client(self, *, certificate: bool) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.directory / "ca.pem"))

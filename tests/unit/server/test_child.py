@@ -16,7 +16,16 @@ def test_port_zero_is_replaced_by_the_bound_port():
     ]
     endpoints = {"capture": "127.0.0.1:11", "flight": "127.0.0.1:12", "http": "127.0.0.1:13"}
     assert pinned(arguments, "capture", endpoints) == [
-        *("--addr", "127.0.0.1:11", "--flight-addr", "127.0.0.1:12", "--http-addr", "127.0.0.1:13", "--data-dir", "d")
+        *(
+            "--addr",
+            "127.0.0.1:11",
+            "--flight-addr",
+            "127.0.0.1:12",
+            "--http-addr",
+            "127.0.0.1:13",
+            "--data-dir",
+            "d",
+        )
     ]
 
 

@@ -1,4 +1,6 @@
-"""Settings: file, then environment, then flags; every fault named at once, with the nearest known name."""
+"""Settings: file, then environment, then flags; every fault named at once,
+with the nearest known name.
+"""
 
 import argparse
 from dataclasses import dataclass
@@ -25,9 +27,17 @@ class Example:
 
 
 def loaded(
-    document: dict[str, Any] | None = None, environ: dict[str, str] | None = None, flags: dict[str, Any] | None = None
+    document: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    flags: dict[str, Any] | None = None,
 ) -> Example:
-    return load(Example, "store", document={"store": document or {}}, environ=environ or {}, flags=flags or {})
+    return load(
+        Example,
+        "store",
+        document={"store": document or {}},
+        environ=environ or {},
+        flags=flags or {},
+    )
 
 
 def test_without_anything_the_defaults_hold() -> None:
@@ -37,7 +47,9 @@ def test_without_anything_the_defaults_hold() -> None:
 def test_the_later_source_wins() -> None:
     document = {"data-dir": "file", "workers": 1, "ratio": 1}
     environ = {"TIDEMARK_STORE_DATA_DIR": "environment", "TIDEMARK_STORE_WORKERS": "2"}
-    assert loaded(document, environ, {"data_dir": "flag"}) == Example(data_dir="flag", workers=2, ratio=1.0)
+    assert loaded(document, environ, {"data_dir": "flag"}) == Example(
+        data_dir="flag", workers=2, ratio=1.0
+    )
 
 
 def test_a_flag_that_was_not_given_does_not_hide_the_file() -> None:
@@ -46,12 +58,17 @@ def test_a_flag_that_was_not_given_does_not_hide_the_file() -> None:
 
 @pytest.mark.parametrize("key", ["data-dri", "data_dir", "dataDir", "DATA-DIR"])
 def test_an_unknown_key_names_the_nearest(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"unknown configuration key \[store\] {key}, did you mean data-dir\?"):
+    with pytest.raises(
+        ConfigError, match=rf"unknown configuration key \[store\] {key}, did you mean data-dir\?"
+    ):
         loaded({key: "x"})
 
 
 def test_all_faults_are_named_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"worker,.*workers must be a whole number, not 'many'.*sync must be true or"):
+    with pytest.raises(
+        ConfigError,
+        match=r"worker,.*workers must be a whole number, not 'many'.*sync must be true or",
+    ):
         loaded({"worker": 1, "workers": "many", "sync": "perhaps"})
 
 
@@ -89,7 +106,9 @@ def test_a_value_of_the_wrong_type_is_a_fault_not_a_crash(document: dict[str, An
         loaded(document)
 
 
-@pytest.mark.parametrize(("text", "value"), [("yes", True), ("0", False), ("Off", False), ("TRUE", True)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("yes", True), ("0", False), ("Off", False), ("TRUE", True)]
+)
 def test_booleans_are_read_as_people_write_them(text: str, value: bool) -> None:
     assert loaded(environ={"TIDEMARK_STORE_SYNC": text}).sync is value
 
@@ -97,7 +116,12 @@ def test_booleans_are_read_as_people_write_them(text: str, value: bool) -> None:
 @given(
     st.dictionaries(
         st.text(max_size=9),
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers()),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.lists(st.integers()),
     )
 )
 def test_no_document_does_worse_than_a_config_error(document: dict[str, Any]) -> None:
@@ -108,7 +132,9 @@ def test_no_document_does_worse_than_a_config_error(document: dict[str, Any]) ->
 
 
 def test_a_misspelt_variable_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="TIDEMARK_STORE_WORKER, did you mean TIDEMARK_STORE_WORKERS"):
+    with pytest.raises(
+        ConfigError, match="TIDEMARK_STORE_WORKER, did you mean TIDEMARK_STORE_WORKERS"
+    ):
         check_environment({"store": Example}, {"TIDEMARK_STORE_WORKER": "1", "HOME": "/"})
 
 
@@ -120,7 +146,9 @@ def test_flags_are_made_from_the_fields_and_show_their_help() -> None:
     assert "100 % of the cores" in " ".join(parser.format_help().split())
 
 
-def test_a_list_of_texts_is_a_repeated_flag_a_list_in_the_file_and_lines_in_the_environment() -> None:
+def test_a_list_of_texts_is_a_repeated_flag_a_list_in_the_file_and_lines_in_the_environment() -> (
+    None
+):
     parser = argparse.ArgumentParser(prog="example")
     add_flags(parser, Example)
     texts = ("a=b c", "d=e,f")
@@ -132,7 +160,9 @@ def test_a_list_of_texts_is_a_repeated_flag_a_list_in_the_file_and_lines_in_the_
 def test_an_unknown_section_names_the_nearest(tmp_path: Path) -> None:
     path = tmp_path / "tidemark.toml"
     path.write_text("[stroe]\n")
-    with pytest.raises(ConfigError, match=r"unknown configuration key \[stroe\], did you mean store\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown configuration key \[stroe\], did you mean store\?"
+    ):
         read_document(str(path), ["store", "log"])
 
 

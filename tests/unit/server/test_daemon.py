@@ -1,4 +1,6 @@
-"""A daemon's life, in processes of its own: the ready line, signals, exit codes, errors said once, a lost parent."""
+"""A daemon's life, in processes of its own: the ready line, signals, exit codes,
+errors said once, a lost parent.
+"""
 
 import json
 import os
@@ -48,7 +50,9 @@ sys.exit(run_daemon(sys.argv[1:], "store", Example, opened))
 
 
 @contextmanager
-def daemon(*arguments: str, prefix: Sequence[str] = (), **environ: str) -> Iterator["subprocess.Popen[str]"]:
+def daemon(
+    *arguments: str, prefix: Sequence[str] = (), **environ: str
+) -> Iterator["subprocess.Popen[str]"]:
     """`prefix` is a command that becomes the daemon."""
     with subprocess.Popen(
         [*prefix, sys.executable, "-c", textwrap.dedent(DAEMON), *arguments],
@@ -56,7 +60,11 @@ def daemon(*arguments: str, prefix: Sequence[str] = (), **environ: str) -> Itera
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **environ},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            **environ,
+        },
     ) as process:
         try:
             yield process
@@ -109,7 +117,8 @@ def test_a_misspelt_variable_is_refused_with_the_nearest() -> None:
         _, err = process.communicate(timeout=120)
     assert process.returncode != 0
     assert (
-        "[TM:ErrConfigInvalid] unknown configuration key TIDEMARK_STORE_ADR, did you mean TIDEMARK_STORE_ADDR?" in err
+        "[TM:ErrConfigInvalid] unknown configuration key TIDEMARK_STORE_ADR, did you mean "
+        "TIDEMARK_STORE_ADDR?" in err
     )
 
 

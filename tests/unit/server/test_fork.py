@@ -1,4 +1,6 @@
-"""A process with gRPC calls under way can start other programs, also when Python runs between fork and exec."""
+"""A process with gRPC calls under way can start other programs,
+also when Python runs between fork and exec.
+"""
 
 import subprocess
 import sys
@@ -37,5 +39,7 @@ asyncio.run(main())
 
 
 def test_a_busy_process_forks_without_crashing_its_children():
-    done = subprocess.run([sys.executable, "-c", _BUSY], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _BUSY], capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -68,7 +68,9 @@ def test_other_paths_show_the_way(bound: str) -> None:
 
 def test_a_busy_port_says_what_to_do(bound: str, ready: Ready) -> None:
     with (
-        pytest.raises(HttpPortError, match=r"cannot listen on .* for HTTP: .*; choose another --http-addr"),
+        pytest.raises(
+            HttpPortError, match=r"cannot listen on .* for HTTP: .*; choose another --http-addr"
+        ),
         listen(bound, ready=ready),
     ):
         pass
@@ -81,7 +83,9 @@ def test_the_port_is_free_again_after_the_block(ready: Ready) -> None:
         assert again == address
 
 
-@pytest.mark.parametrize("addr", ["", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    "addr", ["", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999"]
+)
 def test_something_that_is_no_address_says_so(addr: str, ready: Ready) -> None:
     with pytest.raises(ConfigError, match="--http-addr is host:port"), listen(addr, ready=ready):
         pass

@@ -16,11 +16,18 @@ def _as_before() -> object:
     structlog.contextvars.clear_contextvars()
 
 
-def test_a_line_is_one_json_object_with_daemon_level_and_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_one_json_object_with_daemon_level_and_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     configure(LogConfig(), "store")
     structlog.get_logger().info("region split", region_id=7)
     line = json.loads(capfd.readouterr().err)
-    assert (line["event"], line["daemon"], line["level"], line["region_id"]) == ("region split", "store", "info", 7)
+    assert (line["event"], line["daemon"], line["level"], line["region_id"]) == (
+        "region split",
+        "store",
+        "info",
+        7,
+    )
     assert line["timestamp"].endswith("Z")
 
 
@@ -39,6 +46,7 @@ def test_text_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("config", [LogConfig(log_level="loud"), LogConfig(log_format="xml")])
 def test_unknown_settings_name_the_known_ones(config: LogConfig) -> None:
     with pytest.raises(
-        ConfigError, match="--log-level is one of debug, info, warning, error, --log-format json or text"
+        ConfigError,
+        match="--log-level is one of debug, info, warning, error, --log-format json or text",
     ):
         configure(config, "store")

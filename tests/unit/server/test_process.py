@@ -9,7 +9,9 @@ from pathlib import Path
 
 import server
 
-CHILD = "import time; from server.process import exit_with_parent; exit_with_parent(); time.sleep(600)"
+CHILD = (
+    "import time; from server.process import exit_with_parent; exit_with_parent(); time.sleep(600)"
+)
 PARENT = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {CHILD!r}], stdin=subprocess.PIPE)
@@ -20,7 +22,9 @@ STARTS = {"create_subprocess_exec", "create_subprocess_shell", "Popen", "run"}
 
 
 async def test_a_child_ends_when_its_parent_is_killed():
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, stdout=asyncio.subprocess.PIPE
+    )
     async with asyncio.timeout(120):
         watched = os.pidfd_open(int(await parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
@@ -37,10 +41,21 @@ def test_every_process_that_is_started_holds_a_pipe_of_its_parent():
     found = {}
     for path in Path(server.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in STARTS:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in STARTS
+            ):
                 owner = ast.unparse(node.func.value)
-                if owner in ("asyncio", "subprocess", "asyncio.subprocess") and node.func.attr != "run":
-                    found[f"{path.name}:{node.lineno}"] = {key.arg: ast.unparse(key.value) for key in node.keywords}
-                assert owner != "subprocess" or node.func.attr != "run", f"{path} starts a process without a pipe"
+                if (
+                    owner in ("asyncio", "subprocess", "asyncio.subprocess")
+                    and node.func.attr != "run"
+                ):
+                    found[f"{path.name}:{node.lineno}"] = {
+                        key.arg: ast.unparse(key.value) for key in node.keywords
+                    }
+                assert owner != "subprocess" or node.func.attr != "run", (
+                    f"{path} starts a process without a pipe"
+                )
     assert len(found) >= 4
     assert {place for place, given in found.items() if given.get("stdin") != "PIPE"} == set()

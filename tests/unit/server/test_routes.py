@@ -20,9 +20,11 @@ def echo(request: Request) -> Answer:
 
 
 def fails(request: Request) -> Answer:
-    raise {"busy": UnavailableError("not now"), "late": TimeoutError(), "first": ConflictError("too late")}.get(
-        request.tail, ZeroDivisionError()
-    )
+    raise {
+        "busy": UnavailableError("not now"),
+        "late": TimeoutError(),
+        "first": ConflictError("too late"),
+    }.get(request.tail, ZeroDivisionError())
 
 
 HANDLERS = {
@@ -41,7 +43,10 @@ def routes() -> Routes:
 
 @pytest.fixture(scope="module")
 def bound(routes: Routes) -> Iterator[str]:
-    with listen("127.0.0.1:0", ready=lambda: True, routes=routes) as address, routes.serving(HANDLERS):
+    with (
+        listen("127.0.0.1:0", ready=lambda: True, routes=routes) as address,
+        routes.serving(HANDLERS),
+    ):
         yield address
 
 
@@ -80,7 +85,9 @@ def test_a_method_that_is_not_served_names_those_that_are(bound: str) -> None:
     }
 
 
-@pytest.mark.parametrize(("tail", "status"), [("busy", 503), ("first", 409), ("late", 504), ("defect", 500)])
+@pytest.mark.parametrize(
+    ("tail", "status"), [("busy", 503), ("first", 409), ("late", 504), ("defect", 500)]
+)
 def test_errors_of_a_handler_have_their_status(bound: str, tail: str, status: int) -> None:
     assert plain(bound, "GET", f"/fails/{tail}")[0] == status
 
@@ -104,7 +111,9 @@ def test_a_large_body_and_one_without_length_are_refused(bound: str) -> None:
 def test_more_connections_than_the_port_holds_are_turned_away(bound: str) -> None:
     host, _, port = bound.rpartition(":")
     half = MAX_CONNECTIONS_PER_ADDRESS
-    held = connections(bound, "127.0.0.2", half) + connections(bound, "127.0.0.3", MAX_CONNECTIONS - half)
+    held = connections(bound, "127.0.0.2", half) + connections(
+        bound, "127.0.0.3", MAX_CONNECTIONS - half
+    )
     try:
         with socket.create_connection((host, int(port)), timeout=60) as one_more:
             assert one_more.recv(100).startswith(b"HTTP/1.0 503")
@@ -127,7 +136,10 @@ def test_one_address_has_half_of_the_ports_connections(bound: str) -> None:
 
 def connections(bound: str, source: str, count: int) -> list[socket.socket]:
     host, _, port = bound.rpartition(":")
-    return [socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0)) for _ in range(count)]
+    return [
+        socket.create_connection((host, int(port)), timeout=60, source_address=(source, 0))
+        for _ in range(count)
+    ]
 
 
 def test_endless_headers_are_cut_off(bound: str) -> None:
@@ -149,7 +161,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.mark.parametrize("ca", [True, False])
-def test_with_certificates_a_route_is_for_tls_and_its_clients_only(certificates: Certificates, ca: bool) -> None:
+def test_with_certificates_a_route_is_for_tls_and_its_clients_only(
+    certificates: Certificates, ca: bool
+) -> None:
     routes = Routes()
     security = certificates.security(ca=ca)
     with (
@@ -159,7 +173,9 @@ def test_with_certificates_a_route_is_for_tls_and_its_clients_only(certificates:
 
         def tls(path: str, *, certificate: bool) -> int:
             context = certificates.client(certificate=certificate)
-            return ask(http.client.HTTPSConnection(bound, timeout=60, context=context), "GET", path)[0]
+            return ask(
+                http.client.HTTPSConnection(bound, timeout=60, context=context), "GET", path
+            )[0]
 
         assert plain(bound, "DELETE", "/things/x")[0] == 403
         assert plain(bound, "GET", "/healthz") == (200, "ok\n")
@@ -169,7 +185,9 @@ def test_with_certificates_a_route_is_for_tls_and_its_clients_only(certificates:
 
 
 def test_tls_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path) -> None:
-    security = SecurityConfig(cert_path=str(tmp_path / "none.pem"), key_path=str(tmp_path / "none.key"))
+    security = SecurityConfig(
+        cert_path=str(tmp_path / "none.pem"), key_path=str(tmp_path / "none.key")
+    )
     with (
         pytest.raises(CredentialsError, match="check --cert-path"),
         listen("127.0.0.1:0", ready=lambda: True, security=security),

@@ -5,11 +5,16 @@ from hypothesis import strategies as st
 
 from sink.checkpoint import Checkpoint
 
-ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))), max_size=25)
+ranges = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
+    max_size=25,
+)
 
 
 @given(ranges, st.integers(0, 10))
-def test_the_checkpoint_is_the_end_of_the_gapless_beginning(acks: list[tuple[int, int]], start_ts: int) -> None:
+def test_the_checkpoint_is_the_end_of_the_gapless_beginning(
+    acks: list[tuple[int, int]], start_ts: int
+) -> None:
     checkpoint, acknowledged, last = Checkpoint(start_ts), set(range(start_ts + 1)), start_ts
     for start, end in acks:
         before = checkpoint.checkpoint_ts

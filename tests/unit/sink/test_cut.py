@@ -18,13 +18,24 @@ def extents(blocks: list[list[int]], read: list[int] | None = None) -> list[Exte
         return np.array(block, np.uint64)
 
     return [
-        Extent(block[0], block[-1], len(block), 10 * len(block), lambda number=number, block=block: load(number, block))
+        Extent(
+            block[0],
+            block[-1],
+            len(block),
+            10 * len(block),
+            lambda number=number, block=block: load(number, block),
+        )
         for number, block in enumerate(blocks)
     ]
 
 
 @given(
-    blocks, st.integers(0, 30), st.integers(0, 30), st.integers(0, 40), st.booleans(), st.sampled_from([1, 5, 1 << 16])
+    blocks,
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from([1, 5, 1 << 16]),
 )
 def test_a_cut_is_the_largest_that_fits_and_holds_a_commit_ts(
     blocks, start_ts, length, limit, by_bytes, compact
@@ -35,7 +46,9 @@ def test_a_cut_is_the_largest_that_fits_and_holds_a_commit_ts(
     found = find_cut(extents(blocks), start_ts, upper_ts, bounds)
     cut._COMPACT_ROWS = kept
     rows = sorted(ts for block in blocks for ts in block if start_ts < ts <= upper_ts)
-    fitting = [ts for ts in range(start_ts + 1, upper_ts + 1) if sum(row <= ts for row in rows) <= limit]
+    fitting = [
+        ts for ts in range(start_ts + 1, upper_ts + 1) if sum(row <= ts for row in rows) <= limit
+    ]
     expected = max([*fitting, rows[0]] if rows else [upper_ts])
     assert found == expected
 

@@ -1,4 +1,6 @@
-"""What older rows hold in a column is told with its field, and readers get it back in the field's type."""
+"""What older rows hold in a column is told with its field,
+and readers get it back in the field's type.
+"""
 
 import datetime as dt
 from decimal import Decimal
@@ -35,7 +37,9 @@ def received(schema: pa.Schema) -> pa.Schema:
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_of_each_type_comes_back(name: str) -> None:
     found, value = VALUES[name]
-    schema = received(pa.schema([pa.field("id", pa.int64()), with_default(pa.field(name, found), plain(value))]))
+    schema = received(
+        pa.schema([pa.field("id", pa.int64()), with_default(pa.field(name, found), plain(value))])
+    )
     told = defaults_of(schema)
     assert told.keys() == {name}
     assert scalar(told[name], found) == pa.scalar(value, found)
@@ -53,12 +57,14 @@ def test_a_column_of_tidb_tells_what_rows_from_before_it_are_mounted_with() -> N
     ]
     table = TableInfo.build(7, "t", columns)
     mounter = Mounter(table, "bank")
-    mounted = mounter.mount(raw_batch([2], [1], [INSERT], [record_key(7, 1)], [encode_row({})], [None]))
+    mounted = mounter.mount(
+        raw_batch([2], [1], [INSERT], [record_key(7, 1)], [encode_row({})], [None])
+    )
     told = defaults_of(received(mounter.schema))
     row = mounted.to_pylist()[0]
-    assert {name: scalar(value, mounter.schema.field(name).type).as_py() for name, value in told.items()} == {
-        name: row[name] for name in ("state", "price", "day")
-    }
+    assert {
+        name: scalar(value, mounter.schema.field(name).type).as_py() for name, value in told.items()
+    } == {name: row[name] for name in ("state", "price", "day")}
     assert row["never"] is None
     before = schema_of(mounter, before=True).field("_before").type
     assert all(DEFAULT not in (field.metadata or {}) for field in before)

@@ -42,24 +42,31 @@ def test_a_reader_at_the_end_that_the_window_had_before_a_crash_gets_what_follow
 
 def change(ts: int, mounter: Any = None) -> Any:
     tables = (SimpleNamespace(name="s.t", span=SPAN, mounter=mounter),) if mounter else ()
-    return SimpleNamespace(commit_ts=ts, query="", tables=tables, dropped=(), truncated=() if mounter else ("s.u",))
+    return SimpleNamespace(
+        commit_ts=ts, query="", tables=tables, dropped=(), truncated=() if mounter else ("s.u",)
+    )
 
 
 def mounted(*key: tuple[str, int]) -> Any:
     """A table of two columns, with their identities, of which some are the key."""
     columns = [
-        with_column_id(pa.field(name, pa.int64()), number) for name, number in {"a": 1, "b": 2, **dict(key)}.items()
+        with_column_id(pa.field(name, pa.int64()), number)
+        for name, number in {"a": 1, "b": 2, **dict(key)}.items()
     ]
     return SimpleNamespace(schema=pa.schema(columns), key_columns=tuple(name for name, _ in key))
 
 
-@pytest.mark.parametrize(("key", "emptied"), [([("a", 1)], ()), ([("b", 2)], ("s.t",)), ([("a", 2)], ("s.t",))])
+@pytest.mark.parametrize(
+    ("key", "emptied"), [([("a", 1)], ()), ([("b", 2)], ("s.t",)), ([("a", 2)], ("s.t",))]
+)
 def test_a_table_is_emptied_at_the_last_ddl_and_where_it_gets_another_key(
     key: list[tuple[str, int]], emptied: tuple[str, ...]
 ) -> None:
     holds = held()
     other = SimpleNamespace(name="s.u", span=Span(2, b"t2", b""), mounter=mounted(("a", 1)))
-    versions = Versions(10, [SimpleNamespace(name="s.t", span=SPAN, mounter=mounted(("a", 1))), other])
+    versions = Versions(
+        10, [SimpleNamespace(name="s.t", span=SPAN, mounter=mounted(("a", 1))), other]
+    )
     versions.change(change(SINCE, mounted(*key)))
     versions.change(change(LATER))
     shown = holds.shown(versions.ddls(SINCE), versions)

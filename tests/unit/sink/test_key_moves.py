@@ -1,4 +1,6 @@
-"""Transactions that move keys over many batches: deletes before inserts, wherever batches end, staged or read."""
+"""Transactions that move keys over many batches: deletes before inserts,
+wherever batches end, staged or read.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +28,8 @@ from storage.tidb.schema import Column, Index, TableInfo
 
 TABLE = 9
 COLUMNS = tuple(
-    replace(Column.bigint(name), id=number + 1, offset=number, flags=Flag.NOT_NULL) for number, name in enumerate("ab")
+    replace(Column.bigint(name), id=number + 1, offset=number, flags=Flag.NOT_NULL)
+    for number, name in enumerate("ab")
 )
 PRIMARY = Index(1, "PRIMARY", (0,), unique=True, primary=True, public=True, whole=True)
 MOUNTER = Mounter(TableInfo(TABLE, "t", COLUMNS, (PRIMARY,)), "db")
@@ -35,7 +38,9 @@ ROWS = 20_000
 
 def row(key: int | None, value: int) -> bytes:
     cells = {2: value.to_bytes(4, "little", signed=True)}
-    return encode_row(cells | ({1: key.to_bytes(4, "little", signed=True)} if key is not None else {1: None}))
+    return encode_row(
+        cells | ({1: key.to_bytes(4, "little", signed=True)} if key is not None else {1: None})
+    )
 
 
 def applied(held: dict[int, int], changes: pa.Table) -> dict[int, int]:
@@ -58,7 +63,9 @@ def shifted(ts: int, moves: dict[int, int]) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("quota", [64 << 20, 256 << 10])
 @pytest.mark.parametrize("name", ["shift", "swap", "cycle"])
-def test_no_row_is_lost_by_a_large_transaction_that_moves_keys(tmp_path: Path, quota: int, name: str) -> None:
+def test_no_row_is_lost_by_a_large_transaction_that_moves_keys(
+    tmp_path: Path, quota: int, name: str
+) -> None:
     keys = range(1, ROWS + 1)
     moves = {
         "shift": {key: key + 1 for key in keys},
@@ -87,12 +94,17 @@ def test_no_row_is_lost_by_a_large_transaction_that_moves_keys(tmp_path: Path, q
 
 
 CHANGES = st.tuples(
-    st.integers(1, 3), st.sampled_from([DELETE, UPDATE, INSERT]), st.integers(0, 4) | st.none(), st.integers(0, 4)
+    st.integers(1, 3),
+    st.sampled_from([DELETE, UPDATE, INSERT]),
+    st.integers(0, 4) | st.none(),
+    st.integers(0, 4),
 )
 
 
 @given(st.lists(CHANGES, max_size=40), st.data())
-def test_the_order_does_not_depend_on_where_batches_end(rows: list[tuple], data: st.DataObject) -> None:
+def test_the_order_does_not_depend_on_where_batches_end(
+    rows: list[tuple], data: st.DataObject
+) -> None:
     rows = sorted(rows, key=lambda change: change[:2])
     changes = [
         (
@@ -105,7 +117,9 @@ def test_the_order_does_not_depend_on_where_batches_end(rows: list[tuple], data:
         )
         for number, (ts, op, old, new) in enumerate(rows)
     ]
-    whole = raw_batch(*([list(column) for column in zip(*changes, strict=True)] or [[] for _ in range(6)]))
+    whole = raw_batch(
+        *([list(column) for column in zip(*changes, strict=True)] or [[] for _ in range(6)])
+    )
 
     def cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         ends = sorted(data.draw(st.sets(st.integers(1, max(batch.num_rows, 1)), max_size=12)))
@@ -116,6 +130,11 @@ def test_the_order_does_not_depend_on_where_batches_end(rows: list[tuple], data:
     def again(transaction: Position) -> Iterator[pa.RecordBatch]:
         return cut(whole.filter(pa.array(np.asarray(whole["commit_ts"]) == transaction.commit_ts)))
 
-    given_ = list(map(SequenceMount(MOUNTER.mount), deletes_first(cut(whole), MOUNTER.split, again)))
+    given_ = list(
+        map(SequenceMount(MOUNTER.mount), deletes_first(cut(whole), MOUNTER.split, again))
+    )
     expected = MOUNTER.mount(whole)
-    assert pa.Table.from_batches(given_, MOUNTER.schema).combine_chunks().to_pylist() == expected.to_pylist()
+    assert (
+        pa.Table.from_batches(given_, MOUNTER.schema).combine_chunks().to_pylist()
+        == expected.to_pylist()
+    )

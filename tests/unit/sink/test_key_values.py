@@ -1,4 +1,6 @@
-"""Keys that a lake cannot hold as values of their own stop by name, or are text; equal ones stay one."""
+"""Keys that a lake cannot hold as values of their own stop by name, or are text;
+equal ones stay one.
+"""
 
 import json
 import struct
@@ -49,9 +51,13 @@ def mysql(kind: Type, meta: int = 0, zero_dates: str = "null", **more: Any) -> M
 
 def rows(cells: list[bytes], d: bytes = b"\0\0\0", op: int = INSERT) -> pa.RecordBatch:
     """A row image for each cell of `k`, with the ids 1, 2, …"""
-    images = [b"\0\xf8" + cell + struct.pack("<I", number) + d for number, cell in enumerate(cells, 1)]
+    images = [
+        b"\0\xf8" + cell + struct.pack("<I", number) + d for number, cell in enumerate(cells, 1)
+    ]
     values, old = (images, [None] * len(images)) if op == INSERT else ([None] * len(images), images)
-    return raw_batch([7] * len(images), [6] * len(images), [op] * len(images), [b"k"] * len(images), values, old)
+    return raw_batch(
+        [7] * len(images), [6] * len(images), [op] * len(images), [b"k"] * len(images), values, old
+    )
 
 
 def day(text: str) -> bytes:
@@ -67,7 +73,8 @@ def moment(text: str) -> bytes:
 @pytest.mark.parametrize("text", IMPOSSIBLE)
 def test_a_date_of_no_calendar_in_a_key_stops_by_table_column_and_row(text: str, op: int) -> None:
     with pytest.raises(
-        KeyValueError, match=r"shop\.t \(id = 2\) has a date in its key column k .*--zero-dates key-text"
+        KeyValueError,
+        match=r"shop\.t \(id = 2\) has a date in its key column k .*--zero-dates key-text",
     ):
         mysql(Type.DATE).mount(rows([day("2024-02-29"), day(text)], op=op))
     with pytest.raises(KeyValueError, match=r"id = 1"):
@@ -108,9 +115,13 @@ def test_what_older_rows_hold_is_told_as_the_column_is_shown(
 ) -> None:
     column = Column(name="k", type=Type.DATETIME2, meta=2, held=held)
     for zero_dates, expected in (("null", null), ("text", text)):
-        record = TableRecord("shop", Table(1, "t", (column, Column(name="i", type=Type.LONG)), ("i",)).to_doc())
+        record = TableRecord(
+            "shop", Table(1, "t", (column, Column(name="i", type=Type.LONG)), ("i",)).to_doc()
+        )
         field = mysql_table(record.showing(zero_dates)).mounter.schema.field("k")
-        assert (field.metadata or {}).get(DEFAULT) == (None if expected is None else json.dumps(expected).encode())
+        assert (field.metadata or {}).get(DEFAULT) == (
+            None if expected is None else json.dumps(expected).encode()
+        )
 
 
 def test_texts_with_more_digits_of_a_second_are_read_again() -> None:
@@ -147,19 +158,30 @@ def test_characters_that_several_bytes_stand_for_stop_in_a_key() -> None:
 def test_an_empty_member_is_told_from_no_member() -> None:
     enum = mysql(Type.ENUM, 1, elems=("a", ""))
     assert enum.mount(rows([b"\1", b"\2"]))["k"].to_pylist() == ["a", ""]
-    with pytest.raises(KeyValueError, match=r"id = 2\) has the invalid value 0, which reads as the member ''"):
+    with pytest.raises(
+        KeyValueError, match=r"id = 2\) has the invalid value 0, which reads as the member ''"
+    ):
         enum.mount(rows([b"\2", b"\0"]))
-    assert mysql(Type.ENUM, 1, elems=("a",)).mount(rows([b"\0", b"\1"]))["k"].to_pylist() == ["", "a"]
+    assert mysql(Type.ENUM, 1, elems=("a",)).mount(rows([b"\0", b"\1"]))["k"].to_pylist() == [
+        "",
+        "a",
+    ]
     members = mysql(Type.SET, 1, elems=("", "a"))
     assert members.mount(rows([b"\0", b"\2", b"\3"]))["k"].to_pylist() == ["", "a", ",a"]
     with pytest.raises(KeyValueError, match=r"id = 1\) has the member '' alone"):
         members.mount(rows([b"\1"]))
 
 
-@pytest.mark.parametrize("charset", ["sjis", "ujis", "gbk", "big5", "cp932", "euckr", "gb2312", "gb18030", "utf16"])
+@pytest.mark.parametrize(
+    "charset", ["sjis", "ujis", "gbk", "big5", "cp932", "euckr", "gb2312", "gb18030", "utf16"]
+)
 def test_no_two_exact_values_of_a_character_set_have_one_text(charset: str) -> None:
     pairs = [bytes((first, second)) for first in range(256) for second in range(256)]
-    exact = [data for data in [*(bytes((byte,)) for byte in range(256)), *pairs] if is_exact(charset, data)]
+    exact = [
+        data
+        for data in [*(bytes((byte,)) for byte in range(256)), *pairs]
+        if is_exact(charset, data)
+    ]
     assert len(exact) > 1000
     assert len({decode_text(charset, data) for data in exact}) == len(exact)
     assert not is_one_to_one(charset)
@@ -169,20 +191,37 @@ def test_no_two_exact_values_of_a_character_set_have_one_text(charset: str) -> N
 def tidb(zero_dates: str = "null", kind: TidbType = TidbType.DATE, *, clustered: bool) -> Mounter:
     columns = (
         TidbColumn(name="k", type=kind, id=1, offset=0, flags=REQUIRED, decimal=0),
-        TidbColumn(name="id", type=TidbType.LONGLONG, id=2, offset=1, flags=REQUIRED, flen=20, decimal=0),
+        TidbColumn(
+            name="id", type=TidbType.LONGLONG, id=2, offset=1, flags=REQUIRED, flen=20, decimal=0
+        ),
         TidbColumn(name="d", type=kind, id=3, offset=2, decimal=0),
     )
-    key = Index(id=1, name="PRIMARY", column_offsets=(0, 1), unique=True, primary=True, public=True, whole=True)
+    key = Index(
+        id=1,
+        name="PRIMARY",
+        column_offsets=(0, 1),
+        unique=True,
+        primary=True,
+        public=True,
+        whole=True,
+    )
     table = TableInfo(1, "t", columns, (key,), is_common_handle=clustered)
     return Mounter(table.showing_dates(zero_dates), "shop")
 
 
 def tidb_rows(mounter: Mounter, text: str) -> pa.RecordBatch:
     table, date = mounter.table, CoreTime.parse(text)
-    cells = {column.id: encode_cell(column, 5 if column.name == "id" else date) for column in table.columns}
-    handle = b"".join(encode_key_datum(column, cells[column.id]) for column in table.common_handle_columns)
+    cells = {
+        column.id: encode_cell(column, 5 if column.name == "id" else date)
+        for column in table.columns
+    }
+    handle = b"".join(
+        encode_key_datum(column, cells[column.id]) for column in table.common_handle_columns
+    )
     key = record_prefix(1) + handle if handle else record_key(1, 77)
-    value = encode_row({number: cell for number, cell in cells.items() if number == 3 or not handle})
+    value = encode_row(
+        {number: cell for number, cell in cells.items() if number == 3 or not handle}
+    )
     return raw_batch([7, 8], [6, 7], [INSERT, DELETE], [key, key], [value, None], [None, value])
 
 
@@ -193,7 +232,9 @@ def test_the_same_of_tidb(kind: TidbType, clustered: bool) -> None:
     assert plain.mount(tidb_rows(plain, "2024-02-29"))["k"].null_count == 0
     text = tidb("text", kind, clustered=clustered)
     for each in IMPOSSIBLE:
-        with pytest.raises(KeyValueError, match=r"shop\.t \(id = 5\) has a date in its key column k"):
+        with pytest.raises(
+            KeyValueError, match=r"shop\.t \(id = 5\) has a date in its key column k"
+        ):
             plain.mount(tidb_rows(plain, each))
         clock = "" if kind is TidbType.DATE else " 00:00:00"
         out = text.mount(tidb_rows(text, each))
@@ -204,7 +245,12 @@ def test_the_same_of_tidb(kind: TidbType, clustered: bool) -> None:
 def test_how_dates_are_shown_stays_when_columns_are_chosen_and_is_not_the_upstreams() -> None:
     whole = TableRecord("shop", {"id": 1, "name": "t"})
     shown = whole.showing("text").selecting(["k"], {"k": "l"})
-    assert (shown.zero_dates, shown.selected, shown.renamed, shown.whole) == ("text", ["k"], {"k": "l"}, whole)
+    assert (shown.zero_dates, shown.selected, shown.renamed, shown.whole) == (
+        "text",
+        ["k"],
+        {"k": "l"},
+        whole,
+    )
     assert shown.selecting(["m"]).renamed == {}
     assert shown.selecting(["m"]).zero_dates == "text"
     assert whole.showing("null") == whole

@@ -1,4 +1,6 @@
-"""The sink manager: any resolved range, again and again the same rows, from memory or from the sorter."""
+"""The sink manager: any resolved range, again and again the same rows,
+from memory or from the sorter.
+"""
 
 import random
 import threading
@@ -46,11 +48,17 @@ def mount(raw: pa.RecordBatch) -> pa.RecordBatch:
 def raw(rows: list[Row]) -> pa.RecordBatch:
     count = len(rows)
     commit_ts, start_ts, keys = zip(*rows, strict=True)
-    return raw_batch(commit_ts, start_ts, [INSERT] * count, keys, [b"v" * 40] * count, [None] * count)
+    return raw_batch(
+        commit_ts, start_ts, [INSERT] * count, keys, [b"v" * 40] * count, [None] * count
+    )
 
 
 def read(manager: SinkManager, span: Span, start_ts: int, end_ts: int) -> list[tuple]:
-    return [tuple(row.values())[:4] for batch in manager.read(span, start_ts, end_ts) for row in batch.to_pylist()]
+    return [
+        tuple(row.values())[:4]
+        for batch in manager.read(span, start_ts, end_ts)
+        for row in batch.to_pylist()
+    ]
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -66,7 +74,9 @@ class Capture:
     def __init__(self, directory: Path, *, quota: int = 1 << 20, split_txn: bool = True) -> None:
         sizes = {"memory_bytes": 4000, "block_bytes": 500, "segment_bytes": 4000}
         self.sorter = Sorter(directory, **sizes, shards=1, clean_interval_s=0)
-        self.manager = SinkManager(self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn)
+        self.manager = SinkManager(
+            self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn
+        )
         for span in SPANS:
             self.sorter.add_table(span, 0)
             self.manager.add_table(span, 0, mount)
@@ -116,7 +126,9 @@ def test_waiting_ends_with_news_or_with_time(capture: Capture) -> None:
 
 def test_a_cut_never_splits_a_commit_ts(capture: Capture) -> None:
     manager = capture.manager
-    capture.sorter.add(SPANS[0], raw([(1, 0, b"a"), (5, 0, b"a"), (5, 0, b"b"), (5, 1, b"c"), (9, 0, b"a")]))
+    capture.sorter.add(
+        SPANS[0], raw([(1, 0, b"a"), (5, 0, b"a"), (5, 0, b"b"), (5, 1, b"c"), (9, 0, b"a")])
+    )
     capture.sorter.add(SPANS[1], raw([(1, 0, b"a"), (5, 0, b"a")]))
     capture.resolve(10)
     assert manager.cut(0) == 10
@@ -130,7 +142,9 @@ def test_a_cut_never_splits_a_commit_ts(capture: Capture) -> None:
     assert manager.cut(10) == 10
 
 
-def test_what_is_acknowledged_can_be_replayed_until_the_next_acknowledgement(capture: Capture) -> None:
+def test_what_is_acknowledged_can_be_replayed_until_the_next_acknowledgement(
+    capture: Capture,
+) -> None:
     manager = capture.manager
     for span in SPANS:
         capture.sorter.add(span, raw([(ts, 0, b"k") for ts in range(1, 31)]))
@@ -205,7 +219,9 @@ def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> No
     assert read(manager, SPANS[1], 0, 5) == [(1, 0, 0, b"k")]
 
 
-def test_a_failed_table_holds_nobody_back_and_comes_back_when_its_reader_got_past_it(capture: Capture) -> None:
+def test_a_failed_table_holds_nobody_back_and_comes_back_when_its_reader_got_past_it(
+    capture: Capture,
+) -> None:
     failing = [True]
 
     def fragile(raw: pa.RecordBatch) -> pa.RecordBatch:
@@ -232,7 +248,9 @@ def test_a_failed_table_holds_nobody_back_and_comes_back_when_its_reader_got_pas
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_table_that_lost_rows_gives_none_and_takes_no_acknowledgement(capture: Capture, started: bool) -> None:
+def test_a_table_that_lost_rows_gives_none_and_takes_no_acknowledgement(
+    capture: Capture, started: bool
+) -> None:
     manager = capture.manager
     manager.remove_table(SPANS[0])
     manager.add_table(SPANS[0], 0, lambda raw: mount(raw).slice(1))
@@ -294,7 +312,9 @@ def test_tasks_that_are_given_up_do_not_hide_a_lost_row(tmp_path: Path, split_tx
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("split_txn", [True, False])
 @pytest.mark.parametrize("quota", [1, 3000, 1 << 20])
-def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, split_txn: bool, seed: int) -> None:
+def test_every_row_is_read_once_whatever_the_memory(
+    tmp_path: Path, quota: int, split_txn: bool, seed: int
+) -> None:
     capture, rng = Capture(tmp_path, quota=quota, split_txn=split_txn), random.Random(seed)
     manager, checkpoint_ts = capture.manager, 0
     expected: dict[Span, list[Row]] = {span: [] for span in SPANS}
@@ -303,7 +323,10 @@ def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, 
     for base in range(0, 240, 20):
         for span in SPANS:
             keys = rng.sample(range(200), rng.randrange(1, 60))
-            rows = [(base + 5 + rng.randrange(16) // 7 * 7, rng.randrange(4), b"%03d" % key) for key in keys]
+            rows = [
+                (base + 5 + rng.randrange(16) // 7 * 7, rng.randrange(4), b"%03d" % key)
+                for key in keys
+            ]
             expected[span] += rows
             capture.sorter.add(span, raw(rows))
             capture.sorter.resolve(span, base + 20)
@@ -312,14 +335,18 @@ def test_every_row_is_read_once_whatever_the_memory(tmp_path: Path, quota: int, 
             for span in SPANS:
                 once = read(manager, span, checkpoint_ts, end_ts)
                 assert read(manager, span, checkpoint_ts, end_ts) == once
-                assert sum(part.rows for part in manager.plan_tables([span], checkpoint_ts, end_ts)) == len(once)
+                assert sum(
+                    part.rows for part in manager.plan_tables([span], checkpoint_ts, end_ts)
+                ) == len(once)
                 got[span] += once
             checkpoint_ts = manager.ack(end_ts)
     for span in SPANS:
         got[span] += read(manager, span, checkpoint_ts, 240)
         assert [(row[0], row[1], row[3]) for row in got[span]] == sorted(expected[span])
         transactions = [row[:2] for row in got[span]]
-        assert [row[2] for row in got[span]] == [transactions[:n].count(row) for n, row in enumerate(transactions)]
+        assert [row[2] for row in got[span]] == [
+            transactions[:n].count(row) for n, row in enumerate(transactions)
+        ]
     manager.ack(240)
     manager.stop()
     assert manager.stats().used_bytes == 0

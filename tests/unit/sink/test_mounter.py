@@ -1,4 +1,6 @@
-"""The mounter gives what the scalar decoder gives, in Spark's types, and numbers rows per transaction."""
+"""The mounter gives what the scalar decoder gives, in Spark's types,
+and numbers rows per transaction.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -29,7 +31,12 @@ from tests.unit.storage.tidb.values import COLUMNS
 ACCOUNTS = TableInfo.build(
     101,
     "accounts",
-    [Column.bigint("id"), Column.varchar("owner", 64), Column.bigint("balance"), Column.bigint("updated_at")],
+    [
+        Column.bigint("id"),
+        Column.varchar("owner", 64),
+        Column.bigint("balance"),
+        Column.bigint("updated_at"),
+    ],
 )
 MOUNTER = Mounter(ACCOUNTS, "bank")
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -46,7 +53,9 @@ Change = tuple[int, int, int, bytes, bytes | None, bytes | None]
 
 
 def batch(changes: list[Change]) -> pa.RecordBatch:
-    return raw_batch(*([list(column) for column in zip(*changes, strict=True)] or [[] for _ in range(6)]))
+    return raw_batch(
+        *([list(column) for column in zip(*changes, strict=True)] or [[] for _ in range(6)])
+    )
 
 
 def scalar(table: TableInfo, change: Change) -> dict[str, Any]:
@@ -54,9 +63,14 @@ def scalar(table: TableInfo, change: Change) -> dict[str, Any]:
     _, _, op, key, value, old_value = change
     row = old_value if op == DELETE else value
     decoded = decode_record(table, key, row or b"")
-    columns = {column.name: arrow_value(column, decoded[column.name]) for column in table.stored_columns}
+    columns = {
+        column.name: arrow_value(column, decoded[column.name]) for column in table.stored_columns
+    }
     schema = Mounter(table, "db").schema
-    return {name: pa.array([value], schema.field(name).type)[0].as_py() for name, value in columns.items()}
+    return {
+        name: pa.array([value], schema.field(name).type)[0].as_py()
+        for name, value in columns.items()
+    }
 
 
 def mounted(mounter: Mounter, raw: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -73,13 +87,21 @@ def split(table: TableInfo, changes: list[Change]) -> list[Change]:
     keys = [column.name for column in table.key_columns]
     for change in changes:
         commit_ts, start_ts, op, key, value, old_value = change
-        rows = [decode_record(table, key, row or b"") for row in (value, old_value)] if op == UPDATE else [{}, {}]
+        rows = (
+            [decode_record(table, key, row or b"") for row in (value, old_value)]
+            if op == UPDATE
+            else [{}, {}]
+        )
         if all(rows[0].get(name) == rows[1].get(name) for name in keys):
             out.append(change)
         else:
             out.append((commit_ts, start_ts, DELETE, key, None, old_value))
             out.append((commit_ts, start_ts, INSERT, key, value, None))
-    return sorted(out, key=lambda change: (change[:2], change[2] != DELETE)) if out != changes else changes
+    return (
+        sorted(out, key=lambda change: (change[:2], change[2] != DELETE))
+        if out != changes
+        else changes
+    )
 
 
 def test_the_schema_is_the_change_columns_and_the_tables_own_all_nullable() -> None:
@@ -100,16 +122,45 @@ def test_the_schema_is_the_change_columns_and_the_tables_own_all_nullable() -> N
 
 
 def test_an_insert_an_update_and_a_delete_become_rows() -> None:
-    key, old = encode_record(ACCOUNTS, {"id": -7, "owner": "Zoë", "balance": 300, "updated_at": None})
+    key, old = encode_record(
+        ACCOUNTS, {"id": -7, "owner": "Zoë", "balance": 300, "updated_at": None}
+    )
     new = encode_record(ACCOUNTS, {"id": -7, "owner": "Zoë", "balance": -1, "updated_at": 5})[1]
     rows = MOUNTER.mount(
-        batch([(9, 8, INSERT, key, old, None), (11, 10, UPDATE, key, new, old), (13, 12, DELETE, key, None, new)])
+        batch(
+            [
+                (9, 8, INSERT, key, old, None),
+                (11, 10, UPDATE, key, new, old),
+                (13, 12, DELETE, key, None, new),
+            ]
+        )
     ).to_pylist()
     shared = {"_seq": 0, "id": -7, "owner": "Zoë"}
     assert rows == [
-        {"_op": "insert", "_commit_ts": 9, "_start_ts": 8, **shared, "balance": 300, "updated_at": None},
-        {"_op": "update", "_commit_ts": 11, "_start_ts": 10, **shared, "balance": -1, "updated_at": 5},
-        {"_op": "delete", "_commit_ts": 13, "_start_ts": 12, **shared, "balance": -1, "updated_at": 5},
+        {
+            "_op": "insert",
+            "_commit_ts": 9,
+            "_start_ts": 8,
+            **shared,
+            "balance": 300,
+            "updated_at": None,
+        },
+        {
+            "_op": "update",
+            "_commit_ts": 11,
+            "_start_ts": 10,
+            **shared,
+            "balance": -1,
+            "updated_at": 5,
+        },
+        {
+            "_op": "delete",
+            "_commit_ts": 13,
+            "_start_ts": 12,
+            **shared,
+            "balance": -1,
+            "updated_at": 5,
+        },
     ]
 
 
@@ -125,7 +176,9 @@ def test_a_delete_without_old_value_is_refused_where_its_record_key_is_no_key_of
     row = encode_row({2: b"Zoe"})
     whole: Change = (2, 1, DELETE, record_key(101, 42), None, row)
     assert mounter.mount(batch([whole]))["owner"].to_pylist() == ["Zoe"]
-    with pytest.raises(CorruptError, match=r"a delete of bank\.heap at 5 came without the row .* not hold owner"):
+    with pytest.raises(
+        CorruptError, match=r"a delete of bank\.heap at 5 came without the row .* not hold owner"
+    ):
         mounter.mount(batch([whole, (5, 4, DELETE, record_key(101, 43), None, None)]))
 
 
@@ -139,12 +192,26 @@ def test_an_empty_batch_stays_empty() -> None:
     assert MOUNTER.mount(batch([])).num_rows == 0
 
 
-@given(rows=st.lists(st.tuples(ROWS, st.sampled_from([INSERT, UPDATE, DELETE])), max_size=30), sliced=st.booleans())
-def test_batches_give_what_single_rows_give(rows: list[tuple[dict[str, Any], int]], *, sliced: bool) -> None:
+@given(
+    rows=st.lists(st.tuples(ROWS, st.sampled_from([INSERT, UPDATE, DELETE])), max_size=30),
+    sliced=st.booleans(),
+)
+def test_batches_give_what_single_rows_give(
+    rows: list[tuple[dict[str, Any], int]], *, sliced: bool
+) -> None:
     changes: list[Change] = []
     for number, (values, op) in enumerate(rows):
         key, row = encode_record(ACCOUNTS, values)
-        changes.append((number + 2, number + 1, op, key, None if op == DELETE else row, None if op == INSERT else row))
+        changes.append(
+            (
+                number + 2,
+                number + 1,
+                op,
+                key,
+                None if op == DELETE else row,
+                None if op == INSERT else row,
+            )
+        )
     raw = batch(changes)
     if sliced:
         raw, changes = raw.slice(len(changes) // 2), changes[len(changes) // 2 :]
@@ -153,7 +220,9 @@ def test_batches_give_what_single_rows_give(rows: list[tuple[dict[str, Any], int
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=5))
 def test_bytes_that_are_no_rows_are_refused_or_read_like_single_rows(rows: list[bytes]) -> None:
-    changes: list[Change] = [(2, 1, INSERT, record_key(101, 1), b"\x80" + row, None) for row in rows]
+    changes: list[Change] = [
+        (2, 1, INSERT, record_key(101, 1), b"\x80" + row, None) for row in rows
+    ]
     try:
         expected = [scalar(ACCOUNTS, change) for change in changes]
     except CorruptError:
@@ -165,7 +234,12 @@ def test_bytes_that_are_no_rows_are_refused_or_read_like_single_rows(rows: list[
 
 def test_rows_older_than_a_column_hold_its_default() -> None:
     table = TableInfo.build(
-        7, "t", [Column.bigint("id"), Column(name="z", type=Column.bigint("z").type, origin_default="5", default="6")]
+        7,
+        "t",
+        [
+            Column.bigint("id"),
+            Column(name="z", type=Column.bigint("z").type, origin_default="5", default="6"),
+        ],
     )
     raw = batch(
         [
@@ -177,7 +251,9 @@ def test_rows_older_than_a_column_hold_its_default() -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.data())
-def test_rows_of_a_range_are_numbered_alike_however_it_is_cut(sizes: list[int], data: st.DataObject) -> None:
+def test_rows_of_a_range_are_numbered_alike_however_it_is_cut(
+    sizes: list[int], data: st.DataObject
+) -> None:
     _, row = encode_record(ACCOUNTS, {"id": 1})
     changes: list[Change] = [
         (10 * txn + 5, 10 * txn, INSERT, record_key(101, number), row, None)
@@ -202,14 +278,24 @@ def _transactions() -> Iterator[tuple[int, int, list[Change]]]:
                 if key[9:11] == b"_r" and new != old:
                     op = DELETE if new is None else INSERT if old is None else UPDATE
                     changes.append((txn["commit_ts"], txn["start_ts"], op, key, new, old))
-            yield txn["commit_ts"], txn["ddl_job_id"], sorted(changes, key=lambda change: (change[2], change[3]))
+            yield (
+                txn["commit_ts"],
+                txn["ddl_job_id"],
+                sorted(changes, key=lambda change: (change[2], change[3])),
+            )
 
 
 def _by_table() -> Iterator[tuple[str, TableInfo, list[Change]]]:
-    """The changes of each transaction and table, with the schema of then; DDL's own changes left out."""
+    """The changes of each transaction and table, with the schema of then;
+    DDL's own changes left out.
+    """
     for commit_ts, job, changes in _transactions():
         for name in {} if job else sorted({name for _, name, _ in vectors.history()}):
-            versions = [table for ts, table_name, table in vectors.history() if table_name == name and ts <= commit_ts]
+            versions = [
+                table
+                for ts, table_name, table in vectors.history()
+                if table_name == name and ts <= commit_ts
+            ]
             ids = versions[-1].physical_ids if versions else ()
             own = [change for change in changes if decode_record_key(change[3]).table_id in ids]
             if own:
@@ -222,13 +308,19 @@ EVERY_TYPE = TableInfo.build(5, "t", [Column.bigint("id"), *(column for column, 
 @settings(max_examples=20)
 @given(
     st.lists(
-        st.fixed_dictionaries({"id": INT64}, optional={column.name: st.none() | values for column, values in COLUMNS}),
+        st.fixed_dictionaries(
+            {"id": INT64}, optional={column.name: st.none() | values for column, values in COLUMNS}
+        ),
         max_size=3,
     )
 )
 def test_every_type_mounts_as_its_single_rows(rows: list[dict[str, Any]]) -> None:
-    changes: list[Change] = [(2, 1, INSERT, *encode_record(EVERY_TYPE, values), None) for values in rows]
-    assert mounted(Mounter(EVERY_TYPE, "db"), batch(changes)) == [scalar(EVERY_TYPE, change) for change in changes]
+    changes: list[Change] = [
+        (2, 1, INSERT, *encode_record(EVERY_TYPE, values), None) for values in rows
+    ]
+    assert mounted(Mounter(EVERY_TYPE, "db"), batch(changes)) == [
+        scalar(EVERY_TYPE, change) for change in changes
+    ]
 
 
 def test_every_type_has_the_type_that_spark_reads() -> None:
@@ -236,7 +328,10 @@ def test_every_type_has_the_type_that_spark_reads() -> None:
     assert {str(field.type) for field in schema} == {
         *("int8", "int16", "int32", "int64", "float", "double", "string", "binary"),
         *("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]", "decimal128(20, 0)"),
-        *(f"decimal128({p}, {s})" for p, s in ((1, 0), (5, 5), (10, 2), (18, 9), (18, 0), (19, 4), (38, 10))),
+        *(
+            f"decimal128({p}, {s})"
+            for p, s in ((1, 0), (5, 5), (10, 2), (18, 9), (18, 0), (19, 4), (38, 10))
+        ),
     }
     assert schema.field("decimal_65_30").type == pa.string()
     assert all(field.nullable for field in schema)
@@ -247,7 +342,12 @@ def _unclustered() -> TableInfo:
         replace(Column.bigint(name), id=number + 1, offset=number, flags=Flag.NOT_NULL)
         for number, name in enumerate("ab")
     )
-    return TableInfo(9, "t", columns, (Index(1, "PRIMARY", (0,), unique=True, primary=True, public=True, whole=True),))
+    return TableInfo(
+        9,
+        "t",
+        columns,
+        (Index(1, "PRIMARY", (0,), unique=True, primary=True, public=True, whole=True),),
+    )
 
 
 def test_rows_that_exchange_their_hidden_key_are_deleted_before_they_are_inserted() -> None:
@@ -261,7 +361,10 @@ def test_rows_that_exchange_their_hidden_key_are_deleted_before_they_are_inserte
             (7, 6, UPDATE, record_key(9, 2), encode_row({1: b"\1", 2: b"\0"}), one),
         ]
     )
-    rows = [(row["_commit_ts"], row["_seq"], row["_op"], row["a"]) for row in mounter.mount(raw).to_pylist()]
+    rows = [
+        (row["_commit_ts"], row["_seq"], row["_op"], row["a"])
+        for row in mounter.mount(raw).to_pylist()
+    ]
     assert mounter.key_columns == ("a",)
     assert rows == [
         (5, 0, "delete", 1),
@@ -328,12 +431,19 @@ def test_every_change_of_a_real_tidb_mounts_as_its_single_rows() -> None:
 def test_real_rows_mount_alike_from_row_format_v1() -> None:
     for name, table, changes in _by_table():
         columns = {column.id: column for column in table.columns}
-        inserts = [change for change in changes if change[2] == INSERT and change[4] is not None][:50]
+        inserts = [change for change in changes if change[2] == INSERT and change[4] is not None][
+            :50
+        ]
         old_form: list[Change] = []
         for commit_ts, start_ts, op, key, value, _ in inserts:
-            cells = {column_id: cell for column_id, cell in decode_row(value or b"").items() if column_id in columns}
+            cells = {
+                column_id: cell
+                for column_id, cell in decode_row(value or b"").items()
+                if column_id in columns
+            }
             pairs = [
-                encode_datum(Column.bigint(""), bytes((column_id,))) + encode_datum(columns[column_id], cell)
+                encode_datum(Column.bigint(""), bytes((column_id,)))
+                + encode_datum(columns[column_id], cell)
                 for column_id, cell in cells.items()
             ]
             old_form.append((commit_ts, start_ts, op, key, b"".join(pairs) or bytes((NIL,)), None))
@@ -351,4 +461,6 @@ def test_deletes_of_real_rows_without_old_values_keep_their_key() -> None:
         bare: list[Change] = [(*change[:4], None, None) for change in deletes]
         mounter = Mounter(table, "vec")
         keys = list(mounter.key_columns)
-        assert mounter.mount(batch(bare)).select(keys) == mounter.mount(batch(deletes)).select(keys), name
+        assert mounter.mount(batch(bare)).select(keys) == mounter.mount(batch(deletes)).select(
+            keys
+        ), name

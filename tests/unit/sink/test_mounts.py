@@ -22,7 +22,9 @@ def in_force(mounts, ts):
 
 
 @given(st.lists(times, max_size=8), times)
-def test_what_is_in_force_and_what_is_next_stay_known_above_what_was_forgotten(changes, forgotten_ts):
+def test_what_is_in_force_and_what_is_next_stay_known_above_what_was_forgotten(
+    changes, forgotten_ts
+):
     mounts, since = Mounts(7, START, mounting(START)), [START]
     for ts in changes:
         assert mounts.change(ts, mounting(ts)) == (ts > since[-1])

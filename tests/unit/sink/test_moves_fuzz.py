@@ -1,4 +1,6 @@
-"""A few random lives of a TiDB table whose keys move; longer by `python -m tests.fuzz.tidb.moves`."""
+"""A few random lives of a TiDB table whose keys move;
+longer by `python -m tests.fuzz.tidb.moves`.
+"""
 
 from tests.fuzz.tidb.moves import lives
 

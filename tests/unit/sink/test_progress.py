@@ -13,7 +13,9 @@ SPANS = [Span(i, b"", b"") for i in range(4)]
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["admit", "remove", "pop", "push", "park", "wake"]), st.integers(0, 3), st.integers(0, 9)
+            st.sampled_from(["admit", "remove", "pop", "push", "park", "wake"]),
+            st.integers(0, 3),
+            st.integers(0, 9),
         )
     )
 )
@@ -56,7 +58,9 @@ def test_pop_gives_the_slowest_waiting_table(history: list[tuple[str, int, int]]
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=60))
 def test_no_table_starves(turns: list[tuple[int, bool]]) -> None:
-    """However far tasks get, and whether tables are parked between: the next turn is always one of the slowest's."""
+    """However far tasks get, and whether tables are parked between:
+    the next turn is always one of the slowest's.
+    """
     heap = ProgressHeap()
     at = dict.fromkeys(SPANS, 0)
     for version, span in enumerate(SPANS):
@@ -67,7 +71,9 @@ def test_no_table_starves(turns: list[tuple[int, bool]]) -> None:
         span = progress.span
         assert at[span] == min(at.values())
         at[span] += step
-        (heap.park if parked else heap.push)(Progress(Position(at[span], 0), span, progress.version))
+        (heap.park if parked else heap.push)(
+            Progress(Position(at[span], 0), span, progress.version)
+        )
         heap.wake(span)
 
 

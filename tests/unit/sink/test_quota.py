@@ -1,4 +1,6 @@
-"""The memory quota: never a deadlock, never more than the quota but for what was forced, nothing lost."""
+"""The memory quota: never a deadlock, never more than the quota but for what was forced,
+nothing lost.
+"""
 
 import threading
 from itertools import count
@@ -56,7 +58,9 @@ def test_used_is_what_tasks_hold_and_what_is_recorded(history: list[tuple[str, S
         else:
             ledger.add_table(span)
             present.add(span)
-        assert ledger.used_bytes == held + sum(part for parts in recorded.values() for _, part in parts)
+        assert ledger.used_bytes == held + sum(
+            part for parts in recorded.values() for _, part in parts
+        )
         assert ledger.used_bytes <= TOTAL + forced
 
 
@@ -75,7 +79,9 @@ class Task:
 
     def __init__(self, span: Span, transactions: list[int], *, split_txn: bool) -> None:
         self.span, self.split_txn = span, split_txn
-        self.batches = [(txn, part) for txn, parts in enumerate(transactions) for part in range(parts)]
+        self.batches = [
+            (txn, part) for txn, parts in enumerate(transactions) for part in range(parts)
+        ]
         self.done = self.pending = 0
         self.gave_up = False
 
@@ -93,9 +99,13 @@ class Task:
 def test_no_schedule_of_tasks_deadlocks_or_takes_more_than_one_transaction_each(
     transactions, split, total, data
 ) -> None:
-    """Model check: tasks need one unit a batch; what they handed over is acknowledged whenever nobody else can move."""
+    """Model check: tasks need one unit a batch; what they handed over is acknowledged whenever
+    nobody else can move.
+    """
     ledger = QuotaLedger(total)
-    tasks = [Task(Span(i, b"", b""), parts, split_txn=split) for i, parts in enumerate(transactions)]
+    tasks = [
+        Task(Span(i, b"", b""), parts, split_txn=split) for i, parts in enumerate(transactions)
+    ]
     for task in tasks:
         ledger.add_table(task.span)
     ids = count(1)
@@ -136,7 +146,9 @@ def step(ledger: QuotaLedger, task: Task, ids) -> None:
     finished = task.done == len(task.batches)
     if finished or task.split_txn:
         ts = task.batches[task.done - 1][0]
-        ledger.record(task.span, ResolvedTs(ts) if finished else ResolvedTs(ts, next(ids)), task.pending)
+        ledger.record(
+            task.span, ResolvedTs(ts) if finished else ResolvedTs(ts, next(ids)), task.pending
+        )
         task.pending = 0
 
 

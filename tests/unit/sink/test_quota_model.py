@@ -1,13 +1,15 @@
-"""Model check of the quota: every interleaving of dispatcher, workers and reader, over all states of small worlds.
+"""Model check of the quota: every interleaving of dispatcher, workers and reader,
+over all states of small worlds.
 
-A world is a few tables with a few transactions of a few batches, two workers, and a reader that may acknowledge a
-table's next transaction at any moment, staged or not: it can always read from the sorter. Worker steps are those of
-`sink.worker.TaskRun`, and `QuotaLedger` and `acquire_mode` decide. Found for every reachable state:
+A world is a few tables with a few transactions of a few batches, two workers, and a reader that may
+acknowledge a table's next transaction at any moment, staged or not: it can always read from the
+sorter. Worker steps are those of `sink.worker.TaskRun`, and `QuotaLedger` and `acquire_mode`
+decide. Found for every reachable state:
 
-1. Whoever cannot move is waited for by nobody: a state without a next one has everything acknowledged, no task, and
-   all memory given back.
-2. Where transactions are split, memory stays within the quota, or one batch that is larger than it. Where they are not,
-   what exceeds it are at most the unfinished transactions of the running tasks.
+1. Whoever cannot move is waited for by nobody: a state without a next one has everything
+   acknowledged, no task, and all memory given back.
+2. Where transactions are split, memory stays within the quota, or one batch that is larger than it.
+   Where they are not, what exceeds it are at most the unfinished transactions of the running tasks.
 """
 
 from collections.abc import Iterator
@@ -85,7 +87,9 @@ class World:
             return
         for number, table in enumerate(state.tables):
             batches = self.batches(number)
-            at = max([table.next, *(n + 1 for n, (txn, _) in enumerate(batches) if txn < table.acked)])
+            at = max(
+                [table.next, *(n + 1 for n, (txn, _) in enumerate(batches) if txn < table.acked)]
+            )
             if number not in taken and at < len(batches):
                 yield with_worker(state, worker, Task(number, at, self.request))
 
@@ -94,7 +98,11 @@ class World:
         ended = task.at == len(batches)
         finished = ended or task.at == 0 or batches[task.at][0] != batches[task.at - 1][0]
         if task.pending and (finished or self.split_txn):
-            yield with_worker(self.recorded(state, task, batches[task.at - 1][0]), worker, replace(task, pending=0))
+            yield with_worker(
+                self.recorded(state, task, batches[task.at - 1][0]),
+                worker,
+                replace(task, pending=0),
+            )
         elif ended:
             yield self.left(state, worker, task.table, task.at)
         elif batches[task.at][1] <= task.spare:
@@ -102,13 +110,17 @@ class World:
         else:
             yield from self.acquired(state, worker, task, batches[task.at][1], finished=finished)
 
-    def acquired(self, state: State, worker: int, task: Task, size: int, *, finished: bool) -> Iterator[State]:
+    def acquired(
+        self, state: State, worker: int, task: Task, size: int, *, finished: bool
+    ) -> Iterator[State]:
         mode = acquire_mode(txn_finished=finished, split_txn=self.split_txn)
         held = 0 if self.waits_empty_handed else task.spare
         want = max(size - held, self.request)
         room = self.ledger(state.used - task.spare + held).has_room(want)
         if room or mode is Acquire.FORCE:
-            yield with_worker(state, worker, appended(replace(task, waits=False), size, held + want))
+            yield with_worker(
+                state, worker, appended(replace(task, waits=False), size, held + want)
+            )
         elif mode is Acquire.TRY:
             yield self.left(state, worker, task.table, task.at)
         elif not task.waits:
@@ -121,13 +133,19 @@ class World:
         return with_table(state, task.table, replace(table, records=records))
 
     def left(self, state: State, worker: int, number: int, at: int) -> State:
-        return with_worker(with_table(state, number, replace(state.tables[number], next=at)), worker, None)
+        return with_worker(
+            with_table(state, number, replace(state.tables[number], next=at)), worker, None
+        )
 
     @property
     def bound(self) -> int:
-        """Above the quota nothing begins: the excess is what the tasks that were running then still had to finish."""
+        """Above the quota nothing begins: the excess is what the tasks that were running then still
+        had to finish.
+        """
         if self.split_txn:
-            return max(self.total, *(size for table in self.tables for sizes in table for size in sizes))
+            return max(
+                self.total, *(size for table in self.tables for sizes in table for size in sizes)
+            )
         return self.total + sum(sorted(max(map(sum, table)) for table in self.tables)[-2:])
 
 
@@ -144,14 +162,18 @@ def appended(task: Task, size: int, available: int) -> Task:
 
 
 def explore(world: World) -> tuple[int, list[State]]:
-    """How many states there are, and those without a next one in which something is not done or not given back."""
+    """How many states there are, and those without a next one in which something is not done or not
+    given back.
+    """
     start = State(tuple(Table() for _ in world.tables))
     seen, fresh, stuck = {start}, [start], []
     while fresh:
         state = fresh.pop()
         assert state.used <= world.bound, state
         following = list(world.successors(state))
-        acknowledged = all(table.acked == len(world.tables[n]) for n, table in enumerate(state.tables))
+        acknowledged = all(
+            table.acked == len(world.tables[n]) for n, table in enumerate(state.tables)
+        )
         if not following and (not acknowledged or state.used or any(state.workers)):
             stuck.append(state)
         for successor in set(following) - seen:
@@ -171,7 +193,9 @@ WORLDS: list[tuple[Transactions, ...]] = [
 @pytest.mark.parametrize("tables", WORLDS)
 @pytest.mark.parametrize("split_txn", [True, False])
 @pytest.mark.parametrize(("total", "request_size"), [(1, 1), (2, 1), (2, 2), (3, 2), (4, 2)])
-def test_no_interleaving_deadlocks_or_takes_too_much(tables, split_txn, total, request_size) -> None:
+def test_no_interleaving_deadlocks_or_takes_too_much(
+    tables, split_txn, total, request_size
+) -> None:
     states, stuck = explore(World(total, tables, split_txn, request_size))
     assert states > 100
     assert not stuck

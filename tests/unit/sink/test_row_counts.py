@@ -1,4 +1,6 @@
-"""Rows lost between the sorter and the reader are noticed, at the latest where a counted place is handed out."""
+"""Rows lost between the sorter and the reader are noticed,
+at the latest where a counted place is handed out.
+"""
 
 from itertools import pairwise
 
@@ -17,11 +19,15 @@ NAMES = {DELETE: "delete", UPDATE: "update", INSERT: "insert"}
 
 def raw(ops: list[int]) -> pa.RecordBatch:
     count = len(ops)
-    return raw_batch(range(1, count + 1), [0] * count, ops, [b"k"] * count, [b"v"] * count, [None] * count)
+    return raw_batch(
+        range(1, count + 1), [0] * count, ops, [b"k"] * count, [b"v"] * count, [None] * count
+    )
 
 
 def mounted(rows: list[tuple[int, str]]) -> pa.RecordBatch:
-    return pa.record_batch({"_commit_ts": [ts for ts, _ in rows], "_op": pa.array([op for _, op in rows], pa.string())})
+    return pa.record_batch(
+        {"_commit_ts": [ts for ts, _ in rows], "_op": pa.array([op for _, op in rows], pa.string())}
+    )
 
 
 def split(ops: list[int], changed: set[int]) -> list[tuple[int, str]]:
@@ -37,16 +43,24 @@ ops = st.lists(st.sampled_from([DELETE, UPDATE, INSERT]), min_size=1, max_size=8
 
 
 @given(ops, st.sets(st.integers(0, 7)))
-def test_an_update_may_become_two_rows_and_nothing_else_may_change(ops: list[int], changed: set[int]) -> None:
+def test_an_update_may_become_two_rows_and_nothing_else_may_change(
+    ops: list[int], changed: set[int]
+) -> None:
     batch = mounted(split(ops, changed))
     assert CheckedMount(1, lambda _: batch)(raw(ops)) is batch
 
 
 @given(ops, st.sets(st.integers(0, 7)), st.data())
-def test_a_row_the_mounter_loses_or_doubles_is_an_error_with_table_and_range(ops, changed, data) -> None:
+def test_a_row_the_mounter_loses_or_doubles_is_an_error_with_table_and_range(
+    ops, changed, data
+) -> None:
     rows = split(ops, changed)
     at = data.draw(st.integers(0, len(rows) - 1))
-    wrong = rows[:at] + rows[at + 1 :] if data.draw(st.booleans()) else [*rows[:at], rows[at], *rows[at:]]
+    wrong = (
+        rows[:at] + rows[at + 1 :]
+        if data.draw(st.booleans())
+        else [*rows[:at], rows[at], *rows[at:]]
+    )
     with pytest.raises(SinkRowsLostError, match=rf"table 7, commit_ts 1 to {len(ops)}") as lost:
         CheckedMount(7, lambda _: mounted(wrong))(raw(ops))
     assert (lost.value.table_id, lost.value.lower_ts, lost.value.upper_ts) == (7, 1, len(ops))
@@ -69,7 +83,11 @@ def booked(gaps: list[list[int]]) -> tuple[RowCounts, list[int], int]:
     return ledger, rows, ts - 1
 
 
-@given(parts, st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12), st.integers(0, 20))
+@given(
+    parts,
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12),
+    st.integers(0, 20),
+)
 def test_ranges_that_have_their_rows_are_handed_out_however_often(gaps, ranges, dropped) -> None:
     ledger, rows, end = booked(gaps)
     for number, (first, length) in enumerate(ranges):

@@ -1,9 +1,10 @@
-"""Any interleaving of pullers, workers, schema changes and a reader: what is staged is what the sorter has.
+"""Any interleaving of pullers, workers, schema changes and a reader:
+what is staged is what the sorter has.
 
-The scheduler is deterministic: there are no threads, tasks are taken and run by rules of the machine, and between two
-batches of a task whatever the machine has drawn happens: rows come, the reader reads and acknowledges. The sorter may
-end a batch with any transaction, and memory may be short at any time: so tasks are given up in the middle of a
-commit_ts.
+The scheduler is deterministic: there are no threads, tasks are taken and run by rules of the
+machine, and between two batches of a task whatever the machine has drawn happens: rows come, the
+reader reads and acknowledges. The sorter may end a batch with any transaction, and memory may be
+short at any time: so tasks are given up in the middle of a commit_ts.
 """
 
 import shutil
@@ -26,15 +27,21 @@ from storage.model.span import Span
 
 SPANS = [Span(number, b"t%d" % number, b"") for number in range(2)]
 Row = tuple[int, int, bytes]
-Task = tuple[list[tuple[str, int]], int, bool]  # what happens between, batches before memory is short, by transaction
+Task = tuple[
+    list[tuple[str, int]], int, bool
+]  # what happens between, batches before memory is short, by transaction
 tables = st.integers(0, len(SPANS) - 1)
 changes = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=6, max_size=40)
-happenings = st.lists(st.tuples(st.sampled_from(["read", "ack", "add", "resolve"]), st.integers(1, 9)), max_size=4)
+happenings = st.lists(
+    st.tuples(st.sampled_from(["read", "ack", "add", "resolve"]), st.integers(1, 9)), max_size=4
+)
 tasks = st.lists(st.tuples(happenings, st.integers(0, 5), st.booleans()), min_size=1, max_size=4)
 
 
 class Interrupted(Sorter):
-    """A sorter that lets something happen before each batch it gives to a task, and may end one with a transaction."""
+    """A sorter that lets something happen before each batch it gives to a task,
+    and may end one with a transaction.
+    """
 
     happen: Callable[[], None] = staticmethod(lambda: None)
     by_transaction = False
@@ -69,7 +76,9 @@ class Model:
     @property
     def last(self) -> int:
         """No DDL can come below it."""
-        return max([self.resolved, self.changes[-1], self.end or 0, *(ts for ts, _, _ in self.rows)])
+        return max(
+            [self.resolved, self.changes[-1], self.end or 0, *(ts for ts, _, _ in self.rows)]
+        )
 
     def schema(self, ts: int) -> int:
         """The DDL that gave the schema of rows with that commit_ts."""
@@ -87,9 +96,16 @@ class SinkMachine(RuleBasedStateMachine):
     def begin(self, quota: int, split_txn: bool) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.sorter = Interrupted(
-            self.directory, memory_bytes=3000, block_bytes=400, segment_bytes=4000, shards=1, clean_interval_s=0
+            self.directory,
+            memory_bytes=3000,
+            block_bytes=400,
+            segment_bytes=4000,
+            shards=1,
+            clean_interval_s=0,
         )
-        self.manager = SinkManager(self.sorter, memory_quota_bytes=quota, workers=1, split_txn=split_txn)
+        self.manager = SinkManager(
+            self.sorter, memory_quota_bytes=quota, workers=1, split_txn=split_txn
+        )
         self.quota, self.split_txn, self.largest = quota, split_txn, 0
         self.model = {span: Model() for span in SPANS}
         self.went = (0, 0)
@@ -129,7 +145,11 @@ class SinkMachine(RuleBasedStateMachine):
             self.sorter.happen = lambda waiting=waiting: self.happen_next(waiting)
             self.sorter.by_transaction, self.refused_after = by_transaction, granted or -1
             self.dispatcher._work_on(task)
-            self.sorter.happen, self.sorter.by_transaction, self.refused_after = lambda: None, False, -1
+            self.sorter.happen, self.sorter.by_transaction, self.refused_after = (
+                lambda: None,
+                False,
+                -1,
+            )
             assert not self.dispatcher.failures()
             self.read_all(task.table.span)
 
@@ -138,8 +158,13 @@ class SinkMachine(RuleBasedStateMachine):
         if model.end is not None:
             return
         commit = [model.resolved + after for after, _ in changes]
-        started = [min(start_ts, ts - 1) for ts, (_, start_ts) in zip(commit, changes, strict=True)]  # always before
-        rows = {(ts, start_ts, b"%04d" % n) for n, (ts, start_ts) in enumerate(zip(commit, started, strict=True))}
+        started = [
+            min(start_ts, ts - 1) for ts, (_, start_ts) in zip(commit, changes, strict=True)
+        ]  # always before
+        rows = {
+            (ts, start_ts, b"%04d" % n)
+            for n, (ts, start_ts) in enumerate(zip(commit, started, strict=True))
+        }
         model.rows |= rows
         commit_ts, starts, keys = zip(*rows, strict=True)
         count = len(rows)
@@ -194,14 +219,20 @@ class SinkMachine(RuleBasedStateMachine):
         borders = [ts for model in self.model.values() for ts in (*model.changes, model.end or 0)]
         if start_ts >= end_ts or any(start_ts < ts < end_ts for ts in borders):
             return
-        cleaned = [table.cleaned_ts for span in SPANS if (table := self.manager._tables.get(span)) is not None]
+        cleaned = [
+            table.cleaned_ts
+            for span in SPANS
+            if (table := self.manager._tables.get(span)) is not None
+        ]
         if start_ts < max(
             cleaned, default=0
         ):  # a table whose rows were acknowledged by themselves, ahead of the others
             return
         planned = {part.span for part in self.manager.plan_tables(None, start_ts, end_ts)}
         expected = {
-            span for span, model in self.model.items() if any(start_ts < row[0] <= end_ts for row in model.rows)
+            span
+            for span, model in self.model.items()
+            if any(start_ts < row[0] <= end_ts for row in model.rows)
         }
         assert planned == expected or start_ts < began
 
@@ -231,7 +262,9 @@ class SinkMachine(RuleBasedStateMachine):
 
     def check_read(self, span: Span, start_ts: int, end_ts: int) -> None:
         model = self.model[span]
-        rows = [row for batch in self.manager.read(span, start_ts, end_ts) for row in batch.to_pylist()]
+        rows = [
+            row for batch in self.manager.read(span, start_ts, end_ts) for row in batch.to_pylist()
+        ]
         assert [tuple(row.values())[:3] for row in rows] == sorted(
             row for row in model.rows if start_ts < row[0] <= end_ts
         )
@@ -258,7 +291,9 @@ class SinkMachine(RuleBasedStateMachine):
         if hasattr(self, "manager"):
             held = [ts for model in self.model.values() if (ts := model.holds()) is not None]
             assert self.manager.resolved_ts() == min(held)
-            present = [table for span in SPANS if (table := self.manager._tables.get(span)) is not None]
+            present = [
+                table for span in SPANS if (table := self.manager._tables.get(span)) is not None
+            ]
             assert self.manager.checkpoint_ts() == min(
                 table.checkpoint_ts for table in present if table.checkpoint_ts < table.end_ts
             )
@@ -293,7 +328,9 @@ class SinkMachine(RuleBasedStateMachine):
         return self.refused_after != 0 and self.try_acquire(size)
 
     def wait_for_memory(self, size: int) -> None:
-        """The reader reads on and acknowledges, as far as the tables are complete; then there must be room."""
+        """The reader reads on and acknowledges, as far as the tables are complete;
+        then there must be room.
+        """
         for span in SPANS:
             if self.manager._tables.get(span) is not None:
                 model = self.model[span]
@@ -304,7 +341,9 @@ class SinkMachine(RuleBasedStateMachine):
 
     def mount_of(self, ts: int) -> Mount:
         def mount(raw: pa.RecordBatch) -> pa.RecordBatch:
-            commit_ts, start_ts = (raw.column(name).cast(pa.int64()) for name in ("commit_ts", "start_ts"))
+            commit_ts, start_ts = (
+                raw.column(name).cast(pa.int64()) for name in ("commit_ts", "start_ts")
+            )
             batch = pa.record_batch(
                 {
                     "_commit_ts": commit_ts,

@@ -1,4 +1,6 @@
-"""Slices of a table: they cover the range, split no commit_ts, and are about as large as was asked for."""
+"""Slices of a table: they cover the range, split no commit_ts,
+and are about as large as was asked for.
+"""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +11,10 @@ from sorter import Extent
 from storage.model.span import Span
 
 SPAN = Span(1, b"t", b"")
-blocks = st.lists(st.tuples(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 500)), max_size=12)
+blocks = st.lists(
+    st.tuples(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 500)),
+    max_size=12,
+)
 
 
 def extent(timestamps: list[int], row_bytes: int) -> Extent:
@@ -21,12 +26,17 @@ def extent(timestamps: list[int], row_bytes: int) -> Extent:
 def test_slices_follow_one_another_and_none_is_without_rows(rows, start_ts, length, slice_bytes):
     end_ts = start_ts + length
     extents = [extent(timestamps, size) for timestamps, size in rows]
-    inside = [(ts, size) for timestamps, size in rows for ts in timestamps if start_ts < ts <= end_ts]
+    inside = [
+        (ts, size) for timestamps, size in rows for ts in timestamps if start_ts < ts <= end_ts
+    ]
     parts = sliced(SPAN, extents, start_ts, end_ts, slice_bytes)
     assert bool(parts) == bool(inside)
     if not parts:
         return
-    assert [start_ts, *(part.end_ts for part in parts)] == [*(part.start_ts for part in parts), end_ts]
+    assert [start_ts, *(part.end_ts for part in parts)] == [
+        *(part.start_ts for part in parts),
+        end_ts,
+    ]
     assert sum(part.rows for part in parts) == len(inside)
     assert all(part.rows > 0 for part in parts)
     total = sum(size for _, size in inside)

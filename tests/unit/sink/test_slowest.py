@@ -6,7 +6,10 @@ from hypothesis import strategies as st
 from sink.tables import Slowest
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["add", "remove", "move", "least"]), st.integers(0, 5), st.integers(0, 30)), max_size=60
+    st.tuples(
+        st.sampled_from(["add", "remove", "move", "least"]), st.integers(0, 5), st.integers(0, 30)
+    ),
+    max_size=60,
 )
 
 

@@ -1,4 +1,6 @@
-"""Staged rows: what is said to be covered is there, whole and once; `_seq` counts on across batches."""
+"""Staged rows: what is said to be covered is there, whole and once;
+`_seq` counts on across batches.
+"""
 
 import pyarrow as pa
 from hypothesis import given
@@ -11,7 +13,9 @@ from sink.staging import Staging
 
 def batch(timestamps: list[int], first: int = 0) -> pa.RecordBatch:
     numbers = range(first, first + len(timestamps))
-    return pa.record_batch({"_commit_ts": pa.array(timestamps, pa.int64()), "n": pa.array(numbers, pa.int64())})
+    return pa.record_batch(
+        {"_commit_ts": pa.array(timestamps, pa.int64()), "n": pa.array(numbers, pa.int64())}
+    )
 
 
 def numbers(batches) -> list[int]:
@@ -20,7 +24,9 @@ def numbers(batches) -> list[int]:
 
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=8),
-    st.lists(st.tuples(st.sampled_from(["append", "advance", "drop"]), st.integers(0, 40)), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["append", "advance", "drop"]), st.integers(0, 40)), max_size=40
+    ),
     st.integers(0, 40),
     st.integers(0, 40),
 )
@@ -73,7 +79,9 @@ def test_a_batch_id_covers_what_is_below_its_commit_ts_only() -> None:
 @given(st.lists(st.integers(0, 20)).map(sorted), st.integers(-1, 21), st.integers(-1, 21))
 def test_clip_keeps_the_rows_of_a_half_open_range(timestamps, start_ts, length) -> None:
     clipped = clip(batch(timestamps), start_ts, start_ts + max(length, 0))
-    assert clipped.column(0).to_pylist() == [ts for ts in timestamps if start_ts < ts <= start_ts + max(length, 0)]
+    assert clipped.column(0).to_pylist() == [
+        ts for ts in timestamps if start_ts < ts <= start_ts + max(length, 0)
+    ]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4)), st.integers(1, 100))

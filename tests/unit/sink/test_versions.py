@@ -1,4 +1,6 @@
-"""Versions of tables: whatever DDLs come, each ts has the tables that an oracle of snapshots has."""
+"""Versions of tables: whatever DDLs come, each ts has the tables that an oracle of snapshots
+has.
+"""
 
 import bisect
 import itertools
@@ -60,7 +62,9 @@ class Upstream:
             self.take(Change(self.ts, query, dropped=(name,)))
         elif kind == "truncate" and table is not None:
             self.spans += 1
-            self.take(Change(self.ts, query, (Table(name, span(self.spans), query),), truncated=(name,)))
+            self.take(
+                Change(self.ts, query, (Table(name, span(self.spans), query),), truncated=(name,))
+            )
         elif kind == "empty" and table is not None:
             self.take(Change(self.ts, query, truncated=(name,)))
         elif kind == "rename" and table is not None and target is None:
@@ -81,7 +85,9 @@ class Upstream:
 
 
 kinds = st.sampled_from(["create", "alter", "drop", "truncate", "empty", "rename", "swap"])
-ddls = st.lists(st.tuples(kinds, st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(1, 3)), max_size=14)
+ddls = st.lists(
+    st.tuples(kinds, st.sampled_from(NAMES), st.sampled_from(NAMES), st.integers(1, 3)), max_size=14
+)
 
 
 def evolved(statements: list[tuple[str, str, str, int]]) -> tuple[Upstream, Versions]:
@@ -107,7 +113,9 @@ def test_each_ts_has_the_tables_of_its_time(statements: list[tuple[str, str, str
         }
         for name in NAMES:
             found = versions.version(name, ts)
-            assert (found.span if found else None) == (expected[name].span if name in expected else None)
+            assert (found.span if found else None) == (
+                expected[name].span if name in expected else None
+            )
             assert found is None or versions.of_span(found.span, ts) is found
             mine = [change.commit_ts for change in upstream.changes if change.commit_ts > ts]
             assert versions.next_change(ts) == min(mine, default=MAX_TS)
@@ -120,11 +128,15 @@ def test_each_ts_has_the_tables_of_its_time(statements: list[tuple[str, str, str
 
 @settings(deadline=None)
 @given(ddls)
-def test_the_versions_of_a_span_follow_one_another(statements: list[tuple[str, str, str, int]]) -> None:
+def test_the_versions_of_a_span_follow_one_another(
+    statements: list[tuple[str, str, str, int]],
+) -> None:
     upstream, versions = evolved(statements)
     for ts in range(START, upstream.ts + 1):
         for of_span in versions.spans(ts):
-            assert all(before.to_ts <= after.from_ts for before, after in itertools.pairwise(of_span))
+            assert all(
+                before.to_ts <= after.from_ts for before, after in itertools.pairwise(of_span)
+            )
             assert of_span[0].to_ts > ts
     for ddl in versions.ddls(START):
         for of_span in versions.spans_of(ddl):
@@ -133,23 +145,31 @@ def test_the_versions_of_a_span_follow_one_another(statements: list[tuple[str, s
 
 @settings(deadline=None)
 @given(ddls, st.integers(0, 30))
-def test_what_is_forgotten_changes_nothing_above(statements: list[tuple[str, str, str, int]], after: int) -> None:
+def test_what_is_forgotten_changes_nothing_above(
+    statements: list[tuple[str, str, str, int]], after: int
+) -> None:
     upstream, versions = evolved(statements)
     whole = evolved(statements)[1]
     versions.forget(START + after)
     assert all(versions.is_known(change) for change in upstream.changes)
     for ts in range(START + after, upstream.ts + 2):
-        assert [(v.name, v.from_ts) for v in versions.at(ts)] == [(v.name, v.from_ts) for v in whole.at(ts)]
+        assert [(v.name, v.from_ts) for v in versions.at(ts)] == [
+            (v.name, v.from_ts) for v in whole.at(ts)
+        ]
         assert versions.ddls(ts) == whole.ddls(ts)
         assert versions.spans(ts) == whole.spans(ts)
-        assert [versions.next_change(ts, name) for name in NAMES] == [whole.next_change(ts, name) for name in NAMES]
+        assert [versions.next_change(ts, name) for name in NAMES] == [
+            whole.next_change(ts, name) for name in NAMES
+        ]
     if after:
         with pytest.raises(RangeCleanedError):
             versions.at(START + after - 1)
 
 
 def test_a_rename_is_told_as_such_and_a_swap_as_two() -> None:
-    _, versions = evolved([("rename", "s.a", "s.c", 1), ("swap", "s.b", "s.c", 1), ("drop", "s.b", "s.b", 1)])
+    _, versions = evolved(
+        [("rename", "s.a", "s.c", 1), ("swap", "s.b", "s.c", 1), ("drop", "s.b", "s.b", 1)]
+    )
     first, second, third = versions.ddls(START)
     assert (first.tables, first.dropped, first.renamed) == (("s.c",), (), (("s.a", "s.c"),))
     assert (second.tables, second.dropped) == (("s.c", "s.b"), ())
@@ -160,7 +180,10 @@ def test_a_rename_is_told_as_such_and_a_swap_as_two() -> None:
 
 def test_a_ddl_of_other_tables_is_none_of_ours() -> None:
     versions = Versions(START, Upstream().tables.values())
-    assert versions.change(Change(START + 1, "DROP TABLE s.x", dropped=("s.x",), truncated=("s.y",))) is None
+    assert (
+        versions.change(Change(START + 1, "DROP TABLE s.x", dropped=("s.x",), truncated=("s.y",)))
+        is None
+    )
     assert versions.next_change(START) == MAX_TS
 
 
@@ -176,4 +199,7 @@ def test_ddls_out_of_order_are_refused() -> None:
 
 def test_a_schema_older_than_what_is_kept_keeps_its_ts() -> None:
     versions = Versions(START, Upstream().tables.values(), {"s.a": 7})
-    assert [(version.name, version.from_ts) for version in versions.at(START)] == [("s.a", 7), ("s.b", START)]
+    assert [(version.name, version.from_ts) for version in versions.at(START)] == [
+        ("s.a", 7),
+        ("s.b", START),
+    ]

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterable
 
-from sorter.errors import EventBelowResolvedError, NotResolvedError, RangeCleanedError, ResolvedRegressedError
+from sorter.errors import (
+    EventBelowResolvedError,
+    NotResolvedError,
+    RangeCleanedError,
+    ResolvedRegressedError,
+)
 from storage.model.event import Position
 from storage.model.span import Span
 
@@ -51,7 +56,11 @@ class SorterModel:
             raise NotResolvedError("above resolved_ts")
         if lower <= table.cleaned:
             raise RangeCleanedError("cleaned")
-        return [table.rows[key] for key in sorted(table.rows) if lower <= Position(key[0], key[1]) <= upper]
+        return [
+            table.rows[key]
+            for key in sorted(table.rows)
+            if lower <= Position(key[0], key[1]) <= upper
+        ]
 
     def clean(self, span: Span, upper: Position) -> None:
         """See `Sorter.clean`."""

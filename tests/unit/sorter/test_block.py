@@ -1,4 +1,6 @@
-"""Blocks: what is written is read, what is damaged is named; the format is fixed by a golden file."""
+"""Blocks: what is written is read, what is damaged is named;
+the format is fixed by a golden file.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,9 @@ ROWS = raw_batch(
     [b"1", None, b"2"],
     [None, b"0", b"1"],
 )
-INSERTS = raw_batch([1 << 40, (1 << 40) + 1], [7, 8], [INSERT] * 2, [b"a", b"b"], [b"1", b""], [None] * 2)
+INSERTS = raw_batch(
+    [1 << 40, (1 << 40) + 1], [7, 8], [INSERT] * 2, [b"a", b"b"], [b"1", b""], [None] * 2
+)
 SHARES = [Share(7, 101, [ROWS]), Share(9, -1, [INSERTS.slice(1), INSERTS.slice(0, 1)])]
 META = BlockMeta(7, 101, 42, 3, 450_000_000_000_000_001, 450_000_000_000_000_002)
 ENTRY = Entry(META, Pointer(3, 640, 1000), 41, 900)
@@ -45,7 +49,13 @@ def test_a_block_is_read_as_it_was_written(meta: BlockMeta) -> None:
 
 
 timestamps = st.one_of(st.integers(0, 9), st.integers(1 << 32, (1 << 32) + 9), u64)
-changes = st.tuples(timestamps, timestamps, st.integers(1, 3), *[st.binary(max_size=3)] * 2, st.none() | st.just(b""))
+changes = st.tuples(
+    timestamps,
+    timestamps,
+    st.integers(1, 3),
+    *[st.binary(max_size=3)] * 2,
+    st.none() | st.just(b""),
+)
 
 
 @given(st.lists(changes, min_size=1, max_size=4), st.integers(0, 3))
@@ -60,7 +70,12 @@ def test_what_says_nothing_takes_no_space() -> None:
     count = 10_000
     ts = [450_000_000_000_000_000 + 10 * number for number in range(count)]
     batch = raw_batch(
-        ts, [it - 5 for it in ts], [INSERT] * count, [bytes(19)] * count, [bytes(200)] * count, [None] * count
+        ts,
+        [it - 5 for it in ts],
+        [INSERT] * count,
+        [bytes(19)] * count,
+        [bytes(200)] * count,
+        [None] * count,
     )
     _, payload = block.encode(META, batch)
     assert payload.size < 1.1 * count * 219
@@ -101,7 +116,9 @@ def test_an_index_entry_is_read_as_it_was_written(entry: Entry) -> None:
 
 
 @given(
-    u64, st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=2, max_size=2), st.lists(u64, min_size=4, max_size=4)
+    u64,
+    st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=2, max_size=2),
+    st.lists(u64, min_size=4, max_size=4),
 )
 def test_index_keys_sort_by_table_min_commit_ts_and_number(unique_id, tables, numbers) -> None:
     fields = [(unique_id, tables[i], numbers[i], numbers[2 + i]) for i in range(2)]
@@ -119,7 +136,10 @@ def test_an_index_entry_of_another_version_is_refused() -> None:
 
 
 def test_the_formats_are_those_of_the_golden_files() -> None:
-    assert encoded() + encoded(batch=INSERTS) + shared(SHARES)[1] == (GOLDEN / "block-v3.bin").read_bytes()
+    assert (
+        encoded() + encoded(batch=INSERTS) + shared(SHARES)[1]
+        == (GOLDEN / "block-v3.bin").read_bytes()
+    )
     assert b"".join(encode_entry(ENTRY)) == (GOLDEN / "index-v2.bin").read_bytes()
 
 
@@ -128,11 +148,17 @@ def shared(shares: list[Share]) -> tuple[list[BlockMeta], bytes]:
     return metas, header + payload.to_pybytes()
 
 
-tables = st.lists(st.lists(st.lists(changes, min_size=1, max_size=4), min_size=1, max_size=3), min_size=1, max_size=5)
+tables = st.lists(
+    st.lists(st.lists(changes, min_size=1, max_size=4), min_size=1, max_size=3),
+    min_size=1,
+    max_size=5,
+)
 
 
 @given(tables, st.booleans())
-def test_tables_that_share_a_block_find_their_rows_in_it_sorted(tables: list[list[list[tuple]]], same_ts: bool) -> None:
+def test_tables_that_share_a_block_find_their_rows_in_it_sorted(
+    tables: list[list[list[tuple]]], same_ts: bool
+) -> None:
     if same_ts:
         tables = [[[(7, 5, *row[2:]) for row in rows] for rows in batches] for batches in tables]
     shares = [
@@ -164,7 +190,9 @@ def test_a_torn_shared_block_is_found(data: st.DataObject) -> None:
         block.decode_shared(metas[0], pa.py_buffer(torn))
 
 
-@pytest.mark.parametrize("field", ["unique_id", "table_id", "number", "rows", "min_commit_ts", "max_commit_ts"])
+@pytest.mark.parametrize(
+    "field", ["unique_id", "table_id", "number", "rows", "min_commit_ts", "max_commit_ts"]
+)
 def test_rows_of_another_table_or_block_are_not_taken_from_a_shared_block(field: str) -> None:
     metas, written = shared(SHARES)
     read = block.decode_shared(metas[0], pa.py_buffer(written))

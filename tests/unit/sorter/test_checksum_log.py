@@ -1,4 +1,6 @@
-"""The checksum log: rows lost, doubled or changed between `add` and `fetch` are noticed, whatever ranges are read."""
+"""The checksum log: rows lost, doubled or changed between `add` and `fetch` are noticed,
+whatever ranges are read.
+"""
 
 import sys
 from collections import Counter
@@ -50,7 +52,9 @@ def test_a_checksum_knows_neither_order_nor_batches(rows: list[tuple], random) -
 
 
 @given(changes, changes, st.integers(0, 5))
-def test_a_changed_row_changes_the_checksum_unless_only_its_blocks_crc_can_tell(row, other, field) -> None:
+def test_a_changed_row_changes_the_checksum_unless_only_its_blocks_crc_can_tell(
+    row, other, field
+) -> None:
     changed = (*row[:field], other[field], *row[field + 1 :])
 
     def seen(change: tuple) -> tuple:
@@ -149,7 +153,9 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     offsets = pa.array([0, 4, 5], pa.int32()).buffers()[1]
     validity = pa.py_buffer(bytes([0b10]))
     odd = pa.Array.from_buffers(pa.binary(), 2, [validity, offsets, pa.py_buffer(b"junkv")])
-    assert by_bucket(clean.set_column(4, clean.schema.field(4), odd), BUCKET_SHIFT) == by_bucket(clean, BUCKET_SHIFT)
+    assert by_bucket(clean.set_column(4, clean.schema.field(4), odd), BUCKET_SHIFT) == by_bucket(
+        clean, BUCKET_SHIFT
+    )
 
 
 def test_a_log_with_rows_looks_empty_at_no_step() -> None:

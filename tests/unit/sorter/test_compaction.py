@@ -17,15 +17,26 @@ SEGMENT_BYTES = 64 << 10
 def add(sorter: Sorter, span: Span, first_ts: int, rows: int, size: int) -> None:
     ts = list(range(first_ts, first_ts + rows))
     keys = [b"%08d" % it for it in ts]
-    sorter.add(span, raw_batch(ts, [it - 1 for it in ts], [INSERT] * rows, keys, [bytes(size)] * rows, [None] * rows))
+    sorter.add(
+        span,
+        raw_batch(
+            ts, [it - 1 for it in ts], [INSERT] * rows, keys, [bytes(size)] * rows, [None] * rows
+        ),
+    )
 
 
 def fetched(sorter: Sorter, span: Span, upper_ts: int) -> list[int]:
-    return [ts for batch in sorter.fetch(span, Position(1, 0), Position.fence(upper_ts)) for ts in batch[0].to_pylist()]
+    return [
+        ts
+        for batch in sorter.fetch(span, Position(1, 0), Position.fence(upper_ts))
+        for ts in batch[0].to_pylist()
+    ]
 
 
 def feed(sorter: Sorter, rounds: int) -> None:
-    """In each round most of a segment, cleaned at once, and some rows of two tables that stand still."""
+    """In each round most of a segment, cleaned at once,
+    and some rows of two tables that stand still.
+    """
     for span in (STUCK, ALSO_STUCK, BUSY):
         sorter.add_table(span, 0)
     for turn in range(rounds):
@@ -40,7 +51,12 @@ def feed(sorter: Sorter, rounds: int) -> None:
 
 def opened(directory: Path) -> Sorter:
     return Sorter(
-        directory, memory_bytes=1, block_bytes=16 << 10, segment_bytes=SEGMENT_BYTES, shards=1, clean_interval_s=0
+        directory,
+        memory_bytes=1,
+        block_bytes=16 << 10,
+        segment_bytes=SEGMENT_BYTES,
+        shards=1,
+        clean_interval_s=0,
     )
 
 

@@ -41,7 +41,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def sorter(tmp_path: Path, clock: Clock) -> Iterator[Sorter]:
-    engine = Sorter(tmp_path, memory_bytes=1 << 20, segment_bytes=4096, block_bytes=1024, clock=clock)
+    engine = Sorter(
+        tmp_path, memory_bytes=1 << 20, segment_bytes=4096, block_bytes=1024, clock=clock
+    )
     engine.add_table(SPAN, 0)
     yield engine
     engine.close()
@@ -151,7 +153,12 @@ def test_rows_above_resolved_are_spilled_when_memory_is_short(tmp_path: Path) ->
     for part in range(20):
         sorter.add(
             SPAN,
-            raw_batch(*zip(*[(1 + part + 20 * i, 0, INSERT, b"k", bytes(50), None) for i in range(10)], strict=True)),
+            raw_batch(
+                *zip(
+                    *[(1 + part + 20 * i, 0, INSERT, b"k", bytes(50), None) for i in range(10)],
+                    strict=True,
+                )
+            ),
         )
         assert sorter.stats().memory_bytes <= 5000
     assert sorter.stats().blocks_written > 5
@@ -165,10 +172,14 @@ def test_a_transaction_larger_than_memory_passes_in_small_batches(tmp_path: Path
     sorter.add_table(SPAN, 0)
     for part in range(12):
         keys = [b"%05d" % ((part + 12 * i) * 7919 % 600) for i in range(50)]
-        sorter.add(SPAN, raw_batch([9] * 50, [5] * 50, [INSERT] * 50, keys, [bytes(50)] * 50, [None] * 50))
+        sorter.add(
+            SPAN, raw_batch([9] * 50, [5] * 50, [INSERT] * 50, keys, [bytes(50)] * 50, [None] * 50)
+        )
     sorter.resolve(SPAN, 9)
     batches = list(sorter.fetch(SPAN, Position(1, 0), Position.fence(9)))
-    assert [key for batch in batches for key in batch.column(3).to_pylist()] == [b"%05d" % i for i in range(600)]
+    assert [key for batch in batches for key in batch.column(3).to_pylist()] == [
+        b"%05d" % i for i in range(600)
+    ]
     assert max(batch.nbytes for batch in batches) <= 3 * 1024
     sorter.close()
 
@@ -179,13 +190,16 @@ def test_of_rows_sent_again_the_last_is_kept(tmp_path: Path) -> None:
     for value in (b"first", b"last"):
         sorter.add(SPAN, raw_batch([9], [5], [INSERT], [b"k"], [value], [None]))
     sorter.resolve(SPAN, 9)
-    assert [batch.to_pylist()[0]["value"] for batch in sorter.fetch(SPAN, Position(1, 0), Position.fence(9))] == [
-        b"last"
-    ]
+    assert [
+        batch.to_pylist()[0]["value"]
+        for batch in sorter.fetch(SPAN, Position(1, 0), Position.fence(9))
+    ] == [b"last"]
     sorter.close()
 
 
-def test_cleaned_rows_are_gone_at_once_and_their_files_soon(sorter: Sorter, tmp_path: Path, clock: Clock) -> None:
+def test_cleaned_rows_are_gone_at_once_and_their_files_soon(
+    sorter: Sorter, tmp_path: Path, clock: Clock
+) -> None:
     for first in range(1, 200, 10):
         sorter.add(SPAN, rows(first, 10))
         sorter.resolve(SPAN, first + 9)
@@ -218,19 +232,28 @@ def test_a_fetch_under_way_is_not_disturbed_by_cleaning_or_closing(sorter: Sorte
 
 def test_a_short_write_is_finished(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset: write(fd, [bytes(parts[0])[:10]], offset))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, parts, offset: write(fd, [bytes(parts[0])[:10]], offset)
+    )
     sorter.add(SPAN, rows(1, 100))
     sorter.resolve(SPAN, 100)
     assert sorter.stats().live_blocks
     assert fetched(sorter, 1, 100) == list(range(1, 101))
 
 
-def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(tmp_path: Path) -> None:
+def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(
+    tmp_path: Path,
+) -> None:
     first = Sorter(tmp_path, memory_bytes=1, block_bytes=1, shards=4)
     for table in range(32):
         first.add_table(Span(table, b"%d" % table, b""), 0)
         first.add(Span(table, b"%d" % table, b""), rows(1, 1))
-    assert {path.parent.parent.name for path in tmp_path.glob("*/segments/*")} == {"00", "01", "02", "03"}
+    assert {path.parent.parent.name for path in tmp_path.glob("*/segments/*")} == {
+        "00",
+        "01",
+        "02",
+        "03",
+    }
     first.close()
     second = Sorter(tmp_path, shards=2)
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["00", "01"]

@@ -31,7 +31,12 @@ KEYS = [b"", b"a", b"ab", b"\xff"]
 spans = st.sampled_from(SPANS)
 steps = st.integers(0, 8)
 row_shapes = st.tuples(
-    st.integers(1, 10), st.integers(0, 2), st.integers(1, 3), st.sampled_from(KEYS), st.binary(max_size=40), st.none()
+    st.integers(1, 10),
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.sampled_from(KEYS),
+    st.binary(max_size=40),
+    st.none(),
 )
 positions = st.builds(Position, st.integers(0, 60), st.integers(0, 60))
 
@@ -44,7 +49,9 @@ class SorterMachine(RuleBasedStateMachine):
         large=st.sampled_from([0, 2000, 1 << 20]),
         moved=st.sampled_from([0, 4]),  # 0: everything, whenever a segment is begun
     )
-    def open(self, memory: int, block: int, fan_in: int = 2, large: int = 1 << 20, moved: int = 0) -> None:
+    def open(
+        self, memory: int, block: int, fan_in: int = 2, large: int = 1 << 20, moved: int = 0
+    ) -> None:
         self.now_s = 0.0
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(RunLevels, "fan_in", fan_in)
@@ -95,7 +102,11 @@ class SorterMachine(RuleBasedStateMachine):
     def rows(self, span: Span, lower: Position, upper: Position) -> list[tuple]:
         batches = list(self.sorter.fetch(span, lower, upper))
         assert all(batch.num_rows for batch in batches)
-        return [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+        return [
+            row
+            for batch in batches
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        ]
 
     def add_rows(self, span: Span, rows: list[tuple]) -> None:
         batch = raw_batch(*(zip(*rows, strict=True) if rows else [[]] * 6))
@@ -107,18 +118,24 @@ class SorterMachine(RuleBasedStateMachine):
 
     @rule(span=spans, value=st.binary(max_size=40), every=st.integers(1, 3))
     def add_again_what_is_not_resolved(self, span, value, every) -> None:
-        self.add_rows(span, [(*row[:4], value, None) for row in self.model.unresolved(span)[::every]])
+        self.add_rows(
+            span, [(*row[:4], value, None) for row in self.model.unresolved(span)[::every]]
+        )
 
     @rule(span=spans, shapes=st.lists(row_shapes, min_size=1, max_size=3))
     def add_too_late(self, span, shapes) -> None:
-        self.add_rows(span, [(max(self.resolved[span] - offset + 2, 0), *rest) for offset, *rest in shapes])
+        self.add_rows(
+            span, [(max(self.resolved[span] - offset + 2, 0), *rest) for offset, *rest in shapes]
+        )
 
     @rule(span=spans, shapes=st.lists(row_shapes, min_size=1, max_size=3), column=st.integers(0, 3))
     def add_what_is_no_batch_of_rows(self, span, shapes, column) -> None:
         rows = [(self.resolved[span] + offset, *rest) for offset, *rest in shapes]
         batch = raw_batch(*zip(*rows, strict=True))
         name = batch.schema.names[column]
-        nulls = batch.set_column(column, batch.schema.field(column), pa.nulls(len(rows), batch.schema.types[column]))
+        nulls = batch.set_column(
+            column, batch.schema.field(column), pa.nulls(len(rows), batch.schema.types[column])
+        )
         with pytest.raises(EventBatchError, match=f"'{name}' holds nulls"):
             self.sorter.add(span, nulls)
         with pytest.raises(EventBatchError, match="rows need the schema"):
@@ -165,7 +182,9 @@ class SorterMachine(RuleBasedStateMachine):
 
     @rule(span=spans, lower=positions, upper=positions)
     def fetch(self, span, lower, upper) -> None:
-        self.same(lambda: self.rows(span, lower, upper), lambda: self.model.fetch(span, lower, upper))
+        self.same(
+            lambda: self.rows(span, lower, upper), lambda: self.model.fetch(span, lower, upper)
+        )
 
     @rule(span=spans, back=steps, start_ts=st.integers(0, 60))
     def clean(self, span, back, start_ts) -> None:
@@ -184,8 +203,12 @@ class SorterMachine(RuleBasedStateMachine):
         actions = {
             "clean": lambda: self.clean(span, back, 0),
             "replace": lambda: self.replace_table(span, back),
-            "move": lambda: self.sorter._compaction.run(self.sorter._stores[0], list(self.sorter._tables.values())),
-            "fetch": lambda: self.fetch(span, self.model.cleaned(span).next(), Position(self.resolved[span], 1 << 63)),
+            "move": lambda: self.sorter._compaction.run(
+                self.sorter._stores[0], list(self.sorter._tables.values())
+            ),
+            "fetch": lambda: self.fetch(
+                span, self.model.cleaned(span).next(), Position(self.resolved[span], 1 << 63)
+            ),
         }
         self.meanwhile.append(actions[what])
 
@@ -199,7 +222,12 @@ class SorterMachine(RuleBasedStateMachine):
         upper_ts = min(lower_ts + length, self.resolved[span])
         if lower_ts <= upper_ts:
             extents = self.sorter.extents(span, lower_ts, upper_ts)
-            found = [int(ts) for extent in extents for ts in extent.commit_ts() if lower_ts <= ts <= upper_ts]
+            found = [
+                int(ts)
+                for extent in extents
+                for ts in extent.commit_ts()
+                if lower_ts <= ts <= upper_ts
+            ]
             rows = self.model.fetch(span, Position(lower_ts, 0), Position(upper_ts, 1 << 63))
             assert set(found) == {row[0] for row in rows}
             assert len(found) >= len(rows)
@@ -214,16 +242,25 @@ class SorterMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         stats = self.sorter.stats()
-        # Splitting and sorting may round bitmaps and offsets up; a batch that is split counts as two.
-        assert stats.memory_bytes <= self.sorter._spiller._memory_bytes * 3 // 2 + len(SPANS) * 2 * BATCH_BYTES
+        # Splitting and sorting may round bitmaps and offsets up; a batch that is split counts as
+        # two.
+        assert (
+            stats.memory_bytes
+            <= self.sorter._spiller._memory_bytes * 3 // 2 + len(SPANS) * 2 * BATCH_BYTES
+        )
         assert all(self.sorter.table_stats(span).runs <= 12 for span in SPANS)
-        assert stats.memory_bytes == sum(table.memory_bytes for table in self.sorter._tables.values())
+        assert stats.memory_bytes == sum(
+            table.memory_bytes for table in self.sorter._tables.values()
+        )
         assert stats.live_blocks == sum(self.sorter.table_stats(span).blocks for span in SPANS)
 
 
 TestSorterEqualsModel = SorterMachine.TestCase
 TestSorterEqualsModel.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -231,7 +268,9 @@ TestSorterEqualsModel.settings = settings(
 @pytest.mark.parametrize("memory", [0, 20_000, 1 << 20])
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_dense_random_histories_equal_the_model(memory: int, block: int, moved: int, seed: int) -> None:
+def test_dense_random_histories_equal_the_model(
+    memory: int, block: int, moved: int, seed: int
+) -> None:
     machine, rng = SorterMachine(), random.Random(seed)
     machine.open(memory, block, large=2000, moved=moved)
     try:
@@ -251,11 +290,17 @@ def test_dense_random_histories_equal_the_model(memory: int, block: int, moved: 
             machine.add(span, rows)
             machine.add_again_what_is_not_resolved(span, rng.randbytes(5), rng.randrange(1, 4))
             machine.resolve(span, rng.choice([0, 0, 3, 20]))
-            machine.fetch(span, Position(rng.randrange(200), 0), Position(rng.randrange(200), rng.randrange(4)))
+            machine.fetch(
+                span,
+                Position(rng.randrange(200), 0),
+                Position(rng.randrange(200), rng.randrange(4)),
+            )
             machine.clean(span, rng.randrange(20), rng.randrange(4))
             machine.wait(rng.choice([1.0, 6.0]))
             what = rng.choice(["clean", "clean", "move", "move", "fetch", "replace"])
-            machine.do_something_while_the_next_runs_are_merged(rng.choice(SPANS), rng.randrange(9), what)
+            machine.do_something_while_the_next_runs_are_merged(
+                rng.choice(SPANS), rng.randrange(9), what
+            )
             machine.memory_is_bounded()
             if not step % 5:  # what is lost stays lost, and cleaning takes a share of it only
                 machine.everything_kept_is_sorted_and_whole()

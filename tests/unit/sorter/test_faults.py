@@ -1,4 +1,6 @@
-"""Full and broken disks, damaged files, killed processes: nothing is lost in silence, and things go on alone."""
+"""Full and broken disks, damaged files, killed processes: nothing is lost in silence,
+and things go on alone.
+"""
 
 import errno
 import os
@@ -26,7 +28,14 @@ SPAN = Span(7, b"a", b"b")
 
 def rows(first_ts: int, count: int, size: int = 100) -> pa.RecordBatch:
     ts = list(range(first_ts, first_ts + count))
-    return raw_batch(ts, [it - 1 for it in ts], [INSERT] * count, [b"k"] * count, [bytes(size)] * count, [None] * count)
+    return raw_batch(
+        ts,
+        [it - 1 for it in ts],
+        [INSERT] * count,
+        [b"k"] * count,
+        [bytes(size)] * count,
+        [None] * count,
+    )
 
 
 def fetched(sorter: Sorter, lower_ts: int, upper_ts: int) -> list[int]:
@@ -83,7 +92,9 @@ def no_room(*_: object) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_blocks_that_a_full_disk_refuses_stay_in_memory(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_a_full_disk_refuses_stay_in_memory(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sorter.add(SPAN, rows(1, 100))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwritev", no_room)
@@ -120,7 +131,9 @@ def test_the_feed_pauses_while_the_disk_is_full_and_goes_on_by_itself(
 
 
 @pytest.mark.parametrize("end", ["end_waits", "close", "remove"])
-def test_who_waits_for_a_full_disk_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+def test_who_waits_for_a_full_disk_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     sorter = opened(tmp_path, memory_bytes=1)
     monkeypatch.setattr(os, "pwritev", no_room)
 
@@ -152,7 +165,9 @@ def test_a_really_full_disk_is_lived_through(tmp_path: Path) -> None:
         done, pauses = 0, 0
         with in_thread(feed):
             while done < 20_000:
-                wait_until(lambda: sorter.stats().waiting == 1 or sorter.resolved_ts(SPAN) == 20_000)
+                wait_until(
+                    lambda: sorter.stats().waiting == 1 or sorter.resolved_ts(SPAN) == 20_000
+                )
                 pauses += sorter.stats().waiting
                 upper = sorter.resolved_ts(SPAN)
                 assert fetched(sorter, done + 1, upper) == list(range(done + 1, upper + 1))
@@ -162,7 +177,9 @@ def test_a_really_full_disk_is_lived_through(tmp_path: Path) -> None:
         sorter.close()
 
 
-def test_an_index_whose_disk_was_full_is_made_anew(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_whose_disk_was_full_is_made_anew(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise DirectoryUnusableError("no space")
 
@@ -206,7 +223,9 @@ def used_bytes(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))
 
 
-def damaged_in(sorter: Sorter, tmp_path: Path, damage: Callable[[Path], object]) -> BlockCorruptError:
+def damaged_in(
+    sorter: Sorter, tmp_path: Path, damage: Callable[[Path], object]
+) -> BlockCorruptError:
     sorter.add(SPAN, rows(1, 100))
     sorter.resolve(SPAN, 100)
     damage(min(tmp_path.glob("*/segments/*")))
@@ -222,9 +241,13 @@ def flip(segment: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [flip, lambda it: os.truncate(it, 70), lambda it: os.truncate(it, 0), Path.unlink], ids=range(4)
+    "damage",
+    [flip, lambda it: os.truncate(it, 70), lambda it: os.truncate(it, 0), Path.unlink],
+    ids=range(4),
 )
-def test_a_damaged_segment_is_named_and_other_rows_are_given(sorter: Sorter, tmp_path: Path, damage) -> None:
+def test_a_damaged_segment_is_named_and_other_rows_are_given(
+    sorter: Sorter, tmp_path: Path, damage
+) -> None:
     error = damaged_in(sorter, tmp_path, damage)
     assert (error.table_id, error.lower_ts) == (7, 1)
     assert 1 <= error.upper_ts < 100

@@ -16,7 +16,9 @@ SMALL = 1000
 
 
 def merge_all(levels: RunLevels, runs: dict[int, int]) -> int:
-    """Merge as long as it is asked for; `runs` are the sizes by number; returns the bytes written."""
+    """Merge as long as it is asked for; `runs` are the sizes by number;
+    returns the bytes written.
+    """
     written = 0
     while (chosen := levels.to_merge()) is not None:
         numbers = sorted(runs)
@@ -29,7 +31,11 @@ def merge_all(levels: RunLevels, runs: dict[int, int]) -> int:
     return written
 
 
-@given(st.lists(st.sampled_from([1, SMALL, LARGE_BYTES - 1, LARGE_BYTES, 8 * LARGE_BYTES]), max_size=600))
+@given(
+    st.lists(
+        st.sampled_from([1, SMALL, LARGE_BYTES - 1, LARGE_BYTES, 8 * LARGE_BYTES]), max_size=600
+    )
+)
 def test_runs_stay_few_and_neighbours_only_are_merged(sizes: list[int]) -> None:
     levels, runs = RunLevels(), dict[int, int]()
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +76,9 @@ def test_cleaned_runs_are_forgotten() -> None:
     assert levels.to_merge() is None
 
 
-def test_many_tiny_spills_of_a_table_are_read_in_few_pieces_and_the_last_copy_counts(tmp_path: Path) -> None:
+def test_many_tiny_spills_of_a_table_are_read_in_few_pieces_and_the_last_copy_counts(
+    tmp_path: Path,
+) -> None:
     span = Span(1, b"a", b"b")
     sorter = Sorter(tmp_path, memory_bytes=0)
     sorter.add_table(span, 0)
@@ -80,9 +88,18 @@ def test_many_tiny_spills_of_a_table_are_read_in_few_pieces_and_the_last_copy_co
     stats = sorter.table_stats(span)
     assert stats.runs == stats.blocks == 200 // FAN_IN + 200 % FAN_IN
     sorter.resolve(span, 9)
-    rows = [row for batch in sorter.fetch(span, Position(1, 0), Position.fence(9)) for row in batch.to_pylist()]
+    rows = [
+        row
+        for batch in sorter.fetch(span, Position(1, 0), Position.fence(9))
+        for row in batch.to_pylist()
+    ]
     expected = [(b"%03d" % key, b"%d" % (key + 150 if key < 50 else key)) for key in range(150)]
     assert [(row["key"], row["value"]) for row in rows] == expected
     after = sorter.table_stats(span)
-    assert (after.fetches, after.blocks_read, after.rows_read, after.rows_out) == (1, stats.blocks, 200, 150)
+    assert (after.fetches, after.blocks_read, after.rows_read, after.rows_out) == (
+        1,
+        stats.blocks,
+        200,
+        150,
+    )
     sorter.close()

@@ -1,4 +1,6 @@
-"""Small runs become one beside everybody else: nobody waits for it, and nobody else is told what went wrong with it."""
+"""Small runs become one beside everybody else: nobody waits for it,
+and nobody else is told what went wrong with it.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -49,7 +51,11 @@ class Paused:
     """A merge in another thread that has written its rows and waits, until the block ends."""
 
     def __init__(self, sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
-        append_run, self._written, self._go = BlockStore.append_run, threading.Event(), threading.Event()
+        append_run, self._written, self._go = (
+            BlockStore.append_run,
+            threading.Event(),
+            threading.Event(),
+        )
 
         def appended(*of_run: Any) -> list[Entry]:
             new = append_run(*of_run)
@@ -70,7 +76,9 @@ class Paused:
         assert not self._thread.is_alive()
 
 
-def test_tables_are_used_while_runs_of_one_are_merged(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_used_while_runs_of_one_are_merged(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Paused(sorter, monkeypatch):
         sorter.resolve(ONE, 4)
         sorter.resolve(OTHER, 9)
@@ -81,7 +89,9 @@ def test_tables_are_used_while_runs_of_one_are_merged(sorter: Sorter, monkeypatc
     assert fetched(sorter, ONE, 1, 4) == [1, 2, 3, 4]
 
 
-def test_what_is_cleaned_meanwhile_stays_clean(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cleaned_meanwhile_stays_clean(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Paused(sorter, monkeypatch):
         sorter.resolve(ONE, 4)
         sorter.clean(ONE, Position.fence(3))
@@ -90,7 +100,9 @@ def test_what_is_cleaned_meanwhile_stays_clean(sorter: Sorter, monkeypatch: pyte
     assert (sorter.stats().live_blocks, sorter.stats().disk_bytes) == (0, 0)
 
 
-def test_a_table_may_be_removed_or_added_again_meanwhile(sorter: Sorter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_may_be_removed_or_added_again_meanwhile(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Paused(sorter, monkeypatch):
         sorter.remove_table(ONE)
         sorter.add_table(ONE, 0)
@@ -108,7 +120,9 @@ def test_closing_waits_for_it_and_leaves_nothing(
     assert not list(tmp_path.glob("*/segments/*"))
 
 
-def test_damaged_runs_are_told_to_who_fetches_them_and_not_to_who_adds(sorter: Sorter, tmp_path: Path) -> None:
+def test_damaged_runs_are_told_to_who_fetches_them_and_not_to_who_adds(
+    sorter: Sorter, tmp_path: Path
+) -> None:
     for ts in range(1, 4):
         add(sorter, ONE, ts)
     (segment,) = tmp_path.glob("*/segments/*")
@@ -126,7 +140,9 @@ def test_damaged_runs_are_told_to_who_fetches_them_and_not_to_who_adds(sorter: S
 
 
 @pytest.mark.parametrize("call", ["append_run", "replace"])
-def test_what_a_full_disk_refuses_is_merged_later(sorter: Sorter, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_what_a_full_disk_refuses_is_merged_later(
+    sorter: Sorter, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     method: Callable[..., object] = getattr(BlockStore, call)
 
     def refuse(store: BlockStore, index: TableIndex, new: Any, old: Any, *more: Any) -> object:

@@ -9,7 +9,9 @@ from sorter import order
 from storage.model.event import raw_batch
 
 numbers = st.integers(0, 3)
-keys = st.lists(st.tuples(numbers, numbers, numbers, st.binary(max_size=2)), min_size=1, max_size=12)
+keys = st.lists(
+    st.tuples(numbers, numbers, numbers, st.binary(max_size=2)), min_size=1, max_size=12
+)
 
 
 def batch_of(rows: list[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
@@ -20,10 +22,14 @@ def batch_of(rows: list[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
 @given(keys)
 @example([(1, 1, 1, b"a"), (1, 1, 1, b"a")])
 @example([(1, 2, 1, b"a"), (1, 1, 2, b"b"), (1, 1, 2, b"c")])
-def test_rows_are_sorted_and_of_equal_ones_the_last_stays(rows: list[tuple[int, int, int, bytes]]) -> None:
+def test_rows_are_sorted_and_of_equal_ones_the_last_stays(
+    rows: list[tuple[int, int, int, bytes]],
+) -> None:
     expected = sorted({row: b"%d" % number for number, row in enumerate(rows)}.items())
     found = order.sort([batch_of(rows)]).to_pylist()
-    assert [(*list(row.values())[:4], row["value"]) for row in found] == [(*row, value) for row, value in expected]
+    assert [(*list(row.values())[:4], row["value"]) for row in found] == [
+        (*row, value) for row, value in expected
+    ]
 
 
 @given(keys)

@@ -1,4 +1,6 @@
-"""Back-off: grows, is capped, keeps at least half of its pause, and never sleeps past the deadline."""
+"""Back-off: grows, is capped, keeps at least half of its pause,
+and never sleeps past the deadline.
+"""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,6 @@
-"""One flipped bit anywhere in the files of each of our databases: the right answer, or an error that names it."""
+"""One flipped bit anywhere in the files of each of our databases: the right answer,
+or an error that names it.
+"""
 
 import random
 import shutil
@@ -60,7 +62,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def damaged_copies(whole: Path, directory: Path, pattern: str, flips: int = FLIPS) -> Iterator[tuple[Path, Path]]:
+def damaged_copies(
+    whole: Path, directory: Path, pattern: str, flips: int = FLIPS
+) -> Iterator[tuple[Path, Path]]:
     """Copies of a database with one bit flipped in a file of that name, and that file."""
     for seed in range(flips):
         rng = random.Random(f"{pattern} {seed}")
@@ -96,7 +100,9 @@ def read_all(database: LevelDB) -> bool:
 
 
 @pytest.mark.parametrize("pattern", [TABLE, LOG, MANIFEST, "CURRENT"])
-def test_every_read_of_a_damaged_leveldb_is_right_or_an_error(whole: Path, tmp_path: Path, pattern: str) -> None:
+def test_every_read_of_a_damaged_leveldb_is_right_or_an_error(
+    whole: Path, tmp_path: Path, pattern: str
+) -> None:
     right = 0
     for copy, _ in damaged_copies(whole, tmp_path, pattern):
         try:
@@ -108,12 +114,16 @@ def test_every_read_of_a_damaged_leveldb_is_right_or_an_error(whole: Path, tmp_p
     assert right < FLIPS // 2
 
 
-def test_the_error_names_the_damaged_file_the_place_and_the_keys(whole: Path, tmp_path: Path) -> None:
+def test_the_error_names_the_damaged_file_the_place_and_the_keys(
+    whole: Path, tmp_path: Path
+) -> None:
     for copy, path in damaged_copies(whole, tmp_path, TABLE, 10):
         database, message = LevelDB(copy), ""
         try:
             for _ in database.scan(b""):
-                """Until the damaged block, if it is not a filter that is damaged: then there is no error."""
+                """Until the damaged block, if it is not a filter that is damaged:
+                then there is no error.
+                """
         except CorruptDatabaseError as err:
             message = err.message
         assert not message or (f"{path} is damaged at byte" in message and "backup" in message)
@@ -137,11 +147,15 @@ def test_other_keys_of_a_damaged_table_are_read_on(whole: Path, tmp_path: Path) 
     damage = find_table_damage(copy, b"", b"")
     assert damage is not None
     assert wrong
-    assert all(damage.first_key < key <= damage.last_key and str(damage) in text for key, text in wrong)
+    assert all(
+        damage.first_key < key <= damage.last_key and str(damage) in text for key, text in wrong
+    )
     database.close()
 
 
-def test_a_damaged_first_or_last_block_is_not_taken_for_the_end_of_the_data(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_first_or_last_block_is_not_taken_for_the_end_of_the_data(
+    whole: Path, tmp_path: Path
+) -> None:
     for number, side in enumerate((0, -1)):
         copy = tmp_path / str(number)
         shutil.copytree(whole, copy)
@@ -156,7 +170,12 @@ def test_a_damaged_first_or_last_block_is_not_taken_for_the_end_of_the_data(whol
         database = LevelDB(copy)
         keys = sorted(ROWS)
         inside = [key for key in keys if block.first_key < key <= block.last_key]
-        for lower, upper in ((b"", b""), (inside[0], b""), (inside[0], inside[-1]), (b"", inside[-1] + b"0")):
+        for lower, upper in (
+            (b"", b""),
+            (inside[0], b""),
+            (inside[0], inside[-1]),
+            (b"", inside[-1] + b"0"),
+        ):
             for reverse in (False, True):
                 with pytest.raises(CorruptDatabaseError, match="damaged at byte"):
                     list(database.scan(lower, upper, reverse=reverse))
@@ -168,7 +187,9 @@ def test_a_damaged_first_or_last_block_is_not_taken_for_the_end_of_the_data(whol
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_never_passes_over_a_damaged_block(whole: Path, tmp_path: Path, reverse: bool) -> None:
+def test_a_scan_never_passes_over_a_damaged_block(
+    whole: Path, tmp_path: Path, reverse: bool
+) -> None:
     for copy, _ in damaged_copies(whole, tmp_path, TABLE, 20):
         database = LevelDB(copy)
         keys = sorted(ROWS, reverse=reverse)
@@ -182,7 +203,9 @@ def test_a_scan_never_passes_over_a_damaged_block(whole: Path, tmp_path: Path, r
         database.close()
 
 
-def test_a_compaction_does_not_give_a_damaged_value_a_good_checksum(whole: Path, tmp_path: Path) -> None:
+def test_a_compaction_does_not_give_a_damaged_value_a_good_checksum(
+    whole: Path, tmp_path: Path
+) -> None:
     for copy, _ in damaged_copies(whole, tmp_path, TABLE, 20):
         database = LevelDB(copy, write_buffer_bytes=64 << 10)
         try:
@@ -198,7 +221,9 @@ def test_a_compaction_does_not_give_a_damaged_value_a_good_checksum(whole: Path,
         database.close()
 
 
-def test_a_log_cut_off_anywhere_is_no_damage_and_keeps_what_was_whole(whole: Path, tmp_path: Path) -> None:
+def test_a_log_cut_off_anywhere_is_no_damage_and_keeps_what_was_whole(
+    whole: Path, tmp_path: Path
+) -> None:
     log = next(path for path in whole.glob(LOG) if path.stat().st_size)
     data = log.read_bytes()
     rng = random.Random(3)
@@ -241,8 +266,12 @@ def test_the_store_reads_right_values_or_errors_and_a_command_fails_alone(tmp_pa
     for number in range(150):
         keys = {b"%04d-%d" % (number, at): random.Random(number).randbytes(300) for at in range(3)}
         mutations = [Mutation(Op.PUT, key, value) for key, value in keys.items()]
-        txn = Prewrite(mutations=mutations, primary=next(iter(keys)), start_ts=10 * number + 1, ttl_ms=1)
-        commit = partial(percolator.commit, keys=list(keys), start_ts=10 * number + 1, commit_ts=10 * number + 5)
+        txn = Prewrite(
+            mutations=mutations, primary=next(iter(keys)), start_ts=10 * number + 1, ttl_ms=1
+        )
+        commit = partial(
+            percolator.commit, keys=list(keys), start_ts=10 * number + 1, commit_ts=10 * number + 5
+        )
         engine.apply([partial(prewrite, txn=txn), commit])
         engine.fence.release()
         values |= keys
@@ -257,12 +286,24 @@ def test_the_store_reads_right_values_or_errors_and_a_command_fails_alone(tmp_pa
                 assert snapshot.get(key) == value
             except CorruptDatabaseError as err:
                 errors += 1
-                if "with keys" not in err.message:  # a whole table cannot be read, so some other keys cannot either
+                if (
+                    "with keys" not in err.message
+                ):  # a whole table cannot be read, so some other keys cannot either
                     break
-                txn = Prewrite(mutations=[Mutation(Op.PUT, key, b"n")], primary=key, start_ts=10**6, ttl_ms=1)
-                other = Prewrite(mutations=[Mutation(Op.PUT, b"z", b"n")], primary=b"z", start_ts=10**6, ttl_ms=1)
-                with suppress(CorruptDatabaseError):  # a compaction met the damage first: the store stops
-                    results = Engine(database).apply([partial(prewrite, txn=txn), partial(prewrite, txn=other)]).results
+                txn = Prewrite(
+                    mutations=[Mutation(Op.PUT, key, b"n")], primary=key, start_ts=10**6, ttl_ms=1
+                )
+                other = Prewrite(
+                    mutations=[Mutation(Op.PUT, b"z", b"n")], primary=b"z", start_ts=10**6, ttl_ms=1
+                )
+                with suppress(
+                    CorruptDatabaseError
+                ):  # a compaction met the damage first: the store stops
+                    results = (
+                        Engine(database)
+                        .apply([partial(prewrite, txn=txn), partial(prewrite, txn=other)])
+                        .results
+                    )
                     assert not isinstance(results[1], Exception)
                     alone += isinstance(results[0], CorruptDatabaseError)
                 break
@@ -284,7 +325,9 @@ async def test_the_metadata_are_whole_or_refused(tmp_path: Path, pattern: str) -
     for copy, _ in damaged_copies(whole, tmp_path, pattern):
         try:
             async with EmbeddedEtcd.open(copy) as server:
-                assert (await server.read(rpc_pb2.RangeRequest(key=b"k", range_end=b"l"))).kvs == expected
+                assert (
+                    await server.read(rpc_pb2.RangeRequest(key=b"k", range_end=b"l"))
+                ).kvs == expected
         except CorruptError:
             refused += 1
     assert refused > FLIPS // 4
@@ -298,7 +341,9 @@ async def test_a_pump_serves_whole_binlogs_or_names_the_damage(
     whole, fs = tmp_path / "whole", RealFS()
     async with open_pump_storage(fs, whole, segment_bytes=20_000) as storage:
         for ts in range(10, 1000, 10):
-            await storage.write([storages.prewrite(ts, b"%d" % ts * 100), storages.commit(ts, ts + 5)])
+            await storage.write(
+                [storages.prewrite(ts, b"%d" % ts * 100), storages.commit(ts, ts + 5)]
+            )
         await storage.write([storages.heartbeat(2000)])
         await storages.wait_max_commit_ts(storage, 2000)
         expected = await storages.pulled(storage, 0, 2000)
@@ -323,7 +368,9 @@ SPAN = Span(7, b"a", b"b")
 
 
 def sorter_with_rows(directory: Path) -> Sorter:
-    sorter = Sorter(directory, memory_bytes=1 << 20, block_bytes=1024, segment_bytes=16384, shards=1)
+    sorter = Sorter(
+        directory, memory_bytes=1 << 20, block_bytes=1024, segment_bytes=16384, shards=1
+    )
     sorter.add_table(SPAN, 0)
     for first in range(1, 1200, 30):
         ts = range(first, first + 30)

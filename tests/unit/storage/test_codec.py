@@ -26,7 +26,9 @@ def test_bytes_round_trip_wherever_they_stand(data: bytes, before: bytes, after:
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20), st.binary(max_size=3), st.binary(max_size=3))
-def test_encoded_bytes_keep_their_order_whatever_follows(one: bytes, two: bytes, tail: bytes, other: bytes) -> None:
+def test_encoded_bytes_keep_their_order_whatever_follows(
+    one: bytes, two: bytes, tail: bytes, other: bytes
+) -> None:
     if one != two:
         assert (encode_bytes(one) + tail < encode_bytes(two) + other) == (one < two)
 
@@ -37,7 +39,9 @@ def test_encoded_bytes_are_the_ones_of_tidb() -> None:
     assert encode_bytes(b"12345678").hex() == "3132333435363738ff0000000000000000f7"
 
 
-@pytest.mark.parametrize("damaged", ["", "61", "616263000000000000", "6162630000000001fa", "616263000000000010"])
+@pytest.mark.parametrize(
+    "damaged", ["", "61", "616263000000000000", "6162630000000001fa", "616263000000000010"]
+)
 def test_damaged_bytes_are_refused(damaged: str) -> None:
     with pytest.raises(CorruptError, match="memcomparable"):
         decode_bytes(bytes.fromhex(damaged))

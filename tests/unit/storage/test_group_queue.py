@@ -11,7 +11,9 @@ ENTRIES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=40
 
 
 @given(ENTRIES, st.integers(1, 12), st.integers(1, 120))
-def test_groups_are_what_was_put_in_order_and_end_at_the_first_limit(entries, group_items, group_bytes):
+def test_groups_are_what_was_put_in_order_and_end_at_the_first_limit(
+    entries, group_items, group_bytes
+):
     queue = GroupQueue(group_items, group_bytes)
     for number, (size, items) in enumerate(entries):
         queue.put(number, size, items)

@@ -21,13 +21,17 @@ def test_the_last_write_of_a_key_in_a_batch_wins() -> None:
 def test_a_scan_is_the_sorted_pairs_between_its_bounds(
     stored: dict[bytes, bytes], lower: bytes, upper: bytes, reverse: bool
 ) -> None:
-    expected = sorted((key, value) for key, value in stored.items() if key >= lower and (not upper or key < upper))
+    expected = sorted(
+        (key, value) for key, value in stored.items() if key >= lower and (not upper or key < upper)
+    )
     found = list(MemoryKV(stored).scan(lower, upper, reverse=reverse))
     assert found == (expected[::-1] if reverse else expected)
 
 
 @given(pairs, keys)
-def test_a_prefix_scan_is_the_pairs_with_that_prefix(stored: dict[bytes, bytes], prefix: bytes) -> None:
+def test_a_prefix_scan_is_the_pairs_with_that_prefix(
+    stored: dict[bytes, bytes], prefix: bytes
+) -> None:
     assert list(scan_prefix(MemoryKV(stored), prefix)) == sorted(
         (key, value) for key, value in stored.items() if key.startswith(prefix)
     )

@@ -5,14 +5,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
-from storage.leveldb import CorruptDatabaseError, DirectoryLockedError, DirectoryUnusableError, LevelDB
+from storage.leveldb import (
+    CorruptDatabaseError,
+    DirectoryLockedError,
+    DirectoryUnusableError,
+    LevelDB,
+)
 from tests.memory_kv import MemoryKV
 
 keys = st.binary(min_size=1, max_size=2)
 bounds = st.binary(max_size=2)
 operations = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), st.dictionaries(keys, st.none() | st.binary(max_size=3), max_size=6)),
+        st.tuples(
+            st.just("write"), st.dictionaries(keys, st.none() | st.binary(max_size=3), max_size=6)
+        ),
         st.tuples(st.just("delete_range"), st.tuples(bounds, bounds)),
         st.tuples(st.just("scan"), st.tuples(bounds, bounds, st.booleans())),
         st.tuples(st.just("reopen"), st.none()),
@@ -23,7 +30,9 @@ operations = st.lists(
 
 @settings(max_examples=40)
 @given(operations)
-def test_leveldb_behaves_as_the_memory_store(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+def test_leveldb_behaves_as_the_memory_store(
+    tmp_path_factory: pytest.TempPathFactory, steps: list
+) -> None:
     directory = tmp_path_factory.mktemp("db")
     database, oracle = LevelDB(directory), MemoryKV()
     for name, argument in steps:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import record
-from storage.record import DATA, FOOTER, HEADER_BYTES, Gap, Record, RecordCorruptError, RecordTooLargeError
+from storage.record import (
+    DATA,
+    FOOTER,
+    HEADER_BYTES,
+    Gap,
+    Record,
+    RecordCorruptError,
+    RecordTooLargeError,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "value_log_record.hex"
 
@@ -55,8 +63,14 @@ def test_a_scan_finds_all_records(payloads: list[bytes]) -> None:
     assert scanned(data) == records
 
 
-@given(st.lists(st.binary(max_size=30), min_size=1, max_size=10), st.binary(min_size=1, max_size=40), st.data())
-def test_a_scan_passes_over_damage_and_reports_it(payloads: list[bytes], junk: bytes, data: st.DataObject) -> None:
+@given(
+    st.lists(st.binary(max_size=30), min_size=1, max_size=10),
+    st.binary(min_size=1, max_size=40),
+    st.data(),
+)
+def test_a_scan_passes_over_damage_and_reports_it(
+    payloads: list[bytes], junk: bytes, data: st.DataObject
+) -> None:
     cut = data.draw(st.integers(0, len(payloads)))
     head, before = laid_out(payloads[:cut])
     tail, after = laid_out(payloads[cut:], len(head) + len(junk))

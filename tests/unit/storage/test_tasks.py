@@ -1,4 +1,6 @@
-"""Coroutines beside a block, and together: all have ended when the caller goes on, whoever failed."""
+"""Coroutines beside a block, and together: all have ended when the caller goes on,
+whoever failed.
+"""
 
 import asyncio
 

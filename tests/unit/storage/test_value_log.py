@@ -38,8 +38,13 @@ def content(log: ValueLog, start: Pointer = START) -> list[bytes]:
     return [item[1] for item in log.scan(start) if not isinstance(item, Skipped)]
 
 
-@given(st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=12), st.integers(1, 300))
-def test_what_was_appended_is_read_scanned_and_reopened(groups: list[list[bytes]], segment_bytes: int) -> None:
+@given(
+    st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=12),
+    st.integers(1, 300),
+)
+def test_what_was_appended_is_read_scanned_and_reopened(
+    groups: list[list[bytes]], segment_bytes: int
+) -> None:
     fs = MemFS()
     log = opened(fs, segment_bytes)
     written: list[tuple[Pointer, bytes]] = []
@@ -48,7 +53,9 @@ def test_what_was_appended_is_read_scanned_and_reopened(groups: list[list[bytes]
         written += zip(append(log, *payloads), payloads, strict=True)
     for check in (log, opened(fs, segment_bytes)):
         assert list(check.scan(START)) == written
-        assert [check.read(pointer) for pointer, _ in written] == [payload for _, payload in written]
+        assert [check.read(pointer) for pointer, _ in written] == [
+            payload for _, payload in written
+        ]
         assert check.skipped == []
     for position, (pointer, _) in enumerate(written):
         assert list(log.scan(pointer)) == written[position:]
@@ -100,7 +107,9 @@ def test_a_golden_segment_stays_readable() -> None:
 
 
 class Recorder:
-    """Appends groups to a log and, at every durability-relevant call, checks what a crash there would leave."""
+    """Appends groups to a log and, at every durability-relevant call,
+    checks what a crash there would leave.
+    """
 
     def __init__(self, torn_bytes: int) -> None:
         self.memory = MemFS()
@@ -116,7 +125,9 @@ class Recorder:
         self.crashes += 1
         after = self.memory.crash_clone(self.torn_bytes)
         log = opened(after, 60)
-        assert [log.read(pointer) for pointer, _ in self.acknowledged] == [payload for _, payload in self.acknowledged]
+        assert [log.read(pointer) for pointer, _ in self.acknowledged] == [
+            payload for _, payload in self.acknowledged
+        ]
         found = content(log)
         acknowledged = [payload for _, payload in self.acknowledged]
         assert found[: len(acknowledged)] == acknowledged
@@ -136,12 +147,16 @@ class Recorder:
 
 
 payload_groups = st.lists(
-    st.lists(st.binary(max_size=30).map(lambda data: b"7:" + data), min_size=1, max_size=3), min_size=1, max_size=5
+    st.lists(st.binary(max_size=30).map(lambda data: b"7:" + data), min_size=1, max_size=3),
+    min_size=1,
+    max_size=5,
 )
 
 
 @given(payload_groups, st.integers(0, 80))
-def test_an_acknowledged_append_survives_a_crash_at_any_moment(groups: list[list[bytes]], torn_bytes: int) -> None:
+def test_an_acknowledged_append_survives_a_crash_at_any_moment(
+    groups: list[list[bytes]], torn_bytes: int
+) -> None:
     recorder = Recorder(torn_bytes)
     recorder.run(groups)
     assert recorder.crashes > len(groups)
@@ -153,7 +168,9 @@ def test_an_acknowledged_append_survives_a_crash_at_any_moment(groups: list[list
     st.integers(1, 8),
     st.sampled_from([errno.ENOSPC, errno.EIO]),
 )
-def test_a_failed_call_loses_only_its_own_group(groups: list[list[bytes]], call: str, nth: int, code: int) -> None:
+def test_a_failed_call_loses_only_its_own_group(
+    groups: list[list[bytes]], call: str, nth: int, code: int
+) -> None:
     memory = MemFS()
     memory.make_directories(DIRECTORY)
     log = opened(HookedFS(memory, fail_nth(call, nth, code)), 60)
@@ -163,7 +180,9 @@ def test_a_failed_call_loses_only_its_own_group(groups: list[list[bytes]], call:
             acknowledged += zip(append(log, *group), group, strict=True)
     assert list(log.scan(START)) == acknowledged
     reopened = opened(memory.crash_clone())
-    assert [reopened.read(pointer) for pointer, _ in acknowledged] == [payload for _, payload in acknowledged]
+    assert [reopened.read(pointer) for pointer, _ in acknowledged] == [
+        payload for _, payload in acknowledged
+    ]
 
 
 def test_short_writes_are_completed() -> None:
@@ -181,7 +200,9 @@ def test_a_full_disk_is_one_clear_error_and_passes() -> None:
 
     log = opened(HookedFS(MemFS(), hook))
     for _ in range(3):
-        with pytest.raises(ValueLogWriteError, match=r"000000.vlog: No space left on device; nothing of this group"):
+        with pytest.raises(
+            ValueLogWriteError, match=r"000000.vlog: No space left on device; nothing of this group"
+        ):
             append(log, b"1:a")
     full = False
     assert append(log, b"2:b") == [Pointer(0, 0, 19)]
@@ -292,7 +313,9 @@ def test_an_unusable_directory_is_one_clear_error(tmp_path: Path, path: str) -> 
 
 def test_without_sync_nothing_is_synced() -> None:
     calls: list[str] = []
-    log = ValueLog(HookedFS(MemFS(), lambda call, path: calls.append(call)), DIRECTORY, ts_of=ts_of, sync=False)
+    log = ValueLog(
+        HookedFS(MemFS(), lambda call, path: calls.append(call)), DIRECTORY, ts_of=ts_of, sync=False
+    )
     append(log, b"1:a")
     assert "sync" not in calls
 

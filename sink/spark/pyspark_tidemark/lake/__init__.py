@@ -1,1 +1,3 @@
-"""The lake: whole cuts of a changefeed applied to Delta tables or to a Parquet changelog, exactly once."""
+"""The lake: whole cuts of a changefeed applied to Delta tables or to a Parquet changelog,
+exactly once.
+"""

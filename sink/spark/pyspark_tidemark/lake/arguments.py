@@ -76,9 +76,14 @@ def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
     if target.is_database or target.is_remote:
         raise SourceError(
             "ErrTargetInvalid",
-            "such a target needs --checkpoint-dir, a directory of this machine for Spark's own files",
+            "such a target needs --checkpoint-dir, a directory of this machine for Spark's own "
+            "files",
         )
-    return Path(target.path) / "_tidemark_checkpoint" / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
+    return (
+        Path(target.path)
+        / "_tidemark_checkpoint"
+        / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
+    )
 
 
 def _setting(text: str) -> str:
@@ -88,28 +93,77 @@ def _setting(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pyspark_tidemark.job", allow_abbrev=False, description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m pyspark_tidemark.job", allow_abbrev=False, description=__doc__
+    )
     add = parser.add_argument
-    add("--endpoint", required=True, help="Flight addresses of captures, grpc://host:port, separated by commas")
+    add(
+        "--endpoint",
+        required=True,
+        help="Flight addresses of captures, grpc://host:port, separated by commas",
+    )
     add("--changefeed", required=True, help="the changefeed's id")
     add("--target", required=True, help=FORMS)
     add("--mode", default="", help="upsert, append or scd2 (default: upsert; of parquet: append)")
-    add("--schema-evolution", default=EVOLUTIONS[0], choices=EVOLUTIONS, help="at a DDL (default: %(default)s)")
-    add("--on-drop", default=KEEP, choices=(KEEP, DROP), help="what happens to a dropped table (default: %(default)s)")
+    add(
+        "--schema-evolution",
+        default=EVOLUTIONS[0],
+        choices=EVOLUTIONS,
+        help="at a DDL (default: %(default)s)",
+    )
+    add(
+        "--on-drop",
+        default=KEEP,
+        choices=(KEEP, DROP),
+        help="what happens to a dropped table (default: %(default)s)",
+    )
     add(
         "--checkpoint-dir",
         type=Path,
-        help="Spark's checkpoint and scratch files (default: under the target; a directory of this machine)",
+        help=(
+            "Spark's checkpoint and scratch files (default: under the target; a directory of this "
+            "machine)"
+        ),
     )
     add("--master", default="local[2]", help="Spark master (default: %(default)s)")
     add("--driver-memory", default="1g", help="JVM heap of the driver (default: %(default)s)")
-    add("--trigger", default="500 milliseconds", help="shortest time between cuts (default: %(default)s)")
-    add("--max-rows-per-trigger", type=int, default=250_000, help="rows of one cut at most (default: %(default)s)")
+    add(
+        "--trigger",
+        default="500 milliseconds",
+        help="shortest time between cuts (default: %(default)s)",
+    )
+    add(
+        "--max-rows-per-trigger",
+        type=int,
+        default=250_000,
+        help="rows of one cut at most (default: %(default)s)",
+    )
     add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
-    add("--parallel-tables", type=int, default=4, help="tables written at the same time (default: %(default)s)")
-    add("--compact-every", type=int, default=64, help="commits of a table between compactions; 0: no maintenance")
-    add("--keep-cuts-hours", type=float, default=48.0, help="how far back readers may go (default: %(default)s)")
-    add("--conf", action="append", default=[], type=_setting, help="a Spark setting, NAME=VALUE; may be repeated")
+    add(
+        "--parallel-tables",
+        type=int,
+        default=4,
+        help="tables written at the same time (default: %(default)s)",
+    )
+    add(
+        "--compact-every",
+        type=int,
+        default=64,
+        help="commits of a table between compactions; 0: no maintenance",
+    )
+    add(
+        "--keep-cuts-hours",
+        type=float,
+        default=48.0,
+        help="how far back readers may go (default: %(default)s)",
+    )
+    add(
+        "--conf",
+        action="append",
+        default=[],
+        type=_setting,
+        help="a Spark setting, NAME=VALUE; may be repeated",
+    )
     add("--ca-path", default="", help="PEM file of the CA that captures are checked against")
     add("--cert-path", default="", help="PEM file of our certificate")
     add("--key-path", default="", help="PEM file of our key")

@@ -1,11 +1,13 @@
-"""Schema changes between two cuts: the target follows the DDLs at exactly the ts where a cut starts.
+"""Schema changes between two cuts: the target follows the DDLs at exactly the ts where a cut
+starts.
 
 Invariants:
 1. No cut crosses a DDL, so at its ts everything before it is committed and nothing after it is.
-2. A step is made only to a table that is not ahead of the DDL, and can be made again: a crash repeats the barrier.
+2. A step is made only to a table that is not ahead of the DDL, and can be made again: a crash
+   repeats the barrier.
 3. A table is written to only with the schema that the target has for it.
-4. A table is told by the upstream's id: one of a name that an earlier, dropped table had begins empty, whatever columns
-   the earlier one had.
+4. A table is told by the upstream's id: one of a name that an earlier, dropped table had begins
+   empty, whatever columns the earlier one had.
 """
 
 import dataclasses
@@ -46,15 +48,21 @@ class Crossed:
     recreated: tuple[str, ...] = ()
     """Names that another table had before."""
     changed: frozenset[str] = frozenset()
-    """Tables that the barrier made, emptied, altered or renamed: the next cut names them, also without rows."""
+    """Tables that the barrier made, emptied, altered or renamed: the next cut names them,
+    also without rows.
+    """
     emptied: frozenset[str] = frozenset()
-    """Tables that are empty at the barrier, and whose rows go in the step that applies the next cut."""
+    """Tables that are empty at the barrier, and whose rows go in the step that applies the next
+    cut.
+    """
 
 
 class Barrier:
     """Brings a target over the DDLs of its changefeed."""
 
-    def __init__(self, changefeed: Changefeed, target: Target, manifest: Manifest, policy: Policy) -> None:
+    def __init__(
+        self, changefeed: Changefeed, target: Target, manifest: Manifest, policy: Policy
+    ) -> None:
         self._changefeed = changefeed
         self._target = target
         self._manifest = manifest
@@ -83,7 +91,9 @@ class Barrier:
             dropped += [name for name in ddl.dropped if self._drop(name, before, ts)]
             emptied += self._empty(ddl, before, now)
             recreated += self._recreate(ddl, before, now)
-        changed = {name for ddl in ddls for name in (*ddl.tables, *ddl.truncated)} & now.tables.keys()
+        changed = {
+            name for ddl in ddls for name in (*ddl.tables, *ddl.truncated)
+        } & now.tables.keys()
         old_names = {new: old for old, new in renamed}
         for name in sorted(changed):
             earlier = before.tables.get(old_names.get(name, name))
@@ -100,10 +110,11 @@ class Barrier:
         )
 
     def catch_up(self, ts: int) -> Crossed:
-        """Follow whatever happened to the tables in a stretch that was skipped, and that ends at `ts`.
+        """Follow whatever happened to the tables in a stretch that was skipped,
+        and that ends at `ts`.
 
-        Its DDLs are not known, so each table is compared with what the changefeed has now. Tables that it has no more
-        stay as they are.
+        Its DDLs are not known, so each table is compared with what the changefeed has now. Tables
+        that it has no more stay as they are.
 
         Raises:
             SourceError: ErrSchemaChanged (by policy), ErrSchemaIncompatible, ErrKeyUnknown.
@@ -116,13 +127,17 @@ class Barrier:
                 self._target.rekey(table)
         return Crossed(now.tables, changed=frozenset(now.tables))
 
-    def fitting(self, table: TableMeta, before: TableMeta | None = None, *, emptied: bool = False) -> TableMeta:
-        """`table` as the target can be written to; altered before, where it has not yet the table's newest schema.
+    def fitting(
+        self, table: TableMeta, before: TableMeta | None = None, *, emptied: bool = False
+    ) -> TableMeta:
+        """`table` as the target can be written to; altered before,
+        where it has not yet the table's newest schema.
 
         `before` is the table right below the DDL that is crossed, which may have `emptied` it.
 
         Raises:
-            SourceError: ErrTargetSchema, the target has another schema than the changefeed gave it; ErrSchemaUnclear.
+            SourceError: ErrTargetSchema, the target has another schema than the changefeed gave it;
+                ErrSchemaUnclear.
         """
         position = self._target.position(table)
         if position is None:
@@ -138,7 +153,8 @@ class Barrier:
         if position > table.schema_ts:
             raise SourceError(
                 "ErrTargetSchema",
-                f"{table.name} exists with another schema than the changefeed's ({change}); somebody else changed it: "
+                f"{table.name} exists with another schema than the changefeed's ({change}); "
+                "somebody else changed it: "
                 "undo that, choose another --target, or use --schema-evolution ignore",
             )
         if emptied and change.incompatible and self._policy.mode == UPSERT:
@@ -150,8 +166,8 @@ class Barrier:
     def _identified(self, actual: Any, before: TableMeta | None) -> Any:
         """The target's schema with the identities of its columns.
 
-        A target that an older version wrote has recorded none: its columns are those that the table had before the DDL,
-        if they have the same names.
+        A target that an older version wrote has recorded none: its columns are those that the table
+        had before the DDL, if they have the same names.
         """
         if column_ids(actual) or before is None:
             return actual
@@ -163,13 +179,15 @@ class Barrier:
         if self._policy.evolution == EXCEPTION:
             raise SourceError(
                 "ErrSchemaChanged",
-                f"{table.name} has changed: {change}; everything before it is committed; start again with "
+                f"{table.name} has changed: {change}; everything before it is committed; start "
+                "again with "
                 "--schema-evolution evolve or ignore",
             )
         if change.dropped and change.added and not change.ids:
             raise SourceError(
                 "ErrSchemaUnclear",
-                f"{table.name}: {change}, and the capture does not say whether a column was renamed, since it is older "
+                f"{table.name}: {change}, and the capture does not say whether a column was "
+                "renamed, since it is older "
                 "than this job: upgrade the captures first",
             )
         change.require_possible(table.name)
@@ -187,16 +205,22 @@ class Barrier:
             return
         raise SourceError(
             "ErrKeyUnknown",
-            f"{table.name}: its key is {', '.join(table.key)} now, and what {', '.join(unknown)} holds in older rows "
-            "is in no event, so changes of them cannot be applied: start a new changefeed and target",
+            f"{table.name}: its key is {', '.join(table.key)} now, and what {', '.join(unknown)} "
+            "holds in older rows "
+            "is in no event, so changes of them cannot be applied: start a new changefeed and "
+            "target",
         )
 
     def _filling(self, table: TableMeta, change: SchemaChange) -> SchemaChange:
-        """With the values of rows that are older than the added columns; a changelog's rows are of their own time."""
+        """With the values of rows that are older than the added columns;
+        a changelog's rows are of their own time.
+        """
         if self._policy.mode == APPEND:
             return change
         defaulted = [field for field in change.added if field.name in table.defaults]
-        filled = tuple((field.name, scalar(table.defaults[field.name], field.type)) for field in defaulted)
+        filled = tuple(
+            (field.name, scalar(table.defaults[field.name], field.type)) for field in defaulted
+        )
         return dataclasses.replace(change, filled=filled)
 
     def _require_allowed(self, ddls: Sequence[Ddl], before: ChangefeedMeta) -> None:
@@ -208,30 +232,46 @@ class Barrier:
             if touched:
                 raise SourceError(
                     "ErrSchemaChanged",
-                    f"{', '.join(touched)} changed at {ddl.ts} ({ddl.query}); everything before it is committed; start "
+                    f"{', '.join(touched)} changed at {ddl.ts} ({ddl.query}); everything before "
+                    "it is committed; start "
                     "again with --schema-evolution evolve or ignore",
                 )
 
-    def _rename(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[tuple[str, str]]:
-        """Give tables their new names, one after the other, and go on behind the last step that is done already.
+    def _rename(
+        self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta
+    ) -> list[tuple[str, str]]:
+        """Give tables their new names, one after the other,
+        and go on behind the last step that is done already.
 
-        A name may come free by one step and be taken by the next. So what is there under the old name of a step may be
-        another table already, and only the newest step that is done tells that those before it are done, too. Where
-        tables change places, one of them has a name of its own for a while. When all others are where they belong, the
-        manifest notes it: else nobody could tell the names of afterwards from those of before.
+        A name may come free by one step and be taken by the next. So what is there under the old
+        name of a step may be another table already, and only the newest step that is done tells
+        that those before it are done, too. Where tables change places, one of them has a name of
+        its own for a while. When all others are where they belong, the manifest notes it: else
+        nobody could tell the names of afterwards from those of before.
 
         Returns the (old, new) names of all steps, in order.
         """
-        chosen = [(old, new) for old, new in ddl.renamed if old in before.tables and new in now.tables]
+        chosen = [
+            (old, new) for old, new in ddl.renamed if old in before.tables and new in now.tables
+        ]
         names = _in_order(chosen, ddl.ts)
         metas = {**now.tables, **before.tables}
-        metas |= {new: dataclasses.replace(metas[old], name=new) for old, new in names if new not in metas}
-        last = next((number for number, (old, _) in enumerate(names) if old not in before.tables), len(names))
+        metas |= {
+            new: dataclasses.replace(metas[old], name=new) for old, new in names if new not in metas
+        }
+        last = next(
+            (number for number, (old, _) in enumerate(names) if old not in before.tables),
+            len(names),
+        )
         noted = last < len(names) and self._manifest.moved_at(ddl.ts)
 
         steps = [(metas[old], metas[new]) for old, new in names]
         certain = steps if noted else steps[:last]
-        made = [number for number, (old, new) in enumerate(certain, 1) if not self._has(old) and self._has(new)]
+        made = [
+            number
+            for number, (old, new) in enumerate(certain, 1)
+            if not self._has(old) and self._has(new)
+        ]
         for number, (old, new) in list(enumerate(steps))[max(made, default=0) :]:
             if number == last:
                 self._manifest.note_moved(ddl.ts)
@@ -251,7 +291,9 @@ class Barrier:
         return True
 
     def _empty(self, ddl: Ddl, before: ChangefeedMeta, now: ChangefeedMeta) -> list[str]:
-        """Empty truncated tables; returns those whose rows go with the next cut, so that nobody sees them in part."""
+        """Empty truncated tables; returns those whose rows go with the next cut,
+        so that nobody sees them in part.
+        """
         later = []
         for name in ddl.truncated:
             if name not in now.tables or not self._behind(now.tables[name], ddl.ts):
@@ -267,12 +309,15 @@ class Barrier:
         """Let new tables begin empty whose names earlier ones had; returns these names."""
         renamed = {new for _, new in ddl.renamed}
         names = [name for name in ddl.tables if name in now.tables and name not in renamed]
-        again = [name for name in names if _is_another(before.tables.get(name), now.tables[name], ddl)]
+        again = [
+            name for name in names if _is_another(before.tables.get(name), now.tables[name], ddl)
+        ]
         for name in again:
             table = now.tables[name]
             if self._behind(table, ddl.ts):
                 expected = self._target.storable(lake_schema(table, self._policy.mode))
-                # Identities are those of one table: columns of another one are the same only by name.
+                # Identities are those of one table: columns of another one are the same only by
+                # name.
                 actual = without_metadata(self._target.schema(table))
                 change = difference(actual, with_column_ids(expected, table.column_ids))
                 self._target.replace(table, ddl.ts, change.replacing)
@@ -285,7 +330,8 @@ class Barrier:
         except SourceError as err:
             if err.code != "ErrTargetForeign":
                 raise
-            return False  # a database whose table has its new name, while the table's row has yet to get it
+            # a database whose table has its new name, while the table's row has yet to get it
+            return False
 
     def _behind(self, table: TableMeta, ts: int) -> bool:
         position = self._target.position(table)
@@ -303,8 +349,11 @@ def _is_another(before: TableMeta | None, table: TableMeta, ddl: Ddl) -> bool:
         return True
     if 0 in (before.table_id, table.table_id) or before.table_id == table.table_id:
         return False
-    # TRUNCATE gives a table of TiDB another id, and keeps its columns; CREATE OR REPLACE brings columns of its own.
-    new_columns = before.column_ids and set(before.column_ids.values()).isdisjoint(table.column_ids.values())
+    # TRUNCATE gives a table of TiDB another id, and keeps its columns; CREATE OR REPLACE brings
+    # columns of its own.
+    new_columns = before.column_ids and set(before.column_ids.values()).isdisjoint(
+        table.column_ids.values()
+    )
     return bool(new_columns) or table.name not in ddl.truncated
 
 

@@ -1,8 +1,9 @@
-"""A Parquet changelog: every change of a table, one directory a cut, `<root>/<database>/<table>/cut=<end_ts>`.
+"""A Parquet changelog: every change of a table, one directory a cut,
+`<root>/<database>/<table>/cut=<end_ts>`.
 
-Invariant: a directory `cut=…` is complete and durable. It is written beside, under a name that Spark's readers skip,
-synced and renamed; a repeated cut finds its directory and does nothing. A local file system, or one that is mounted:
-renames are atomic.
+Invariant: a directory `cut=…` is complete and durable. It is written beside, under a name that
+Spark's readers skip, synced and renamed; a repeated cut finds its directory and does nothing. A
+local file system, or one that is mounted: renames are atomic.
 """
 
 import base64
@@ -25,7 +26,8 @@ from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceabl
 
 CUT = "cut="
 SINCE = "_since-"
-"""Begins the name of a file that marks a ts: cuts up to it are those of an earlier table of the same name.
+"""Begins the name of a file that marks a ts: cuts up to it are those of an earlier table of the
+same name.
 
 It holds the new table's schema, as base64 of one IPC schema message: no cut may have it yet.
 """
@@ -87,8 +89,12 @@ class ChangelogTarget:
         """Nothing: a changelog keeps what was."""
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
-        """A mark from where the name is another table's: readers at a cut leave out what is below it."""
-        mark(LocalFiles(self._directory(table)), ts, with_column_ids(table.schema, table.column_ids))
+        """A mark from where the name is another table's:
+        readers at a cut leave out what is below it.
+        """
+        mark(
+            LocalFiles(self._directory(table)), ts, with_column_ids(table.schema, table.column_ids)
+        )
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -135,7 +141,9 @@ class ChangelogTarget:
 
 
 def mark(files: Files, ts: int, schema: Any) -> None:
-    """Note that the name is another table's above `ts`, with `schema`; durable when it returns, harmless repeated."""
+    """Note that the name is another table's above `ts`, with `schema`;
+    durable when it returns, harmless repeated.
+    """
     files.create(f"{SINCE}{ts}", base64.b64encode(schema.serialize().to_pybytes()).decode())
 
 
@@ -145,7 +153,9 @@ def timestamps(names: Iterable[str], prefix: str) -> list[int]:
 
 
 def marked_schema(files: Files, newest_cut: int) -> Any:
-    """The schema of the table that has taken the name at or above `newest_cut`; None if there is none."""
+    """The schema of the table that has taken the name at or above `newest_cut`;
+    None if there is none.
+    """
     marks = timestamps(files.names(), SINCE)
     if not marks or marks[-1] < newest_cut:
         return None

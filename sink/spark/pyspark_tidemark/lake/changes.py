@@ -1,4 +1,6 @@
-"""The row changes of one table in one cut, read on the driver unless they are large, else by the executors."""
+"""The row changes of one table in one cut, read on the driver unless they are large,
+else by the executors.
+"""
 
 import dataclasses
 import json
@@ -22,14 +24,18 @@ DELETE, INSERT = "delete", "insert"
 FEW_ROWS = 20_000
 """Up to here a cut's changes of one table are few: plans over them are not worth compiling."""
 HERE_BYTES = 8 << 20
-"""Up to here they go through the driver: executors cost a Python worker, and have to read twice to count.
+"""Up to here they go through the driver: executors cost a Python worker,
+and have to read twice to count.
 
-Several tables are written at a time, and their rows are in the JVM, too, whose heap has 1 GiB by default.
+Several tables are written at a time, and their rows are in the JVM, too, whose heap has 1 GiB by
+default.
 """
 ARROW_BYTES = 64 << 20
 """So many where the JVM never sees the rows."""
 _CELL_BYTES = 8
-"""What a column takes in memory at least, in Arrow and in Spark, where captures count a byte or two, as for nulls."""
+"""What a column takes in memory at least, in Arrow and in Spark,
+where captures count a byte or two, as for nulls.
+"""
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
 
 
@@ -52,7 +58,9 @@ class Changes:
     changefeed: Changefeed
     source_options: dict[str, str]
     read_schema: Any = None
-    """What the captures send, where it is not the schema of `table`: rows are then fitted to the latter."""
+    """What the captures send, where it is not the schema of `table`:
+    rows are then fitted to the latter.
+    """
     emptied: bool = False
     """The target's rows from before the cut go with it (`Target.empties_with_cut`)."""
 
@@ -68,7 +76,9 @@ class Changes:
 
     @property
     def here(self) -> bool:
-        """Whether the driver reads them; as one task's data they are also less than the 128 MiB that Spark allows."""
+        """Whether the driver reads them; as one task's data they are also less than the 128 MiB
+        that Spark allows.
+        """
         return self._bytes <= HERE_BYTES
 
     @property
@@ -103,20 +113,31 @@ class Changes:
                 if self.read_schema is None:
                     yield batch
                 else:
-                    yield from fitted(pa.Table.from_batches([batch]), self.table.schema).to_batches()
+                    yield from fitted(
+                        pa.Table.from_batches([batch]), self.table.schema
+                    ).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """All of them as a DataFrame, read when it runs: by tasks, or from this process.
 
         Raises:
-            SourceError: as `batches`, of what this process reads; a task fails with the same code and message.
+            SourceError: as `batches`, of what this process reads; a task fails with the same code
+                and message.
         """
         if self.here:
             return session.createDataFrame(self.arrow, schema=self.spark_schema).coalesce(1)
         reader = session.read.format("tidemark").options(**self.source_options)
-        bounds = {"table": self.table.name, "startTs": str(self.start_ts), "endTs": str(self.end_ts)}
+        bounds = {
+            "table": self.table.name,
+            "startTs": str(self.start_ts),
+            "endTs": str(self.end_ts),
+        }
         frame = _with_keys(self.table, reader.options(**bounds).load())
-        return frame if self.read_schema is None else frame.select(*_fitted(frame.schema, self.spark_schema))
+        return (
+            frame
+            if self.read_schema is None
+            else frame.select(*_fitted(frame.schema, self.spark_schema))
+        )
 
     def counted(self, session: SparkSession) -> Counted:
         """Rows and checksum; what executors read, they read once more for it."""
@@ -128,8 +149,12 @@ class Changes:
         return Counted(sum(part.rows for part in parts), hexadecimal(total))
 
 
-def map_in_arrow(frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any) -> DataFrame:
-    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too: Spark takes those for fields."""
+def map_in_arrow(
+    frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
+) -> DataFrame:
+    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too:
+    Spark takes those for fields.
+    """
     names = list(frame.columns)
     if not any("." in name or "`" in name for name in names):
         return frame.mapInArrow(task, schema)
@@ -141,7 +166,9 @@ def map_in_arrow(frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]
 
 
 def _check_keys(table: TableMeta, batch: Any) -> None:
-    """Nothing would find a row again whose key is null: it could not be changed, and would come twice."""
+    """Nothing would find a row again whose key is null: it could not be changed,
+    and would come twice.
+    """
     for name in table.key:
         if name in batch.schema.names and batch.column(name).null_count:
             raise _null_key(table, name)
@@ -161,7 +188,8 @@ def _with_keys(table: TableMeta, frame: DataFrame) -> DataFrame:
 def _null_key(table: TableMeta, name: str) -> SourceError:
     return SourceError(
         "ErrKeyValueUnsupported",
-        f"{table.name}: a row's key column {name} is null, as by a capture of an older version: create the changefeed "
+        f"{table.name}: a row's key column {name} is null, as by a capture of an older version: "
+        "create the changefeed "
         "anew with a dump, and with --zero-dates key-text if the column is a date",
     )
 
@@ -173,7 +201,9 @@ def _counted(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _fitted(read: StructType, schema: StructType) -> list[Column]:
     return [
-        (F.col(quoted(field.name)) if field.name in read.names else F.lit(None)).cast(field.dataType).alias(field.name)
+        (F.col(quoted(field.name)) if field.name in read.names else F.lit(None))
+        .cast(field.dataType)
+        .alias(field.name)
         for field in schema
     ]
 

@@ -1,7 +1,9 @@
-"""A checksum of row changes that depends on the rows alone: not on their order, batches, slices or readers. Pure.
+"""A checksum of row changes that depends on the rows alone: not on their order, batches,
+slices or readers. Pure.
 
-Each row becomes text (every column's text or a mark for null, joined), the text a 64-bit number: the polynomial of its
-bytes in an odd base modulo 2^64, mixed. The checksum is the sum of these numbers, so parts can be added up.
+Each row becomes text (every column's text or a mark for null, joined), the text a 64-bit number:
+the polynomial of its bytes in an odd base modulo 2^64, mixed. The checksum is the sum of these
+numbers, so parts can be added up.
 """
 
 import functools
@@ -16,7 +18,9 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SEPARATOR, _NULL = b"\x1f", b"\x00\x1e"
 _CHUNK_ROWS = 8192
-_CHUNK_BYTES = 1 << 17  # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
+_CHUNK_BYTES = (
+    1 << 17
+)  # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
 _MASK = (1 << 64) - 1
 
 
@@ -42,14 +46,18 @@ def _sum(batch: Any) -> int:
     )  # fmt: skip
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
-    return sum(int(np.add.reduce(_mixed(_polynomials(part)), dtype=np.uint64)) for part in _parts(texts))
+    return sum(
+        int(np.add.reduce(_mixed(_polynomials(part)), dtype=np.uint64)) for part in _parts(texts)
+    )
 
 
 def _parts(texts: Any) -> Iterator[Any]:
     """All texts, in slices of at most `_CHUNK_BYTES` or of one text."""
     offsets, start = _offsets(texts), 0
     while start < len(texts):
-        end = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _CHUNK_BYTES, "right")) - 1)
+        end = max(
+            start + 1, int(np.searchsorted(offsets, offsets[start] + _CHUNK_BYTES, "right")) - 1
+        )
         yield texts.slice(start, end - start)
         start = end
 
@@ -64,7 +72,11 @@ def _polynomials(texts: Any) -> Any:
     """For each text the sum of (byte + 1) * base^position, by one running sum over all bytes."""
     offsets = _offsets(texts)
     data = texts.buffers()[2]
-    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]] if data is not None else np.empty(0, np.uint8)
+    raw = (
+        np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+        if data is not None
+        else np.empty(0, np.uint8)
+    )
     running = np.empty(len(raw) + 1, np.uint64)
     running[0], terms = 0, running[1:]
     np.add(raw, np.uint64(1), out=terms)
@@ -75,7 +87,9 @@ def _polynomials(texts: Any) -> Any:
 
 
 def _offsets(texts: Any) -> Any:
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[
+        texts.offset : texts.offset + len(texts) + 1
+    ]
     return offsets.astype(np.int64)
 
 
@@ -97,7 +111,9 @@ def _new_powers(base: Any, count: int) -> Any:
 
 
 def _mixed(values: Any) -> Any:
-    """splitmix64's finalizer: sums of unmixed polynomials would let changes of two rows cancel out."""
+    """splitmix64's finalizer: sums of unmixed polynomials would let changes of two rows cancel
+    out.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

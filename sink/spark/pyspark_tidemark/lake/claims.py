@@ -1,15 +1,20 @@
-"""Who may write a lake that several drivers can reach: whoever has made the newest claim. No clock, no lease.
+"""Who may write a lake that several drivers can reach: whoever has made the newest claim.
 
-Claims are numbered files, `.claims/<number>`, each created exclusively and never changed. A driver makes one when it
-starts, and one for every cut before it writes a table, which says where the cut ends. The cut is then published under
-a name that ends with the claim's number. So whatever a driver does next, it has to create one of two files: the next
-claim, or the name of the cut that it has claimed. A new driver creates both (the name with an empty file), and is then
-the only one that can claim or publish anything; its predecessor, dead, slow or asleep, finds out when it tries.
+No clock, no lease.
+
+Claims are numbered files, `.claims/<number>`, each created exclusively and never changed. A driver
+makes one when it starts, and one for every cut before it writes a table, which says where the cut
+ends. The cut is then published under a name that ends with the claim's number. So whatever a driver
+does next, it has to create one of two files: the next claim, or the name of the cut that it has
+claimed. A new driver creates both (the name with an empty file), and is then the only one that can
+claim or publish anything; its predecessor, dead, slow or asleep, finds out when it tries.
 
 Invariants:
-1. Claims follow each other without a gap: only the newest one's maker can make the next, or somebody who takes over.
-2. A cut that was claimed and not published is claimed again with the same end: what a predecessor has written of it, or
-   still writes, is what its successor writes, and the tables' own fences let only one of them in.
+1. Claims follow each other without a gap: only the newest one's maker can make the next, or
+   somebody who takes over.
+2. A cut that was claimed and not published is claimed again with the same end: what a predecessor
+   has written of it, or still writes, is what its successor writes, and the tables' own fences let
+   only one of them in.
 3. A claim that took over is never removed: it stands where a predecessor would go on.
 Design, and what this does not fence: docs/design/0028-remote-lakes.md.
 """
@@ -56,10 +61,14 @@ class Claim:
         try:
             fields: dict[str, Any] = json.loads(text)
             if fields.pop("format") != FORMAT:
-                raise SourceError("ErrManifestCorrupt", f"a claim has another format than {FORMAT}: {text[:80]}")
+                raise SourceError(
+                    "ErrManifestCorrupt", f"a claim has another format than {FORMAT}: {text[:80]}"
+                )
             return cls(**fields)
         except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise SourceError("ErrManifestCorrupt", f"a claim cannot be read: {err} in {text[:80]!r}") from None
+            raise SourceError(
+                "ErrManifestCorrupt", f"a claim cannot be read: {err} in {text[:80]!r}"
+            ) from None
 
     @property
     def published_as(self) -> str | None:
@@ -79,7 +88,8 @@ class Claims:
         self._unpublished = False
 
     def take(self) -> None:
-        """Take the lake over from whoever had it; from when it returns, nobody else can claim or publish.
+        """Take the lake over from whoever had it; from when it returns,
+        nobody else can claim or publish.
 
         Raises:
             SourceError: ErrTargetBusy, somebody was faster.
@@ -95,7 +105,9 @@ class Claims:
             mine = Claim(number, self._driver, self._host, number, *begun)
             if self._made(mine):
                 break
-        if int(self._claims.names()[-1]) > number:  # perhaps this one had been made before, and removed
+        if (
+            int(self._claims.names()[-1]) > number
+        ):  # perhaps this one had been made before, and removed
             raise self.taken_over()
         if mine.published_as is not None:
             self._cuts.create(mine.published_as, "")
@@ -103,14 +115,20 @@ class Claims:
             self._claims.remove([_name(old) for old in numbers if last.taken < old <= last.number])
 
     def inherit(self, newest_ts: int | None) -> None:
-        """Told where the lake ends once it is taken: whether the newest claimed cut was published."""
+        """Told where the lake ends once it is taken:
+        whether the newest claimed cut was published.
+        """
         mine = self._held()
-        self._unpublished = mine.end_ts is not None and (newest_ts is None or newest_ts < mine.end_ts)
+        self._unpublished = mine.end_ts is not None and (
+            newest_ts is None or newest_ts < mine.end_ts
+        )
 
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
-        """Claim the cut that starts at `start_ts`; returns where it has to end: there, or where it was claimed before.
+        """Claim the cut that starts at `start_ts`; returns where it has to end: there,
+        or where it was claimed before.
 
-        A cut that is `moved` ends at `end_ts`, wherever that was: the tables' own fences keep out who still writes it.
+        A cut that is `moved` ends at `end_ts`, wherever that was: the tables' own fences keep out
+        who still writes it.
 
         Raises:
             SourceError: ErrTargetBusy, somebody has taken the lake over; ErrCutGap.
@@ -120,13 +138,16 @@ class Claims:
             if last.start_ts != start_ts:
                 raise SourceError(
                     "ErrCutGap",
-                    f"a job has begun a cut at {last.start_ts}, and the next one starts at {start_ts}: "
+                    f"a job has begun a cut at {last.start_ts}, and the next one starts at "
+                    f"{start_ts}: "
                     "the changefeed's checkpoint was moved; start with a new changefeed and target",
                 )
             assert last.end_ts is not None
             end_ts = end_ts if moved else last.end_ts
         number = last.number + 1
-        claim = dataclasses.replace(last, number=number, start_ts=start_ts, end_ts=end_ts, cut=number)
+        claim = dataclasses.replace(
+            last, number=number, start_ts=start_ts, end_ts=end_ts, cut=number
+        )
         if not self._made(claim):
             raise self.taken_over()
         self._unpublished = True
@@ -139,7 +160,9 @@ class Claims:
             SourceError: ErrTargetBusy, somebody has taken the lake over.
         """
         mine = self._held()
-        assert (mine.end_ts, mine.cut) == (end_ts, mine.number), "a cut is claimed before it is published"
+        assert (mine.end_ts, mine.cut) == (end_ts, mine.number), (
+            "a cut is claimed before it is published"
+        )
         assert mine.published_as is not None
         if not created(self._cuts, mine.published_as, text):
             raise self.taken_over()
@@ -154,14 +177,17 @@ class Claims:
         if self._unpublished:
             raise SourceError(
                 "ErrRepairUnsupported",
-                "a job has begun a cut and not ended it: start the lake's job, stop it when it has applied a cut, and "
+                "a job has begun a cut and not ended it: start the lake's job, stop it when it "
+                "has applied a cut, and "
                 "try again",
             )
         self.announce(start_ts, end_ts)
         self.publish(end_ts, text)
 
     def tidy(self) -> None:
-        """Remove the claims that only this driver made and nobody needs: those between its first and its last."""
+        """Remove the claims that only this driver made and nobody needs:
+        those between its first and its last.
+        """
         mine = self._held()
         old = [int(name) for name in self._claims.names()]
         self._claims.remove([_name(number) for number in old if mine.taken < number < mine.number])
@@ -170,7 +196,8 @@ class Claims:
         """The error for a driver that is no longer the newest."""
         return SourceError(
             "ErrTargetBusy",
-            "another job has taken this lake over, and this one has stopped; the newest one goes on: "
+            "another job has taken this lake over, and this one has stopped; the newest one goes "
+            "on: "
             "see that only one is started",
         )
 
@@ -186,7 +213,8 @@ class Claims:
 
 
 def check_idle(claims: Files, seconds: float) -> None:
-    """See that nobody claims anything for so long: a courtesy, the claims themselves keep the lake whole.
+    """See that nobody claims anything for so long: a courtesy,
+    the claims themselves keep the lake whole.
 
     Raises:
         SourceError: ErrTargetBusy.
@@ -198,7 +226,10 @@ def check_idle(claims: Files, seconds: float) -> None:
 
 
 def created(files: Files, name: str, text: str) -> bool:
-    """Create a file; also true if it was created by a try whose answer was lost. `text` is this driver's alone."""
+    """Create a file; also true if it was created by a try whose answer was lost.
+
+    `text` is this driver's alone.
+    """
     if files.create(name, text):
         return True
     try:

@@ -1,7 +1,8 @@
-"""One cut after another: barrier, plan, all tables in parallel, manifest, acknowledgement; so nothing is ever lost.
+"""One cut after another: barrier, plan, all tables in parallel, manifest, acknowledgement;
+so nothing is ever lost.
 
-A crash may come between any two steps. The cut is then replayed: tables that hold it already say so by their position,
-a cut that stands in the manifest is only acknowledged again.
+A crash may come between any two steps. The cut is then replayed: tables that hold it already say so
+by their position, a cut that stands in the manifest is only acknowledged again.
 """
 
 import dataclasses
@@ -53,7 +54,9 @@ class CutApplier:
         spark: SparkSession | None,
         parallel: int,
     ) -> None:
-        """`parallel` tables are written at a time; `spark` is None only for a target that needs no Spark."""
+        """`parallel` tables are written at a time; `spark` is None only for a target that needs no
+        Spark.
+        """
         self._changefeed = changefeed
         self._name = name
         self._target = target
@@ -61,7 +64,11 @@ class CutApplier:
         self._policy = policy
         self._barrier = Barrier(changefeed, target, manifest, policy)
         self._source_options = source_options
-        self._pool = ThreadPoolExecutor(parallel, "table") if spark is None else SparkThreads(spark, parallel, "table")
+        self._pool = (
+            ThreadPoolExecutor(parallel, "table")
+            if spark is None
+            else SparkThreads(spark, parallel, "table")
+        )
         self._altered: set[str] = set()
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}
         self._positions: dict[str, int] = {}
@@ -72,10 +79,12 @@ class CutApplier:
         return -1 if self._manifest.last is None else self._manifest.last.end_ts
 
     def apply(self, cut: Cut) -> CutRecord:
-        """Bring every table to `cut.end_ts`, then commit the cut; a cut that is there already changes nothing.
+        """Bring every table to `cut.end_ts`, then commit the cut;
+        a cut that is there already changes nothing.
 
         Raises:
-            SourceError: ErrCutGap, the lake does not end where the cut starts, or a lake's or a capture's error.
+            SourceError: ErrCutGap, the lake does not end where the cut starts, or a lake's or a
+                capture's error.
         """
         last = self._manifest.last
         if last is not None and cut.end_ts <= last.end_ts:
@@ -99,10 +108,14 @@ class CutApplier:
         )
         self._manifest.commit(record)
         self._altered |= crossed.changed
-        return record if end_ts >= cut.end_ts else self.apply(cut)  # another job began a shorter one
+        return (
+            record if end_ts >= cut.end_ts else self.apply(cut)
+        )  # another job began a shorter one
 
     def take_altered(self) -> list[str]:
-        """Tables that schema changes made, emptied, altered or renamed, or whose rows came anew, since it was asked."""
+        """Tables that schema changes made, emptied, altered or renamed,
+        or whose rows came anew, since it was asked.
+        """
         altered, self._altered = sorted(self._altered), set()
         return altered
 
@@ -116,11 +129,14 @@ class CutApplier:
         if last is None and cut.batch > 0:
             raise SourceError(
                 "ErrCutGap",
-                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and checkpoint",
+                "the lake is gone, but Spark's checkpoint is not; start with a new changefeed and "
+                "checkpoint",
             )
         start_ts = cut.start_ts if last is None else last.end_ts
         if cut.start_ts > start_ts:
-            raise SourceError("ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}")
+            raise SourceError(
+                "ErrCutGap", f"the lake ends at {start_ts}, Spark's checkpoint at {cut.start_ts}"
+            )
         return start_ts
 
     def _crossed(self, start_ts: int, last: CutRecord | None) -> Crossed:
@@ -132,15 +148,19 @@ class CutApplier:
         """Tables that are others from here on, and names that mean another one."""
         for name in crossed.changed:  # also where the columns are the same, and the key is not
             self._fitted.pop(name, None)
-        for name in (*crossed.dropped, *crossed.recreated, *(name for pair in crossed.renamed for name in pair)):
+        for name in (
+            *crossed.dropped,
+            *crossed.recreated,
+            *(name for pair in crossed.renamed for name in pair),
+        ):
             self._positions.pop(name, None)
             self._fitted.pop(name, None)
 
     def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[Slice]]:
         """Where the cut ends, and what is in it; before anything is changed for it.
 
-        Where a table is read again and the captures had to begin that anew, the cut that they once offered is none
-        any more: it goes on to where the table is complete.
+        Where a table is read again and the captures had to begin that anew, the cut that they once
+        offered is none any more: it goes on to where the table is complete.
         """
         try:
             return end_ts, self._changefeed.plan(start_ts, end_ts)
@@ -162,7 +182,10 @@ class CutApplier:
         tables = crossed.tables
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | crossed.changed)
-        work = [(tables[name], (start_ts, end_ts), slices.get(name, []), name in crossed.emptied) for name in names]
+        work = [
+            (tables[name], (start_ts, end_ts), slices.get(name, []), name in crossed.emptied)
+            for name in names
+        ]
         writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
         wait(writing)  # when one has failed, too: nobody else may write before all have ended
         return [_result(name, table) for name, table in zip(names, writing, strict=True)]
@@ -185,21 +208,30 @@ class CutApplier:
             changes = self._changes(table, table, start_ts, end_ts, slices)
             return TableCut(table.name, changes.planned_rows, self._target.version(table))
         if position is not None and position > start_ts:
-            start_ts, slices, emptied = position, self._changefeed.plan(position, end_ts, [table.name]), False
+            start_ts, slices, emptied = (
+                position,
+                self._changefeed.plan(position, end_ts, [table.name]),
+                False,
+            )
         changes = self._changes(self._fitting(table, position), table, start_ts, end_ts, slices)
         changes = dataclasses.replace(changes, emptied=emptied)
         applied = self._target.create(changes) if position is None else self._target.apply(changes)
         self._positions[table.name] = end_ts
         if applied.replaced:
             _logger.warning(
-                "%s: %s of the keys that the cut (%s, %s] inserts were in the table already: their rows were replaced. "
+                "%s: %s of the keys that the cut (%s, %s] inserts were in the table already: "
+                "their rows were replaced. "
                 "Compare the table with its source: tidemark cli verify -c %s --table %s",
                 *(table.name, applied.replaced, start_ts, end_ts, self._name, table.name),
             )
-        return TableCut(table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None)
+        return TableCut(
+            table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None
+        )
 
     def _check_moved(self, name: str) -> None:
-        """A table whose name is escaped in paths, and that an earlier version wrote without, must not begin anew."""
+        """A table whose name is escaped in paths, and that an earlier version wrote without,
+        must not begin anew.
+        """
         parts = name.partition(".")[::2]
         if tuple(map(path_part, parts)) == parts or self._manifest.last is None:
             return
@@ -207,7 +239,8 @@ class CutApplier:
             return
         raise SourceError(
             "ErrTableMoved",
-            f"the lake has the table {name}, but not at {'/'.join(map(path_part, parts))}, where names like this lie "
+            f"the lake has the table {name}, but not at {'/'.join(map(path_part, parts))}, where "
+            "names like this lie "
             "since this version: move its directory there, or start a new changefeed and target",
         )
 
@@ -224,17 +257,21 @@ class CutApplier:
         self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: Sequence[Slice]
     ) -> Changes:
         schema = None if table is read else read.schema
-        return Changes(table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options, schema)
+        return Changes(
+            table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options, schema
+        )
 
 
 def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord | None:
-    """Bring a lake over what its changefeed was told to skip, up to the checkpoint; None: there is nothing to skip.
+    """Bring a lake over what its changefeed was told to skip, up to the checkpoint; None:
+    there is nothing to skip.
 
-    The stretch is committed as a cut without changes that says so, and every later cut says it, too. Needs no table, so
-    a crash before it repeats it, and after it there is nothing left to do.
+    The stretch is committed as a cut without changes that says so, and every later cut says it,
+    too. Needs no table, so a crash before it repeats it, and after it there is nothing left to do.
 
     Raises:
-        SourceError: ErrCutGap, changes after the lake's end were neither delivered to it nor given up by an operator.
+        SourceError: ErrCutGap, changes after the lake's end were neither delivered to it nor given
+            up by an operator.
     """
     last, checkpoint_ts = manifest.last, described.checkpoint_ts
     if last is None or checkpoint_ts <= last.end_ts:
@@ -242,9 +279,12 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
     if not covered(described.skipped, last.end_ts, checkpoint_ts):
         raise SourceError(
             "ErrCutGap",
-            f"the lake ends at {last.end_ts}, but the changefeed's checkpoint is already {checkpoint_ts}: the changes "
-            "between were given to somebody else. Pause the changefeed, and resume it with --overwrite-checkpoint-ts "
-            f"{last.end_ts} to have them delivered again; where that is refused, because they are no longer kept, "
+            f"the lake ends at {last.end_ts}, but the changefeed's checkpoint is already "
+            f"{checkpoint_ts}: the changes "
+            "between were given to somebody else. Pause the changefeed, and resume it with "
+            "--overwrite-checkpoint-ts "
+            f"{last.end_ts} to have them delivered again; where that is refused, because they are "
+            "no longer kept, "
             "create a new changefeed with a new target",
         )
     ended = _ended_tables(manifest, last, described)
@@ -253,7 +293,8 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
         if end_ts > checkpoint_ts:
             raise SourceError(
                 "ErrCutGap",
-                f"a job has begun a cut that ends at {end_ts}, above {checkpoint_ts}, where the changefeed was told to "
+                f"a job has begun a cut that ends at {end_ts}, above {checkpoint_ts}, where the "
+                "changefeed was told to "
                 f"go on: pause it, and resume it with --overwrite-checkpoint-ts {end_ts}",
             )
         last = CutRecord(
@@ -272,8 +313,12 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
     return last
 
 
-def _ended_tables(manifest: Manifest, last: CutRecord, described: ChangefeedMeta) -> tuple[str, ...]:
-    """Tables of the lake that the changefeed does not have any more; what happened to them was skipped."""
+def _ended_tables(
+    manifest: Manifest, last: CutRecord, described: ChangefeedMeta
+) -> tuple[str, ...]:
+    """Tables of the lake that the changefeed does not have any more;
+    what happened to them was skipped.
+    """
     return tuple(sorted(versions_at(manifest.cuts(), last.end_ts).keys() - described.tables.keys()))
 
 

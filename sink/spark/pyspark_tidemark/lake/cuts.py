@@ -1,7 +1,8 @@
-"""Cuts as the manifest keeps them: records, their JSON lines, and what they say about a table at a commit_ts. Pure.
+"""Cuts as the manifest keeps them: records, their JSON lines,
+and what they say about a table at a commit_ts. Pure.
 
-Format: docs/format/lake-manifest.md. Members that a record does not have are left out, so that the lines of older and
-newer jobs read the same.
+Format: docs/format/lake-manifest.md. Members that a record does not have are left out, so that the
+lines of older and newer jobs read the same.
 """
 
 import dataclasses
@@ -16,19 +17,27 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class TableCut:
-    """One table in a cut: changes applied, and the version (Delta), snapshot (Iceberg) or cut that holds them."""
+    """One table in a cut: changes applied, and the version (Delta),
+    snapshot (Iceberg) or cut that holds them.
+    """
 
     table: str
     rows: int
     version: int
     checksum: str | None = None
-    """Of the changes in this cut (`lake.checksum`); None in a record that only carries the version on."""
+    """Of the changes in this cut (`lake.checksum`);
+    None in a record that only carries the version on.
+    """
     replaced: int | None = None
-    """Keys that the cut inserts and that the table had already: their rows were replaced; None for none."""
+    """Keys that the cut inserts and that the table had already: their rows were replaced;
+    None for none.
+    """
 
     def to_document(self) -> dict[str, Any]:
         """Members for JSON."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +56,22 @@ class CutRecord:
     renamed: tuple[tuple[str, str], ...] = ()
     """Tables' (old, new) names, from the DDL at start_ts on."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """All ranges `(start_ts, end_ts]` up to this cut that were never delivered, ascending; see `is_skipped`."""
+    """All ranges `(start_ts, end_ts]` up to this cut that were never delivered, ascending;
+    see `is_skipped`.
+    """
 
     @property
     def is_skipped(self) -> bool:
-        """Whether this cut itself is such a range: it brings no changes, and tables are as they were before it."""
+        """Whether this cut itself is such a range: it brings no changes,
+        and tables are as they were before it.
+        """
         return (self.start_ts, self.end_ts) in self.skipped
 
     def to_json(self) -> str:
         """The document, in one line."""
-        fields = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        fields = {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
         fields["tables"] = [item.to_document() for item in self.tables]
         for name in ("dropped", "renamed", "skipped"):
             if not fields[name]:
@@ -73,19 +88,29 @@ class CutRecord:
         try:
             fields: dict[str, Any] = json.loads(text)
             if fields.pop("format") != FORMAT:
-                raise SourceError("ErrManifestCorrupt", f"the manifest has another format than {FORMAT}: {text[:80]}")
+                raise SourceError(
+                    "ErrManifestCorrupt",
+                    f"the manifest has another format than {FORMAT}: {text[:80]}",
+                )
             tables = tuple(TableCut(**item) for item in fields.pop("tables"))
             dropped = tuple(fields.pop("dropped", ()))
             renamed = tuple((old, new) for old, new in fields.pop("renamed", ()))
             skipped = tuple((start_ts, end_ts) for start_ts, end_ts in fields.pop("skipped", ()))
             return cls(tables=tables, dropped=dropped, renamed=renamed, skipped=skipped, **fields)
         except (ValueError, KeyError, TypeError, AttributeError) as err:
-            raise SourceError("ErrManifestCorrupt", f"the manifest cannot be read: {err} in {text[:80]!r}") from None
+            raise SourceError(
+                "ErrManifestCorrupt", f"the manifest cannot be read: {err} in {text[:80]!r}"
+            ) from None
 
 
 def records(lines: Iterable[str]) -> list[CutRecord]:
-    """The records of many lines, by end_ts; a cut that stands in two files, as after a crash, is one."""
-    by_ts = {record.end_ts: record for record in (CutRecord.from_json(line) for line in lines if line.strip())}
+    """The records of many lines, by end_ts; a cut that stands in two files, as after a crash,
+    is one.
+    """
+    by_ts = {
+        record.end_ts: record
+        for record in (CutRecord.from_json(line) for line in lines if line.strip())
+    }
     return [by_ts[ts] for ts in sorted(by_ts)]
 
 
@@ -110,7 +135,8 @@ def renamed_since(cuts: Sequence[CutRecord], name: str, ts: int) -> str:
     """The name that the table `name` of the newest cut with end_ts <= `ts` has now.
 
     Raises:
-        SourceError: ErrCutExpired, another table was given that name, after this one had been dropped.
+        SourceError: ErrCutExpired, another table was given that name, after this one had been
+            dropped.
     """
     for cut in cuts:
         for old, new in cut.renamed if cut.end_ts > ts else ():
@@ -118,16 +144,21 @@ def renamed_since(cuts: Sequence[CutRecord], name: str, ts: int) -> str:
                 name = new
             elif new == name:
                 raise SourceError(
-                    "ErrCutExpired", f"{old} took the place of {name} above {cut.start_ts}; choose a ts above that"
+                    "ErrCutExpired",
+                    f"{old} took the place of {name} above {cut.start_ts}; choose a ts above that",
                 )
     return name
 
 
 def rolled(before: Sequence[CutRecord], cuts: Sequence[CutRecord]) -> list[CutRecord]:
-    """`cuts`, of which the first also names the tables that only `before` knows, with their version and no rows."""
+    """`cuts`, of which the first also names the tables that only `before` knows,
+    with their version and no rows.
+    """
     shown = _tables_at([*before, cuts[0]], cuts[0].end_ts)
     own = {item.table for item in cuts[0].tables}
-    old = [TableCut(name, 0, item.version) for name, item in sorted(shown.items()) if name not in own]
+    old = [
+        TableCut(name, 0, item.version) for name, item in sorted(shown.items()) if name not in own
+    ]
     return [dataclasses.replace(cuts[0], tables=(*cuts[0].tables, *old)), *cuts[1:]]
 
 

@@ -1,4 +1,6 @@
-"""Directories of tables on whatever file system Hadoop knows, moved and removed by Spark's own JVM."""
+"""Directories of tables on whatever file system Hadoop knows,
+moved and removed by Spark's own JVM.
+"""
 
 from typing import Any
 
@@ -15,20 +17,23 @@ def move(spark: SparkSession, old: str, new: str) -> None:
     """Rename a directory; nothing if it is done already.
 
     Raises:
-        SourceError: ErrRenameUnsupported, the file system cannot do so in one step; ErrTargetForeign, there is
-            something else of the new name.
+        SourceError: ErrRenameUnsupported, the file system cannot do so in one step;
+            ErrTargetForeign, there is something else of the new name.
     """
     source, target = _path(spark, old), _path(spark, new)
     system = _system(spark, source)
     if not system.exists(source):
         return
     if system.exists(target):
-        raise SourceError("ErrTargetForeign", f"{old} cannot become {new}, which is there already: move that away")
+        raise SourceError(
+            "ErrTargetForeign", f"{old} cannot become {new}, which is there already: move that away"
+        )
     if not _renames(old):
         scheme = old.partition("://")[0]
         raise SourceError(
             "ErrRenameUnsupported",
-            f"{scheme} cannot rename the directory {old} in one step; start a new changefeed and target",
+            f"{scheme} cannot rename the directory {old} in one step; start a new changefeed and "
+            "target",
         )
     system.mkdirs(target.getParent())
     system.rename(source, target)
@@ -37,7 +42,8 @@ def move(spark: SparkSession, old: str, new: str) -> None:
 def remove(spark: SparkSession, path: str) -> None:
     """Remove a directory and what is in it; nothing if it is not there.
 
-    It is put aside first, where that is one step: a death amid the removal must not leave a table with half of its log.
+    It is put aside first, where that is one step: a death amid the removal must not leave a table
+    with half of its log.
     """
     directory = _path(spark, path)
     system = _system(spark, directory)

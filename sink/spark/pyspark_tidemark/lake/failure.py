@@ -1,7 +1,9 @@
-"""Any exception of the lake job as an error with a code, and whether starting the job again can mend it.
+"""Any exception of the lake job as an error with a code,
+and whether starting the job again can mend it.
 
-What cannot heal: a refusal of Spark's analyser, a refusal of a capture, and exceptions that tell of a mistake in data
-or program, which the same input brings about again. What may heal: networks, disks, memory, Spark's own processes.
+What cannot heal: a refusal of Spark's analyser, a refusal of a capture, and exceptions that tell of
+a mistake in data or program, which the same input brings about again. What may heal: networks,
+disks, memory, Spark's own processes.
 """
 
 from typing import Final
@@ -50,7 +52,9 @@ def named(err: BaseException) -> SourceError:
     text, cause = str(err), _cause(err)
     if "No space left on device" in text:
         return SourceError(
-            "ErrTargetFull", "the target's disk is full; make room: the job goes on by itself", retryable=True
+            "ErrTargetFull",
+            "the target's disk is full; make room: the job goes on by itself",
+            retryable=True,
         )
     if "[TM:" in text:
         error = from_text(text, retryable=True)
@@ -72,7 +76,9 @@ def in_table(err: SourceError, table: str) -> SourceError:
 
 
 def _cause(err: BaseException) -> str:
-    """The exception's type and the beginning of what it says; Spark's own classes say which they are in the text."""
+    """The exception's type and the beginning of what it says;
+    Spark's own classes say which they are in the text.
+    """
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
     text = " ".join(lines)[:_CAUSE_CHARACTERS_MAX]
     return f"{type(err).__name__}: {text}" if text else type(err).__name__

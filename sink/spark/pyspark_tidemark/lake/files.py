@@ -1,7 +1,8 @@
 """The files of one directory, as the manifest needs them: each is there whole, or not at all.
 
-Two kinds of directory: one on a disk of this machine, or mounted (`LocalFiles`), whose only writer holds a lock; and
-one that Hadoop's file systems reach (`lake.hadoop`), where any number of drivers may believe to be the only writer.
+Two kinds of directory: one on a disk of this machine, or mounted (`LocalFiles`), whose only writer
+holds a lock; and one that Hadoop's file systems reach (`lake.hadoop`), where any number of drivers
+may believe to be the only writer.
 """
 
 import os
@@ -26,7 +27,10 @@ class Files(Protocol):
         """
 
     def create(self, name: str, text: str) -> bool:
-        """Write a new file; durable when it returns. False: there is one of that name, which stays as it is."""
+        """Write a new file; durable when it returns.
+
+        False: there is one of that name, which stays as it is.
+        """
 
     def remove(self, names: list[str]) -> None:
         """Remove files; it is no error if one is gone."""
@@ -69,7 +73,9 @@ class LocalFiles:
             sync(self.directory)
         except OSError as err:
             raise SourceError(
-                "ErrTargetFull", f"cannot write to {self.directory} ({err.strerror}); make room", retryable=True
+                "ErrTargetFull",
+                f"cannot write to {self.directory} ({err.strerror}); make room",
+                retryable=True,
             ) from None
 
     def remove(self, names: list[str]) -> None:

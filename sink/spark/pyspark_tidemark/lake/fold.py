@@ -1,6 +1,8 @@
-"""Fold a table's changes to the last one of each key: what the lake must hold, and which of its rows must go.
+"""Fold a table's changes to the last one of each key: what the lake must hold,
+and which of its rows must go.
 
-Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of a key.
+Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of
+a key.
 """
 
 import dataclasses
@@ -41,7 +43,9 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
     # The key's columns go by number: one of them may be called "row".
     keys = ordered.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))])
     numbered = keys.append_column("row", pa.array(range(len(ordered)), pa.int64()))
-    grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate([("row", "max"), ("row", "min")])
+    grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate(
+        [("row", "max"), ("row", "min")]
+    )
     grouped = grouped.sort_by("row_max")
     last = ordered.take(grouped["row_max"])
     first_op = ordered["_op"].take(grouped["row_min"])
@@ -53,7 +57,9 @@ def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """The last change of each key and the `_first_op` of its changes, computed by the executors."""
     order = F.struct("_commit_ts", "_seq")
     last = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(
-        F.max_by(F.struct(*[F.col(quoted(name)) for name in changes.columns]), order).alias("_last"),
+        F.max_by(F.struct(*[F.col(quoted(name)) for name in changes.columns]), order).alias(
+            "_last"
+        ),
         F.min_by("_op", order).alias("_first_op"),
     )
     return last.select("_last.*", "_first_op")

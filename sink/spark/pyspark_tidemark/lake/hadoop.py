@@ -1,8 +1,9 @@
 """Directories on HDFS and in object stores, by the file systems of Spark's own JVM.
 
-Invariant: a file is created exclusively and whole, whatever dies and whoever else creates it. An object store that
-writes an object when its stream is closed does so if none is there (`If-None-Match`); elsewhere the file is written and
-synced under a name of its own, then renamed by the name node, which refuses to rename onto another file.
+Invariant: a file is created exclusively and whole, whatever dies and whoever else creates it. An
+object store that writes an object when its stream is closed does so if none is there
+(`If-None-Match`); elsewhere the file is written and synced under a name of its own, then renamed by
+the name node, which refuses to rename onto another file.
 """
 
 import uuid
@@ -46,7 +47,8 @@ class HadoopFiles:
         if not self._conditional and scheme not in sink_uri.RENAMING:
             raise SourceError(
                 "ErrTargetUnusable",
-                f"this {scheme} file system cannot create a file only if there is none, so two jobs could write one "
+                f"this {scheme} file system cannot create a file only if there is none, so two "
+                "jobs could write one "
                 "lake: s3a can from Hadoop 3.4.2 on, with fs.s3a.create.conditional.enabled",
             )
 
@@ -131,7 +133,9 @@ class HadoopFiles:
         write(stream)
         stream.hsync()
         stream.close()
-        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(staged.toUri(), self._conf)
+        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
+            staged.toUri(), self._conf
+        )
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
         options = self._gateway.new_array(rename, 1)  # Java's varargs
         options[0] = rename.NONE
@@ -153,7 +157,8 @@ def explained(uri: str) -> Iterator[None]:
     """What Java throws as SourceErrors.
 
     Raises:
-        SourceError: ErrTargetUnusable, the file system is not known here, or refuses us; ErrTargetUnavailable.
+        SourceError: ErrTargetUnusable, the file system is not known here, or refuses us;
+            ErrTargetUnavailable.
     """
     try:
         yield
@@ -161,11 +166,20 @@ def explained(uri: str) -> Iterator[None]:
         said = str(err.java_exception.getMessage()).partition("\n")[0]
         kind = _class(err).rpartition(".")[2]
         if any(name in f"{kind} {said}" for name in _NO_CLASS):
-            hint = "its jars are missing: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:… for s3a"
-            raise SourceError("ErrTargetUnusable", f"Spark cannot reach {uri} ({said}); {hint}") from None
+            hint = (
+                "its jars are missing: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:… "
+                "for s3a"
+            )
+            raise SourceError(
+                "ErrTargetUnusable", f"Spark cannot reach {uri} ({said}); {hint}"
+            ) from None
         if kind in ("AccessControlException", "AccessDeniedException"):
-            raise SourceError("ErrTargetUnusable", f"this user may not write to {uri}: {said}") from None
-        raise SourceError("ErrTargetUnavailable", f"{uri} fails: {kind}: {said}", retryable=True) from None
+            raise SourceError(
+                "ErrTargetUnusable", f"this user may not write to {uri}: {said}"
+            ) from None
+        raise SourceError(
+            "ErrTargetUnavailable", f"{uri} fails: {kind}: {said}", retryable=True
+        ) from None
     except Py4JError as err:
         raise SourceError("ErrTargetUnavailable", f"{uri} fails: {err}", retryable=True) from None
 

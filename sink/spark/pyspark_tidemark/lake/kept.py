@@ -1,4 +1,6 @@
-"""Which cuts readers may still ask for: those of the last hours, and the one that was newest when these began."""
+"""Which cuts readers may still ask for: those of the last hours,
+and the one that was newest when these began.
+"""
 
 import dataclasses
 import time
@@ -27,7 +29,8 @@ class KeptCuts:
 
 
 def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> frozenset[int]:
-    """The versions of a table at any cut that was applied at or after `horizon`, or was the newest then. Pure.
+    """The versions of a table at any cut that was applied at or after `horizon`,
+    or was the newest then. Pure.
 
     `table` is its newest name: cuts from before a rename name it otherwise.
     """
@@ -53,13 +56,19 @@ class Keeper:
         self._kept = KeptCuts(manifest, hours)
 
     def maintain(self) -> dict[str, float] | None:
-        """Do what is due; returns what it found and how long it held up the cuts, for the job's line."""
+        """Do what is due; returns what it found and how long it held up the cuts,
+        for the job's line.
+        """
         began = time.monotonic()
         self._manifest.tidy(self._kept.horizon)
         health = self._target.maintain(self._kept)
         if health is None:
             return None
-        return dataclasses.asdict(health) | _ratios(health) | {"seconds": round(time.monotonic() - began, 3)}
+        return (
+            dataclasses.asdict(health)
+            | _ratios(health)
+            | {"seconds": round(time.monotonic() - began, 3)}
+        )
 
     def close(self) -> None:
         """Wait for what is under way beside the cuts."""

@@ -1,9 +1,10 @@
-"""Which data files hold a key that a cut inserts: an insert promises that its key is new, and the promise is checked.
+"""Which data files hold a key that a cut inserts: an insert promises that its key is new,
+and the promise is checked.
 
-Files are looked into only where their bounds do not exclude the key, so keys that ascend cost a comparison a file.
-What is looked into is remembered as one 64-bit number a key, as data files never change: random keys cost reading each
-file's key columns once in the life of a job. Files beyond the budget are not searched, and that is told once a table
-(docs/design/0030).
+Files are looked into only where their bounds do not exclude the key, so keys that ascend cost a
+comparison a file. What is looked into is remembered as one 64-bit number a key, as data files never
+change: random keys cost reading each file's key columns once in the life of a job. Files beyond the
+budget are not searched, and that is told once a table (docs/design/0030).
 """
 
 import dataclasses
@@ -59,8 +60,8 @@ class KeyIndex:
     def hits(self, table: str, file: Hashable, keys: Any, there: FileKeys) -> Any:
         """For each of `keys` (`numbers`) whether the file may hold it.
 
-        "No" is certain for a file that is remembered. Of one that there is no room for nothing is known, and none is
-        said to be there.
+        "No" is certain for a file that is remembered. Of one that there is no room for nothing is
+        known, and none is said to be there.
         """
         hashes = self._files.get(table, {}).get(file)
         if hashes is None:
@@ -80,15 +81,19 @@ class KeyIndex:
         if table not in self._warned:
             self._warned.add(table)
             _logger.warning(
-                "%s: more keys than %s MiB of their numbers hold lie between those that are inserted: not all of its "
-                "files are searched for keys that are there already; tidemark cli verify compares them",
+                "%s: more keys than %s MiB of their numbers hold lie between those that are "
+                "inserted: not all of its "
+                "files are searched for keys that are there already; tidemark cli verify compares "
+                "them",
                 table,
                 self._most_bytes >> 20,
             )
 
 
 def numbers(keys: Any) -> Any:
-    """One 64-bit number for each key (pyarrow.Table of the key's columns), equal in this process for equal keys."""
+    """One 64-bit number for each key (pyarrow.Table of the key's columns),
+    equal in this process for equal keys.
+    """
     hashes = np.zeros(len(keys), np.uint64)
     for column in keys.columns:
         hashes = _mixed(hashes ^ _values(column))
@@ -97,8 +102,14 @@ def numbers(keys: Any) -> Any:
 
 def _values(column: Any) -> Any:
     if pa.types.is_integer(column.type):
-        values = _mixed(pc.fill_null(column, 0).cast(pa.int64(), safe=False).to_numpy().view(np.uint64))
-        return values if not column.null_count else values ^ np.where(column.is_null().to_numpy(), _NULL, np.uint64(0))
+        values = _mixed(
+            pc.fill_null(column, 0).cast(pa.int64(), safe=False).to_numpy().view(np.uint64)
+        )
+        return (
+            values
+            if not column.null_count
+            else values ^ np.where(column.is_null().to_numpy(), _NULL, np.uint64(0))
+        )
     hashes = (hash(value) & 0xFFFF_FFFF_FFFF_FFFF for value in column.to_pylist())
     return _mixed(np.fromiter(hashes, np.uint64, len(column)))
 

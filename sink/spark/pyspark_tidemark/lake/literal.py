@@ -9,7 +9,9 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 
 def literal(value: Any, kind: Any) -> Column:
-    """`value` (pyarrow.Scalar of the type `found`; None: null), whatever the session's time zone."""
+    """`value` (pyarrow.Scalar of the type `found`; None: null),
+    whatever the session's time zone.
+    """
     if value is None or pa.types.is_binary(kind):
         plain = None if value is None else value.as_py()
     else:
@@ -19,4 +21,6 @@ def literal(value: Any, kind: Any) -> Column:
 
 def with_columns(frame: Any, added: Any, filled: dict[str, Any]) -> Any:
     """A DataFrame with more columns (pyarrow fields), the same in each row: `filled` or null."""
-    return frame.withColumns({field.name: literal(filled.get(field.name), field.type) for field in added})
+    return frame.withColumns(
+        {field.name: literal(filled.get(field.name), field.type) for field in added}
+    )

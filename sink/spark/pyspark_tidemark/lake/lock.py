@@ -1,4 +1,6 @@
-"""The right to write a lake on a disk of this machine, or a mounted one: a lock of its manifest's directory."""
+"""The right to write a lake on a disk of this machine, or a mounted one:
+a lock of its manifest's directory.
+"""
 
 import fcntl
 import os
@@ -29,13 +31,16 @@ class Lock:
             directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as err:
-            raise SourceError("ErrTargetUnusable", f"cannot write to {directory}: {err.strerror}") from None
+            raise SourceError(
+                "ErrTargetUnusable", f"cannot write to {directory}: {err.strerror}"
+            ) from None
         try:
             _lock(descriptor, directory)
             if (directory / claims.DIRECTORY).exists():
                 raise SourceError(
                     "ErrTargetUnusable",
-                    f"{directory.parent} is written through Hadoop, as FORMAT+SCHEME://…; go on like that",
+                    f"{directory.parent} is written through Hadoop, as FORMAT+SCHEME://…; go on "
+                    "like that",
                 )
             yield cls(LocalFiles(directory))
         finally:
@@ -61,4 +66,6 @@ def _lock(descriptor: int, directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise SourceError("ErrTargetBusy", f"another job writes to {directory.parent}; stop it first") from None
+        raise SourceError(
+            "ErrTargetBusy", f"another job writes to {directory.parent}; stop it first"
+        ) from None

@@ -1,12 +1,14 @@
-"""The manifest of a lake in files, `<root>/_tidemark_cuts`: one JSON line a cut; a cut is visible when it stands there.
+"""The manifest of a lake in files, `<root>/_tidemark_cuts`: one JSON line a cut;
+a cut is visible when it stands there.
 
 Invariants:
-1. A cut is announced before a table is written, committed after every table holds it, and before it is acknowledged to
-   the changefeed.
+1. A cut is announced before a table is written, committed after every table holds it, and before it
+   is acknowledged to the changefeed.
 2. Cuts follow each other without gap or overlap: each starts where the one before it ended.
-3. One writer: whoever has the right (`Lock` on a disk or a mount, `Claims` behind Hadoop's file systems). A writer that
-   has lost it can announce and commit nothing.
-4. A roll-up is written before the files that it replaces are removed; readers take a cut that they see twice once.
+3. One writer: whoever has the right (`Lock` on a disk or a mount, `Claims` behind Hadoop's file
+   systems). A writer that has lost it can announce and commit nothing.
+4. A roll-up is written before the files that it replaces are removed; readers take a cut that they
+   see twice once.
 Format: docs/format/lake-manifest.md.
 """
 
@@ -38,8 +40,8 @@ class Manifest(Protocol):
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """Say which cut comes next, before anything of it is written; returns where it has to end.
 
-        That is elsewhere than `end_ts` where another job has begun the cut and not committed it; not if it is `moved`,
-        as the captures offer the other one no more.
+        That is elsewhere than `end_ts` where another job has begun the cut and not committed it;
+        not if it is `moved`, as the captures offer the other one no more.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has the right to write.
@@ -53,7 +55,9 @@ class Manifest(Protocol):
         """
 
     def note_moved(self, ts: int) -> None:
-        """Note that of the tables which change places at the DDL at `ts`, only the last steps are left to do."""
+        """Note that of the tables which change places at the DDL at `ts`,
+        only the last steps are left to do.
+        """
 
     def moved_at(self, ts: int) -> bool:
         """Whether that was noted."""
@@ -62,7 +66,10 @@ class Manifest(Protocol):
         """All kept cuts."""
 
     def tidy(self, horizon: datetime) -> None:
-        """Now and then: keep it small. Cuts from before `horizon` may go, but never the one that shows that time."""
+        """Now and then: keep it small.
+
+        Cuts from before `horizon` may go, but never the one that shows that time.
+        """
 
 
 class Right(Protocol):
@@ -107,10 +114,12 @@ class FileManifest:
     def taken(
         cls, files: Files, claims: Files, changefeed: str, root: str, *, mode: str | None = None
     ) -> "FileManifest":
-        """The manifest in a directory that others can reach, too; whoever had it before has lost it.
+        """The manifest in a directory that others can reach, too;
+        whoever had it before has lost it.
 
         Raises:
-            SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the directory; then nobody has.
+            SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the
+                directory; then nobody has.
         """
         check_mode(_own(_steady(lambda: _newest(files)), changefeed, root), mode)
         right = Claims(files, claims)
@@ -152,7 +161,9 @@ class FileManifest:
         return cuts_in(self._files)
 
     def tidy(self, horizon: datetime) -> None:
-        """Once for so many cuts, roll their files up, and forget whole roll-ups from before `horizon`."""
+        """Once for so many cuts, roll their files up,
+        and forget whole roll-ups from before `horizon`.
+        """
         self._since_tidied += 1
         if self._since_tidied >= ROLL_UP_FILES:
             self._since_tidied = 0
@@ -182,7 +193,9 @@ class FileManifest:
         self._files.remove(chosen)
 
     def forget(self, before: datetime) -> None:
-        """Drop roll-ups of cuts that were all applied before a time, but for the last of these: it shows that time."""
+        """Drop roll-ups of cuts that were all applied before a time, but for the last of these:
+        it shows that time.
+        """
         gone: list[CutFile] = []
         listed = _listed(self._files)
         for file in (file for file in listed if not file.single):
@@ -195,7 +208,9 @@ class FileManifest:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class CutFile:
-    """A file of the manifest, by its name; in order, so that of files that show the same cut the newer one is later."""
+    """A file of the manifest, by its name; in order,
+    so that of files that show the same cut the newer one is later.
+    """
 
     last_ts: int
     claim: int
@@ -233,7 +248,10 @@ def check_follows(last: CutRecord | None, record: CutRecord) -> None:
         SourceError: ErrCutGap.
     """
     if last is not None and record.start_ts != last.end_ts:
-        raise SourceError("ErrCutGap", f"the lake ends at {last.end_ts}, but the next cut starts at {record.start_ts}")
+        raise SourceError(
+            "ErrCutGap",
+            f"the lake ends at {last.end_ts}, but the next cut starts at {record.start_ts}",
+        )
 
 
 def check_mode(last: CutRecord | None, mode: str | None) -> None:
@@ -245,8 +263,10 @@ def check_mode(last: CutRecord | None, mode: str | None) -> None:
     if last is not None and mode is not None and last.mode not in (None, mode):
         raise SourceError(
             "ErrTargetMode",
-            f"this lake is kept with --mode {last.mode}, not {mode}: start its job with --mode {last.mode}. For the "
-            "other mode create another changefeed with another --sink-uri, and copy its tables by `tidemark cli "
+            f"this lake is kept with --mode {last.mode}, not {mode}: start its job with --mode "
+            f"{last.mode}. For the "
+            "other mode create another changefeed with another --sink-uri, and copy its tables by "
+            "`tidemark cli "
             "changefeed dumpstart`",
         )
 
@@ -260,7 +280,9 @@ def _read(files: Files, listed: Sequence[CutFile]) -> list[CutRecord]:
 
 
 def _moved(ts: int) -> str:
-    """The file of a note, hidden from readers; there are as few as there are tables that change places."""
+    """The file of a note, hidden from readers; there are as few as there are tables that change
+    places.
+    """
     return f".moved-{ts:020d}"
 
 
@@ -273,7 +295,9 @@ def _steady(read: Callable[[], _T]) -> _T:
     for _ in range(3):
         with suppress(FileNotFoundError):
             return read()
-    raise SourceError("ErrManifestCorrupt", "the manifest changes too fast to be read; try again", retryable=True)
+    raise SourceError(
+        "ErrManifestCorrupt", "the manifest changes too fast to be read; try again", retryable=True
+    )
 
 
 def _newest(files: Files) -> CutRecord | None:
@@ -283,13 +307,17 @@ def _newest(files: Files) -> CutRecord | None:
         if cuts:
             return cuts[-1]
         if file.claim < 0:
-            raise SourceError("ErrManifestCorrupt", f"{file.name} is empty; remove it if the cut before is the newest")
+            raise SourceError(
+                "ErrManifestCorrupt",
+                f"{file.name} is empty; remove it if the cut before is the newest",
+            )
     return None
 
 
 def _own(last: CutRecord | None, changefeed: str, root: str) -> CutRecord | None:
     if last is not None and last.changefeed != changefeed:
         raise SourceError(
-            "ErrTargetForeign", f"{root} is the lake of changefeed {last.changefeed!r}; choose another --target"
+            "ErrTargetForeign",
+            f"{root} is the lake of changefeed {last.changefeed!r}; choose another --target",
         )
     return last

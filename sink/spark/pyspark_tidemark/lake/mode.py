@@ -1,4 +1,6 @@
-"""What a target's tables look like by mode: equal to the upstream, every change, or every version of each row. Pure."""
+"""What a target's tables look like by mode: equal to the upstream, every change,
+or every version of each row. Pure.
+"""
 
 from typing import Any
 
@@ -12,15 +14,20 @@ from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 __all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 VALID_FROM, VALID_TO, IS_CURRENT = "valid_from_ts", "valid_to_ts", "is_current"
-_VERSIONED = (pa.field(VALID_FROM, pa.int64()), pa.field(VALID_TO, pa.int64()), pa.field(IS_CURRENT, pa.bool_()))
+_VERSIONED = (
+    pa.field(VALID_FROM, pa.int64()),
+    pa.field(VALID_TO, pa.int64()),
+    pa.field(IS_CURRENT, pa.bool_()),
+)
 _VERSION_COLUMNS = tuple(field.name for field in _VERSIONED)
 
 
 def lake_schema(table: TableMeta, mode: str = UPSERT) -> Any:
     """The pyarrow.Schema of a target's table.
 
-    `upsert`: the upstream's columns, then the commit_ts of each row's last change. `append`: the envelope, then the
-    columns. `scd2`: the columns, then the commit timestamps between which the row looked like that, end exclusive.
+    `upsert`: the upstream's columns, then the commit_ts of each row's last change. `append`: the
+    envelope, then the columns. `scd2`: the columns, then the commit timestamps between which the
+    row looked like that, end exclusive.
     """
     if mode == APPEND:
         return pa.schema(list(table.schema))
@@ -40,7 +47,9 @@ def own_columns(mode: str) -> tuple[str, ...]:
 
 
 def lake_key(table: TableMeta, mode: str) -> tuple[str, ...]:
-    """The columns that identify a row of the target's table; empty where the upstream's table has no key."""
+    """The columns that identify a row of the target's table;
+    empty where the upstream's table has no key.
+    """
     if mode == APPEND:
         return ("_commit_ts", "_start_ts", "_seq")
     return (*table.key, VALID_FROM) if mode == SCD2 and table.key else table.key
@@ -53,14 +62,18 @@ def check_key(table: TableMeta, mode: str) -> None:
         SourceError: ErrTableNoKey.
     """
     if mode != APPEND and not table.key:
-        raise SourceError("ErrTableNoKey", f"{table.name} has no key to merge by; use --mode append for it")
+        raise SourceError(
+            "ErrTableNoKey", f"{table.name} has no key to merge by; use --mode append for it"
+        )
 
 
 def check_held(table: TableMeta, mode: str, target: str) -> None:
-    """See that a target of the format `target` can hold the table under its names, beside the columns of the mode.
+    """See that a target of the format `target` can hold the table under its names,
+    beside the columns of the mode.
 
     Raises:
-        SourceError: ErrNameUnsupported, with the option of `changefeed create` that gives other names.
+        SourceError: ErrNameUnsupported, with the option of `changefeed create` that gives other
+            names.
     """
     database, _, name = table.name.partition(".")
     names = lake_columns(table, mode)
@@ -68,7 +81,8 @@ def check_held(table: TableMeta, mode: str, target: str) -> None:
     if mode == SCD2 and clashing:
         raise SourceError(
             "ErrNameUnsupported",
-            f"mode scd2 adds the columns {', '.join(_VERSION_COLUMNS)}, and {table.name} has {', '.join(clashing)}. "
+            f"mode scd2 adds the columns {', '.join(_VERSION_COLUMNS)}, and {table.name} has "
+            f"{', '.join(clashing)}. "
             f"{renaming((database, name), clashing, names)}",
         )
     check_names(target, (database, name), names)

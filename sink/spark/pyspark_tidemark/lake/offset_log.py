@@ -1,6 +1,7 @@
 """The range of a micro-batch from Spark's own offset log, where it is before the batch begins.
 
-The batch's one row says the same, but to collect it is a Spark job with a Python worker: half of a small cut's CPU.
+The batch's one row says the same, but to collect it is a Spark job with a Python worker: half of a
+small cut's CPU.
 """
 
 import json
@@ -11,7 +12,8 @@ _LINES = 3  # version, metadata, the offset of the query's only source
 
 
 def logged_range(checkpoint: Path, batch: int, first_ts: int) -> tuple[int, int] | None:
-    """`(start_ts, end_ts)` of a batch of the query with that checkpoint directory; the first one starts at `first_ts`.
+    """`(start_ts, end_ts)` of a batch of the query with that checkpoint directory;
+    the first one starts at `first_ts`.
 
     None where the log is not as we know it: another version of Spark may write another one.
     """

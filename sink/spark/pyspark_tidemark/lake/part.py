@@ -33,7 +33,9 @@ def write_part(changes: Changes, file: Any) -> Counted:
 
 
 def with_field_ids(table: TableMeta) -> Any:
-    """The columns of a table with their identities as Parquet's field ids, which readers may choose columns by."""
+    """The columns of a table with their identities as Parquet's field ids,
+    which readers may choose columns by.
+    """
     return pa.schema(
         [
             field.with_metadata({_FIELD_ID: str(table.column_ids[field.name])})
@@ -48,7 +50,9 @@ def read_columns(file: Any) -> Any:
     """The pyarrow.Schema of a file, with the identities of its columns."""
     schema = pq.read_schema(file).remove_metadata()
     ids = {field.name: int((field.metadata or {}).get(_FIELD_ID, _NO_ID)) for field in schema}
-    return with_column_ids(schema, {name: number for name, number in ids.items() if number != _NO_ID})
+    return with_column_ids(
+        schema, {name: number for name, number in ids.items() if number != _NO_ID}
+    )
 
 
 def _groups(changes: Changes) -> Iterator[Any]:

@@ -1,4 +1,6 @@
-"""What Spark tells after each batch, as a line of the job: where time goes, and how far each stage is behind."""
+"""What Spark tells after each batch, as a line of the job: where time goes,
+and how far each stage is behind.
+"""
 
 import time
 from collections.abc import Callable

@@ -4,8 +4,8 @@
     as_of_cut(spark, "delta:///lake", ts)          # temporary views <database>_<table>
     spark.sql("SELECT … FROM bank_accounts JOIN bank_transfers …")
 
-A table is read at the version that the newest cut with end_ts <= ts names, so tables fit together. Databases show only
-their newest cut and cannot be read like this.
+A table is read at the version that the newest cut with end_ts <= ts names, so tables fit together.
+Databases show only their newest cut and cannot be read like this.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,12 +35,14 @@ from pyspark_tidemark.sink_uri import SinkUri
 
 
 def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[str, DataFrame]:
-    """Make a temporary view `<database>_<table>` of each table at the newest cut with end_ts <= `ts` (None: at all).
+    """Make a temporary view `<database>_<table>` of each table at the newest cut with end_ts <=
+    `ts` (None: at all).
 
     Returns the tables by name. A changelog shows the changes up to the cut.
 
     Raises:
-        SourceError: ErrCutNotFound, the lake begins later; ErrCutExpired, a table's version is gone.
+        SourceError: ErrCutNotFound, the lake begins later; ErrCutExpired, a table's version is
+            gone.
     """
     uri = _directory(target)
     cuts = cuts_in(cut_files(uri, lambda: spark))
@@ -52,7 +54,8 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
 
 
 def version_at(target: str, table: str, ts: int | None = None) -> int:
-    """The Delta version, Iceberg snapshot or Parquet cut that shows `table` at the newest cut with end_ts <= `ts`.
+    """The Delta version, Iceberg snapshot or Parquet cut that shows `table` at the newest cut with
+    end_ts <= `ts`.
 
     A lake behind Hadoop's file systems is read by the active Spark session.
 
@@ -62,14 +65,19 @@ def version_at(target: str, table: str, ts: int | None = None) -> int:
     cuts = cuts_in(cut_files(_directory(target), SparkSession.active))
     versions = versions_at(cuts, _newest_ts(cuts, ts))
     if table not in versions:
-        raise SourceError("ErrTableNotFound", f"at that cut the lake has: {', '.join(sorted(versions)) or 'no table'}")
+        raise SourceError(
+            "ErrTableNotFound",
+            f"at that cut the lake has: {', '.join(sorted(versions)) or 'no table'}",
+        )
     return versions[table]
 
 
 def _directory(target: str) -> SinkUri:
     uri = SinkUri.parse(target)
     if uri.is_database:
-        raise SourceError("ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are")
+        raise SourceError(
+            "ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are"
+        )
     return uri
 
 
@@ -78,29 +86,52 @@ def _newest_ts(cuts: list[CutRecord], ts: int | None) -> int:
     return cuts[-1].end_ts if ts is None and cuts else ts or 0
 
 
-def table_frame(spark: SparkSession, uri: SinkUri, cuts: Sequence[CutRecord], name: str, ts: int) -> DataFrame:
-    """The table called `name` at the newest cut with end_ts <= `ts`; read where it lies now if it was renamed since.
+def table_frame(
+    spark: SparkSession, uri: SinkUri, cuts: Sequence[CutRecord], name: str, ts: int
+) -> DataFrame:
+    """The table called `name` at the newest cut with end_ts <= `ts`;
+    read where it lies now if it was renamed since.
 
     Raises:
         SourceError: ErrCutNotFound; ErrCutExpired.
     """
     version = versions_at(cuts, ts)[name]
-    return _READERS[uri.format](spark, uri, cuts[-1].changefeed, renamed_since(cuts, name, ts), version)
+    return _READERS[uri.format](
+        spark, uri, cuts[-1].changefeed, renamed_since(cuts, name, ts), version
+    )
 
 
-def _delta(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
-    return spark.read.format("delta").option("versionAsOf", version).load(table_path(uri.path, name))
+def _delta(
+    spark: SparkSession,
+    uri: SinkUri,
+    changefeed: str,  # noqa: ARG001 - a reader's signature
+    name: str,
+    version: int,
+) -> DataFrame:
+    return (
+        spark.read.format("delta").option("versionAsOf", version).load(table_path(uri.path, name))
+    )
 
 
-def _iceberg(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:
+def _iceberg(
+    spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int
+) -> DataFrame:
     catalog = Catalog(spark, uri.path, changefeed)
     table = catalog.load(name)
     if table is None or table.snapshot(version) is None:
-        raise SourceError("ErrCutExpired", f"{name} has no snapshot {version} any more; choose a later ts")
+        raise SourceError(
+            "ErrCutExpired", f"{name} has no snapshot {version} any more; choose a later ts"
+        )
     return Snapshot(spark, catalog, table, version).frame()
 
 
-def _parquet(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int) -> DataFrame:  # noqa: ARG001 - a reader's signature
+def _parquet(
+    spark: SparkSession,
+    uri: SinkUri,
+    changefeed: str,  # noqa: ARG001 - a reader's signature
+    name: str,
+    version: int,
+) -> DataFrame:
     path = table_path(uri.path, name)
     names = (HadoopFiles(spark, path) if uri.is_remote else LocalFiles(Path(path))).names()
     marks = timestamps(names, SINCE)
@@ -117,7 +148,8 @@ def _parquet(spark: SparkSession, uri: SinkUri, changefeed: str, name: str, vers
 
 
 def _widest(path: str, chosen: Sequence[int]) -> StructType:
-    """All columns of some cuts of a changelog, with types that hold what all have: Spark merges equal types only.
+    """All columns of some cuts of a changelog, with types that hold what all have:
+    Spark merges equal types only.
 
     Raises:
         SourceError: ErrSchemaIncompatible.
@@ -132,7 +164,8 @@ def _widest(path: str, chosen: Sequence[int]) -> StructType:
     except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
         raise SourceError(
             "ErrSchemaIncompatible",
-            f"a column of {path} has types in different cuts that do not fit together ({err}); read the directories "
+            f"a column of {path} has types in different cuts that do not fit together ({err}); "
+            "read the directories "
             f"{CUT}… by themselves",
         ) from None
     return StructType([*from_arrow_schema(widest), StructField("cut", LongType())])

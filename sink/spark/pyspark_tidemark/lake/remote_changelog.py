@@ -1,8 +1,10 @@
-"""A Parquet changelog behind Hadoop's file systems: one file a table and cut, `…/cut=<end_ts>/part-00000.parquet`.
+"""A Parquet changelog behind Hadoop's file systems: one file a table and cut,
+`…/cut=<end_ts>/part-00000.parquet`.
 
-Invariant: the file is created exclusively and whole, so a cut is complete when its file is there, and it is there once,
-whichever driver wrote it. No directory is renamed, which an object store cannot do in one step. The driver writes it:
-into memory, or through a file of its own where the cut is large.
+Invariant: the file is created exclusively and whole, so a cut is complete when its file is there,
+and it is there once, whichever driver wrote it. No directory is renamed, which an object store
+cannot do in one step. The driver writes it: into memory, or through a file of its own where the cut
+is large.
 """
 
 import io
@@ -39,7 +41,12 @@ class RemoteChangelog:
     def position(self, table: TableMeta) -> int | None:
         """The end_ts of the newest cut whose file is there."""
         ends = sorted(
-            (int(name.removeprefix(CUT)) for name in self._files(table).names() if name.startswith(CUT)), reverse=True
+            (
+                int(name.removeprefix(CUT))
+                for name in self._files(table).names()
+                if name.startswith(CUT)
+            ),
+            reverse=True,
         )
         return next((end_ts for end_ts in ends if PART in self._files(table, end_ts).names()), None)
 
@@ -86,7 +93,9 @@ class RemoteChangelog:
         """Nothing: a changelog keeps what was."""
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
-        """A mark from where the name is another table's: readers at a cut leave out what is below it."""
+        """A mark from where the name is another table's:
+        readers at a cut leave out what is below it.
+        """
         mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
 
     def drop(self, table: TableMeta) -> None:

@@ -1,7 +1,9 @@
-"""Tells the captures how the lake job is: `ready` every ten seconds, the error that ends it, and that it was stopped.
+"""Tells the captures how the lake job is: `ready` every ten seconds, the error that ends it,
+and that it was stopped.
 
-A report must never hold a cut up or fail one: it has one try of a few seconds, in a thread of its own while the job
-runs. Captures of an older version know no reports: the job then stops sending them.
+A report must never hold a cut up or fail one: it has one try of a few seconds, in a thread of its
+own while the job runs. Captures of an older version know no reports: the job then stops sending
+them.
 """
 
 import logging
@@ -13,7 +15,13 @@ from pyspark_tidemark.flight import Changefeed
 
 EVERY_S: Final = 10.0
 _CHANGEFEED_CODES: Final = frozenset(
-    {"ErrChangefeedFailed", "ErrChangefeedNotRunning", "ErrChangeFeedNotExists", "ErrNotOwner", "ErrUnauthenticated"}
+    {
+        "ErrChangefeedFailed",
+        "ErrChangefeedNotRunning",
+        "ErrChangeFeedNotExists",
+        "ErrNotOwner",
+        "ErrUnauthenticated",
+    }
 )
 """What the captures themselves said: they need not be told."""
 
@@ -37,7 +45,9 @@ class Reporter:
         self._thread.start()
 
     def applied(self, cut_ts: int) -> None:
-        """A cut is in the lake: only from now on the job is ready, as an earlier error may strike at each first cut."""
+        """A cut is in the lake: only from now on the job is ready,
+        as an earlier error may strike at each first cut.
+        """
         self._cut_ts = cut_ts
         self._applied.set()
 

@@ -1,8 +1,11 @@
-"""How a target's table must change to have another schema: columns to rename, add, drop and widen. Pure.
+"""How a target's table must change to have another schema: columns to rename, add, drop and widen.
 
-Columns are compared by identity, not by name: the capture gives each column a `tidemark.column_id` that survives a
-rename and is never used again, and a target keeps it with its own columns (docs/format/flight.md). So a swap of two
-names, or a column that is dropped and added again, is seen as what it is. No SQL text is read here.
+Pure.
+
+Columns are compared by identity, not by name: the capture gives each column a `tidemark.column_id`
+that survives a rename and is never used again, and a target keeps it with its own columns
+(docs/format/flight.md). So a swap of two names, or a column that is dropped and added again, is
+seen as what it is. No SQL text is read here.
 
 A change is repeatable: what is done already is not in the difference any more.
 """
@@ -33,7 +36,9 @@ class SchemaChange:
     incompatible: tuple[tuple[Any, Any], ...] = ()
     """(old, new) fields that no widening leads from one to the other."""
     ids: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The identities of the columns after the change, which the target records; empty where none are known."""
+    """The identities of the columns after the change, which the target records;
+    empty where none are known.
+    """
 
     @property
     def old_names(self) -> dict[str, str]:
@@ -53,10 +58,14 @@ class SchemaChange:
 
     @property
     def replacing(self) -> "SchemaChange":
-        """The same for a table that is another one now: columns of another type are dropped, and added as they are."""
+        """The same for a table that is another one now: columns of another type are dropped,
+        and added as they are.
+        """
         olds, news = zip(*self.incompatible, strict=True) if self.incompatible else ((), ())
         dropped = (*self.dropped, *(field.name for field in olds))
-        return dataclasses.replace(self, dropped=dropped, added=(*self.added, *news), incompatible=())
+        return dataclasses.replace(
+            self, dropped=dropped, added=(*self.added, *news), incompatible=()
+        )
 
     def require_possible(self, table: str) -> None:
         """See that the target can follow.
@@ -75,19 +84,23 @@ class SchemaChange:
 def difference(old: Any, new: Any) -> SchemaChange:
     """What leads from the pyarrow.Schema `old` to `new`.
 
-    A column is the same one if both schemas give it the same identity; where one of them gives none, if it has the same
-    name.
+    A column is the same one if both schemas give it the same identity; where one of them gives
+    none, if it has the same name.
     """
     old_names = _old_names(old, new)
     pairs = [(old.field(old_names[field.name]), field) for field in new if field.name in old_names]
     changed = [(before, after) for before, after in pairs if before.type != after.type]
     survivors = set(old_names.values())
     return SchemaChange(
-        renamed=tuple((before.name, after.name) for before, after in pairs if before.name != after.name),
+        renamed=tuple(
+            (before.name, after.name) for before, after in pairs if before.name != after.name
+        ),
         dropped=tuple(name for name in old.names if name not in survivors),
         widened=tuple(after for before, after in changed if widens(before.type, after.type)),
         added=tuple(field for field in new if field.name not in old_names),
-        incompatible=tuple((before, after) for before, after in changed if not widens(before.type, after.type)),
+        incompatible=tuple(
+            (before, after) for before, after in changed if not widens(before.type, after.type)
+        ),
         ids=column_ids(new),
     )
 
@@ -106,7 +119,9 @@ def _old_names(old: Any, new: Any) -> dict[str, str]:
 
 
 def widens(old: Any, new: Any) -> bool:
-    """Whether every value of the type `old` is one of `new`, and all formats know how to get from one to the other."""
+    """Whether every value of the type `old` is one of `new`,
+    and all formats know how to get from one to the other.
+    """
     if old in _INTEGERS and new in _INTEGERS:
         return bool(new.bit_width > old.bit_width)
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
@@ -115,7 +130,8 @@ def widens(old: Any, new: Any) -> bool:
 
 
 def fitted(rows: Any, schema: Any) -> Any:
-    """`rows` (pyarrow.Table) as the columns of `schema`: null where they have none, cast where types differ.
+    """`rows` (pyarrow.Table) as the columns of `schema`: null where they have none,
+    cast where types differ.
 
     Raises:
         SourceError: ErrSchemaIncompatible, a value does not fit.
@@ -124,11 +140,14 @@ def fitted(rows: Any, schema: Any) -> Any:
         return rows
     try:
         columns = [
-            rows[field.name].cast(field.type) if field.name in rows.schema.names else pa.nulls(len(rows), field.type)
+            rows[field.name].cast(field.type)
+            if field.name in rows.schema.names
+            else pa.nulls(len(rows), field.type)
             for field in schema
         ]
     except pa.ArrowInvalid as err:
         raise SourceError(
-            "ErrSchemaIncompatible", f"a new value does not fit into the target's type ({err}); start a new target"
+            "ErrSchemaIncompatible",
+            f"a new value does not fit into the target's type ({err}); start a new target",
         ) from None
     return pa.Table.from_arrays(columns, schema=schema)

@@ -1,6 +1,8 @@
-"""The Spark session of the lake job: no UI, modest memory, jars of Delta and Iceberg; on loopback if it is local.
+"""The Spark session of the lake job: no UI, modest memory, jars of Delta and Iceberg;
+on loopback if it is local.
 
-What a cluster or a file system needs comes from where Spark and Hadoop look for it: SPARK_CONF_DIR, HADOOP_CONF_DIR.
+What a cluster or a file system needs comes from where Spark and Hadoop look for it: SPARK_CONF_DIR,
+HADOOP_CONF_DIR.
 """
 
 import os
@@ -16,34 +18,43 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import JARS, default_directory, install, present
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-"""Executors on other machines could not reach such a driver, so only for those in its own process."""
+"""Executors on other machines could not reach such a driver,
+so only for those in its own process.
+"""
 _BASE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",  # plans of a few thousand rows: asking again between stages costs more
+    # plans of a few thousand rows: asking again between stages costs more
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stopTimeout": "30s",
-    # Spark's default forks `readlink` twenty times a batch on a local disk; nobody else writes to this checkpoint.
+    # Spark's default forks `readlink` twenty times a batch on a local disk; nobody else writes to
+    # this checkpoint.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # A cut is many short jobs, each with code of its own: compiling it lightly halves the first cuts on two cores. But
-    # Java then reserves 48 MiB for code, a fifth of its usual, and ends with a VirtualMachineError when they are full.
+    # A cut is many short jobs, each with code of its own: compiling it lightly halves the first
+    # cuts on two cores. But Java then reserves 48 MiB for code, a fifth of its usual, and ends with
+    # a VirtualMachineError when they are full.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.databricks.delta.merge.materializeSource": "none",  # our ranges can be read twice and give the same
-    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",  # new keys may come with the replaced ones
+    # our ranges can be read twice and give the same
+    "spark.databricks.delta.merge.materializeSource": "none",
+    # new keys may come with the replaced ones
+    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
 }
 
 
-def open_session(*, master: str, driver_memory: str, directory: Path, lake: str, extra: dict[str, str]) -> SparkSession:
+def open_session(
+    *, master: str, driver_memory: str, directory: Path, lake: str, extra: dict[str, str]
+) -> SparkSession:
     """Start the JVM with what the format `lake` needs; what Spark spills goes under `directory`.
 
     Raises:
@@ -65,7 +76,9 @@ def open_session(*, master: str, driver_memory: str, directory: Path, lake: str,
         jars = present(default_directory(), lake) or install(default_directory(), lake)
         settings |= _DELTA if lake == "delta" else {}
         jars_asked = extra.get("spark.jars", "").split(",")
-        extra = extra | {"spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, jars_asked)]))}
+        extra = extra | {
+            "spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, jars_asked)]))
+        }
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)
@@ -78,12 +91,14 @@ def open_session(*, master: str, driver_memory: str, directory: Path, lake: str,
 
 
 class SparkThreads(ThreadPoolExecutor):
-    """A pool of threads that may call Spark, Delta and Iceberg; no other threads but Spark's own may.
+    """A pool of threads that may call Spark, Delta and Iceberg;
+    no other threads but Spark's own may.
 
-    Py4J gives each Python thread a JVM thread of its own, and the active session belongs to the JVM thread. PySpark
-    sets it in the thread that makes the session, Spark in the thread that runs `foreachBatch`. Elsewhere there is none
-    until a call like `createDataFrame` happens to set one, and Delta's log fails with DELTA_SPARK_SESSION_NOT_SET where
-    it needs one: when it reads a checkpoint of the log.
+    Py4J gives each Python thread a JVM thread of its own, and the active session belongs to the JVM
+    thread. PySpark sets it in the thread that makes the session, Spark in the thread that runs
+    `foreachBatch`. Elsewhere there is none until a call like `createDataFrame` happens to set one,
+    and Delta's log fails with DELTA_SPARK_SESSION_NOT_SET where it needs one: when it reads a
+    checkpoint of the log.
     """
 
     def __init__(self, spark: SparkSession, workers: int, name: str) -> None:

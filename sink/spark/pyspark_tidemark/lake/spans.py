@@ -1,6 +1,8 @@
-"""Mode `scd2` of a cut that the driver holds: the versions that its changes begin, and when older ones end. Pure.
+"""Mode `scd2` of a cut that the driver holds: the versions that its changes begin,
+and when older ones end. Pure.
 
-Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of a key.
+Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of
+a key.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from pyspark_tidemark.lake.mode import IS_CURRENT, VALID_FROM, VALID_TO
 
 
 def versions(changes: Any, key: Sequence[str]) -> Any:
-    """The rows that changes begin, with their times; those that end at the commit_ts of their begin are left out."""
+    """The rows that changes begin, with their times;
+    those that end at the commit_ts of their begin are left out.
+    """
     ordered = _ordered(changes, key)
     begin = ordered["_commit_ts"].combine_chunks()
     after = pa.concat_arrays([begin[1:], pa.nulls(min(1, len(begin)), begin.type)])
@@ -27,7 +31,8 @@ def versions(changes: Any, key: Sequence[str]) -> Any:
 
 
 def endings(changes: Any, key: Sequence[str]) -> tuple[Any, Any]:
-    """For each key that was there before when its version ended, and for each other key when it was inserted.
+    """For each key that was there before when its version ended,
+    and for each other key when it was inserted.
 
     Both have the key's columns and VALID_TO.
     """

@@ -1,4 +1,6 @@
-"""What a target must offer: a position for each table, the changes of one cut applied in one step, and its schema."""
+"""What a target must offer: a position for each table,
+the changes of one cut applied in one step, and its schema.
+"""
 
 import dataclasses
 import hashlib
@@ -21,7 +23,9 @@ _PART_BYTES, _READABLE_BYTES, _DIGEST_CHARACTERS = 200, 120, 40
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """What one cut did to one table: changes read, their checksum, and the version that holds them."""
+    """What one cut did to one table: changes read, their checksum,
+    and the version that holds them.
+    """
 
     rows: int
     version: int
@@ -32,7 +36,9 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What maintenance found in a table's files; deleted rows are those that readers must leave out."""
+    """What maintenance found in a table's files; deleted rows are those that readers must leave
+    out.
+    """
 
     files: int = 0
     small_files: int = 0
@@ -56,11 +62,15 @@ class Kept(Protocol):
 
 
 class Target(Protocol):
-    """Tables of one format in one mode; calls for different tables may come from different threads."""
+    """Tables of one format in one mode; calls for different tables may come from different
+    threads.
+    """
 
     @property
     def empties_with_cut(self) -> bool:
-        """Whether `apply` empties a table in the step of its cut (`Changes.emptied`); else `truncate` does."""
+        """Whether `apply` empties a table in the step of its cut (`Changes.emptied`);
+        else `truncate` does.
+        """
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts up to which `table` is applied; None if it does not exist yet."""
@@ -90,13 +100,16 @@ class Target(Protocol):
         """Whether the table has no row."""
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """The upstream's table is empty at `ts`: so is the target's, but for the history that its mode keeps."""
+        """The upstream's table is empty at `ts`: so is the target's,
+        but for the history that its mode keeps.
+        """
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """`table` is another one than the target has under this name: it begins empty above `ts`, with its own columns.
+        """`table` is another one than the target has under this name:
+        it begins empty above `ts`, with its own columns.
 
-        What the mode keeps of the earlier table stays; `change` leads from its columns to the new ones. Harmless when
-        repeated.
+        What the mode keeps of the earlier table stays; `change` leads from its columns to the new
+        ones. Harmless when repeated.
         """
 
     def drop(self, table: TableMeta) -> None:
@@ -109,26 +122,34 @@ class Target(Protocol):
         """
 
     def maintain(self, kept: Kept) -> Health | None:
-        """Do what may wait between cuts, for a bounded time or beside them; None: there was nothing to do."""
+        """Do what may wait between cuts, for a bounded time or beside them; None:
+        there was nothing to do.
+        """
 
     def close(self) -> None:
         """Wait for what is under way."""
 
 
 def table_path(root: str, name: str) -> str:
-    """Where table `database.table` lies under `root`; two tables never lie at one place, and none outside of it."""
+    """Where table `database.table` lies under `root`; two tables never lie at one place,
+    and none outside of it.
+    """
     database, _, table = name.partition(".")
     return f"{root}/{path_part(database)}/{path_part(table)}"
 
 
 def path_part(name: str) -> str:
-    """A database's or table's name as one part of a path: plain names as they are, any other with `~XX` for a byte.
+    """A database's or table's name as one part of a path: plain names as they are,
+    any other with `~XX` for a byte.
 
-    Escaped are characters that mean something to file systems, to Hadoop's paths or to Spark's readers, dots at an end,
-    and names that lakes use themselves. What gets too long for a file system ends with `~~` and a hash of the name.
+    Escaped are characters that mean something to file systems, to Hadoop's paths or to Spark's
+    readers, dots at an end, and names that lakes use themselves. What gets too long for a file
+    system ends with `~~` and a hash of the name.
     """
     parts = [each if _is_plain(each) else _escaped(each) for each in name]
-    if not unicodedata.is_normalized("NFC", "".join(parts)):  # file systems may take two such names for one
+    if not unicodedata.is_normalized(
+        "NFC", "".join(parts)
+    ):  # file systems may take two such names for one
         parts = [each if each.isascii() else _escaped(each) for each in parts]
     if name.startswith(".") or name.casefold().startswith(_OWN_NAMES):
         parts[0] = _escaped(name[0])
@@ -150,7 +171,8 @@ def _escaped(character: str) -> str:
 
 
 def check_replaceable(mode: str, name: str) -> None:
-    """See that a table that was dropped upstream and kept may give its place to one that is renamed to its name.
+    """See that a table that was dropped upstream and kept may give its place to one that is renamed
+    to its name.
 
     Raises:
         SourceError: ErrRenameUnsupported, it holds a history that would be lost.
@@ -158,6 +180,7 @@ def check_replaceable(mode: str, name: str) -> None:
     if mode != UPSERT:
         raise SourceError(
             "ErrRenameUnsupported",
-            f"another table becomes {name}, of which the target still keeps the history: it was dropped upstream. Move "
+            f"another table becomes {name}, of which the target still keeps the history: it was "
+            "dropped upstream. Move "
             f"{name} of the target to another name, then start again",
         )

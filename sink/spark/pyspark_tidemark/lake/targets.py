@@ -28,12 +28,16 @@ from pyspark_tidemark.sink_uri import SinkUri
 
 @contextmanager
 def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> Iterator[Manifest]:
-    """The cuts of the target, and the right to write to it, for the block; `spark` is asked where that needs Hadoop."""
+    """The cuts of the target, and the right to write to it, for the block;
+    `spark` is asked where that needs Hadoop.
+    """
     if arguments.target.is_database:
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
             yield rows
         return
-    with opened_files(arguments.target, arguments.changefeed, spark, mode=arguments.mode) as manifest:
+    with opened_files(
+        arguments.target, arguments.changefeed, spark, mode=arguments.mode
+    ) as manifest:
         yield manifest
 
 
@@ -74,10 +78,14 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
     """The tables."""
     root, changefeed, mode = arguments.target.path, arguments.changefeed, arguments.mode
     if arguments.target.format == "delta":
-        return DeltaTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
+        return DeltaTarget(
+            spark, root, changefeed, mode=mode, compact_every=arguments.compact_every
+        )
     if arguments.target.format == "iceberg":
         check_reachable(root)
-        return IcebergTarget(spark, root, changefeed, mode=mode, compact_every=arguments.compact_every)
+        return IcebergTarget(
+            spark, root, changefeed, mode=mode, compact_every=arguments.compact_every
+        )
     if arguments.target.is_database:
         return JdbcTarget(database(arguments.target), changefeed, mode=mode)
     assert arguments.target.format == "parquet", f"no target writes {arguments.target.format}"
@@ -98,7 +106,8 @@ def check_reachable(root: str) -> None:
         said = str(err).partition("\n")[0]
         raise SourceError(
             "ErrTargetUnusable",
-            f"pyarrow cannot reach {root} ({said}); Iceberg's files are written by it: for HDFS it needs libhdfs, by "
+            f"pyarrow cannot reach {root} ({said}); Iceberg's files are written by it: for HDFS "
+            "it needs libhdfs, by "
             "HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH, on the driver and the executors",
         ) from None
 

@@ -1,4 +1,6 @@
-"""Whatever a lake keeps (rows, changes, versions of rows), verify sees the table as it was at a cut."""
+"""Whatever a lake keeps (rows, changes, versions of rows),
+verify sees the table as it was at a cut.
+"""
 
 import itertools
 
@@ -32,7 +34,10 @@ def versions(table):
             current.pop(change["id"])["valid_to_ts"] = change["_commit_ts"]
         if change["_op"] != "delete":
             row = {name: change[name] for name in COLUMNS.names}
-            current[change["id"]] = row | {"valid_from_ts": change["_commit_ts"], "valid_to_ts": None}
+            current[change["id"]] = row | {
+                "valid_from_ts": change["_commit_ts"],
+                "valid_to_ts": None,
+            }
             rows.append(current[change["id"]])
     schema = [("valid_from_ts", pa.int64()), ("valid_to_ts", pa.int64())]
     return pa.Table.from_pylist(rows, schema=pa.schema([*COLUMNS, *schema]))
@@ -54,7 +59,15 @@ def stored(spark, table, lake, mode, root):
 
 def lake_table(root, lake, mode, cut, schema=COLUMNS):
     cuts = [
-        CutRecord("bank", 0, end, 0, "", (TableCut("bank.accounts", 1, 0 if lake == "delta" else end),), mode)
+        CutRecord(
+            "bank",
+            0,
+            end,
+            0,
+            "",
+            (TableCut("bank.accounts", 1, 0 if lake == "delta" else end),),
+            mode,
+        )
         for end in CUTS
     ]
     asked = Question("bank.accounts", cut, 0, ("id",), schema, Ranges())
@@ -68,19 +81,25 @@ def digested(batches):
     return leaves.to_bytes()
 
 
-@pytest.mark.parametrize(("lake", "mode"), [("parquet", "append"), ("delta", "append"), ("delta", "scd2")])
+@pytest.mark.parametrize(
+    ("lake", "mode"), [("parquet", "append"), ("delta", "append"), ("delta", "scd2")]
+)
 def test_the_table_is_seen_as_it_was_at_each_cut(spark, accounts, tmp_path, lake, mode):
     stored(spark, accounts, lake, mode, tmp_path)
     for cut in CUTS:
         table = lake_table(tmp_path, lake, mode, cut)
         rows = list(accounts.state(cut).values())
         expected = pa.RecordBatch.from_pylist(rows, schema=COLUMNS)
-        assert digested(table.frame(spark).toArrow().cast(COLUMNS).to_batches()) == digested([expected])
+        assert digested(table.frame(spark).toArrow().cast(COLUMNS).to_batches()) == digested(
+            [expected]
+        )
 
 
 def test_columns_that_the_lake_lacks_are_told(spark, accounts, tmp_path):
     stored(spark, accounts, "parquet", "append", tmp_path)
     schema = COLUMNS.append(pa.field("more", pa.int64()))
     table = lake_table(tmp_path, "parquet", "append", 600, schema)
-    with pytest.raises(SourceError, match=r"\[TM:ErrVerifyColumns\] table bank.accounts has no column more"):
+    with pytest.raises(
+        SourceError, match=r"\[TM:ErrVerifyColumns\] table bank.accounts has no column more"
+    ):
         table.frame(spark)

@@ -17,7 +17,9 @@ def ago(seconds: float) -> int:
     return compose(int((NOW_S - seconds) * 1000))
 
 
-def view(services=(), worker_ts=None, global_barriers=(), min_start_ts=(), gc_safe_point=0) -> GcView:
+def view(
+    services=(), worker_ts=None, global_barriers=(), min_start_ts=(), gc_safe_point=0
+) -> GcView:
     worker = ServiceSafePoint(GC_WORKER, NEVER_S, ago(600) if worker_ts is None else worker_ts)
     services = tuple(sorted(services, key=lambda service: service.safe_point))
     least = min((worker, *services, *global_barriers), key=lambda service: service.safe_point)
@@ -54,10 +56,16 @@ _barriers = st.lists(st.tuples(_names, _expiry, _ts), unique_by=lambda one: one[
     lambda found: [ServiceSafePoint(*one) for one in found]
 )
 _locks = st.lists(
-    st.builds(Lock, start_ts=_ts, primary=st.just("6b"), key=st.just("6b"), ttl_ms=st.integers(0, 1 << 40)), max_size=3
+    st.builds(
+        Lock, start_ts=_ts, primary=st.just("6b"), key=st.just("6b"), ttl_ms=st.integers(0, 1 << 40)
+    ),
+    max_size=3,
 ).map(tuple)
 _regions = st.lists(
-    st.builds(Region, st.integers(0, 9), _ts, st.just("s:1"), _locks, st.sampled_from(["", "no\n"])), max_size=3
+    st.builds(
+        Region, st.integers(0, 9), _ts, st.just("s:1"), _locks, st.sampled_from(["", "no\n"])
+    ),
+    max_size=3,
 ).map(tuple)
 _tables = st.lists(st.builds(Table, st.just("bank.t"), _ts, _ts, _regions), max_size=3).map(tuple)
 _feeds = st.lists(
@@ -75,7 +83,10 @@ _feeds = st.lists(
     max_size=4,
 ).map(lambda feeds: {feed.id: feed for feed in feeds})
 _captures = st.lists(
-    st.builds(Capture, st.just("c"), st.just("h:1"), st.booleans(), st.sampled_from(["", "no answer"])), max_size=2
+    st.builds(
+        Capture, st.just("c"), st.just("h:1"), st.booleans(), st.sampled_from(["", "no answer"])
+    ),
+    max_size=2,
 ).map(tuple)
 
 
@@ -83,7 +94,11 @@ _captures = st.lists(
 def situations(draw) -> Situation:
     """Anything that can be gathered."""
     running = draw(
-        st.lists(st.builds(MinStartTs, st.text(max_size=4), _ts), unique_by=lambda one: one.owner, max_size=2)
+        st.lists(
+            st.builds(MinStartTs, st.text(max_size=4), _ts),
+            unique_by=lambda one: one.owner,
+            max_size=2,
+        )
     )
     return Situation(
         view(draw(_barriers), draw(_ts), draw(_barriers), running, draw(_ts)),

@@ -1,11 +1,19 @@
-"""The chain of blockers against the safepoint rules themselves, and against a clock that is let run."""
+"""The chain of blockers against the safepoint rules themselves,
+and against a clock that is let run.
+"""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import BlockerFixedError, BlockerUnknownError, explain, holders, lost_at
+from gcsafepoint.explain.explanation import (
+    BlockerFixedError,
+    BlockerUnknownError,
+    explain,
+    holders,
+    lost_at,
+)
 from gcsafepoint.explain.links import Kind
 from gcsafepoint.explain.situation import Situation
 from gcsafepoint.state.rules import GC_WORKER, NEVER_S, SafePoints
@@ -22,7 +30,10 @@ def test_chains_are_in_order_and_the_first_is_the_lowest_of_all_that_live(situat
     explained = explain(situation)
     order = [(chain.ts, chain.id == GC_WORKER, chain.id) for chain in explained.chains]
     assert order == sorted(order)
-    barriers = [*live_services(situation), *(b for b in situation.view.global_barriers if not b.expired(NOW_S))]
+    barriers = [
+        *live_services(situation),
+        *(b for b in situation.view.global_barriers if not b.expired(NOW_S)),
+    ]
     lowest = min(
         [barrier.safe_point for barrier in (*barriers, situation.view.gc_worker)]
         + [running.start_ts for running in situation.view.min_start_ts]
@@ -34,14 +45,22 @@ def test_chains_are_in_order_and_the_first_is_the_lowest_of_all_that_live(situat
 @given(situations())
 def test_the_first_service_is_the_minimum_of_the_rules(situation):
     rules = SafePoints([*live_services(situation), situation.view.gc_worker])
-    first = next(chain for chain in explain(situation).chains if chain.links[0].kind in (Kind.SERVICE, Kind.GC_WORKER))
+    first = next(
+        chain
+        for chain in explain(situation).chains
+        if chain.links[0].kind in (Kind.SERVICE, Kind.GC_WORKER)
+    )
     assert first.ts == rules.minimum().safe_point
 
 
 @given(situations(), st.data())
 def test_what_if_is_what_the_situation_without_them_says(situation, data):
     removable = [one for one in holders(situation) if one.kind is not Kind.GC_WORKER]
-    names = data.draw(st.lists(st.sampled_from([one.id for one in removable]), min_size=1)) if removable else []
+    names = (
+        data.draw(st.lists(st.sampled_from([one.id for one in removable]), min_size=1))
+        if removable
+        else []
+    )
     explained = explain(situation, names)
     if not names:
         assert explained.what_if is None
@@ -105,7 +124,10 @@ BANK = service("ticdc-default-bank", 7200)
 def test_removing_the_lowest_moves_the_minimum_to_the_next():
     situation = Situation(view([BANK, service("br-1", 3600)]), worker=LEADER)
     explained = document(explain(situation, ["ticdc-default-bank"]))
-    assert (explained["min_safe_point_id"], explained["what_if"]["min_safe_point_id"]) == ("ticdc-default-bank", "br-1")
+    assert (explained["min_safe_point_id"], explained["what_if"]["min_safe_point_id"]) == (
+        "ticdc-default-bank",
+        "br-1",
+    )
     assert explained["what_if"]["gain_seconds"] == 3600
     assert explained["blockers"][0]["chain"][0]["holds_back_seconds"] == 3600
     assert explained["blockers"][1]["chain"][0]["holds_back_seconds"] == 0
@@ -129,7 +151,9 @@ def test_an_unknown_name_gets_the_nearest():
 
 
 def test_nothing_blocks_while_gcs_own_worker_is_the_lowest():
-    explained = document(explain(Situation(view([service("ticdc-default-bank", 5)]), worker=LEADER)))
+    explained = document(
+        explain(Situation(view([service("ticdc-default-bank", 5)]), worker=LEADER))
+    )
     assert not explained["blocked"]
     assert explained["summary"] == "nothing holds GC back: the minimum is where GC wants it"
 
@@ -137,7 +161,9 @@ def test_nothing_blocks_while_gcs_own_worker_is_the_lowest():
 def test_a_new_cluster_says_that_gc_never_ran():
     explained = document(explain(Situation(view(worker_ts=0))))
     assert explained["summary"] == "GC is held at its beginning by gc_worker (absent)"
-    assert explained["blockers"][0]["chain"][0]["commands"] == ["tidemark gc-worker --coordinator HOST:PORT"]
+    assert explained["blockers"][0]["chain"][0]["commands"] == [
+        "tidemark gc-worker --coordinator HOST:PORT"
+    ]
 
 
 def test_what_gcs_worker_waits_for_comes_before_it_when_both_stand_at_one_point():

@@ -7,12 +7,17 @@ from gcsafepoint.state.barrier import NEVER_S, Barriers, ServiceSafePoint
 from gcsafepoint.state.go_text import json_text, key_bytes, key_text, quoted, time_text, valid_text
 
 BARRIERS = st.builds(
-    ServiceSafePoint, st.sampled_from("abcdef"), st.integers(0, 20) | st.just(NEVER_S), st.integers(0, 20)
+    ServiceSafePoint,
+    st.sampled_from("abcdef"),
+    st.integers(0, 20) | st.just(NEVER_S),
+    st.integers(0, 20),
 )
 
 
 @given(st.lists(BARRIERS | st.sampled_from("abcdef") | st.integers(0, 21)))
-def test_the_lowest_and_the_expired_are_those_of_a_dict(steps: list[ServiceSafePoint | str | int]) -> None:
+def test_the_lowest_and_the_expired_are_those_of_a_dict(
+    steps: list[ServiceSafePoint | str | int],
+) -> None:
     barriers, plain = Barriers(), dict[str, ServiceSafePoint]()
     for step in steps:
         if isinstance(step, ServiceSafePoint):
@@ -23,7 +28,11 @@ def test_the_lowest_and_the_expired_are_those_of_a_dict(steps: list[ServiceSafeP
         else:
             barriers.drop_expired(step)
             plain = {name: barrier for name, barrier in plain.items() if barrier.expired_at >= step}
-        expected = min(plain.values(), key=lambda barrier: (barrier.safe_point, barrier.service_id), default=None)
+        expected = min(
+            plain.values(),
+            key=lambda barrier: (barrier.safe_point, barrier.service_id),
+            default=None,
+        )
         assert barriers.lowest() == expected
         assert set(barriers) == set(plain.values())
 
@@ -41,7 +50,9 @@ def test_a_barrier_is_described_as_pd_does() -> None:
     assert described == (
         r'GCBarrier { BarrierID: "\u00e9\"\n", BarrierTS: 70, ExpirationTime: "2026-11-21 12:28:23 +0000 UTC" }'
     )
-    assert 'ExpirationTime: "<nil>"' in ServiceSafePoint("a", NEVER_S, 70).describe("GlobalGCBarrier")
+    assert 'ExpirationTime: "<nil>"' in ServiceSafePoint("a", NEVER_S, 70).describe(
+        "GlobalGCBarrier"
+    )
 
 
 def test_texts_are_gos() -> None:

@@ -17,7 +17,9 @@ def reading(value: bytes, revision: int = 5) -> KeyValue:
 
 
 @given(SECONDS, st.integers(0, 1 << 43).map(lambda milli: milli / 1024), st.integers(1, 1 << 33))
-def test_what_was_left_at_the_last_reading_is_left_now(read_at_s: int, now_s: float, left_s: int) -> None:
+def test_what_was_left_at_the_last_reading_is_left_now(
+    read_at_s: int, now_s: float, left_s: int
+) -> None:
     outage = Outage.since(reading(b"%d" % read_at_s), now_s)
     put_off = outage.put_off(read_at_s + left_s, 5)
     assert now_s + left_s <= put_off < now_s + left_s + 1
@@ -37,7 +39,9 @@ def test_without_a_reading_there_was_no_outage() -> None:
     assert Outage.since(None, 1000.0).put_off(10, 1) == 10
 
 
-def test_the_clock_of_a_leader_does_not_follow_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_of_a_leader_does_not_follow_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = steady_clock()
     before = clock()
     monkeypatch.setattr("time.time", lambda: 0.0)

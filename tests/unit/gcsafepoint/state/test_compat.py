@@ -1,4 +1,6 @@
-"""The old calls in their classic meaning, rules 8 to 11 (gcsafepoint/state/compat.py), case by case."""
+"""The old calls in their classic meaning, rules 8 to 11 (gcsafepoint/state/compat.py),
+case by case.
+"""
 
 import pytest
 
@@ -19,8 +21,12 @@ def states_of(*services: ServiceSafePoint, txn_safe_point: int = 0) -> GcStates:
     return GcStates(SafePoints(services, txn_safe_point))
 
 
-def update(states: GcStates, service_id: str, ttl_s: int, safe_point: int, now_s: float = NOW_S) -> ServiceSafePoint:
-    return ClassicCalls().update_service(states, NULL_KEYSPACE, service_id, ttl_s, safe_point, now_s)
+def update(
+    states: GcStates, service_id: str, ttl_s: int, safe_point: int, now_s: float = NOW_S
+) -> ServiceSafePoint:
+    return ClassicCalls().update_service(
+        states, NULL_KEYSPACE, service_id, ttl_s, safe_point, now_s
+    )
 
 
 def test_rule_8_the_first_service_is_answered_gc_worker_at_0() -> None:
@@ -98,7 +104,9 @@ def test_rule_9_a_ttl_of_0_or_less_removes_even_what_is_not_there(ttl_s: int) ->
         (GC_WORKER, 0, "cannot remove service safe point of gc_worker"),
     ],
 )
-def test_rule_10_what_cannot_be_is_refused_in_pds_words(service_id: str, ttl_s: int, text: str) -> None:
+def test_rule_10_what_cannot_be_is_refused_in_pds_words(
+    service_id: str, ttl_s: int, text: str
+) -> None:
     with pytest.raises(SafePointRequestError, match=text):
         update(states_of(), service_id, ttl_s, 10)
 
@@ -112,11 +120,15 @@ def test_rule_10_gc_worker_moves_the_txn_safe_point_up_to_the_lowest_service() -
 def test_rule_10_gc_worker_is_told_which_tidb_server_blocks_it() -> None:
     states = states_of()
     states.null.min_start_ts = {"tidb-1:10080": 60, "tidb-2:10080": 0}
-    assert update(states, GC_WORKER, NEVER_S, 80) == ServiceSafePoint("tidb_min_start_ts_tidb-1:10080", NEVER_S, 60)
+    assert update(states, GC_WORKER, NEVER_S, 80) == ServiceSafePoint(
+        "tidb_min_start_ts_tidb-1:10080", NEVER_S, 60
+    )
     assert states.null.txn_safe_point == 60
 
 
-def test_rule_11_the_gc_safe_point_stops_at_the_lowest_service_and_takes_the_txn_safe_point_along() -> None:
+def test_rule_11_the_gc_safe_point_stops_at_the_lowest_service_and_takes_the_txn_safe_point_along() -> (
+    None
+):
     null = states_of(service("b", 50)).null
     assert ClassicCalls().update_gc_safe_point(null, 1000, NOW_S) == 50
     assert ClassicCalls().update_gc_safe_point(null, 0, NOW_S) == 50

@@ -19,12 +19,21 @@ def samples(states: GcStates) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 def test_pds_names_tell_the_safe_points_and_the_barriers() -> None:
     null = SafePoints(
-        [ServiceSafePoint("ticdc-a", 2000, compose(5000)), ServiceSafePoint(GC_WORKER, NEVER_S, 80)], 50, 40
+        [
+            ServiceSafePoint("ticdc-a", 2000, compose(5000)),
+            ServiceSafePoint(GC_WORKER, NEVER_S, 80),
+        ],
+        50,
+        40,
     )
     seven = SafePoints([ServiceSafePoint("b", 2000, compose(7500))])
     everywhere = [ServiceSafePoint("native_br", 2000, compose(6000))]
     found = samples(GcStates(null, everywhere, [Keyspace(7, "seven", level_gc=True)], {7: seven}))
-    types = {labels[0][1]: value for (name, labels), value in found.items() if name == "pd_gc_gc_safepoint"}
+    types = {
+        labels[0][1]: value
+        for (name, labels), value in found.items()
+        if name == "pd_gc_gc_safepoint"
+    }
     assert types == {"gc_safepoint": 40, "txn_safe_point": 50, "min_service_safe_point": 80}
     barriers = {
         tuple(value for _, value in labels): value
@@ -39,7 +48,9 @@ def test_pds_names_tell_the_safe_points_and_the_barriers() -> None:
 
 
 def test_ten_thousand_services_are_twenty_labels() -> None:
-    null = SafePoints([ServiceSafePoint(f"{number:05}" + "x" * 200, 2000, number) for number in range(10_000)])
+    null = SafePoints(
+        [ServiceSafePoint(f"{number:05}" + "x" * 200, 2000, number) for number in range(10_000)]
+    )
     found = samples(GcStates(null))
     for name in ("pd_gc_barrier_timestamp_seconds", "tidemark_gcsafepoint_service_safe_point_ts"):
         labels = [labels[-1][1] for (metric, labels) in found if metric == name]

@@ -54,7 +54,11 @@ def test_what_pd_writes_is_read() -> None:
     null, seven = (parse_scope(pairs, KEYS.scope(scope), Outage()) for scope in (NULL_KEYSPACE, 7))
     assert (null.txn_safe_point, null.gc_safe_point, null.gc_worker.safe_point) == (50, 0x2E, 50)
     assert {*null.barriers, null.gc_worker} == set(SERVICES.values())
-    assert (seven.txn_safe_point, seven.gc_safe_point, set(seven.barriers)) == (40, 30, {SERVICES["a"]})
+    assert (seven.txn_safe_point, seven.gc_safe_point, set(seven.barriers)) == (
+        40,
+        30,
+        {SERVICES["a"]},
+    )
     assert parse_global_barriers(pairs, KEYS, Outage()) == list(EVERYWHERE.values())
 
 
@@ -72,14 +76,18 @@ def test_a_key_that_is_no_text_is_replaced_and_removed_by_its_own_bytes() -> Non
     (found,) = parse_scope([stored], KEYS.null, Outage()).barriers
     (removed, again) = write_operations(
         StateChanges({NULL_KEYSPACE: Changes({found.service_id: None})}, {}), KEYS
-    ) + write_operations(StateChanges({NULL_KEYSPACE: Changes({found.service_id: found})}, {}), KEYS)
+    ) + write_operations(
+        StateChanges({NULL_KEYSPACE: Changes({found.service_id: found})}, {}), KEYS
+    )
     assert removed == Delete(key)
     assert isinstance(again, Put)
     assert (again.key, json.loads(again.value)["service_id"]) == (key, "\ufffd\ufffd")
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"[]", b"null", b'{"service_id":"a"}', b"\xff"])
-@pytest.mark.parametrize("fields", [b'{"expired_at":1,"safe_point":"7"}', b'{"expired_at":1.5,"safe_point":7}'])
+@pytest.mark.parametrize(
+    "fields", [b'{"expired_at":1,"safe_point":"7"}', b'{"expired_at":1.5,"safe_point":7}']
+)
 def test_a_service_that_cannot_be_read_stops_the_start(value: bytes, fields: bytes) -> None:
     for text in (value, fields):
         with pytest.raises(SafePointRecordError, match="correct it with etcdctl"):

@@ -1,7 +1,9 @@
-"""Both families of calls, both compatibilities, two keyspaces, restarts with jumping clocks, against plain dicts.
+"""Both families of calls, both compatibilities, two keyspaces,
+restarts with jumping clocks, against plain dicts.
 
-The model finds minima by looking at everything. Beside it, `promised` keeps what each barrier was promised in time that
-somebody led: whatever the clocks do, no txn safe point passes a barrier before that is over.
+The model finds minima by looking at everything. Beside it, `promised` keeps what each barrier was
+promised in time that somebody led: whatever the clocks do, no txn safe point passes a barrier
+before that is over.
 """
 
 import itertools
@@ -17,7 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
-from gcsafepoint.state.records import GcKeys, Outage, parse_global_barriers, parse_scope, write_operations
+from gcsafepoint.state.records import (
+    GcKeys,
+    Outage,
+    parse_global_barriers,
+    parse_scope,
+    write_operations,
+)
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from storage.meta.meta import KeyValue, Put
 
@@ -47,7 +55,9 @@ class GcMachine(RuleBasedStateMachine):
     @initialize(compat=st.sampled_from(Compat))
     def start(self, compat: Compat) -> None:
         self.old_calls = old_calls(compat)
-        self.states = GcStates(keyspaces=[LEVEL], of_keyspaces={LEVEL.id: parse_scope([], KEYS.scope(7), Outage())})
+        self.states = GcStates(
+            keyspaces=[LEVEL], of_keyspaces={LEVEL.id: parse_scope([], KEYS.scope(7), Outage())}
+        )
         self.models = {NULL_KEYSPACE: Model(), LEVEL.id: Model()}
         self.everywhere: dict[str, tuple[int, int]] = {}
         self.promised: dict[tuple[int | None, str], tuple[int, float]] = {}
@@ -86,7 +96,9 @@ class GcMachine(RuleBasedStateMachine):
     # --- TiDB servers
 
     @rule(scope=SCOPES, owner=st.sampled_from(["tidb-1", "tidb-2"]), start_ts=st.none() | POINTS)
-    def tidb_writes_its_oldest_transaction(self, scope: int, owner: str, start_ts: int | None) -> None:
+    def tidb_writes_its_oldest_transaction(
+        self, scope: int, owner: str, start_ts: int | None
+    ) -> None:
         running = self.models[scope].running
         running.pop(owner, None)
         if start_ts is not None:
@@ -95,7 +107,12 @@ class GcMachine(RuleBasedStateMachine):
 
     # --- old calls
 
-    @rule(scope=SCOPES, service_id=IDS | st.just(NATIVE_BR), ttl_s=TTLS | st.sampled_from([0, -3]), point=POINTS)
+    @rule(
+        scope=SCOPES,
+        service_id=IDS | st.just(NATIVE_BR),
+        ttl_s=TTLS | st.sampled_from([0, -3]),
+        point=POINTS,
+    )
     def update_service(self, scope: int, service_id: str, ttl_s: int, point: int) -> None:
         model = self.models[scope]
         everywhere = service_id == NATIVE_BR and scope == NULL_KEYSPACE
@@ -104,7 +121,9 @@ class GcMachine(RuleBasedStateMachine):
             self.drop(model)
             model.recorded = True
             floor = max(floor, min([model.worker, *self.needed(model)]))
-        told = self.old_calls.update_service(self.states, scope, service_id, ttl_s, point, self.now_s)
+        told = self.old_calls.update_service(
+            self.states, scope, service_id, ttl_s, point, self.now_s
+        )
         barriers = self.everywhere if everywhere else model.barriers
         if ttl_s <= 0:
             self.forget(barriers, service_id, None if everywhere else scope)
@@ -123,17 +142,26 @@ class GcMachine(RuleBasedStateMachine):
         if isinstance(self.old_calls, Pd9Calls):
             expected = self.advanced(model, point)
             told = self.answer(
-                lambda: Pd9Calls().update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s)
+                lambda: Pd9Calls().update_service(
+                    self.states, scope, GC_WORKER, NEVER_S, point, self.now_s
+                )
             )
-            assert expected == REFUSED == told or (isinstance(told, ServiceSafePoint) and told.safe_point == expected)
+            assert expected == REFUSED == told or (
+                isinstance(told, ServiceSafePoint) and told.safe_point == expected
+            )
             return
         self.drop(model)
         model.recorded = True
         if point >= min([model.worker, *self.needed(model)]):
             model.worker = max(model.worker, point)
             model.txn = max(model.txn, min([model.worker, *self.needed(model), *running(model)]))
-        told = ClassicCalls().update_service(self.states, scope, GC_WORKER, NEVER_S, point, self.now_s)
-        assert told.safe_point == min([model.worker, *self.needed(model)]) or told.safe_point == model.txn
+        told = ClassicCalls().update_service(
+            self.states, scope, GC_WORKER, NEVER_S, point, self.now_s
+        )
+        assert (
+            told.safe_point == min([model.worker, *self.needed(model)])
+            or told.safe_point == model.txn
+        )
         assert told.safe_point >= model.txn
 
     @rule(scope=SCOPES, point=POINTS)
@@ -157,7 +185,9 @@ class GcMachine(RuleBasedStateMachine):
     def advance_txn_safe_point(self, scope: int, to: int) -> None:
         old = self.models[scope].txn
         expected = self.advanced(self.models[scope], to)
-        told = self.answer(lambda: self.states.of_manager(scope).advance_txn_safe_point(to, self.now_s))
+        told = self.answer(
+            lambda: self.states.of_manager(scope).advance_txn_safe_point(to, self.now_s)
+        )
         if isinstance(told, str):
             assert expected == REFUSED
         else:
@@ -177,14 +207,18 @@ class GcMachine(RuleBasedStateMachine):
     @rule(scope=SCOPES, barrier_id=IDS, point=POINTS, ttl_s=TTLS)
     def set_barrier(self, scope: int, barrier_id: str, point: int, ttl_s: int) -> None:
         model = self.models[scope]
-        told = self.answer(lambda: self.states.of_user(scope).set_barrier(barrier_id, point, ttl_s, self.now_s))
+        told = self.answer(
+            lambda: self.states.of_user(scope).set_barrier(barrier_id, point, ttl_s, self.now_s)
+        )
         assert (told == REFUSED) == (point < model.txn)
         if told != REFUSED:
             self.promise(model.barriers, barrier_id, scope, point, ttl_s)
 
     @rule(barrier_id=IDS, point=POINTS, ttl_s=TTLS)
     def set_global_barrier(self, barrier_id: str, point: int, ttl_s: int) -> None:
-        told = self.answer(lambda: self.states.set_global_barrier(barrier_id, point, ttl_s, self.now_s))
+        told = self.answer(
+            lambda: self.states.set_global_barrier(barrier_id, point, ttl_s, self.now_s)
+        )
         assert (told == REFUSED) == (point < max(model.txn for model in self.models.values()))
         if told != REFUSED:
             self.promise(self.everywhere, barrier_id, None, point, ttl_s)
@@ -198,7 +232,9 @@ class GcMachine(RuleBasedStateMachine):
     @rule(barrier_id=IDS)
     @precondition(lambda self: self.everywhere)
     def delete_global_barrier(self, barrier_id: str) -> None:
-        assert (self.states.delete_global_barrier(barrier_id) is not None) == (barrier_id in self.everywhere)
+        assert (self.states.delete_global_barrier(barrier_id) is not None) == (
+            barrier_id in self.everywhere
+        )
         self.forget(self.everywhere, barrier_id, None)
 
     # --- what always holds
@@ -207,14 +243,16 @@ class GcMachine(RuleBasedStateMachine):
     def the_state_is_the_models(self) -> None:
         for scope, model in self.models.items():
             state = self.states.of_user(scope)
-            assert {barrier.service_id: (barrier.safe_point, barrier.expired_at) for barrier in state.barriers} == (
-                model.barriers
-            )
+            assert {
+                barrier.service_id: (barrier.safe_point, barrier.expired_at)
+                for barrier in state.barriers
+            } == (model.barriers)
             assert (state.txn_safe_point, state.gc_safe_point) == (model.txn, model.gc)
             assert state.gc_worker.safe_point == max(model.worker, model.txn)
             model.worker = max(model.worker, model.txn)
         found = {
-            barrier.service_id: (barrier.safe_point, barrier.expired_at) for barrier in self.states.global_barriers
+            barrier.service_id: (barrier.safe_point, barrier.expired_at)
+            for barrier in self.states.global_barriers
         }
         assert found == self.everywhere
 
@@ -224,14 +262,20 @@ class GcMachine(RuleBasedStateMachine):
             state = self.states.of_user(scope)
             assert state.gc_safe_point <= state.txn_safe_point <= state.gc_worker.safe_point
             for (whose, _), (point, until_s) in self.promised.items():
-                assert whose not in (None, scope) or self.led_s > until_s or state.txn_safe_point <= point
+                assert (
+                    whose not in (None, scope)
+                    or self.led_s > until_s
+                    or state.txn_safe_point <= point
+                )
 
     @invariant()
     def rule_2_nothing_goes_back(self) -> None:
         for scope in self.models:
             state = self.states.of_user(scope)
             now = (state.txn_safe_point, state.gc_safe_point)
-            assert all(new >= old for new, old in zip(now, self.highest.get(scope, (0, 0)), strict=True))
+            assert all(
+                new >= old for new, old in zip(now, self.highest.get(scope, (0, 0)), strict=True)
+            )
             self.highest[scope] = now
 
     @invariant()
@@ -269,13 +313,20 @@ class GcMachine(RuleBasedStateMachine):
                     del barriers[barrier_id]
 
     def promise(
-        self, barriers: dict[str, tuple[int, int]], barrier_id: str, scope: int | None, point: int, ttl_s: int
+        self,
+        barriers: dict[str, tuple[int, int]],
+        barrier_id: str,
+        scope: int | None,
+        point: int,
+        ttl_s: int,
     ) -> None:
         expired_at = NEVER_S if ttl_s == NEVER_S else math.ceil(self.now_s) + ttl_s
         barriers[barrier_id] = (point, expired_at)
         self.promised[(scope, barrier_id)] = (point, self.led_s + ttl_s)
 
-    def forget(self, barriers: dict[str, tuple[int, int]], barrier_id: str, scope: int | None) -> None:
+    def forget(
+        self, barriers: dict[str, tuple[int, int]], barrier_id: str, scope: int | None
+    ) -> None:
         barriers.pop(barrier_id, None)
         self.promised.pop((scope, barrier_id), None)
 

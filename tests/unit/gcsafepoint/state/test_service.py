@@ -1,4 +1,6 @@
-"""The safepoint service over real metadata: one transaction for many, and etcd as the only truth."""
+"""The safepoint service over real metadata: one transaction for many,
+and etcd as the only truth.
+"""
 
 import asyncio
 import json
@@ -30,7 +32,9 @@ class CountedMeta(EtcdMeta):
     after = 0
     """How many more transactions succeed first."""
 
-    async def txn(self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()) -> TxnResult:
+    async def txn(
+        self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
+    ) -> TxnResult:
         self.transactions += 1
         fails = ""
         if self.after:
@@ -63,7 +67,9 @@ def update(service_id: str, safe_point: int, ttl_s: int = 60) -> ServiceUpdate:
 
 async def test_what_is_stored_is_what_pd_stores(meta: CountedMeta) -> None:
     service = await opened(meta)
-    await service.update_services([update("ticdc-0", 470606398860820488), update(GC_WORKER, 500, NEVER_S)])
+    await service.update_services(
+        [update("ticdc-0", 470606398860820488), update(GC_WORKER, 500, NEVER_S)]
+    )
     await service.update_gc_safe_point(100)
     stored = {pair.key: pair.value for pair in await meta.get_prefix(b"/")}
     assert stored.pop(KEYS.clock) == b"1000"
@@ -72,7 +78,9 @@ async def test_what_is_stored_is_what_pd_stores(meta: CountedMeta) -> None:
         "expired_at": 1060,
         "safe_point": 470606398860820488,
     }
-    assert b'"expired_at":9223372036854775807' in stored.pop(b"/pd/7/gc/safe_point/service/gc_worker")
+    assert b'"expired_at":9223372036854775807' in stored.pop(
+        b"/pd/7/gc/safe_point/service/gc_worker"
+    )
     assert stored == {
         b"/pd/7/gc/safe_point": b"64",
         b"/pd/7/gc/gc_state_revision": b"3",
@@ -80,9 +88,14 @@ async def test_what_is_stored_is_what_pd_stores(meta: CountedMeta) -> None:
     }
 
 
-async def test_a_batch_shares_transactions_and_one_bad_update_fails_alone(meta: CountedMeta) -> None:
+async def test_a_batch_shares_transactions_and_one_bad_update_fails_alone(
+    meta: CountedMeta,
+) -> None:
     service = await opened(meta)
-    updates = [update(f"s{number}", 10) for number in range(200)] + [update("", 5), update("s0", 11)]
+    updates = [update(f"s{number}", 10) for number in range(200)] + [
+        update("", 5),
+        update("s0", 11),
+    ]
     outcomes = await service.update_services(updates)
     assert len(outcomes) == 202
     assert isinstance(outcomes[200], SafePointRequestError)
@@ -103,14 +116,19 @@ async def test_two_writers_never_overwrite_each_other(meta: CountedMeta) -> None
     await one.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S)])
     assert (await two.update_services([update("late", 20)])) == [ServiceSafePoint("a", 1060, 50)]
     await asyncio.gather(
-        *(writer.update_services([update(name, 60)]) for writer, name in ((one, "b"), (two, "c"), (one, "d")))
+        *(
+            writer.update_services([update(name, 60)])
+            for writer, name in ((one, "b"), (two, "c"), (one, "d"))
+        )
     )
     (minimum,) = await (await opened(meta)).update_services([update("a", 0, 0)])
     assert minimum == ServiceSafePoint("b", 1060, 60)
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
-async def test_after_an_uncertain_write_the_state_is_read_again(meta: CountedMeta, fails: str) -> None:
+async def test_after_an_uncertain_write_the_state_is_read_again(
+    meta: CountedMeta, fails: str
+) -> None:
     service = await opened(meta)
     await service.update_gc_safe_point(10)
     meta.fails = fails
@@ -138,7 +156,9 @@ async def test_the_state_survives_a_restart(meta: CountedMeta) -> None:
 
 async def test_a_view_is_frozen_and_has_the_lowest_first(meta: CountedMeta) -> None:
     service = await opened(meta)
-    await service.update_services([update("b", 70), update("a", 50), update(GC_WORKER, 80, NEVER_S)])
+    await service.update_services(
+        [update("b", 70), update("a", 50), update(GC_WORKER, 80, NEVER_S)]
+    )
     view = await service.view()
     await service.update_services([update("a", 90)])
     assert [service.service_id for service in view.services] == ["a", "b"]
@@ -163,7 +183,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[GcStates]:
     return queue
 
 
-async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta, loads: asyncio.Queue[GcStates]) -> None:
+async def test_what_an_operator_writes_by_hand_is_heard(
+    meta: CountedMeta, loads: asyncio.Queue[GcStates]
+) -> None:
     service = await opened(meta)
     await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S)])
     await loads.get()
@@ -180,10 +202,14 @@ async def test_what_an_operator_writes_by_hand_is_heard(meta: CountedMeta, loads
     assert loads.empty()
 
 
-async def test_an_edit_just_before_a_write_of_ours_is_heard(meta: CountedMeta, loads: asyncio.Queue[GcStates]) -> None:
+async def test_an_edit_just_before_a_write_of_ours_is_heard(
+    meta: CountedMeta, loads: asyncio.Queue[GcStates]
+) -> None:
     service = await opened(meta)
     await service.update_services([update("a", 50)])
-    await meta.put(KEYS.null.service("by-hand"), b'{"service_id":"by-hand","expired_at":0,"safe_point":30}')
+    await meta.put(
+        KEYS.null.service("by-hand"), b'{"service_id":"by-hand","expired_at":0,"safe_point":30}'
+    )
     await service.update_services([update("a", 60)])
     await loads.get()
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
@@ -202,14 +228,16 @@ async def test_tidbs_oldest_transactions_are_read_before_an_advance(meta: Counte
         60,
         'TiDBMinStartTS { Key: "tidb-1:10080", MinStartTS: 60 }',
     )
-    assert [(running.owner, running.start_ts) for running in (await service.view()).min_start_ts] == [
-        ("tidb-1:10080", 60)
-    ]
+    assert [
+        (running.owner, running.start_ts) for running in (await service.view()).min_start_ts
+    ] == [("tidb-1:10080", 60)]
     await meta.delete(b"/tidb/server/minstartts/tidb-1:10080")
     assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 100
 
 
-async def test_an_unreadable_min_start_ts_stops_the_advance_and_nothing_else(meta: CountedMeta) -> None:
+async def test_an_unreadable_min_start_ts_stops_the_advance_and_nothing_else(
+    meta: CountedMeta,
+) -> None:
     service = await opened(meta)
     await meta.put(b"/tidb/server/minstartts/tidb-1", b"soon")
     with pytest.raises(SafePointRecordError, match=r"tidb-1.*correct it with etcdctl"):
@@ -220,8 +248,14 @@ async def test_an_unreadable_min_start_ts_stops_the_advance_and_nothing_else(met
 async def test_what_stops_gc_worker_stops_no_service_beside_it(meta: CountedMeta) -> None:
     service = await opened(meta)
     await meta.put(b"/tidb/server/minstartts/tidb-1", b"soon")
-    outcomes = await service.update_services([update("a", 50), update(GC_WORKER, 80, NEVER_S), update("b", 60)])
-    assert [type(outcome) for outcome in outcomes] == [ServiceSafePoint, SafePointRecordError, ServiceSafePoint]
+    outcomes = await service.update_services(
+        [update("a", 50), update(GC_WORKER, 80, NEVER_S), update("b", 60)]
+    )
+    assert [type(outcome) for outcome in outcomes] == [
+        ServiceSafePoint,
+        SafePointRecordError,
+        ServiceSafePoint,
+    ]
     assert [barrier.service_id for barrier in await barriers_of(service)] == ["a", "b"]
 
 
@@ -241,7 +275,9 @@ async def test_a_record_that_gets_unreadable_stops_the_calls_about_gc_until_it_i
             except SafePointRecordError:
                 break
         assert service.gc_safe_point == 70
-        await meta.put(KEYS.null.service("a"), b'{"service_id":"a","expired_at":1060,"safe_point":85}')
+        await meta.put(
+            KEYS.null.service("a"), b'{"service_id":"a","expired_at":1060,"safe_point":85}'
+        )
         await loads.get()
         assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 85
         following.cancel()
@@ -257,11 +293,15 @@ async def test_more_services_than_a_transaction_takes_expire_at_once(meta: Count
     await service.update_services([update(f"s{number}", 10) for number in range(300)])
     now[0] = 1061.5
     await service.update_services([update("new", 20)])
-    assert [barrier.service_id for barrier in (await (await opened(meta, 1061.5)).view()).services] == ["new"]
+    assert [
+        barrier.service_id for barrier in (await (await opened(meta, 1061.5)).view()).services
+    ] == ["new"]
 
 
 @pytest.mark.parametrize("jump_s", [-900, 86_400])
-async def test_no_jump_of_the_clock_between_two_leaders_expires_a_live_service(meta: CountedMeta, jump_s: int) -> None:
+async def test_no_jump_of_the_clock_between_two_leaders_expires_a_live_service(
+    meta: CountedMeta, jump_s: int
+) -> None:
     first = await opened(meta)
     await first.update_services([update(f"s{number}", 50) for number in range(200)])
     after = 1003.0 + jump_s
@@ -269,10 +309,14 @@ async def test_no_jump_of_the_clock_between_two_leaders_expires_a_live_service(m
     assert {barrier.expired_at for barrier in (await second.view()).services} == {int(after) + 60}
     assert (await second.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 50
     third = await opened(meta, after + 61)
-    assert (await third.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 50, "the outage's seconds do not count"
+    assert (await third.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 50, (
+        "the outage's seconds do not count"
+    )
 
 
-async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(meta: CountedMeta) -> None:
+async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(
+    meta: CountedMeta,
+) -> None:
     first = await opened(meta)
     await first.update_services([update(f"s{number:03}", 50) for number in range(200)])
     second = SafePointService(meta, KEYS, lambda: 1100.0)
@@ -285,7 +329,9 @@ async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(
 
 async def test_keyspaces_with_gc_of_their_own_have_their_own_records(meta: CountedMeta) -> None:
     await meta.put(KEYS.keyspace_metas + b"00000007", b"seven")
-    service = SafePointService(meta, KEYS, lambda: 1000.0, keyspace_of=lambda _: Keyspace(7, "seven", level_gc=True))
+    service = SafePointService(
+        meta, KEYS, lambda: 1000.0, keyspace_of=lambda _: Keyspace(7, "seven", level_gc=True)
+    )
     await service.load()
     await service.set_barrier(7, "a", 50, 60)
     await service.advance_txn_safe_point(7, 100)

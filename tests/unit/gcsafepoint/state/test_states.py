@@ -1,21 +1,37 @@
-"""Keyspaces: who shares whose state, and what holds in all of them (gcsafepoint/state/states.py), in PD's words."""
+"""Keyspaces: who shares whose state, and what holds in all of them (gcsafepoint/state/states.py),
+in PD's words.
+"""
 
 import pytest
 
 from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
 from gcsafepoint.state.rules import SafePoints
-from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace, KeyspaceState, all_keyspace_states
+from gcsafepoint.state.states import (
+    NULL_KEYSPACE,
+    GcStates,
+    Keyspace,
+    KeyspaceState,
+    all_keyspace_states,
+)
 
 
 @pytest.fixture
 def states() -> GcStates:
-    keyspaces = [Keyspace(7, "seven", level_gc=True), Keyspace(8, "eight"), Keyspace(9, "nine", True, enabled=False)]
+    keyspaces = [
+        Keyspace(7, "seven", level_gc=True),
+        Keyspace(8, "eight"),
+        Keyspace(9, "nine", True, enabled=False),
+    ]
     own = {7: SafePoints(txn_safe_point=50), 9: SafePoints(txn_safe_point=90)}
     return GcStates(SafePoints(txn_safe_point=20), keyspaces=keyspaces, of_keyspaces=own)
 
 
-def test_users_of_a_keyspace_without_gc_of_its_own_share_the_null_keyspaces(states: GcStates) -> None:
-    shared = [states.scope_of_user(keyspace_id) for keyspace_id in (0, 7, 8, NULL_KEYSPACE, 0x1000000)]
+def test_users_of_a_keyspace_without_gc_of_its_own_share_the_null_keyspaces(
+    states: GcStates,
+) -> None:
+    shared = [
+        states.scope_of_user(keyspace_id) for keyspace_id in (0, 7, 8, NULL_KEYSPACE, 0x1000000)
+    ]
     assert shared == [NULL_KEYSPACE, 7, NULL_KEYSPACE, NULL_KEYSPACE, NULL_KEYSPACE]
 
 
@@ -35,11 +51,14 @@ def test_an_unknown_keyspace_is_refused(states: GcStates) -> None:
 
 def test_a_global_barrier_must_not_lie_below_any_enabled_keyspace(states: GcStates) -> None:
     with pytest.raises(
-        SafePointRequestError, match=r'behind the txn safe point 50 of keyspace { name: "seven", id: 7 }'
+        SafePointRequestError,
+        match=r'behind the txn safe point 50 of keyspace { name: "seven", id: 7 }',
     ):
         states.set_global_barrier("br", 49, 60, 1000)
     states.null.advance_txn_safe_point(60, 1000)
-    with pytest.raises(SafePointRequestError, match="behind the txn safe point 60 of keyspace <null_keyspace>"):
+    with pytest.raises(
+        SafePointRequestError, match="behind the txn safe point 60 of keyspace <null_keyspace>"
+    ):
         states.set_global_barrier("br", 59, 60, 1000)
     states.set_global_barrier("br", 60, 60, 1000)
     assert states.of_user(7).advance_txn_safe_point(100, 1000).new == 60

@@ -1,4 +1,6 @@
-"""A metadata store and a cluster in memory: the oracles that the worker's rules are checked against."""
+"""A metadata store and a cluster in memory: the oracles that the worker's rules are checked
+against.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,10 @@ class MemoryRecords:
         return {key: record for key, record in sorted(self.held.items()) if key.startswith(prefix)}
 
     async def write(self, changes: Mapping[str, str | None], expect: Mapping[str, int]) -> int:
-        if any((self.held[key].revision if key in self.held else 0) != wanted for key, wanted in expect.items()):
+        if any(
+            (self.held[key].revision if key in self.held else 0) != wanted
+            for key, wanted in expect.items()
+        ):
             return 0
         self.revision += 1
         for key, value in changes.items():
@@ -44,7 +49,9 @@ class MemoryRecords:
 
 @dataclass
 class MemoryCluster:
-    """Two stores, regions at fixed keys, transactions with a known fate, and a diary of every request."""
+    """Two stores, regions at fixed keys, transactions with a known fate,
+    and a diary of every request.
+    """
 
     now_ms: int = 10_000_000
     service_min: int | None = None
@@ -74,13 +81,20 @@ class MemoryCluster:
     async def hold_safe_point(self, safe_point: int) -> LowestService:
         self._note("hold", safe_point)
         self.held = max(self.held, safe_point)
-        return min((LowestService("gc_worker", safe_point), *self._services()), key=lambda it: it.safe_point)
+        return min(
+            (LowestService("gc_worker", safe_point), *self._services()),
+            key=lambda it: it.safe_point,
+        )
 
     async def lowest_service(self) -> LowestService | None:
         return min(self._services(), key=lambda it: it.safe_point, default=None)
 
     def _services(self) -> list[LowestService]:
-        return [] if self.service_min is None else [LowestService("ticdc-default-feed", self.service_min)]
+        return (
+            []
+            if self.service_min is None
+            else [LowestService("ticdc-default-feed", self.service_min)]
+        )
 
     async def publish_safe_point(self, safe_point: int) -> int:
         self._note("publish", safe_point)
@@ -89,7 +103,10 @@ class MemoryCluster:
 
     async def ranges_by_store(self) -> Mapping[int, Sequence[KeyRange]]:
         self._note("regions")
-        ranges = [KeyRange(start, end) for start, end in zip((b"", *self.borders), (*self.borders, b""), strict=True)]
+        ranges = [
+            KeyRange(start, end)
+            for start, end in zip((b"", *self.borders), (*self.borders, b""), strict=True)
+        ]
         return {1: ranges[::2], 2: ranges[1::2]}
 
     async def store_addresses(self) -> Sequence[str]:
@@ -100,7 +117,9 @@ class MemoryCluster:
         inside = [
             lock
             for key, lock in sorted(self.locks.items())
-            if within.start_key <= key and (not within.end_key or key < within.end_key) and lock.start_ts < safe_point
+            if within.start_key <= key
+            and (not within.end_key or key < within.end_key)
+            and lock.start_ts < safe_point
         ]
         page, rest = inside[:2], inside[2:]
         return LockPage(page, page[-1].key + b"\0" if rest else None, within, more=bool(rest))
@@ -170,7 +189,9 @@ class Diary:
 
     def stage_began(self, stage: Stage, it: Round) -> None: ...
 
-    def stage_ended(self, stage: Stage, it: Round, seconds: float, err: TidemarkError | None) -> None:
+    def stage_ended(
+        self, stage: Stage, it: Round, seconds: float, err: TidemarkError | None
+    ) -> None:
         if err is None:
             self.stages.append(stage)
 
@@ -191,10 +212,20 @@ class Diary:
 class Bench:
     """A worker, and all that it stands on."""
 
-    def __init__(self, cluster: MemoryCluster, records: MemoryRecords, name: str = "me", bounds: Any = UNBOUND) -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        records: MemoryRecords,
+        name: str = "me",
+        bounds: Any = UNBOUND,
+    ) -> None:
         self.cluster, self.records, self.diary = cluster, records, Diary()
-        self.election = Election(records, uuid=name, desc="", lease_ms=120_000, monotonic_s=self.monotonic_s)
-        self.worker = GCWorker(cluster, records, self.election, self.diary, monotonic_s=self.monotonic_s, bounds=bounds)
+        self.election = Election(
+            records, uuid=name, desc="", lease_ms=120_000, monotonic_s=self.monotonic_s
+        )
+        self.worker = GCWorker(
+            cluster, records, self.election, self.diary, monotonic_s=self.monotonic_s, bounds=bounds
+        )
 
     def monotonic_s(self) -> float:
         return float(self.cluster.now_ms) / 1000

@@ -42,7 +42,9 @@ def test_the_defaults_are_the_seeds() -> None:
 
 def test_every_variable_has_a_comment_and_only_state_is_not_for_setting() -> None:
     assert set(COMMENTS) == {*GCConfig().variables(), *STATE_VARIABLES}
-    assert {name for name, text in COMMENTS.items() if "not for setting" in text} == set(STATE_VARIABLES)
+    assert {name for name, text in COMMENTS.items() if "not for setting" in text} == set(
+        STATE_VARIABLES
+    )
 
 
 @given(configs)

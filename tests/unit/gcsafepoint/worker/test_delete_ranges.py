@@ -1,4 +1,6 @@
-"""Delete Ranges: due only before the safepoint, on every store, each by itself, remembered for a day."""
+"""Delete Ranges: due only before the safepoint, on every store, each by itself,
+remembered for a day.
+"""
 
 import asyncio
 from typing import Any
@@ -41,7 +43,9 @@ def table(number: int, *, ts: int = 50) -> DeleteRange:
     return DeleteRange(number, 1, b"t%d" % number, b"t%d" % (number + 1), ts)
 
 
-async def run(cluster: Any, records: Any, safe_point: int = 100, fence: Any = dict) -> list[tuple[int, bool]]:
+async def run(
+    cluster: Any, records: Any, safe_point: int = 100, fence: Any = dict
+) -> list[tuple[int, bool]]:
     seen: list[tuple[int, bool]] = []
 
     def report(it: DeleteRange, err: TidemarkError | None) -> None:
@@ -109,10 +113,15 @@ async def test_a_range_that_fails_stays_and_does_not_hold_up_the_others(
         assert (left.job_id, left.attempts, left.error) == (1, attempts, str(unavailable))
     cluster.destroy_range = destroy
     assert await run(cluster, records) == [(1, True)]
-    assert {it.job_id: (it.attempts, it.error) for it in await load(records, DONE)} == {1: (3, ""), 2: (1, "")}
+    assert {it.job_id: (it.attempts, it.error) for it in await load(records, DONE)} == {
+        1: (3, ""),
+        2: (1, ""),
+    }
 
 
-async def test_a_redo_that_fails_is_seen_and_tried_again(cluster: Any, records: Any, unavailable: Any) -> None:
+async def test_a_redo_that_fails_is_seen_and_tried_again(
+    cluster: Any, records: Any, unavailable: Any
+) -> None:
     await register(records, table(1))
     await run(cluster, records)
     cluster.now_ms += KEPT_MS
@@ -125,7 +134,9 @@ async def test_a_redo_that_fails_is_seen_and_tried_again(cluster: Any, records: 
     assert await load(records, DONE) == []
 
 
-async def test_a_record_that_cannot_be_read_is_shown_and_never_due(cluster: Any, records: Any) -> None:
+async def test_a_record_that_cannot_be_read_is_shown_and_never_due(
+    cluster: Any, records: Any
+) -> None:
     await register(records, table(1))
     await records.write({f"{PENDING}7/-8": "garbage", f"{DONE}x": "{}"}, {})
     cluster.now_ms += KEPT_MS
@@ -135,7 +146,9 @@ async def test_a_record_that_cannot_be_read_is_shown_and_never_due(cluster: Any,
     assert "cannot be read: 'garbage'" in left.error
 
 
-async def test_after_a_day_it_is_destroyed_once_more_and_forgotten(cluster: Any, records: Any) -> None:
+async def test_after_a_day_it_is_destroyed_once_more_and_forgotten(
+    cluster: Any, records: Any
+) -> None:
     await register(records, table(1))
     await run(cluster, records)
     assert await run(cluster, records) == []
@@ -177,7 +190,9 @@ async def test_a_range_that_waits_is_taken_back_and_no_other_one(records: Any) -
         await withdraw(records, 1, 1)
 
 
-async def test_a_range_that_a_round_may_have_destroyed_is_not_taken_back(cluster: Any, records: Any) -> None:
+async def test_a_range_that_a_round_may_have_destroyed_is_not_taken_back(
+    cluster: Any, records: Any
+) -> None:
     await register(records, table(1, ts=50))
     await records.write({SAFE_POINT_TS: "51"}, {})
     for dry_run in (True, False):
@@ -188,7 +203,9 @@ async def test_a_range_that_a_round_may_have_destroyed_is_not_taken_back(cluster
         await withdraw(records, 1, 1)
 
 
-async def test_a_safepoint_that_moves_meanwhile_is_seen(records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_safepoint_that_moves_meanwhile_is_seen(
+    records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await register(records, table(1, ts=50))
     await records.write({SAFE_POINT_TS: "50"}, {})
     write = records.write

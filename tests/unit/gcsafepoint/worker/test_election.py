@@ -1,4 +1,6 @@
-"""Leadership: at most one, kept by renewing, lost by standing still, taken over when the lease has run out."""
+"""Leadership: at most one, kept by renewing, lost by standing still,
+taken over when the lease has run out.
+"""
 
 import asyncio
 from typing import Any
@@ -7,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.election import Election, Leader, LeaseLostError, Move, next_move, read_leader
+from gcsafepoint.worker.election import (
+    Election,
+    Leader,
+    LeaseLostError,
+    Move,
+    next_move,
+    read_leader,
+)
 from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID
 from gcsafepoint.worker.times import format_instant
 
@@ -25,7 +34,9 @@ class Clock:
 
 
 def worker(records: Any, clock: Clock, name: str) -> Election:
-    return Election(records, uuid=name, desc=f"host:{name}", lease_ms=LEASE_MS, monotonic_s=clock.monotonic_s)
+    return Election(
+        records, uuid=name, desc=f"host:{name}", lease_ms=LEASE_MS, monotonic_s=clock.monotonic_s
+    )
 
 
 async def tick(election: Election, clock: Clock) -> bool:
@@ -109,11 +120,15 @@ async def test_of_two_who_see_the_same_expired_lease_one_gets_it(records: Any) -
     assert not await tick(two, clock)
 
 
-steps = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 90_000), st.integers(0, 90_000)), max_size=40)
+steps = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 90_000), st.integers(0, 90_000)), max_size=40
+)
 
 
 @given(steps)
-def test_never_two_leaders_however_they_tick_and_stall(memory_records: Any, plan: list[tuple[int, int, int]]) -> None:
+def test_never_two_leaders_however_they_tick_and_stall(
+    memory_records: Any, plan: list[tuple[int, int, int]]
+) -> None:
     async def run() -> None:
         records, clock = memory_records(), Clock()
         workers = [worker(records, clock, name) for name in ("one", "two", "three")]
@@ -127,7 +142,9 @@ def test_never_two_leaders_however_they_tick_and_stall(memory_records: Any, plan
     asyncio.run(run())
 
 
-async def test_what_runs_under_the_lease_ends_with_it_and_renewing_gives_it_more_time(records: Any) -> None:
+async def test_what_runs_under_the_lease_ends_with_it_and_renewing_gives_it_more_time(
+    records: Any,
+) -> None:
     clock = Clock()
     one = Election(records, uuid="one", desc="", lease_ms=2000, monotonic_s=clock.monotonic_s)
     with pytest.raises(LeaseLostError, match="not the GC leader"):

@@ -1,4 +1,6 @@
-"""A worker dies or stalls at any of its requests: the next one finishes the work, and nothing that is late harms."""
+"""A worker dies or stalls at any of its requests: the next one finishes the work,
+and nothing that is late harms.
+"""
 
 import asyncio
 import contextlib
@@ -106,7 +108,9 @@ def test_killed_at_any_request_the_next_round_does_what_was_left(
             raise KilledError
 
         counter = Counter(chosen, die, after=after)
-        doomed = bench_of(Mortal(cluster, counter, lambda: dead), Mortal(records, counter, lambda: dead), "doomed")
+        doomed = bench_of(
+            Mortal(cluster, counter, lambda: dead), Mortal(records, counter, lambda: dead), "doomed"
+        )
         with contextlib.suppress(KilledError):
             await doomed.worker.tick()
             await doomed.run_round()
@@ -124,7 +128,10 @@ def test_killed_at_any_request_the_next_round_does_what_was_left(
             assert any(note.startswith(f"collect {border!r}") for note in cluster.diary)
         for it in await load_rounds(records):
             assert it.phase is Phase.ENDED
-            assert it.result is (Result.ABANDONED if it.worker == "doomed" and dead else Result.DONE) or it.error == ""
+            assert (
+                it.result is (Result.ABANDONED if it.worker == "doomed" and dead else Result.DONE)
+                or it.error == ""
+            )
 
     asyncio.run(run())
 
@@ -179,7 +186,11 @@ def test_stalled_at_any_request_past_its_lease_an_old_leader_harms_nothing_that_
         if counter.tripped:
             assert await read_ts(records, SAFE_POINT_TS) == saved
             late = [name.split()[0] for name in counter.calls[calls_at_stall:]]
-            assert set(late) <= {"write", "read", "now_ts"}  # no store hears of it any more; writes are fenced
+            assert set(late) <= {
+                "write",
+                "read",
+                "now_ts",
+            }  # no store hears of it any more; writes are fenced
         limit = approved.greatest
         for note in cluster.diary:
             kind, *words = note.split()
@@ -192,7 +203,9 @@ def test_stalled_at_any_request_past_its_lease_an_old_leader_harms_nothing_that_
 
 
 class Approvals:
-    """The metadata store; it notes what each approved round may ask for by the settings of that moment."""
+    """The metadata store; it notes what each approved round may ask for by the settings of that
+    moment.
+    """
 
     def __init__(self, cluster: Any, records: Any) -> None:
         self._cluster, self._records = cluster, records

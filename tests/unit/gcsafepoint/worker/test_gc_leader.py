@@ -1,4 +1,6 @@
-"""Whole rounds: the order of phases, what holds the safepoint back, what is skipped, where a lost lease stops."""
+"""Whole rounds: the order of phases, what holds the safepoint back, what is skipped,
+where a lost lease stops.
+"""
 
 import asyncio
 from typing import Any
@@ -33,10 +35,14 @@ FEED = "the service ticdc-default-feed"
 
 
 async def configure(bench: Any, **variables: str) -> None:
-    await write_config(bench.records, {f"tikv_gc_{name}": text for name, text in variables.items()}, UNBOUND)
+    await write_config(
+        bench.records, {f"tikv_gc_{name}": text for name, text in variables.items()}, UNBOUND
+    )
 
 
-async def test_a_round_goes_through_its_phases_in_order_and_saves_the_safepoint_first(bench: Any) -> None:
+async def test_a_round_goes_through_its_phases_in_order_and_saves_the_safepoint_first(
+    bench: Any,
+) -> None:
     bench.cluster.lock(b"a", 5)
     await register(bench.records, DeleteRange(1, 1, b"t1", b"t2", 9))
     ended = await bench.run_round()
@@ -51,7 +57,11 @@ async def test_a_round_goes_through_its_phases_in_order_and_saves_the_safepoint_
     assert bench.diary.stages == [stage for stage in Stage if stage is not Stage.DO_GC]
     assert bench.records.held[SAFE_POINT].value == format_instant(physical_ms(safe_point))
     assert bench.records.held[LAST_RUN_TIME].value == format_instant(physical_ms(ended.id))
-    assert bench.records.held[COLLECTED_TS].value == bench.records.held[SAFE_POINT_TS].value == str(safe_point)
+    assert (
+        bench.records.held[COLLECTED_TS].value
+        == bench.records.held[SAFE_POINT_TS].value
+        == str(safe_point)
+    )
     assert bench.cluster.published == safe_point
 
 
@@ -65,7 +75,10 @@ async def test_the_safepoint_is_saved_even_if_the_round_then_fails_and_the_next_
         await bench.run_round()
     assert bench.records.held[SAFE_POINT_TS].value == "77"
     assert bench.cluster.published == 0
-    assert (bench.diary.ended[0].result, bench.diary.ended[0].error) == (Result.FAILED, str(unavailable))
+    assert (bench.diary.ended[0].result, bench.diary.ended[0].error) == (
+        Result.FAILED,
+        str(unavailable),
+    )
     bench.cluster.failing = {}
     assert (await bench.run_round()).result == Result.DONE  # although the safepoint did not move
     assert (bench.cluster.published, bench.cluster.locks) == (77, {})
@@ -77,16 +90,29 @@ async def test_another_services_safepoint_holds_the_round_back_and_is_named(benc
     bench.cluster.lock(b"a", 77)
     await register(bench.records, DeleteRange(1, 1, b"t1", b"t2", 77))
     ended = await bench.run_round()
-    assert (ended.safe_point, ended.resolved_locks, ended.deleted_ranges, ended.blocker) == (77, 0, 0, FEED)
+    assert (ended.safe_point, ended.resolved_locks, ended.deleted_ranges, ended.blocker) == (
+        77,
+        0,
+        0,
+        FEED,
+    )
     assert bench.cluster.published == 77
     again = await bench.run_round()
     assert (again.result, again.safe_point, again.blocker) == (Result.NOTHING_NEW, 77, FEED)
     assert bench.diary.blockers == [(FEED, True), (FEED, False)]
 
 
-async def test_a_running_transaction_holds_the_round_back_and_keeps_its_own_locks(bench: Any) -> None:
+async def test_a_running_transaction_holds_the_round_back_and_keeps_its_own_locks(
+    bench: Any,
+) -> None:
     await bench.records.write(
-        {f"{RUNNING}tidb-0": "500", f"{RUNNING}tidb-1": "400", f"{RUNNING}idle": "0", f"{RUNNING}odd": "x"}, {}
+        {
+            f"{RUNNING}tidb-0": "500",
+            f"{RUNNING}tidb-1": "400",
+            f"{RUNNING}idle": "0",
+            f"{RUNNING}odd": "x",
+        },
+        {},
     )
     bench.cluster.lock(b"a", 399)
     bench.cluster.lock(b"b", 400)
@@ -118,7 +144,9 @@ async def test_ranges_that_failed_are_tried_again_while_the_safepoint_stands_sti
     assert [request.split()[0] for request in bench.cluster.diary] == ["hold", "destroy", "destroy"]
 
 
-async def test_no_range_is_destroyed_at_a_safepoint_whose_locks_were_not_resolved(bench: Any, unavailable: Any) -> None:
+async def test_no_range_is_destroyed_at_a_safepoint_whose_locks_were_not_resolved(
+    bench: Any, unavailable: Any
+) -> None:
     bench.cluster.failing = {"scan": unavailable}
     await register(bench.records, DeleteRange(1, 1, b"t1", b"t2", 9))
     with pytest.raises(TidemarkError):
@@ -149,7 +177,9 @@ async def test_a_round_in_its_first_phases_makes_the_next_one_skip(bench: Any) -
     assert first.result().result == Result.DONE
 
 
-async def test_a_safepoint_that_a_dead_leader_asked_for_and_did_not_save_is_waited_for(bench: Any) -> None:
+async def test_a_safepoint_that_a_dead_leader_asked_for_and_did_not_save_is_waited_for(
+    bench: Any,
+) -> None:
     hold = bench.cluster.hold_safe_point
 
     async def decreases(safe_point: int) -> Any:
@@ -170,7 +200,9 @@ async def test_gc_that_is_switched_off_runs_no_round(bench: Any) -> None:
     assert LAST_RUN_TIME not in bench.records.held
 
 
-async def test_a_setting_that_changes_while_a_round_begins_counts_for_that_round(bench: Any) -> None:
+async def test_a_setting_that_changes_while_a_round_begins_counts_for_that_round(
+    bench: Any,
+) -> None:
     write, changes = bench.records.write, iter([{"life_time": "20m"}, {"life_time": "30m"}])
 
     async def meanwhile(texts: Any, expect: Any) -> int:
@@ -193,7 +225,9 @@ async def test_a_setting_that_changes_while_a_round_begins_counts_for_that_round
         await bench.run_round()
 
 
-async def test_a_life_time_below_the_least_is_raised_to_it(cluster: Any, records: Any, bench_of: Any) -> None:
+async def test_a_life_time_below_the_least_is_raised_to_it(
+    cluster: Any, records: Any, bench_of: Any
+) -> None:
     await records.write({"/tidemark/default/gc/tikv_gc_life_time": "1m"}, {})
     made = bench_of(cluster, records, bounds=BOUNDS)
     await made.worker.tick()
@@ -202,7 +236,9 @@ async def test_a_life_time_below_the_least_is_raised_to_it(cluster: Any, records
     assert made.diary.raised == [60_000]
 
 
-async def test_a_recorded_safepoint_that_is_none_fails_the_round_and_says_which_record(bench: Any) -> None:
+async def test_a_recorded_safepoint_that_is_none_fails_the_round_and_says_which_record(
+    bench: Any,
+) -> None:
     await bench.records.write({SAFE_POINT_TS: "soon"}, {})
     with pytest.raises(CorruptError, match="safe_point_ts holds 'soon'"):
         await bench.run_round()
@@ -212,13 +248,23 @@ async def test_central_mode_publishes_the_safepoint_and_then_walks_every_region(
     await configure(bench, mode="central")
     ended = await bench.run_round()
     published = bench.cluster.diary.index(f"publish {ended.safe_point}")
-    walked = [request for request in bench.cluster.diary[published:] if request.startswith("collect")]
-    assert sorted(walked) == sorted(f"collect {start!r} {ended.safe_point}" for start in (b"", b"g", b"n", b"t"))
-    assert (ended.collected_regions, ended.result, bench.cluster.published) == (4, Result.DONE, ended.safe_point)
+    walked = [
+        request for request in bench.cluster.diary[published:] if request.startswith("collect")
+    ]
+    assert sorted(walked) == sorted(
+        f"collect {start!r} {ended.safe_point}" for start in (b"", b"g", b"n", b"t")
+    )
+    assert (ended.collected_regions, ended.result, bench.cluster.published) == (
+        4,
+        Result.DONE,
+        ended.safe_point,
+    )
     assert DO_GC not in bench.records.held
 
 
-async def test_a_central_round_in_do_gc_gives_way_to_the_next_which_goes_on_where_it_was(bench: Any) -> None:
+async def test_a_central_round_in_do_gc_gives_way_to_the_next_which_goes_on_where_it_was(
+    bench: Any,
+) -> None:
     await configure(bench, mode="central", auto_concurrency="false", concurrency="1")
     reached, go_on = asyncio.Event(), asyncio.Event()
     collect, asked = bench.cluster.collect, 0
@@ -248,7 +294,12 @@ async def test_a_central_round_in_do_gc_gives_way_to_the_next_which_goes_on_wher
         for it in (first.result(), second)
     )
     assert old == ["b''", "b'n'", "b'g'"]
-    assert new == ["b'g'", "b't'", "b'n'", "b''"]  # b'g' was the first that was not known to be done
+    assert new == [
+        "b'g'",
+        "b't'",
+        "b'n'",
+        "b''",
+    ]  # b'g' was the first that was not known to be done
     assert bench.records.held[COLLECTED_TS].value == str(second.safe_point)
 
 
@@ -269,7 +320,9 @@ async def test_a_lost_lease_stops_before_the_next_request(bench: Any) -> None:
     assert bench.cluster.published == 0
 
 
-async def test_a_request_that_outlasts_the_lease_is_given_up_unless_the_lease_is_renewed(bench: Any) -> None:
+async def test_a_request_that_outlasts_the_lease_is_given_up_unless_the_lease_is_renewed(
+    bench: Any,
+) -> None:
     reached, answered = asyncio.Event(), asyncio.Event()
 
     async def hangs() -> Any:

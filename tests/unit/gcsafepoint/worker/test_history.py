@@ -1,4 +1,6 @@
-"""The history: every round reads back the same, a hundred are kept, and nothing that is unreadable breaks a round."""
+"""The history: every round reads back the same, a hundred are kept,
+and nothing that is unreadable breaks a round.
+"""
 
 import asyncio
 from typing import Any
@@ -57,8 +59,14 @@ def test_a_hundred_are_kept_with_the_one_that_begins_and_the_unfinished_of_other
     async def run() -> None:
         records = memory_records()
         for number, kind in enumerate(kinds, 1):
-            it = Round(id=number, worker="it", phase=Phase.ENDED if kind == "ended" else Phase.RESOLVE_LOCKS)
-            await records.write({round_key(it): kind if kind == "garbage" else round_to_json(it)}, {})
+            it = Round(
+                id=number,
+                worker="it",
+                phase=Phase.ENDED if kind == "ended" else Phase.RESOLVE_LOCKS,
+            )
+            await records.write(
+                {round_key(it): kind if kind == "garbage" else round_to_json(it)}, {}
+            )
         mine = [number for number, kind in enumerate(kinds, 1) if kind == "mine"]
         for _ in range(4):  # a transaction takes no more than a hundred changes
             await tidy_rounds(records, mine, 99, {})

@@ -1,4 +1,6 @@
-"""The course of central GC: everything once, what was left first, and nothing twice at the same safepoint."""
+"""The course of central GC: everything once, what was left first,
+and nothing twice at the same safepoint.
+"""
 
 from itertools import pairwise
 
@@ -24,14 +26,20 @@ clusters = st.builds(
     st.lists(st.integers(1, 3), min_size=11, max_size=11),
 )
 positions = st.builds(
-    Position, st.sampled_from([5, 6]), st.sampled_from([b"", *LETTERS]), st.sampled_from([b"", *LETTERS])
+    Position,
+    st.sampled_from([5, 6]),
+    st.sampled_from([b"", *LETTERS]),
+    st.sampled_from([b"", *LETTERS]),
 )
 
 
 def letters_in(ranges: list[KeyRange]) -> list[bytes]:
     """The single-letter keys that the ranges hold, in their order."""
     return [
-        key for it in ranges for key in [b"", *LETTERS] if it.start_key <= key and (not it.end_key or key < it.end_key)
+        key
+        for it in ranges
+        for key in [b"", *LETTERS]
+        if it.start_key <= key and (not it.end_key or key < it.end_key)
     ]
 
 
@@ -63,11 +71,18 @@ def test_the_same_safepoint_does_what_was_left_and_no_more_however_regions_chang
     stores: dict[int, list[KeyRange]], broke_off: Position, later: dict[int, list[KeyRange]]
 ) -> None:
     ring = [b"", *LETTERS]
-    left = letters_in([it for _, it in RangeWalk.plan(stores, broke_off, broke_off.safe_point).store_ranges])
+    left = letters_in(
+        [it for _, it in RangeWalk.plan(stores, broke_off, broke_off.safe_point).store_ranges]
+    )
     first, until = ring.index(broke_off.key), ring.index(broke_off.until)
     expected = (ring[first:] + ring[:first])[: (until - first) % len(ring) or len(ring)]
     assert left == expected
-    assert letters_in([it for _, it in RangeWalk.plan(later, broke_off, broke_off.safe_point).store_ranges]) == expected
+    assert (
+        letters_in(
+            [it for _, it in RangeWalk.plan(later, broke_off, broke_off.safe_point).store_ranges]
+        )
+        == expected
+    )
 
 
 @given(clusters, st.none() | positions, st.data())
@@ -82,7 +97,9 @@ def test_a_walk_broken_off_anywhere_and_taken_up_again_misses_nothing(
         if course.reached(it):
             saved = course.position
     rest = RangeWalk.plan(stores, saved, 7)
-    assert set(letters_in([it for _, it in done])) | set(letters_in([it for _, it in rest.store_ranges])) == {
+    assert set(letters_in([it for _, it in done])) | set(
+        letters_in([it for _, it in rest.store_ranges])
+    ) == {
         b"",
         *LETTERS,
     }

@@ -1,4 +1,6 @@
-"""Resolve Locks against the in-memory cluster: every old lock ends as its primary says, no young one is touched."""
+"""Resolve Locks against the in-memory cluster: every old lock ends as its primary says,
+no young one is touched.
+"""
 
 import asyncio
 from typing import Any
@@ -18,7 +20,13 @@ LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 async def resolve(cluster: Any, config: GCConfig | None = None) -> list[int]:
     pages: list[int] = []
     stores = await cluster.ranges_by_store()
-    await resolve_locks(cluster, config or GCConfig(), stores, SAFE_POINT, lambda page: pages.append(len(page.locks)))
+    await resolve_locks(
+        cluster,
+        config or GCConfig(),
+        stores,
+        SAFE_POINT,
+        lambda page: pages.append(len(page.locks)),
+    )
     return pages
 
 
@@ -61,7 +69,9 @@ async def test_a_transaction_is_decided_once_however_many_regions_it_touched(clu
     assert set(cluster.committed) == {b"a", b"b", b"h", b"p", b"z"}
 
 
-async def test_what_is_remembered_of_transactions_is_bounded(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_of_transactions_is_bounded(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gcsafepoint.worker.resolve_locks._REMEMBERED", 3)
     decisions = TransactionDecisions(cluster)
     locks = [Lock(b"%d" % ts, ts, pessimistic=False, token=None) for ts in range(1, 9)]
@@ -106,7 +116,9 @@ async def test_an_error_ends_the_phase_as_itself(cluster: Any, unavailable: Any)
 
 @given(
     locks=st.dictionaries(
-        st.binary(min_size=1, max_size=2).map(lambda raw: bytes(LETTERS[byte % 26] for byte in raw)),
+        st.binary(min_size=1, max_size=2).map(
+            lambda raw: bytes(LETTERS[byte % 26] for byte in raw)
+        ),
         st.tuples(st.integers(1, 200), st.booleans()),
     ),
     decisions=st.dictionaries(st.integers(1, 200), st.integers(0, 300)),
@@ -121,5 +133,7 @@ def test_whatever_lies_there_exactly_the_old_locks_end_and_as_decided(
     pages = asyncio.run(resolve(cluster))
     old = {key: start_ts for key, (start_ts, _) in locks.items() if start_ts < SAFE_POINT}
     assert set(cluster.locks) == locks.keys() - old.keys()
-    assert cluster.committed == {key: decisions.get(start_ts, 0) for key, start_ts in old.items() if not locks[key][1]}
+    assert cluster.committed == {
+        key: decisions.get(start_ts, 0) for key, start_ts in old.items() if not locks[key][1]
+    }
     assert sum(pages) == len(old)

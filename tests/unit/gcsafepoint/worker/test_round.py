@@ -98,5 +98,10 @@ def test_a_phase_knows_how_long_the_others_took_and_how_long_it_will_still_take(
     rounds.enter(number, Phase.DELETE_RANGES, 1410)
     ended = rounds.end(number, Result.FAILED, 1420, "the store is away")
     assert ended.phase_ms == {"prepare": 10, "resolve locks": 400, "delete ranges": 10}
-    assert (ended.worker, ended.started_ms, ended.ended_ms, ended.error) == ("me", 1000, 1420, "the store is away")
+    assert (ended.worker, ended.started_ms, ended.ended_ms, ended.error) == (
+        "me",
+        1000,
+        1420,
+        "the store is away",
+    )
     assert ended.eta_ms(2000) is None

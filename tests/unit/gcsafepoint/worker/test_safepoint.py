@@ -3,7 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.round import SafePointBound, limited_by_service, round_is_due, target_safe_point
+from gcsafepoint.worker.round import (
+    SafePointBound,
+    limited_by_service,
+    round_is_due,
+    target_safe_point,
+)
 from storage.model.ts import MAX_TS, compose, physical_ms
 
 timestamps = st.integers(1, MAX_TS)

@@ -44,7 +44,22 @@ def test_gos_durations_are_understood(text: str, ns: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10", "m", "10x", "10m ", " 10m", "1h-30m", "1e3s", "--1s", ".s", "10m5", "³s", "\u0661s", "9" * 5000 + "s"],
+    [
+        "",
+        "10",
+        "m",
+        "10x",
+        "10m ",
+        " 10m",
+        "1h-30m",
+        "1e3s",
+        "--1s",
+        ".s",
+        "10m5",
+        "³s",
+        "\u0661s",
+        "9" * 5000 + "s",
+    ],
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(DurationError, match="write it like 10m, 1h30m or"):

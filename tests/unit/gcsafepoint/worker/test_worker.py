@@ -1,4 +1,6 @@
-"""The worker's life: ticks, rounds that are due or demanded, and what becomes of them when it is stopped."""
+"""The worker's life: ticks, rounds that are due or demanded,
+and what becomes of them when it is stopped.
+"""
 
 import asyncio
 from typing import Any
@@ -12,7 +14,9 @@ from gcsafepoint.worker.round import Result
 from gcsafepoint.worker.worker import WorkerStoppedError
 
 
-async def test_a_follower_runs_no_round(cluster: Any, records: Any, bench: Any, bench_of: Any) -> None:
+async def test_a_follower_runs_no_round(
+    cluster: Any, records: Any, bench: Any, bench_of: Any
+) -> None:
     other = bench_of(cluster, records, "other")
     assert not await other.worker.tick()
     with pytest.raises(LeaseLostError):
@@ -44,7 +48,9 @@ async def test_a_tick_that_fails_is_told_and_not_fatal(bench: Any, unavailable: 
     assert bench.diary.failed == ["ErrUnavailable"]
 
 
-async def test_a_running_worker_collects_by_itself_and_on_demand_and_resigns_when_stopped(bench: Any) -> None:
+async def test_a_running_worker_collects_by_itself_and_on_demand_and_resigns_when_stopped(
+    bench: Any,
+) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(bench.worker.run(3600))
         await bench.diary.first_ended.wait()
@@ -76,7 +82,9 @@ async def test_a_round_that_is_due_while_one_runs_is_skipped_with_tidbs_words(be
     assert set(bench.diary.skipped) == {"there's already a gc job running, skipped"}
 
 
-async def test_a_round_on_demand_is_answered_even_if_the_worker_is_stopped_in_it(bench: Any) -> None:
+async def test_a_round_on_demand_is_answered_even_if_the_worker_is_stopped_in_it(
+    bench: Any,
+) -> None:
     with pytest.raises(WorkerStoppedError):
         await bench.worker.run_round_now()
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,6 @@
-"""An upstream in memory: one region, a coordinator that keeps safepoints, and the real embedded metadata."""
+"""An upstream in memory: one region, a coordinator that keeps safepoints,
+and the real embedded metadata.
+"""
 
 import asyncio
 from functools import partial
@@ -65,7 +67,10 @@ class Upstream:
 
     def subscribe(self, subscription):
         self.subscriptions.append(subscription)
-        self._send(subscription, [row for row in self.rows if row.commit_ts > subscription.matcher.start_ts])
+        self._send(
+            subscription,
+            [row for row in self.rows if row.commit_ts > subscription.matcher.start_ts],
+        )
         self._send(subscription, [Row(type=cdcpb.Event.INITIALIZED)])
         subscription.inbox.put_now((subscription, self.resolved_ts))
 
@@ -108,13 +113,20 @@ class Upstream:
 
     @staticmethod
     def _send(subscription, rows):
-        subscription.inbox.put_now((subscription, cdcpb.Event(entries=cdcpb.Event.Entries(entries=rows))))
+        subscription.inbox.put_now(
+            (subscription, cdcpb.Event(entries=cdcpb.Event.Entries(entries=rows)))
+        )
 
 
 def new(changefeed="feed", sink_uri="delta:///lake", start_ts=0, target_ts=0, tables=(), **members):
     """What is asked for when a changefeed is made."""
     return NewChangefeed(
-        id=changefeed, sink_uri=sink_uri, start_ts=start_ts, target_ts=target_ts, tables=tables, **members
+        id=changefeed,
+        sink_uri=sink_uri,
+        start_ts=start_ts,
+        target_ts=target_ts,
+        tables=tables,
+        **members,
     )
 
 
@@ -163,6 +175,8 @@ async def capture(upstream, meta, tmp_path):
         await asyncio.wait([task])
         await meta.delete(keys.OWNER)
 
-    yield SimpleNamespace(start=start, stop=stop, records=Records(meta), table=("bank", TABLE.to_json()))
+    yield SimpleNamespace(
+        start=start, stop=stop, records=Records(meta), table=("bank", TABLE.to_json())
+    )
     while running:
         await stop()

@@ -1,4 +1,6 @@
-"""A changefeed that runs, as Flight knows it: real sorter, sink, versions and TiDB rows, without an owner."""
+"""A changefeed that runs, as Flight knows it: real sorter, sink, versions and TiDB rows,
+without an owner.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -28,7 +30,9 @@ class Shape:
 
     @classmethod
     def of(cls, table_id, name, *columns):
-        return cls(TableInfo.build(table_id, name, [Column.bigint("id"), *map(Column.bigint, columns)]))
+        return cls(
+            TableInfo.build(table_id, name, [Column.bigint("id"), *map(Column.bigint, columns)])
+        )
 
     @property
     def source(self):
@@ -42,7 +46,9 @@ class Feed:
     """A changefeed that runs: what Flight knows of it."""
 
     def __init__(self, directory, *shapes):
-        self.sorter = Sorter(directory, memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0)
+        self.sorter = Sorter(
+            directory, memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0
+        )
         self.versions = Versions(START, [shape.source for shape in shapes])
         self.sink = LocalSink(self.sorter, memory_quota_bytes=1 << 20)
         for spans in self.versions.spans(START):
@@ -50,10 +56,19 @@ class Feed:
         self.sink.start()
         self.shapes = {shape.source.span: shape for shape in shapes}
         processor = SimpleNamespace(
-            sink=self.sink, start_ts=START, locations=lambda _: (), checkpoint_ts=START, resolved_ts=START
+            sink=self.sink,
+            start_ts=START,
+            locations=lambda _: (),
+            checkpoint_ts=START,
+            resolved_ts=START,
         )
         info = SimpleNamespace(
-            state=State.NORMAL, error=None, shown_sink_uri="lake:", start_ts=START, target_ts=0, skipped=()
+            state=State.NORMAL,
+            error=None,
+            shown_sink_uri="lake:",
+            start_ts=START,
+            target_ts=0,
+            skipped=(),
         )
         self.holds = Holds()
         self.sink.withhold(self.holds)
@@ -73,12 +88,16 @@ class Feed:
         new, before = (value, None) if values else (None, value)
         if values and old:
             before = shape.row(identity, **old)[1]
-        self.sorter.add(shape.source.span, raw_batch([commit_ts], [commit_ts - 1], [op], [key], [new], [before]))
+        self.sorter.add(
+            shape.source.span, raw_batch([commit_ts], [commit_ts - 1], [op], [key], [new], [before])
+        )
 
     def ddl(self, ts, *shapes, dropped=(), truncated=()):
         """As a source does: resolve what was before, then tell the change."""
         self.resolve(ts - 1)
-        change = TableChange(ts, f"DDL at {ts}", tuple(shape.source for shape in shapes), dropped, truncated)
+        change = TableChange(
+            ts, f"DDL at {ts}", tuple(shape.source for shape in shapes), dropped, truncated
+        )
         ddl = self.versions.change(change)
         for spans in self.versions.spans_of(ddl):
             self.sink.follow(spans, START)
@@ -104,7 +123,8 @@ class Feed:
 
     def planned(self, start, end, tables=None, **asked):
         return [
-            (part.table, part.start_ts, part.end_ts) for part in self.feeds.plan("feed", tables, start, end, **asked)
+            (part.table, part.start_ts, part.end_ts)
+            for part in self.feeds.plan("feed", tables, start, end, **asked)
         ]
 
 

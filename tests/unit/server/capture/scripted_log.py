@@ -1,4 +1,6 @@
-"""A log of TiDB tables as a test writes it: rows, schema changes and progress, in order, read again from any start."""
+"""A log of TiDB tables as a test writes it: rows, schema changes and progress, in order,
+read again from any start.
+"""
 
 import asyncio
 import itertools
@@ -42,7 +44,9 @@ class ScriptedLog:
         pairs = [encode_record(info, row) for row in rows]
         keys, values = [key for key, _ in pairs], [value for _, value in pairs]
         count = len(rows)
-        batch = raw_batch([ts] * count, [ts - 1] * count, [INSERT] * count, keys, values, [None] * count)
+        batch = raw_batch(
+            [ts] * count, [ts - 1] * count, [INSERT] * count, keys, values, [None] * count
+        )
         self.write(ts, ("rows", record_of(info), batch))
 
     def ddl(self, ts, query, *tables, dropped=(), truncated=()):
@@ -93,7 +97,9 @@ class Replay:
         elif kind == "ddl":
             query, infos, dropped, truncated = parts
             try:
-                tables = tuple(table for info in infos if (table := self._catalog.table(record_of(info))))
+                tables = tuple(
+                    table for info in infos if (table := self._catalog.table(record_of(info)))
+                )
                 await self._catalog.change(TableChange(ts, query, tables, dropped, truncated))
             except InvalidError as err:
                 for span in set(self._live.values()):

@@ -1,4 +1,6 @@
-"""What an audit finds is seen at its changefeed until it is mended; an audit that cannot be is refused by name."""
+"""What an audit finds is seen at its changefeed until it is mended;
+an audit that cannot be is refused by name.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -22,7 +24,13 @@ from tests.unit.server.capture.conftest import new
 
 ENDS = st.none() | st.integers(-(2**63), 2**64)
 SPANS = st.lists(st.tuples(ENDS, ENDS), max_size=5).map(tuple)
-FOUND = Finding(table="bank.accounts", ts=1005, time="2026-11-23T06:00:00+00:00", column="id", spans=((None, 7),))
+FOUND = Finding(
+    table="bank.accounts",
+    ts=1005,
+    time="2026-11-23T06:00:00+00:00",
+    column="id",
+    spans=((None, 7),),
+)
 
 
 async def until(condition):
@@ -81,14 +89,19 @@ def test_ranges_of_several_turns_are_kept_together(one, other):
     assert FOUND.and_before(replace(before, column="other")) == FOUND
 
 
-async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it_is_gone(capture, owner, meta):
+async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it_is_gone(
+    capture, owner, meta
+):
     assert shown(owner) == ("normal", None)
     assert detail(message(owner.feed("feed")))["audit_seconds"] == 3600
     records = AuditRecords(meta, "feed")
     await records.save(FOUND)
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
     told = detail(message(owner.feed("feed")))["error"]["message"]
-    assert "bank.accounts (id below 7): `tidemark cli verify -c feed --table bank.accounts --repair` mends it" in told
+    assert (
+        "bank.accounts (id below 7): `tidemark cli verify -c feed --table bank.accounts --repair` "
+        "mends it" in told
+    )
     owner.feed("feed").job = None
     await capture.stop()  # a new owner knows it, too
     owner = await capture.start()
@@ -106,7 +119,9 @@ async def test_the_jobs_own_error_is_shown_first(owner, meta):
     assert shown(owner) == ("failed", "TM:ErrTargetRefused")
 
 
-async def test_an_audit_that_is_turned_off_or_whose_changefeed_goes_leaves_nothing(capture, owner, meta):
+async def test_an_audit_that_is_turned_off_or_whose_changefeed_goes_leaves_nothing(
+    capture, owner, meta
+):
     records = AuditRecords(meta, "feed")
     await records.save(FOUND)
     await records.save_on_time("2026-11-23T06:00:00+00:00")
@@ -150,23 +165,40 @@ async def test_an_audit_of_what_cannot_be_compared_is_refused_by_name(owner, cap
 
 
 def test_only_an_audit_that_is_asked_for_is_in_the_record():
-    info = ChangefeedInfo(id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="")
+    info = ChangefeedInfo(
+        id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time=""
+    )
     assert b"audit" not in info.to_json(), "captures before audits read it"
     assert ChangefeedInfo.from_json(replace(info, audit_s=60).to_json()).audit_s == 60
 
 
 def test_an_audit_that_is_behind_for_its_whole_period_is_told():
     begun, now = "2026-11-23T06:00:00+00:00", datetime(2026, 11, 23, 7, 0, 1, tzinfo=UTC)
-    info = ChangefeedInfo(id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time=begun, audit_s=3600)
-    assert "behind since it was asked for: the process of the lake's job" in audit_silence(info, Audit(), now)
+    info = ChangefeedInfo(
+        id="feed",
+        sink_uri="delta:///lake",
+        start_ts=1,
+        target_ts=0,
+        create_time=begun,
+        audit_s=3600,
+    )
+    assert "behind since it was asked for: the process of the lake's job" in audit_silence(
+        info, Audit(), now
+    )
     assert not audit_silence(info, Audit(on_time="2026-11-23T06:30:00+00:00"), now)
-    assert "behind since 2026-11-23T05" in audit_silence(info, Audit(on_time="2026-11-23T05:30:00+00:00"), now)
+    assert "behind since 2026-11-23T05" in audit_silence(
+        info, Audit(on_time="2026-11-23T05:30:00+00:00"), now
+    )
     assert not audit_silence(replace(info, audit_s=7200), Audit(), now)
     assert not audit_silence(replace(info, audit_s=0), Audit(), now)
     assert not audit_silence(info, Audit(on_time="what"), now)
 
 
 def test_what_is_no_upsert_is_not_told_to_be_repaired():
-    told = replace(FOUND, mode="scd2", table="shop.a b", spans=((1, None), (None, None))).told("feed")
-    assert told.startswith("shop.a b (id from 1, all): `tidemark cli verify -c feed --table 'shop.a b'` tells the rows")
+    told = replace(FOUND, mode="scd2", table="shop.a b", spans=((1, None), (None, None))).told(
+        "feed"
+    )
+    assert told.startswith(
+        "shop.a b (id from 1, all): `tidemark cli verify -c feed --table 'shop.a b'` tells the rows"
+    )
     assert "--repair" not in told

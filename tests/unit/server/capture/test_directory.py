@@ -1,4 +1,6 @@
-"""A capture's data directory: one process, one id that stays, and clear words where it cannot be used."""
+"""A capture's data directory: one process, one id that stays,
+and clear words where it cannot be used.
+"""
 
 import pytest
 
@@ -16,12 +18,18 @@ def test_the_id_stays_and_only_one_process_has_it(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataDirError, match="choose another --data-dir"), lock(tmp_path / "file" / "capture"):
+    with (
+        pytest.raises(DataDirError, match="choose another --data-dir"),
+        lock(tmp_path / "file" / "capture"),
+    ):
         raise AssertionError("not reached")
 
 
 @pytest.mark.parametrize("content", [b"", b"half-an-", b"\xff\xfe"])
 def test_an_id_that_was_damaged_is_told_with_what_to_do(tmp_path, content):
     (tmp_path / "capture-id").write_bytes(content)
-    with pytest.raises(DataDirError, match=r"capture-id holds no capture id: .*; remove it"), lock(tmp_path):
+    with (
+        pytest.raises(DataDirError, match=r"capture-id holds no capture id: .*; remove it"),
+        lock(tmp_path),
+    ):
         raise AssertionError("not reached")

@@ -1,4 +1,6 @@
-"""Tables that change under their readers: a ts has its schemas, cuts end at DDLs, what ended is served to its end."""
+"""Tables that change under their readers: a ts has its schemas, cuts end at DDLs,
+what ended is served to its end.
+"""
 
 import pytest
 
@@ -46,7 +48,10 @@ def test_describe_tells_the_schemas_of_a_ts_and_the_ddls_ahead(opened):
         ("s.a", 1020, 7),
         ("s.b", START, 6),
     ]
-    assert [(ddl.ts, ddl.tables, ddl.dropped) for ddl in at.ddls] == [(1020, ("s.a",), ()), (1030, (), ("s.b",))]
+    assert [(ddl.ts, ddl.tables, ddl.dropped) for ddl in at.ddls] == [
+        (1020, ("s.a",), ()),
+        (1030, (), ("s.b",)),
+    ]
     assert [table.table for table in feed.feeds.describe("feed", 1030).tables] == ["s.a"]
     assert [ddl.ts for ddl in feed.feeds.describe("feed", 1021).ddls] == [1030]
     assert feed.feeds.describe("feed").tables == before.tables
@@ -71,7 +76,11 @@ def test_a_dropped_table_is_served_to_its_end_and_holds_nobody_back_beyond(opene
     assert feed.latest(1020) == 1040
     assert feed.latest(1020, "s.b") == 1020  # nothing new, and not old yet
     assert feed.planned(START, 1020) == [("s.b", START, 1020)]
-    assert feed.planned(1020, 1040) == feed.planned(1020, 1040, ["s.a", "s.b"]) == [("s.a", 1020, 1040)]
+    assert (
+        feed.planned(1020, 1040)
+        == feed.planned(1020, 1040, ["s.a", "s.b"])
+        == [("s.a", 1020, 1040)]
+    )
     with pytest.raises(TableNotExistsError, match="right above 1020"):
         feed.rows("s.b", 1020, 1040)
     assert feed.feeds.ack("feed", None, 1020) == 1020
@@ -135,7 +144,9 @@ def test_a_renamed_table_goes_on_in_its_span_under_another_name(opened):
     assert feed.planned(START, 1020) == [("s.a", START, 1020)]
     assert feed.planned(1020, 1040) == [("s.c", 1020, 1040)]
     assert feed.ids("s.c", 1020, 1040) == [(1030, 2)]
-    assert feed.feeds.ack("feed", "s.c", 1040) == START  # the rows of its old name are somebody else's
+    assert (
+        feed.feeds.ack("feed", "s.c", 1040) == START
+    )  # the rows of its old name are somebody else's
     assert feed.feeds.ack("feed", "s.a", 1040) == 1020
     assert feed.feeds.ack("feed", "s.c", 1040) == 1040
 
@@ -184,7 +195,9 @@ def test_before_images_are_told_when_asked_for(opened):
         ("update", 2, {"id": 1, "x": 1}),
         ("delete", 2, {"id": 1, "x": 2}),
     ]
-    assert [{**row, "_before": 0} for row in rows] == [{**row, "_before": 0} for row in feed.rows("s.a", START, 1040)]
+    assert [{**row, "_before": 0} for row in rows] == [
+        {**row, "_before": 0} for row in feed.rows("s.a", START, 1040)
+    ]
 
 
 def test_slices_cover_a_table_without_gaps(opened):
@@ -196,7 +209,9 @@ def test_slices_cover_a_table_without_gaps(opened):
     parts = [part for part in feed.planned(START, 1200, slice_bytes=1000) if part[0] == "s.a"]
     assert len(parts) > 3
     assert [parts[0][1], *(end for _, _, end in parts)] == [*(start for _, start, _ in parts), 1200]
-    assert [row for _, start, end in parts for row in feed.ids("s.a", start, end)] == feed.ids("s.a", START, 1200)
+    assert [row for _, start, end in parts for row in feed.ids("s.a", start, end)] == feed.ids(
+        "s.a", START, 1200
+    )
 
 
 def test_two_readers_of_one_changefeed_read_and_acknowledge_side_by_side(opened):

@@ -1,7 +1,8 @@
-"""Cuts while tables are read again: whole before, whole after, never in between; whatever DDLs come meanwhile.
+"""Cuts while tables are read again: whole before, whole after, never in between;
+whatever DDLs come meanwhile.
 
-The random walk has a lake that applies what it is given as the lake's job does, and is compared at every cut with a
-model of the upstream.
+The random walk has a lake that applies what it is given as the lake's job does, and is compared at
+every cut with a model of the upstream.
 """
 
 import random
@@ -34,7 +35,9 @@ def test_no_cut_passes_the_ddl_until_the_table_is_complete_and_the_next_one_has_
     feed.resolve(1040)
     assert soon(feed, START) == 1020, "up to the DDL, everything is as it was"
     assert soon(feed, 1020) == soon(feed, 1020, rows=1) == 1020
-    assert feed.feeds.latest("feed", "s.b", 1020, None, None, 0.05) == 1020, "cuts are of all tables"
+    assert feed.feeds.latest("feed", "s.b", 1020, None, None, 0.05) == 1020, (
+        "cuts are of all tables"
+    )
     with pytest.raises(RangeHeldError):
         feed.planned(1020, 1030, ["s.b"])
     feed.put(A_WIDE, 1050, 2, x=1, y=1)
@@ -63,7 +66,9 @@ def test_ddls_in_between_are_cuts_in_which_the_table_stays_as_it_was(opened):
     assert feed.feeds.ack("feed", None, 1030) == 1020, "who begins again here reads the table again"
     assert soon(feed, 1030) == 1045
     assert sorted(feed.planned(1030, 1045)) == [("s.a", 1020, 1045), ("s.b", 1030, 1045)]
-    assert feed.planned(1034, 1045, ["s.a"]) == [("s.a", 1034, 1045)], "at an earlier end of the window it was whole"
+    assert feed.planned(1034, 1045, ["s.a"]) == [("s.a", 1034, 1045)], (
+        "at an earlier end of the window it was whole"
+    )
     ddls = feed.feeds.describe("feed", 1020).ddls
     assert [(ddl.ts, ddl.truncated) for ddl in ddls] == [(1020, ()), (1030, ("s.a",))]
     assert feed.feeds.ack("feed", None, 1045) == 1045
@@ -129,7 +134,9 @@ class Walk:
         self.ddls.add(self.ts)
         if changes_values:
             rows = self.rows[name]
-            self.rows[name] = {key: -value - 1 for key, value in rows.items() if self.random.random() < 0.8}
+            self.rows[name] = {
+                key: -value - 1 for key, value in rows.items() if self.random.random() < 0.8
+            }
             self.again.add(name)
             reads_again(self.feed, self.ts, shape, table_ids=(shape.info.id,))
         else:
@@ -171,7 +178,10 @@ def test_a_lake_has_every_table_whole_at_every_cut(opened, seed):
         cut, cuts = end, cuts + 1
         if cut in walk.ddls:
             states = [state for ts, state in walk.at.items() if ts <= cut]
-            assert all(rows in [state[name] for state in states] for name, rows in lake.items()), (seed, cut)
+            assert all(rows in [state[name] for state in states] for name, rows in lake.items()), (
+                seed,
+                cut,
+            )
         else:
             assert lake == walk.at[max(ts for ts in walk.at if ts <= cut)], (seed, cut)
     assert cuts > 5

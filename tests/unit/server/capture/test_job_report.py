@@ -1,4 +1,6 @@
-"""What a lake job reports is seen at its changefeed: errors that heal and those that do not, after restarts, too."""
+"""What a lake job reports is seen at its changefeed: errors that heal and those that do not,
+after restarts, too.
+"""
 
 import asyncio
 import time
@@ -8,7 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture.errors import ChangefeedNotExistsError, ChangefeedStateError, StartTsBeforeGcError
+from server.capture.errors import (
+    ChangefeedNotExistsError,
+    ChangefeedStateError,
+    StartTsBeforeGcError,
+)
 from server.capture.flight import OwnerFeeds
 from server.capture.job_report import READY_EXPIRES_S, RETRYING_EXPIRES_S, JobReport, accepted
 from server.capture.message import message
@@ -73,7 +79,9 @@ async def test_rows_are_pulled_and_read_while_the_job_has_given_up(owner, upstre
     assert feeds.describe("feed").state == "normal"
 
 
-async def test_a_job_that_was_stopped_takes_its_reports_back_but_not_why_an_earlier_one_failed(owner):
+async def test_a_job_that_was_stopped_takes_its_reports_back_but_not_why_an_earlier_one_failed(
+    owner,
+):
     tell(owner, LATER)
     tell(owner, Report(STOPPED))
     assert shown(owner) == ("normal", None)
@@ -82,7 +90,9 @@ async def test_a_job_that_was_stopped_takes_its_reports_back_but_not_why_an_earl
     assert shown(owner) == ("failed", "TM:ErrTargetRefused")
 
 
-async def test_a_new_owner_knows_that_the_job_has_given_up_until_it_is_ready_again(capture, owner, meta):
+async def test_a_new_owner_knows_that_the_job_has_given_up_until_it_is_ready_again(
+    capture, owner, meta
+):
     tell(owner, GAVE_UP)
     await until(lambda: owner.feed("feed").job_saved is not None)
     await capture.stop()
@@ -139,7 +149,8 @@ async def test_the_changefeeds_own_error_is_shown_before_its_jobs(owner, upstrea
 
 
 @pytest.mark.parametrize(
-    ("report", "expires_s"), [(Report(READY, 5), READY_EXPIRES_S), (LATER, RETRYING_EXPIRES_S), (GAVE_UP, None)]
+    ("report", "expires_s"),
+    [(Report(READY, 5), READY_EXPIRES_S), (LATER, RETRYING_EXPIRES_S), (GAVE_UP, None)],
 )
 def test_reports_expire_when_the_job_is_silent_but_for_that_it_has_given_up(report, expires_s):
     job = JobReport(report=report, time="2026-11-22T00:00:00Z", received_s=100.0)
@@ -161,14 +172,19 @@ async def test_jobs_are_counted_and_their_states_scraped(owner):
     registry.register(FeedCollector(owner.feeds.values))
 
     def sample(name, **labels):
-        return registry.get_sample_value(f"tidemark_capture_{name}", {"changefeed": "feed", **labels})
+        return registry.get_sample_value(
+            f"tidemark_capture_{name}", {"changefeed": "feed", **labels}
+        )
 
     assert sample("job_state", state="ready") is None
     tell(owner, Report(READY, (int(time.time()) - 30) * 1000 << 18))
     assert (sample("job_state", state="ready"), sample("job_state", state="failed")) == (1, 0)
     assert 29 <= sample("job_lag_seconds") < 60
     tell(owner, GAVE_UP)
-    assert (sample("job_state", state="failed"), sample("changefeed_state", state="failed")) == (1, 1)
+    assert (sample("job_state", state="failed"), sample("changefeed_state", state="failed")) == (
+        1,
+        1,
+    )
 
 
 async def test_an_older_client_reads_the_state_where_it_always_was(owner):
@@ -200,7 +216,9 @@ def hours_ago(hours):
 
 async def restarted_with_failure(capture, owner, hours, holds=None):
     """The next owner, whose `holds` count, finds a job that has given up so long ago."""
-    await owner._records.save_job("feed", JobReport(report=GAVE_UP, time=hours_ago(hours), received_s=0.0))
+    await owner._records.save_job(
+        "feed", JobReport(report=GAVE_UP, time=hours_ago(hours), received_s=0.0)
+    )
     await capture.stop()
     if holds is not None:
         holds.ttls.clear()
@@ -253,12 +271,16 @@ async def test_where_gc_has_passed_by_then_the_printed_way_out_goes_on_with_a_ga
         await owner.resume("feed")
     now_ts = await upstream.tso()
     await owner.resume("feed", now_ts)
-    assert [(each.start_ts, each.end_ts) for each in owner.feed("feed").info.skipped] == [(1000, now_ts)]
+    assert [(each.start_ts, each.end_ts) for each in owner.feed("feed").info.skipped] == [
+        (1000, now_ts)
+    ]
 
 
 def test_a_job_that_fails_again_has_failed_since_the_first_time():
     def report(state, hours):
-        return JobReport(report=Report(state, 0, "ErrA", "b"), time=hours_ago(hours), received_s=0.0)
+        return JobReport(
+            report=Report(state, 0, "ErrA", "b"), time=hours_ago(hours), received_s=0.0
+        )
 
     first = accepted(None, report(FAILED, 5))
     again = accepted(first, report(FAILED, 3))

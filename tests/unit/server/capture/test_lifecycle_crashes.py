@@ -1,7 +1,8 @@
 """Whoever owns the changefeeds dies at any step of a creation, pause, resume, removal or end.
 
-A step is a call to the coordinator or a transaction of the metadata; it is done or not when the owner dies, and GC goes
-as far as it may before the next owner comes. No changefeed may lose history then, and no safepoint may be left over.
+A step is a call to the coordinator or a transaction of the metadata; it is done or not when the
+owner dies, and GC goes as far as it may before the next owner comes. No changefeed may lose history
+then, and no safepoint may be left over.
 """
 
 import asyncio
@@ -23,7 +24,9 @@ CREATING = "ticdc-default-creating_feed"
 
 
 class Steps:
-    """Counts what goes out, and lets the owner hang at one step for ever, before or after it is done."""
+    """Counts what goes out, and lets the owner hang at one step for ever,
+    before or after it is done.
+    """
 
     def __init__(self, upstream, meta, monkeypatch):
         self.hangs_at, self.is_done = 0, False
@@ -93,7 +96,9 @@ async def prepared(owner, change, upstream):
     """What has to be there before the change."""
     if change is create:
         return
-    feed = await owner.create(new("feed", URI, 1000, 1500 if change is finish else 0, [owner.table]))
+    feed = await owner.create(
+        new("feed", URI, 1000, 1500 if change is finish else 0, [owner.table])
+    )
     await until(lambda: feed.safepoint_time)
     if change is finish:
         await until(lambda: upstream.subscriptions)
@@ -103,7 +108,9 @@ async def prepared(owner, change, upstream):
         OwnerFeeds(owner).report("feed", Report(FAILED, 0, "ErrTargetRefused", "no"))
         await until(lambda: feed.job_saved)
     if change is resume_failed_job_elsewhere:
-        feed.info = feed.info.moved_to(State.FAILED)  # as after the day for which such a changefeed holds GC back
+        feed.info = feed.info.moved_to(
+            State.FAILED
+        )  # as after the day for which such a changefeed holds GC back
         await feed.stop()
     if change in (resume, resume_elsewhere):
         await owner.pause("feed")
@@ -116,7 +123,9 @@ CHANGES = [
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_no_crash_leaves_a_safepoint_or_takes_one_away(capture, upstream, meta, monkeypatch, change, is_done):
+async def test_no_crash_leaves_a_safepoint_or_takes_one_away(
+    capture, upstream, meta, monkeypatch, change, is_done
+):
     steps = Steps(upstream, meta, monkeypatch)
     upstream.now_ts = 2000
     for step in range(1, 40):
@@ -137,7 +146,9 @@ async def test_no_crash_leaves_a_safepoint_or_takes_one_away(capture, upstream, 
         await capture.stop()
 
         others = [ts for service, ts in upstream.safepoints.items() if service != "gc_worker"]
-        upstream.safepoints["gc_worker"] = max(upstream.safepoints["gc_worker"], min([*others, 1900]))
+        upstream.safepoints["gc_worker"] = max(
+            upstream.safepoints["gc_worker"], min([*others, 1900])
+        )
         owner = await capture.start()
         await check(owner, upstream)
         if "feed" in owner.feeds:
@@ -159,7 +170,9 @@ async def check(owner, upstream):
     if feed is None:
         assert SERVICE not in upstream.safepoints
         return
-    assert feed.info.state != "failed", feed.info.error  # a warning: the dead owner's sorter is still being closed
+    assert feed.info.state != "failed", (
+        feed.info.error
+    )  # a warning: the dead owner's sorter is still being closed
     if feed.info.state.is_running:
         await until(lambda: feed.safepoint_time)
         assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1
@@ -167,7 +180,9 @@ async def check(owner, upstream):
         assert feed.checkpoint_ts == 1500
         assert SERVICE not in upstream.safepoints
     else:
-        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1, "a paused one is kept for a day"
+        assert upstream.safepoints[SERVICE] == feed.checkpoint_ts - 1, (
+            "a paused one is kept for a day"
+        )
 
 
 async def test_a_changefeed_whose_id_looks_like_a_creation_keeps_its_safepoint(capture, upstream):
@@ -182,7 +197,11 @@ async def test_a_changefeed_whose_id_looks_like_a_creation_keeps_its_safepoint(c
 
 async def test_what_older_captures_left_is_swept_and_what_is_not_ours_stays(capture, upstream):
     left = {"ticdc-default-creating-gone": 5, "ticdc-default-creating_gone": 5}
-    foreign = {"ticdc-default-7123456789012345678": 5, "ticdc-default-7123-creating-default_x": 5, "br-1": 5}
+    foreign = {
+        "ticdc-default-7123456789012345678": 5,
+        "ticdc-default-7123-creating-default_x": 5,
+        "br-1": 5,
+    }
     owner = await capture.start()
     await owner.create(new("creating-kept", URI, 1000, 0, [capture.table]))
     await capture.stop()

@@ -1,4 +1,6 @@
-"""What a capture shows when it is scraped: names as Prometheus wants them, and the lag of each stage."""
+"""What a capture shows when it is scraped: names as Prometheus wants them,
+and the lag of each stage.
+"""
 
 import re
 import time
@@ -20,21 +22,35 @@ def ts_ago(seconds):
 
 def feed():
     stats = ProcessorStats(regions=2, pulled_ts=ts_ago(10), sorted_ts=ts_ago(30))
-    processor = SimpleNamespace(resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats)
+    processor = SimpleNamespace(
+        resolved_ts=ts_ago(60), checkpoint_ts=ts_ago(100), stats=lambda: stats
+    )
     info = SimpleNamespace(state=State.NORMAL, error=None)
     return SimpleNamespace(
-        id="bank", processor=processor, checkpoint_ts=ts_ago(100), info=info, job=None, audit=Audit()
+        id="bank",
+        processor=processor,
+        checkpoint_ts=ts_ago(100),
+        info=info,
+        job=None,
+        audit=Audit(),
     )
 
 
 def test_names_and_stages():
     registry = CollectorRegistry()
     registry.register(FeedCollector(lambda: [feed()]))
-    names = {line.split()[2] for line in generate_latest(registry).decode().splitlines() if line.startswith("# TYPE")}
+    names = {
+        line.split()[2]
+        for line in generate_latest(registry).decode().splitlines()
+        if line.startswith("# TYPE")
+    }
     assert [name for name in names if not NAME.fullmatch(name)] == []
     lags = {
         stage: round(
-            registry.get_sample_value("tidemark_capture_stage_lag_seconds", {"changefeed": "bank", "stage": stage}), -1
+            registry.get_sample_value(
+                "tidemark_capture_stage_lag_seconds", {"changefeed": "bank", "stage": stage}
+            ),
+            -1,
         )
         for stage in ("puller", "sorter", "sink", "reader")
     }
@@ -42,5 +58,7 @@ def test_names_and_stages():
 
 
 def test_stats_of_several_processes_are_as_far_as_the_slowest_that_tells():
-    total = sum((ProcessorStats(pulled_ts=7), ProcessorStats(pulled_ts=5, sorted_ts=3)), ProcessorStats())
+    total = sum(
+        (ProcessorStats(pulled_ts=7), ProcessorStats(pulled_ts=5, sorted_ts=3)), ProcessorStats()
+    )
     assert (total.pulled_ts, total.sorted_ts) == (5, 3)

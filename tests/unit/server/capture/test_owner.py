@@ -60,11 +60,15 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
     upstream.commit(1020, 2, 8)
     upstream.resolve(1030)
     assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0) == 1030
-    assert [(row["_commit_ts"], row["id"], row["balance"]) for row in await rows(feeds, 1000, 1030)] == [
+    assert [
+        (row["_commit_ts"], row["id"], row["balance"]) for row in await rows(feeds, 1000, 1030)
+    ] == [
         (1010, 1, 7),
         (1020, 2, 8),
     ]
-    assert await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1000, 1, None, 0.0) == 1019
+    assert (
+        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1000, 1, None, 0.0) == 1019
+    )
     [part] = await asyncio.to_thread(feeds.plan, "feed", None, 1000, 1030)
     assert (part.table, part.rows) == ("bank.accounts", 2)
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1020) == 1020
@@ -82,7 +86,10 @@ async def test_while_nothing_changes_readers_are_moved_on_every_few_seconds_only
     upstream.resolve(1000 + 2 * second)
     assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05) == 1000
     upstream.resolve(1000 + 3 * second)
-    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05) == 1000 + 3 * second
+    assert (
+        await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05)
+        == 1000 + 3 * second
+    )
 
 
 async def test_a_new_owner_goes_on_at_the_checkpoint_and_gives_the_same_rows(capture, upstream):
@@ -238,7 +245,10 @@ async def test_parameters_that_cannot_be_used_are_refused(capture, upstream):
         (ParameterError, ("feed", URI, 0, 0, [capture.table, capture.table])),
         (TableInfoError, ("feed", URI, 0, 0, [(name, "{")])),
         (TableInfoError, ("feed", URI, 0, 0, [(name, "[" * 100_000)])),
-        (TableInfoError, ("feed", URI, 0, 0, [(name, accounts.replace('"offset":0', '"offset":9'))])),
+        (
+            TableInfoError,
+            ("feed", URI, 0, 0, [(name, accounts.replace('"offset":0', '"offset":9'))]),
+        ),
         (TableIneligibleError, ("feed", URI, 0, 0, [(name, keyless.to_json())])),
     ):
         with pytest.raises(error):
@@ -295,7 +305,9 @@ async def test_who_is_not_the_owner_changes_nothing(capture, upstream):
         await owner.carry_out(owner.remove("feed"))
 
 
-async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_loses_nothing(capture, upstream, meta):
+async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_loses_nothing(
+    capture, upstream, meta
+):
     owner = await capture.start()
     for name in ("feed", "other"):
         await owner.create(new(name, URI, 1000, 0, [capture.table]))
@@ -316,7 +328,9 @@ async def test_a_changefeed_that_this_version_cannot_read_stops_no_other_and_los
     assert [info.id for info, _ in await capture.records.load()] == ["other"]
 
 
-async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(capture, upstream, meta):
+async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(
+    capture, upstream, meta
+):
     """A puller may still write while its changefeed is being removed."""
     left = (b"source/feed/anchor", b"schema/feed/00000000000000000500", b"status/feed")
     for key in left:
@@ -328,8 +342,12 @@ async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(
     assert feed.checkpoint_ts == 1000
 
 
-async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(capture, upstream, meta, monkeypatch):
-    """A log's anchor for the start: without it commit_ts would be others after a restart, and rows be passed over."""
+async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(
+    capture, upstream, meta, monkeypatch
+):
+    """A log's anchor for the start: without it commit_ts would be others after a restart,
+    and rows be passed over.
+    """
     key = b"/tidemark/default/changefeed/source/feed/anchor"
     present = TidbSource.now
 
@@ -343,7 +361,9 @@ async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(captur
     assert (await meta.get(key)).value == b"the start"
 
 
-async def test_an_exception_that_nobody_expected_ends_its_request_only(capture, upstream, monkeypatch):
+async def test_an_exception_that_nobody_expected_ends_its_request_only(
+    capture, upstream, monkeypatch
+):
     owner = await capture.start()
     await owner.create(new("feed", URI, 1000, 0, [capture.table]))
 
@@ -355,12 +375,16 @@ async def test_an_exception_that_nobody_expected_ends_its_request_only(capture, 
         with pytest.raises(DefectError, match=r"unexpected OverflowError.* id [0-9a-f]{8}"):
             await owner.carry_out(owner.create(new("other", URI, 1000, 0, [capture.table])))
     assert list(owner.feeds) == ["feed"]
-    assert set(upstream.safepoints) == {"gc_worker", SAFEPOINT}, "nothing of the failed creation is left"
+    assert set(upstream.safepoints) == {"gc_worker", SAFEPOINT}, (
+        "nothing of the failed creation is left"
+    )
     await owner.carry_out(owner.create(new("other", URI, 1000, 0, [capture.table])))
     await owner.carry_out(owner.pause("feed"))
 
 
-async def test_an_exception_that_nobody_expected_fails_its_changefeed_only(capture, upstream, monkeypatch):
+async def test_an_exception_that_nobody_expected_fails_its_changefeed_only(
+    capture, upstream, monkeypatch
+):
     owner = await capture.start()
     feed = await owner.create(new("feed", URI, 1000, 0, [capture.table]))
     other = await owner.create(new("other", URI, 1000, 0, [capture.table]))
@@ -378,7 +402,9 @@ async def test_an_exception_that_nobody_expected_fails_its_changefeed_only(captu
     assert other.info.state == "normal"
 
 
-async def test_schema_records_that_cannot_be_read_stop_their_changefeed_only(capture, upstream, meta):
+async def test_schema_records_that_cannot_be_read_stop_their_changefeed_only(
+    capture, upstream, meta
+):
     owner = await capture.start()
     for name in ("feed", "other"):
         await owner.create(new(name, URI, 1000, 0, [capture.table]))
@@ -389,8 +415,12 @@ async def test_schema_records_that_cannot_be_read_stop_their_changefeed_only(cap
     await until(lambda: owner.feed("other").processor.sink)
 
 
-async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_on(capture, upstream, tmp_path):
-    """The last stretch is idle: no row comes after 1010, and the target is less than an idle cut away."""
+async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_on(
+    capture, upstream, tmp_path
+):
+    """The last stretch is idle: no row comes after 1010,
+    and the target is less than an idle cut away.
+    """
     owner = await capture.start()
     feeds = OwnerFeeds(owner)
     feed = await owner.create(new("feed", URI, 1000, 1015, [capture.table]))
@@ -404,7 +434,10 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     upstream.resolve(1030)
     assert await asyncio.to_thread(feeds.latest, "feed", None, 1012, None, None, 10.0) == 1015
     assert await rows(feeds, 1012, 1015) == []
-    assert await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1012, None, None, 10.0) == 1015
+    assert (
+        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1012, None, None, 10.0)
+        == 1015
+    )
     assert feed.info.state == "normal"
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1015) == 1015
     await until(lambda: feed.released)
@@ -416,7 +449,11 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     assert set(upstream.safepoints) == {"gc_worker"}
     assert not upstream.subscriptions
     described = feeds.describe("feed")
-    assert (described.state, described.checkpoint_ts, described.target_ts) == ("finished", 1015, 1015)
+    assert (described.state, described.checkpoint_ts, described.target_ts) == (
+        "finished",
+        1015,
+        1015,
+    )
 
     for change in (owner.resume("feed"), owner.resume("feed", 1005), owner.pause("feed")):
         with pytest.raises(ChangefeedStateError, match=r"is finished.*--start-ts 1015"):
@@ -437,13 +474,17 @@ async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_upda
     owner = await capture.start()
     table = TableInfo.build(102, "odd", [Column.bigint("id"), Column.bigint("n" * 64)])
     tables, sink_uri = [("bank", table.to_json())], "postgresql://me@host/lake"
-    with pytest.raises(TableIneligibleError, match=r"n{64} has more than 63 bytes.*--columns 'bank\.odd=\*,n{64}->"):
+    with pytest.raises(
+        TableIneligibleError, match=r"n{64} has more than 63 bytes.*--columns 'bank\.odd=\*,n{64}->"
+    ):
         await owner.create(new("feed", sink_uri, tables=tables))
     columns = [f"bank.odd=*,{'n' * 64}->upstream_n"]
     mapped = await owner.create(new("mapped", sink_uri, tables=tables, columns=columns))
     await owner.update("mapped", "postgresql://other@host/lake")
     assert mapped.info.sink_uri == "postgresql://other@host/lake"
     earlier = await owner.create(new("earlier", "delta:///lake/earlier", tables=tables))
-    earlier.info = replace(earlier.info, sink_uri=sink_uri)  # as captures made it that did not look at names
+    earlier.info = replace(
+        earlier.info, sink_uri=sink_uri
+    )  # as captures made it that did not look at names
     with pytest.raises(TableIneligibleError, match="more than 63 bytes"):
         await owner.update("earlier", "postgresql://other@host/lake")

@@ -23,7 +23,9 @@ SPAN = Span(1, b"a", b"b")
 DAMAGE = BlockCorruptError("a block is damaged", 101, 1001, 1040)
 
 
-async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the_same_rows(capture, upstream):
+async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the_same_rows(
+    capture, upstream
+):
     owner = await capture.start()
     feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
     feeds = OwnerFeeds(owner)
@@ -47,7 +49,9 @@ async def test_a_damaged_table_is_pulled_again_from_its_checkpoint_and_gives_the
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1040) == 1040
 
 
-async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture, upstream, tmp_path):
+async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(
+    capture, upstream, tmp_path
+):
     owner = await capture.start()
     feed = await owner.create(new("feed", start_ts=1000, tables=[capture.table]))
     feeds = OwnerFeeds(owner)
@@ -59,9 +63,13 @@ async def test_a_byte_that_changes_on_disk_costs_one_table_a_second_look(capture
     before = await rows(feeds, 1000, 20_000)
 
     async def damage_until_seen():
-        for place in itertools.count():  # files that are merged meanwhile take their damage with them
+        for (
+            place
+        ) in itertools.count():  # files that are merged meanwhile take their damage with them
             damage(tmp_path / "sorter" / "feed", place)
-            feed.processor.sink._tables.one(feed.tables[0].span).restart()  # what was staged in memory is whole
+            feed.processor.sink._tables.one(
+                feed.tables[0].span
+            ).restart()  # what was staged in memory is whole
             assert await rows(feeds, 1000, 20_000) == before
 
     with pytest.raises(TableDamagedError):

@@ -34,7 +34,9 @@ def log(upstream):
 
 async def started(capture, **members):
     owner = await capture.start()
-    feed = await owner.create(new("feed", source_uri="log://", start_ts=1000, rules=RULES, **members))
+    feed = await owner.create(
+        new("feed", source_uri="log://", start_ts=1000, rules=RULES, **members)
+    )
     await until(lambda: feed.processor.sink)
     return owner, feed, OwnerFeeds(owner)
 
@@ -42,14 +44,18 @@ async def started(capture, **members):
 async def rows(feeds, table, start_ts, end_ts):
     _, batches = await asyncio.to_thread(feeds.read, "feed", table, start_ts, end_ts)
     found = [row for batch in batches for row in batch.to_pylist()]
-    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in found]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("_")} for row in found
+    ]
 
 
 async def latest(feeds, start_ts, wait_s=10.0):
     return await asyncio.to_thread(feeds.latest, "feed", None, start_ts, None, None, wait_s)
 
 
-async def test_tables_are_those_that_the_filter_takes_and_no_safepoint_is_set_for_a_log(capture, upstream, log):
+async def test_tables_are_those_that_the_filter_takes_and_no_safepoint_is_set_for_a_log(
+    capture, upstream, log
+):
     _, feed, _ = await started(capture)
     assert [table.name for table in feed.tables] == ["bank.accounts"]
     assert feed.info.rules == RULES
@@ -87,7 +93,9 @@ async def test_a_log_that_is_read_again_over_the_end_of_a_table_goes_on(capture,
     assert await latest(feeds, 1030) == 1040
 
 
-async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fails_by_name(capture, log):
+async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fails_by_name(
+    capture, log
+):
     _, feed, feeds = await started(capture, target_ts=1030)
     feed.catalog.holds.begin(1020, 1, "MODIFY: NULL becomes a value")
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
@@ -97,7 +105,11 @@ async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fa
     assert await latest(feeds, 1000) == 1020
     assert await latest(feeds, 1020, 0.1) == 1020
     (told,) = message(feed).rereads.tables
-    assert (told.table, told.since_ts, told.reason) == ("bank.accounts", 1020, "MODIFY: NULL becomes a value")
+    assert (told.table, told.since_ts, told.reason) == (
+        "bank.accounts",
+        1020,
+        "MODIFY: NULL becomes a value",
+    )
     assert feed.info.state is State.NORMAL, "the reader has not everything before the DDL"
     await asyncio.to_thread(feeds.ack, "feed", None, 1020)
     await until(lambda: feed.info.state is State.FAILED)
@@ -107,10 +119,16 @@ async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fa
 async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_however_late_it_comes(
     capture, log, monkeypatch
 ):
-    """A lake acknowledges the cut that ends at a DDL, then alters its tables: 100 s later, in another life, too."""
+    """A lake acknowledges the cut that ends at a DDL, then alters its tables: 100 s later,
+    in another life, too.
+    """
     monkeypatch.setattr(checkpoint_saver, "_COLLECT_EVERY_S", 0.0)
     collected, forget = [], FeedCatalog.forget
-    monkeypatch.setattr(FeedCatalog, "forget", lambda *arguments: (forget(*arguments), collected.append(arguments[1])))
+    monkeypatch.setattr(
+        FeedCatalog,
+        "forget",
+        lambda *arguments: (forget(*arguments), collected.append(arguments[1])),
+    )
     _, feed, feeds = await started(capture)
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
     log.ddl(1020, "ALTER", WIDER)
@@ -130,7 +148,9 @@ async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_
         assert [len(table.schema) for table in (*before.tables, *at.tables)] == [6, 7]
         assert [ddl.ts for ddl in at.ddls] == [1020]
         assert await latest(feeds, 1020) == 1040
-        assert await rows(feeds, "bank.accounts", 1020, 1040) == [{"id": 2, "balance": 6, "credit": 7}]
+        assert await rows(feeds, "bank.accounts", 1020, 1040) == [
+            {"id": 2, "balance": 6, "credit": 7}
+        ]
     await asyncio.to_thread(feeds.ack, "feed", None, 1040)
     await until(lambda: collected[-1:] == [1040])
     with pytest.raises(RangeCleanedError):
@@ -179,12 +199,17 @@ async def test_a_new_owner_reads_the_schemas_of_each_ts_from_the_metadata(captur
     log.ddl(1020, "ALTER", WIDER)
     log.rows(1030, WIDER, {"id": 2, "balance": 6, "credit": 7})
     log.ddl(1035, "RENAME", table_of(1, "savings", "balance", "credit"), dropped=("bank.accounts",))
-    log.rows(1036, table_of(1, "savings", "balance", "credit"), {"id": 3, "balance": 7, "credit": 8})
+    log.rows(
+        1036, table_of(1, "savings", "balance", "credit"), {"id": 3, "balance": 7, "credit": 8}
+    )
     log.resolve(1040)
     await until(lambda: feed.processor.resolved_ts == 1040)
     await asyncio.to_thread(feeds.ack, "feed", None, 1010)
     await until(lambda: feed.checkpoint_ts == 1010)
-    before = [await rows(feeds, "bank.accounts", 1010, 1020), await rows(feeds, "bank.savings", 1035, 1040)]
+    before = [
+        await rows(feeds, "bank.accounts", 1010, 1020),
+        await rows(feeds, "bank.savings", 1035, 1040),
+    ]
     await capture.stop()
 
     owner = await capture.start()
@@ -192,7 +217,10 @@ async def test_a_new_owner_reads_the_schemas_of_each_ts_from_the_metadata(captur
     assert [table.name for table in owner.feed("feed").catalog.at(1010)] == ["bank.accounts"]
     assert await latest(feeds, 1010) == 1020
     assert await latest(feeds, 1035) == 1040
-    assert [await rows(feeds, "bank.accounts", 1010, 1020), await rows(feeds, "bank.savings", 1035, 1040)] == before
+    assert [
+        await rows(feeds, "bank.accounts", 1010, 1020),
+        await rows(feeds, "bank.savings", 1035, 1040),
+    ] == before
     assert await rows(feeds, "bank.accounts", 1020, 1035) == [{"id": 2, "balance": 6, "credit": 7}]
 
 
@@ -208,7 +236,9 @@ async def test_a_table_that_becomes_ineligible_fails_the_changefeed_by_name(capt
     assert "bank.accounts has neither a primary key" in feed.info.error.message
 
 
-async def test_tables_that_cannot_be_replicated_are_refused_by_name_or_ignored_where_that_is_asked_for(capture, log):
+async def test_tables_that_cannot_be_replicated_are_refused_by_name_or_ignored_where_that_is_asked_for(
+    capture, log
+):
     log.tables.append(KEYLESS)
     owner = await capture.start()
     with pytest.raises(TableIneligibleError, match=r"bank\.keyless.*--ignore-ineligible-table"):
@@ -227,9 +257,9 @@ async def test_resumed_elsewhere_it_has_the_tables_of_that_time(capture, log):
     assert [table.name for table in feed.tables] == ["bank.orders"]
     await capture.stop()
     owner = await capture.start()
-    assert [(table.name, owner.feed("feed").checkpoint_ts) for table in owner.feed("feed").tables] == [
-        ("bank.orders", 900)
-    ]
+    assert [
+        (table.name, owner.feed("feed").checkpoint_ts) for table in owner.feed("feed").tables
+    ] == [("bank.orders", 900)]
 
 
 async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, log, monkeypatch):
@@ -244,7 +274,10 @@ async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, 
         await asyncio.to_thread(feeds.ack, "feed", None, ts)
 
     async def kept():
-        return [(each.commit_ts, [t.name for t in each.tables]) for each in await capture.records.schemas.load("feed")]
+        return [
+            (each.commit_ts, [t.name for t in each.tables])
+            for each in await capture.records.schemas.load("feed")
+        ]
 
     for _ in range(6000):
         if await kept() == [(1040, ["bank.orders"])]:
@@ -258,8 +291,12 @@ async def test_schema_changes_behind_the_checkpoint_leave_the_metadata(capture, 
     assert [version.from_ts for version in owner.feed("feed").catalog.versions.at(1050)] == [1040]
 
 
-async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_before_it_delivered(capture, log):
-    """The reader is far behind when the log meets the DDL, and the last stretch before it is short and idle."""
+async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_before_it_delivered(
+    capture, log
+):
+    """The reader is far behind when the log meets the DDL,
+    and the last stretch before it is short and idle.
+    """
     owner, feed, feeds = await started(capture)
     log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
     log.rows(1500, ACCOUNTS, {"id": 2, "balance": 6})
@@ -270,7 +307,9 @@ async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_
     assert feed.info.error.code == "ErrTableIneligible"
     for end_ts in (1500, 1999):
         start_ts = feed.processor.checkpoint_ts
-        assert await asyncio.to_thread(feeds.latest, "feed", None, start_ts, 1 if end_ts == 1500 else None, None, 9.0)
+        assert await asyncio.to_thread(
+            feeds.latest, "feed", None, start_ts, 1 if end_ts == 1500 else None, None, 9.0
+        )
         await asyncio.to_thread(feeds.ack, "feed", None, end_ts)
     await until(lambda: feed.info.state == "failed" and feed.info_saved)
     assert (feed.processor.checkpoint_ts, feed.info.error.code) == (1999, "ErrTableIneligible")
@@ -284,7 +323,9 @@ async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_
 
 
 async def test_the_advised_way_out_of_a_refused_ddl_works(capture, log):
-    """Undo the DDL, then resume with --overwrite-checkpoint-ts; or another changefeed that leaves the table out."""
+    """Undo the DDL, then resume with --overwrite-checkpoint-ts;
+    or another changefeed that leaves the table out.
+    """
     owner, feed, feeds = await started(capture)
     log.ddl(2000, "ALTER TABLE accounts DROP PRIMARY KEY", replace(KEYLESS, id=1, name="accounts"))
     await until(lambda: feed.info.state == "warning")
@@ -318,7 +359,9 @@ async def test_a_log_whose_times_are_ahead_of_the_clock_resumes_where_it_stands(
 
 async def test_a_ddl_that_brings_a_column_called_like_one_of_ours_stops_by_name(capture, log):
     _, feed, _ = await started(capture)
-    log.ddl(1020, "ALTER TABLE accounts ADD _seq BIGINT", table_of(1, "accounts", "balance", "_Seq"))
+    log.ddl(
+        1020, "ALTER TABLE accounts ADD _seq BIGINT", table_of(1, "accounts", "balance", "_Seq")
+    )
     await until(lambda: feed.info.error is not None)
     assert "_Seq" in feed.info.error.message
     assert "bank.accounts=*,_Seq->upstream_Seq" in feed.info.error.message

@@ -1,4 +1,6 @@
-"""What `resume --overwrite-checkpoint-ts` skips: said durably, taken back where it is not delivered past."""
+"""What `resume --overwrite-checkpoint-ts` skips: said durably,
+taken back where it is not delivered past.
+"""
 
 import pytest
 
@@ -12,7 +14,9 @@ TIME = "2026-01-02T03:04:05.678+00:00"
 
 def info(*skipped):
     ranges = tuple(Skipped(start_ts, end_ts, TIME) for start_ts, end_ts in skipped)
-    return ChangefeedInfo(id="a", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time=TIME, skipped=ranges)
+    return ChangefeedInfo(
+        id="a", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time=TIME, skipped=ranges
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,11 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, 
         (["shop.*"], ["shop.a", "SHOP.tmp"], ["shops.a", "x.shop"]),
         (["shop.*", "!shop.tmp_*"], ["shop.a", "shop.tmp"], ["shop.tmp_1", "shop.TMP_2"]),
         (["!shop.tmp_*", "shop.*"], ["shop.tmp_1"], ["other.a"]),
-        (["*.*", "!*.b?"], ["x.b", "x.bcd"], ["x.bc", "mysql.user", "changefeed_dump.x", "INFORMATION_SCHEMA.t"]),
+        (
+            ["*.*", "!*.b?"],
+            ["x.b", "x.bcd"],
+            ["x.bc", "mysql.user", "changefeed_dump.x", "INFORMATION_SCHEMA.t"],
+        ),
         (["s[a-c].t", "s[!a-c].u"], ["sa.t", "sx.u"], ["sx.t", "sb.u"]),
         ([r"/^s\d{2,}$/./^t\d+$/"], ["s12.t3"], ["s1.t3", "s12.t", "as12.t3"]),
         (["/s/.t"], ["usual.t"], ["x.t"]),
@@ -33,7 +37,22 @@ def test_the_last_rule_that_matches_decides(rules, taken, left):
 
 @pytest.mark.parametrize(
     "rule",
-    ["shop", "shop.", ".t", "!", "", "a.b.c", "[a.b", "[z-a].b", "/(/.x", "/x.y", "sh op.x", '"a.b', "'a'.b", "a.b*!"],
+    [
+        "shop",
+        "shop.",
+        ".t",
+        "!",
+        "",
+        "a.b.c",
+        "[a.b",
+        "[z-a].b",
+        "/(/.x",
+        "/x.y",
+        "sh op.x",
+        '"a.b',
+        "'a'.b",
+        "a.b*!",
+    ],
 )
 def test_what_is_no_rule_is_named(rule):
     with pytest.raises(FilterRuleError) as caught:

@@ -37,7 +37,9 @@ TS = st.integers(0, (1 << 64) - 1)
         start_ts=TS,
         target_ts=TS,
         create_time=TEXT,
-        tables=st.lists(st.builds(TableRecord, TEXT, st.dictionaries(TEXT, st.integers()))).map(tuple),
+        tables=st.lists(st.builds(TableRecord, TEXT, st.dictionaries(TEXT, st.integers()))).map(
+            tuple
+        ),
         state=st.sampled_from(State),
         error=st.none() | st.builds(RunningError, TEXT, TEXT, TEXT),
         creator_version=TEXT,
@@ -65,7 +67,9 @@ def test_ids_of_letters_digits_and_single_hyphens_are_taken(changefeed):
     check_id(changefeed)
 
 
-@pytest.mark.parametrize("changefeed", ["", "-a", "a-", "a--b", "a/b", "../a", "a b", "ä", "x" * 129, "a\n"])
+@pytest.mark.parametrize(
+    "changefeed", ["", "-a", "a-", "a--b", "a/b", "../a", "a b", "ä", "x" * 129, "a\n"]
+)
 def test_other_ids_are_refused(changefeed):
     with pytest.raises(ChangefeedIdInvalidError):
         check_id(changefeed)
@@ -74,9 +78,19 @@ def test_other_ids_are_refused(changefeed):
 @pytest.mark.parametrize(
     "text",
     [
-        *("delta:///lake", "parquet:///var/lib/tidemark/lake", "flight://", "none:///", "blackhole://", "flight:"),
+        *(
+            "delta:///lake",
+            "parquet:///var/lib/tidemark/lake",
+            "flight://",
+            "none:///",
+            "blackhole://",
+            "flight:",
+        ),
         *("delta+hdfs://nn:8020/lake", "parquet+s3a://bucket/lake", "iceberg+viewfs://lake/x"),
-        *("postgresql://me@db/lake?password-file=/run/pw", "mysql://me@[::1]:3307/lake?password-env=TIDEMARK_SECRET_A"),
+        *(
+            "postgresql://me@db/lake?password-file=/run/pw",
+            "mysql://me@[::1]:3307/lake?password-env=TIDEMARK_SECRET_A",
+        ),
     ],
 )
 def test_sinks_that_a_changefeed_may_have(text):
@@ -149,7 +163,12 @@ def test_a_sink_uri_with_a_secret_is_refused_and_an_old_one_masked(text):
 
 def test_an_update_stays_at_its_place():
     check_same_sink("postgresql://u:geheim@h/d", "postgresql://other@H:5432/d?password-file=/x")
-    for text in ("postgresql://u@h2/d", "postgresql://u@h/d2", "mysql://u@h/d", "postgresql://u@h:1/d"):
+    for text in (
+        "postgresql://u@h2/d",
+        "postgresql://u@h/d2",
+        "mysql://u@h/d",
+        "postgresql://u@h:1/d",
+    ):
         with pytest.raises(SinkUriError, match="create another changefeed") as caught:
             check_same_sink("postgresql://u:geheim@h/d", text)
         assert "geheim" not in str(caught.value)
@@ -174,7 +193,11 @@ def test_records_of_version_0_1_0_stay_readable_and_their_tables_become_the_firs
     )
     moved = old.without_tables()
     assert (moved.tables, moved.rules, moved.from_snapshot) == ((), ('"bank"."accounts"',), False)
-    assert (moved.start_ts, moved.error, moved.creator_version) == (old.start_ts, old.error, "0.2.0")
+    assert (moved.start_ts, moved.error, moved.creator_version) == (
+        old.start_ts,
+        old.error,
+        "0.2.0",
+    )
 
 
 def test_records_are_written_as_ever():

@@ -21,7 +21,9 @@ def matches(parts: tuple[str, ...], name: str) -> bool:
             return character == len(name)
         if parts[part] == ANY_TEXT:
             return at(part + 1, character) or (character < len(name) and at(part, character + 1))
-        fits = character < len(name) and re.fullmatch(parts[part], name[character], re.IGNORECASE | re.DOTALL)
+        fits = character < len(name) and re.fullmatch(
+            parts[part], name[character], re.IGNORECASE | re.DOTALL
+        )
         return bool(fits) and at(part + 1, character + 1)
 
     return at(0, 0)
@@ -35,7 +37,9 @@ def test_wildcards_match_as_trying_everything_does(parts: tuple[str, ...], name:
     assert Wildcards.of(parts).matches(name) == matches(parts, name)
 
 
-@pytest.mark.parametrize("rule", ["/(a+)+$/.*", "/(a|aa)*b$/.*", "*a" * 200 + "b.*", "[a-b]*a?" * 100 + ".*"])
+@pytest.mark.parametrize(
+    "rule", ["/(a+)+$/.*", "/(a|aa)*b$/.*", "*a" * 200 + "b.*", "[a-b]*a?" * 100 + ".*"]
+)
 def test_no_rule_takes_long_on_a_long_name(rule: str) -> None:
     """Python's own engine would take years; a minute is for the busiest machine."""
     began = time.process_time()

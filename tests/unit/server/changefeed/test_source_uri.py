@@ -8,7 +8,9 @@ from server.changefeed.source_uri import Address, SourceUri, SourceUriError
 
 
 def test_a_uri_has_user_servers_and_options():
-    uri = SourceUri.parse("mysql://tide%40mark@db-1:3307,[::1],db-2/?password-file=/run/secret&tls=require")
+    uri = SourceUri.parse(
+        "mysql://tide%40mark@db-1:3307,[::1],db-2/?password-file=/run/secret&tls=require"
+    )
     assert (uri.scheme, uri.user) == ("mysql", "tide@mark")
     assert uri.addresses == (Address("db-1", 3307), Address("::1"), Address("db-2"))
     assert uri.options == {"password-file": "/run/secret", "tls": "require"}
@@ -19,7 +21,13 @@ def test_no_uri_is_the_cluster():
 
 
 @pytest.mark.parametrize(
-    "text", ["mysql://u:geheim@h", "mysql://u@h?password=geheim", "mysql://u@h?PWD=geheim", "mysql://u:geheim@h:x"]
+    "text",
+    [
+        "mysql://u:geheim@h",
+        "mysql://u@h?password=geheim",
+        "mysql://u@h?PWD=geheim",
+        "mysql://u:geheim@h:x",
+    ],
 )
 def test_a_password_is_refused_without_being_repeated(text):
     with pytest.raises(SourceUriError, match="password-file=") as caught:
@@ -27,7 +35,9 @@ def test_a_password_is_refused_without_being_repeated(text):
     assert "geheim" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["db:3306", "//db", "mysql://db:x", "mysql://db:0", "mysql://:3306", "mysql://db?a"])
+@pytest.mark.parametrize(
+    "text", ["db:3306", "//db", "mysql://db:x", "mysql://db:0", "mysql://:3306", "mysql://db?a"]
+)
 def test_what_is_no_source_uri_is_refused(text):
     with pytest.raises(SourceUriError):
         SourceUri.parse(text)

@@ -17,7 +17,9 @@ CHANGEFEED = pb.Changefeed(
     checkpoint_ts=470615458987114497,
     resolved_ts=470615458987114498,
     create_time="2026-11-21T10:04:59.147+00:00",
-    error=pb.RunningError(code="ErrSorterBlockCorrupt", message="a block is damaged", time="2026-11-21T10:05:00+00:00"),
+    error=pb.RunningError(
+        code="ErrSorterBlockCorrupt", message="a block is damaged", time="2026-11-21T10:05:00+00:00"
+    ),
     filter=["shop.*", "!shop.tmp_*"],
     zero_dates="null",
     ignored_tables=["shop.heap"],
@@ -31,7 +33,9 @@ CHANGEFEED = pb.Changefeed(
             schema_ts=470615457568391169,
         )
     ],
-    schema_changes=[pb.SchemaChange(commit_ts=470615457568391170, query="DROP TABLE old", dropped=["shop.old"])],
+    schema_changes=[
+        pb.SchemaChange(commit_ts=470615457568391170, query="DROP TABLE old", dropped=["shop.old"])
+    ],
     holding=pb.Holding(
         regions=1,
         staged_bytes=2,
@@ -44,9 +48,15 @@ CHANGEFEED = pb.Changefeed(
         state="retrying",
         cut_ts=470615458987114497,
         time="2026-11-21T10:05:01+00:00",
-        error=pb.RunningError(code="ErrTargetFull", message="make room", time="2026-11-21T10:05:01+00:00"),
+        error=pb.RunningError(
+            code="ErrTargetFull", message="make room", time="2026-11-21T10:05:01+00:00"
+        ),
     ),
-    skipped=[pb.SkippedRange(start_ts=470615457568391169, end_ts=470615458987114497, time="2026-11-21T10:05:02+00:00")],
+    skipped=[
+        pb.SkippedRange(
+            start_ts=470615457568391169, end_ts=470615458987114497, time="2026-11-21T10:05:02+00:00"
+        )
+    ],
 )
 NOW_S = 1795289545.5  # a time after the checkpoint
 
@@ -75,7 +85,9 @@ def test_the_list_shows_the_lag_in_seconds_and_the_job():
 
 def test_a_lake_without_a_job_is_told():
     minute = 60_000 << 18
-    feed = pb.Changefeed(id="shop", state=pb.CHANGEFEED_STATE_NORMAL, sink_uri="delta:///lake", checkpoint_ts=minute)
+    feed = pb.Changefeed(
+        id="shop", state=pb.CHANGEFEED_STATE_NORMAL, sink_uri="delta:///lake", checkpoint_ts=minute
+    )
     feed.resolved_ts = 2 * minute
     assert "warnings" not in detail(feed)
     feed.resolved_ts += minute

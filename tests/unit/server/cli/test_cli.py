@@ -20,7 +20,10 @@ def test_json_is_exactly_one_document():
 
 
 def test_a_list_is_a_table_and_missing_members_are_empty():
-    rows = [{"id": "bank", "summary": {"state": "normal", "error": None}}, {"id": "b", "summary": {"state": "failed"}}]
+    rows = [
+        {"id": "bank", "summary": {"state": "normal", "error": None}},
+        {"id": "b", "summary": {"state": "failed"}},
+    ]
     columns = (("ID", "id"), ("STATE", "summary.state"), ("ERROR", "summary.error.code"))
     assert Output(rows, columns).text(as_json=False).splitlines() == [
         "ID    STATE   ERROR",
@@ -30,7 +33,12 @@ def test_a_list_is_a_table_and_missing_members_are_empty():
 
 
 def test_a_document_is_lines():
-    document = {"id": "a", "error": None, "tables": [{"table": "x.y", "rows": 1}], "inner": {"deep": 2}}
+    document = {
+        "id": "a",
+        "error": None,
+        "tables": [{"table": "x.y", "rows": 1}],
+        "inner": {"deep": 2},
+    }
     assert Output(document).text(as_json=False).splitlines() == [
         "id: a",
         "error: ",
@@ -49,7 +57,14 @@ def test_tables_are_read_from_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", '{"tables": []}', '[{"schema_name": "bank"}]', '[{"schema_name": 1, "table_info": {}}]']
+    "text",
+    [
+        "",
+        "[1]",
+        '{"tables": []}',
+        '[{"schema_name": "bank"}]',
+        '[{"schema_name": 1, "table_info": {}}]',
+    ],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, text):
     path = tmp_path / "tables.json"
@@ -63,7 +78,9 @@ def test_a_missing_file_is_named(tmp_path):
         read_tables(str(tmp_path / "nothing-here"))
 
 
-@pytest.mark.parametrize("arguments", [[], ["changefeed"], ["changefeed", "query"], ["--what"], ["tso", "query", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["changefeed"], ["changefeed", "query"], ["--what"], ["tso", "query", "x"]]
+)
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.run(arguments)
@@ -74,7 +91,16 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     "arguments",
     [
         ["changefeed", "create", "-c", "a", "--sink-uri", "delta:///x", "--start-ts", "-5"],
-        ["changefeed", "create", "-c", "a", "--sink-uri", "delta:///x", "--target-ts", str(1 << 64)],
+        [
+            "changefeed",
+            "create",
+            "-c",
+            "a",
+            "--sink-uri",
+            "delta:///x",
+            "--target-ts",
+            str(1 << 64),
+        ],
         ["changefeed", "resume", "-c", "a", "--yes", "--overwrite-checkpoint-ts", "-1"],
         ["changefeed", "dumpstart", "-c", "a", "--rows-per-second", "-1"],
         ["changefeed", "dumpupdate", "-c", "a", "--parallel", str(1 << 40)],
@@ -100,7 +126,16 @@ def test_a_registry_entry_that_is_none_is_named(value):
 
 def test_a_timestamp_to_resume_from_is_a_number_or_now():
     for text in ("now", "17"):
-        arguments = ["changefeed", "resume", "-c", "a", "--overwrite-checkpoint-ts", text, "--server", NOBODY]
+        arguments = [
+            "changefeed",
+            "resume",
+            "-c",
+            "a",
+            "--overwrite-checkpoint-ts",
+            text,
+            "--server",
+            NOBODY,
+        ]
         with pytest.raises(NotConfirmedError):
             cli.run(arguments)
     with pytest.raises(SystemExit):
@@ -113,7 +148,10 @@ def test_nobody_listening_says_which_daemon_to_start():
 
 
 def test_flags_may_stand_before_and_behind_the_verb():
-    for arguments in (["--server", NOBODY, "capture", "list"], ["capture", "list", "--json", "--server", NOBODY]):
+    for arguments in (
+        ["--server", NOBODY, "capture", "list"],
+        ["capture", "list", "--json", "--server", NOBODY],
+    ):
         with pytest.raises(CaptureUnavailableError, match=NOBODY):
             cli.run(arguments)
 

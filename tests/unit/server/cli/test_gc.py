@@ -19,7 +19,9 @@ NOW_MS = 10_000_000
 LEADER = Leader("me", "host:x", format_instant(NOW_MS + 60_000), {}, "127.0.0.1:8302")
 
 
-def seen(leader: Leader | None = LEADER, config: GCConfig | None = None, **round_: Any) -> dict[str, Any]:
+def seen(
+    leader: Leader | None = LEADER, config: GCConfig | None = None, **round_: Any
+) -> dict[str, Any]:
     newest = gc_pb2.GCRound(id=5, phase="ended", **round_) if round_ else None
     held = Overview(leader, format_instant(NOW_MS - 60_000), compose(NOW_MS - 30_000), None, [])
     return report(GCState(NOW_MS, 7, held, config or GCConfig(), "", newest))
@@ -39,7 +41,10 @@ def test_a_healthy_worker_needs_no_advice() -> None:
         (seen(leader=Leader("me", "", format_instant(NOW_MS - 1000), {})), "no gc worker leads"),
         (seen(leader=Leader("me", "", "nonsense", {})), "no gc worker leads"),
         (seen(config=GCConfig(enable=False)), "gc config set tikv_gc_enable=true"),
-        (seen(blocker="the service feed"), "held back by the service feed; `tidemark cli gc explain`"),
+        (
+            seen(blocker="the service feed"),
+            "held back by the service feed; `tidemark cli gc explain`",
+        ),
         (seen(error="[TM:ErrX] away"), "the next one does what is left"),
     ],
 )
@@ -61,16 +66,29 @@ def test_a_running_round_shows_how_far_it_is_and_how_long_it_will_take() -> None
 
 
 def test_an_ended_round_shows_how_long_it_took() -> None:
-    it = gc_pb2.GCRound(id=1, phase="ended", started_ms=1000, ended_ms=3500, result="done", phase_ms={"do gc": 500})
+    it = gc_pb2.GCRound(
+        id=1, phase="ended", started_ms=1000, ended_ms=3500, result="done", phase_ms={"do gc": 500}
+    )
     shown = document(it)
-    assert (shown["seconds"], shown["phase_seconds"], shown["progress"]) == (2.5, {"do gc": 0.5}, "")
+    assert (shown["seconds"], shown["phase_seconds"], shown["progress"]) == (
+        2.5,
+        {"do gc": 0.5},
+        "",
+    )
 
 
 def test_a_dry_run_says_it_in_one_sentence() -> None:
-    plan = gc_pb2.GCPlan(enabled=True, fresh=True, mode="central", regions=4, locks=2, transactions=1)
-    assert _would(plan) == "resolve 2 locks of 1 transactions in 4 regions, destroy 0 ranges, collect region by region"
+    plan = gc_pb2.GCPlan(
+        enabled=True, fresh=True, mode="central", regions=4, locks=2, transactions=1
+    )
+    assert (
+        _would(plan)
+        == "resolve 2 locks of 1 transactions in 4 regions, destroy 0 ranges, collect region by region"
+    )
     held = gc_pb2.GCPlan(enabled=True, blocker="the service feed")
-    assert _would(held).endswith("nothing else: the safepoint does not move, held back by the service feed")
+    assert _would(held).endswith(
+        "nothing else: the safepoint does not move, held back by the service feed"
+    )
     assert "refuse" in _would(gc_pb2.GCPlan())
 
 
@@ -99,7 +117,9 @@ def test_the_verbs_are_understood(words: list[str]) -> None:
     assert callable(_parser().parse_args(["gc", *words]).command)
 
 
-@pytest.mark.parametrize("words", [["config", "set"], ["config", "set", "x"], ["ranges", "--state", "odd"], ["frob"]])
+@pytest.mark.parametrize(
+    "words", [["config", "set"], ["config", "set", "x"], ["ranges", "--state", "odd"], ["frob"]]
+)
 def test_wrong_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         _parser().parse_args(["gc", *words])

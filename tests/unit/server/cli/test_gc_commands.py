@@ -50,7 +50,9 @@ def test_names_to_think_away():
             removed_names(text)
 
 
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("16777215", 16777215), ("null", NULL_KEYSPACE)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("0", 0), ("16777215", 16777215), ("null", NULL_KEYSPACE)]
+)
 def test_keyspace_ids(text, number):
     assert keyspace_id(text) == number
 
@@ -106,7 +108,9 @@ def test_the_safe_point_of_a_changefeed_is_never_deleted_on_a_yes_alone(monkeypa
         _confirm("br-1", {"state": "foreign", "summary": "…"})
 
 
-@pytest.mark.parametrize("command", [["gc", "explain"], ["gc-state", "all"], ["service-gc-safepoint"]])
+@pytest.mark.parametrize(
+    "command", [["gc", "explain"], ["gc-state", "all"], ["service-gc-safepoint"]]
+)
 def test_no_coordinator_is_one_clear_error(monkeypatch, command):
     monkeypatch.setattr("server.rpc.pd._CALL_SECONDS", 0.01)
     with pytest.raises(PdUnavailableError, match="is it running"):

@@ -11,8 +11,15 @@ from tests.unit.gcsafepoint.explain.situations import NOW_S, ago, service, view
 
 def test_the_document_is_pds_and_the_lowest_comes_first() -> None:
     gone = ServiceSafePoint("gone", NOW_S - 1, 5)
-    document = safe_points_document(view([service("b", 100), service("a", 50), gone], gc_safe_point=7))
-    assert [it["service_id"] for it in document["service_gc_safe_points"]] == ["gone", "gc_worker", "b", "a"]
+    document = safe_points_document(
+        view([service("b", 100), service("a", 50), gone], gc_safe_point=7)
+    )
+    assert [it["service_id"] for it in document["service_gc_safe_points"]] == [
+        "gone",
+        "gc_worker",
+        "b",
+        "a",
+    ]
     assert document["service_gc_safe_points"][2] == {
         "service_id": "b",
         "expired_at": NOW_S + 86_400,

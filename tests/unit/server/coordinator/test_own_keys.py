@@ -20,7 +20,11 @@ def delete(key: bytes, range_end: bytes = b"") -> rpc_pb2.DeleteRangeRequest:
 
 
 def op(request: Any) -> rpc_pb2.RequestOp:
-    kind = {rpc_pb2.PutRequest: "put", rpc_pb2.DeleteRangeRequest: "delete_range", rpc_pb2.TxnRequest: "txn"}
+    kind = {
+        rpc_pb2.PutRequest: "put",
+        rpc_pb2.DeleteRangeRequest: "delete_range",
+        rpc_pb2.TxnRequest: "txn",
+    }
     return rpc_pb2.RequestOp(**{f"request_{kind[type(request)]}": request})
 
 
@@ -82,7 +86,9 @@ TAKEN = {
 
 @pytest.mark.parametrize("request_", REFUSED.values(), ids=list(REFUSED))
 def test_what_would_write_our_keys_is_refused_by_name(request_: Any) -> None:
-    with pytest.raises(OwnKeysError, match=r"etcdserver: permission denied: \[TM:ErrMetaOwnKeys\] the keys below /"):
+    with pytest.raises(
+        OwnKeysError, match=r"etcdserver: permission denied: \[TM:ErrMetaOwnKeys\] the keys below /"
+    ):
         check_request(request_)
 
 

@@ -1,4 +1,6 @@
-"""Counting regions for PD's HTTP API: each is looked at once, in slices, however many stores there are."""
+"""Counting regions for PD's HTTP API: each is looked at once, in slices,
+however many stores there are.
+"""
 
 import asyncio
 from collections import Counter
@@ -33,7 +35,10 @@ def regions() -> CountedRegions:
         peers = [metapb_pb2.Peer(id=10_000 + number, store_id=store)]
         last = number == REGIONS - 1
         region = metapb_pb2.Region(
-            id=number + 1, start_key=key(number), end_key=b"" if last else key(number + 1), peers=peers
+            id=number + 1,
+            start_key=key(number),
+            end_key=b"" if last else key(number + 1),
+            peers=peers,
         )
         made.report(region, peers[0])
     made.looked_at = 0
@@ -45,7 +50,10 @@ def key(number: int) -> bytes:
 
 
 async def test_stores_are_counted_in_one_pass(regions: CountedRegions) -> None:
-    stores = {number: metapb_pb2.Store(id=number, address=f"s{number}:1") for number in range(1, STORES + 1)}
+    stores = {
+        number: metapb_pb2.Store(id=number, address=f"s{number}:1")
+        for number in range(1, STORES + 1)
+    }
     term: Any = SimpleNamespace(cluster=SimpleNamespace(regions=regions, stores=stores, stats={}))
     answer = await api.stores(term, None, ())  # type: ignore[arg-type]  # it has no parameters
     assert answer.body.count(b'"region_count": 125') == STORES
@@ -77,7 +85,9 @@ async def test_regions_that_merge_meanwhile_are_not_counted_again(regions: Count
         if len(ids) == 1024:  # what was passed and what comes become one
             peers = [metapb_pb2.Peer(id=9, store_id=1)]
             epoch = metapb_pb2.RegionEpoch(version=5)
-            merged = metapb_pb2.Region(id=2000, start_key=key(500), end_key=key(2000), region_epoch=epoch, peers=peers)
+            merged = metapb_pb2.Region(
+                id=2000, start_key=key(500), end_key=key(2000), region_epoch=epoch, peers=peers
+            )
             regions.report(merged, peers[0])
     assert len(ids) == len(set(ids))
     assert ids[-1] == REGIONS

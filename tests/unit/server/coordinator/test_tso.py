@@ -78,7 +78,9 @@ async def test_the_window_is_saved_before_it_is_used(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
         meta = EtcdMeta(etcd)
         clock = iter([5_000_000_000] * 3 + [90_000_000_000] * 10)
-        oracle = await TimestampOracle.load(FencedMetadata(meta, Leadership()), b"/ts", lambda: next(clock))
+        oracle = await TimestampOracle.load(
+            FencedMetadata(meta, Leadership()), b"/ts", lambda: next(clock)
+        )
         physical_ms, _ = await oracle.take(1)
         assert physical_ms == 5000
         physical_ms, _ = await oracle.take(1)
@@ -90,14 +92,18 @@ async def test_the_window_is_saved_before_it_is_used(tmp_path: Path) -> None:
 
 async def test_a_used_up_millisecond_is_waited_for_and_time_is_not_outrun(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
-        oracle = await TimestampOracle.load(FencedMetadata(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000)
+        oracle = await TimestampOracle.load(
+            FencedMetadata(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000
+        )
         began_s = time.monotonic()
         taken = [await oracle.take(LOGICAL_MAX) for _ in range(20)]
         assert [physical_ms for physical_ms, _ in taken] == list(range(5000, 5020))
         assert time.monotonic() - began_s >= 0.019
 
 
-async def test_a_window_that_was_given_up_for_lost_and_comes_late_undoes_nothing(tmp_path: Path) -> None:
+async def test_a_window_that_was_given_up_for_lost_and_comes_late_undoes_nothing(
+    tmp_path: Path,
+) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
         meta = EtcdMeta(etcd)
         clock_ns = 5_000_000_000
@@ -126,6 +132,8 @@ async def test_impossible_counts_are_refused_in_pds_words(tmp_path: Path) -> Non
 
 async def test_concurrent_callers_never_share_a_timestamp(tmp_path: Path) -> None:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
-        oracle = await TimestampOracle.load(FencedMetadata(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000)
+        oracle = await TimestampOracle.load(
+            FencedMetadata(EtcdMeta(etcd), Leadership()), b"/ts", lambda: 5_000_000_000
+        )
         taken = await asyncio.gather(*(oracle.take(LOGICAL_MAX // 3) for _ in range(50)))
         assert len(set(taken)) == 50

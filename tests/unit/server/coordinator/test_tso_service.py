@@ -43,10 +43,17 @@ def service() -> tuple[TsoService, Clock]:
 
 
 def request(count: int, cluster: int = CLUSTER) -> bytes:
-    return pdpb_pb2.TsoRequest(header=pdpb_pb2.RequestHeader(cluster_id=cluster), count=count).SerializeToString()
+    return pdpb_pb2.TsoRequest(
+        header=pdpb_pb2.RequestHeader(cluster_id=cluster), count=count
+    ).SerializeToString()
 
 
-@given(st.lists(st.one_of(COUNTS.map(request), st.just(request(5, cluster=8)), st.just(b"\xff")), max_size=30))
+@given(
+    st.lists(
+        st.one_of(COUNTS.map(request), st.just(request(5, cluster=8)), st.just(b"\xff")),
+        max_size=30,
+    )
+)
 async def test_ranges_never_meet_and_keep_the_order_of_requests(raws: list[bytes]) -> None:
     tso, _ = service()
     answers = await tso.tso(raws)

@@ -23,7 +23,11 @@ def test_a_moved_balance_is_what_the_mounter_reads(account, change, stamp):
     key = bank.account_key(account)
     row = bank.moved(key, bank.new_account(account), change, stamp)
     found = mounted(key, row)
-    assert (found["id"], found["balance"], found["updated_at"]) == (account, OPENING_BALANCE + change, stamp)
+    assert (found["id"], found["balance"], found["updated_at"]) == (
+        account,
+        OPENING_BALANCE + change,
+        stamp,
+    )
     assert found["owner"] == f"owner {account}"
 
 

@@ -15,7 +15,9 @@ from storage.model.errors import CorruptError
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 
-CURSORS = st.none() | st.lists(st.builds(Cell, st.integers(0, 0xFFFF), st.binary(max_size=9)), min_size=1).map(tuple)
+CURSORS = st.none() | st.lists(
+    st.builds(Cell, st.integers(0, 0xFFFF), st.binary(max_size=9)), min_size=1
+).map(tuple)
 PROGRESS = st.builds(
     TableProgress,
     name=st.text(max_size=9),
@@ -48,7 +50,9 @@ def test_progress_survives(progress: TableProgress) -> None:
 
 def test_the_documents_are_those_of_the_format() -> None:
     cursor = (Cell(8, (5).to_bytes(8, "little")),)
-    progress = TableProgress("shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3, 8, 1, 2)
+    progress = TableProgress(
+        "shop.t", 7, "j", TableState.DUMPING, "", (Range(cursor),), 5, 50, 1, 9, 11, 3, 8, 1, 2
+    )
     assert json.dumps(progress.to_doc(), separators=(",", ":")) == GOLDEN
     assert parse_progress(GOLDEN.encode()) == progress
     older = GOLDEN.replace(',"rows_read":8,"chunks_verified":1,"chunks_repaired":2', "")
@@ -78,14 +82,22 @@ def test_jobs_take_tables_by_patterns() -> None:
     assert not Job("j", tables=("shop.*",)).takes("crm.shop")
 
 
-@given(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(1, 16))
+@given(
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(1, 16),
+)
 def test_ranges_follow_one_another_without_gap(one: int, other: int, parts: int) -> None:
     column = Column(name="id", type=Type.LONGLONG)
     ranges = split_ranges(column, min(one, other), max(one, other), parts)
     assert ranges[0].after is None
     assert ranges[-1].until is None
     assert [each.until for each in ranges[:-1]] == [each.after for each in ranges[1:]]
-    numbers = [int.from_bytes(each.until[0].data, "little", signed=True) for each in ranges[:-1] if each.until]
+    numbers = [
+        int.from_bytes(each.until[0].data, "little", signed=True)
+        for each in ranges[:-1]
+        if each.until
+    ]
     assert numbers == sorted(set(numbers))
 
 
@@ -95,12 +107,15 @@ def test_queries_name_every_part_of_a_composite_key_and_quote_all_names() -> Non
         Column(name="c", type=Type.VARCHAR, meta=20, collation=45, nullable=False),
         Column(name="e", type=Type.ENUM, meta=1, elems=("x",)),
     )
-    query = ChunkQuery("sh`op", Table(1, "t", columns, ("a`b", "c")), {"c": "utf8mb4_general_ci"}, "e = 1 OR 1")
+    query = ChunkQuery(
+        "sh`op", Table(1, "t", columns, ("a`b", "c")), {"c": "utf8mb4_general_ci"}, "e = 1 OR 1"
+    )
     bound = "CONVERT(? USING utf8mb4) COLLATE utf8mb4_general_ci"
     assert query.sql(after=True, until=True) == (
         "SELECT `a``b`, `c`, `e` | 0 FROM `sh``op`.`t` WHERE (e = 1 OR 1) AND "
         f"(`a``b` >= ? AND (`a``b` > ? OR (`a``b` = ? AND `c` > {bound}))) AND "
-        f"(`a``b` <= ? AND (`a``b` < ? OR (`a``b` = ? AND `c` <= {bound}))) ORDER BY `a``b`, `c` LIMIT ?"
+        f"(`a``b` <= ? AND (`a``b` < ? OR (`a``b` = ? AND `c` <= {bound}))) ORDER BY `a``b`, `c` "
+        "LIMIT ?"
     )
     cells = (integer(1), Cell(252, b"\x01x"))
     assert query.parameters(Range(cells, cells), 5) == [
@@ -113,15 +128,27 @@ def test_queries_name_every_part_of_a_composite_key_and_quote_all_names() -> Non
 
 
 def test_columns_that_are_left_out_are_read_as_null_and_compared_with_nothing() -> None:
-    columns = (Column(name="id", type=Type.LONG, nullable=False), Column(name="secret", type=Type.LONG))
+    columns = (
+        Column(name="id", type=Type.LONG, nullable=False),
+        Column(name="secret", type=Type.LONG),
+    )
     query = ChunkQuery("shop", Table(1, "t", columns, ("id",)), {}, left_out=frozenset({"secret"}))
-    assert query.sql(after=False, until=False) == "SELECT `id`, NULL FROM `shop`.`t` ORDER BY `id` LIMIT ?"
+    assert (
+        query.sql(after=False, until=False)
+        == "SELECT `id`, NULL FROM `shop`.`t` ORDER BY `id` LIMIT ?"
+    )
     assert "secret" not in Check(query).total_sql(Range()) + Check(query).rows_sql(Range())
     assert Check(query).unchecked == ()
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0, 100)), max_size=20))
-def test_chunk_sizes_stay_within_their_bounds_and_move_by_a_factor_of_two(took: list[tuple[int, int, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 10**5), st.integers(1, 10**9), st.floats(0, 100)), max_size=20
+    )
+)
+def test_chunk_sizes_stay_within_their_bounds_and_move_by_a_factor_of_two(
+    took: list[tuple[int, int, float]],
+) -> None:
     size = ChunkSize()
     for rows, size_bytes, seconds in took:
         before = size.rows

@@ -16,7 +16,12 @@ from server.changefeed.info import ChangefeedInfo, RunningError, State
 from server.changefeed.records import head_put
 from server.changefeed.table import TableRecord
 from server.cli.dump import PriorityError, WhereError, _condition, _output, _priority
-from server.dump.errors import DumpInvalidError, DumpNotFoundError, DumpStateError, DumpUnsupportedError
+from server.dump.errors import (
+    DumpInvalidError,
+    DumpNotFoundError,
+    DumpStateError,
+    DumpUnsupportedError,
+)
 from server.dump.job import DumpRecords
 from server.dump.progress import Range, TableProgress, TableState
 from server.dump.service import DumpService
@@ -31,9 +36,19 @@ CONTEXT: Any = sentinel.context
 async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
     async with EmbeddedEtcd.open(tmp_path) as etcd:
         meta = EtcdMeta(etcd)
-        for name, source in (("shop", "mysql://root@db:3306"), ("tikv", ""), ("pumped", "pump://"), ("odd", "odd://")):
+        for name, source in (
+            ("shop", "mysql://root@db:3306"),
+            ("tikv", ""),
+            ("pumped", "pump://"),
+            ("odd", "odd://"),
+        ):
             info = ChangefeedInfo(
-                id=name, sink_uri="parquet:///x", source_uri=source, start_ts=1, target_ts=0, create_time=""
+                id=name,
+                sink_uri="parquet:///x",
+                source_uri=source,
+                start_ts=1,
+                target_ts=0,
+                create_time="",
             )
             await meta.put(keys.info(name), info.to_json())
             await in_force(meta, name, "t", "old")
@@ -43,17 +58,27 @@ async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
 async def in_force(meta: EtcdMeta, changefeed: str, *names: str) -> None:
     """The changefeed has these tables of the schema `shop`."""
     change = SchemaChange(
-        1, tables=tuple(TableRecord("shop", {"id": 7 + at, "name": name}) for at, name in enumerate(names))
+        1,
+        tables=tuple(
+            TableRecord("shop", {"id": 7 + at, "name": name}) for at, name in enumerate(names)
+        ),
     )
     await meta.write_all(
-        [*(Put(keys.schema_table(changefeed, 1, 7 + at), table_json(table)) for at, table in enumerate(change.tables))]
+        [
+            *(
+                Put(keys.schema_table(changefeed, 1, 7 + at), table_json(table))
+                for at, table in enumerate(change.tables)
+            )
+        ]
     )
     await meta.write_all([head_put(changefeed, change)])
 
 
 async def test_verbs_change_the_job_and_asking_twice_changes_nothing(meta: EtcdMeta) -> None:
     service, records = DumpService(meta), DumpRecords(meta, "shop")
-    request = pb.StartDumpRequest(changefeed_id="shop", tables=["shop.*"], where={"shop.t": "id > 1"}, parallel=2)
+    request = pb.StartDumpRequest(
+        changefeed_id="shop", tables=["shop.*"], where={"shop.t": "id > 1"}, parallel=2
+    )
     begun = (await service.StartDump(request, CONTEXT)).dump
     assert (begun.state, begun.parallel, dict(begun.where)) == ("running", 2, {"shop.t": "id > 1"})
     assert (await service.StartDump(request, CONTEXT)).dump.job_id == begun.job_id
@@ -63,18 +88,24 @@ async def test_verbs_change_the_job_and_asking_twice_changes_nothing(meta: EtcdM
     assert (paused.state, paused.job_id) == ("paused", begun.job_id)
     resumed = (await service.ResumeDump(pb.ResumeDumpRequest(changefeed_id="shop"), CONTEXT)).dump
     assert (resumed.state, resumed.job_id) == ("running", begun.job_id)
-    restarted = (await service.RestartDump(pb.RestartDumpRequest(changefeed_id="shop"), CONTEXT)).dump
+    restarted = (
+        await service.RestartDump(pb.RestartDumpRequest(changefeed_id="shop"), CONTEXT)
+    ).dump
     assert restarted.job_id != begun.job_id
     job = await records.job()
     assert job is not None
     assert job.attempt == 1
 
 
-async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(meta: EtcdMeta) -> None:
+async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(
+    meta: EtcdMeta,
+) -> None:
     service, records = DumpService(meta), DumpRecords(meta, "shop")
     begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
     job = begun.dump.job_id
-    half = TableProgress("shop.t", 7, job, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10)
+    half = TableProgress(
+        "shop.t", 7, job, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10
+    )
     await records.put_tables([half, TableProgress("shop.old", 8, "another job")])
     status = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
     [table] = status.status
@@ -94,7 +125,9 @@ async def test_tables_come_in_the_order_of_their_ids(meta: EtcdMeta) -> None:
     await DumpService(meta).StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
     job = await records.job()
     assert job is not None
-    await records.put_tables([TableProgress("shop.t", table_id, job.id) for table_id in (10, 9, 100)])
+    await records.put_tables(
+        [TableProgress("shop.t", table_id, job.id) for table_id in (10, 9, 100)]
+    )
     assert [each.table_id for each in await records.tables(job)] == [9, 10, 100]
 
 
@@ -106,7 +139,9 @@ async def test_what_cannot_be_dumped_is_refused_by_name(meta: EtcdMeta) -> None:
         await service.StartDump(pb.StartDumpRequest(changefeed_id="odd"), CONTEXT)
     for name in ("tikv", "pumped"):
         with pytest.raises(DumpUnsupportedError, match="no SQL"):
-            await service.StartDump(pb.StartDumpRequest(changefeed_id=name, where={"shop.t": "id > 1"}), CONTEXT)
+            await service.StartDump(
+                pb.StartDumpRequest(changefeed_id=name, where={"shop.t": "id > 1"}), CONTEXT
+            )
         with pytest.raises(DumpUnsupportedError, match="sums no rows"):
             await service.StartDump(pb.StartDumpRequest(changefeed_id=name, verify=True), CONTEXT)
     with pytest.raises(DumpInvalidError, match="at most 16"):
@@ -133,31 +168,51 @@ async def test_names_that_no_table_has_are_refused_before_anything_is_read(meta:
         await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
 
 
-async def test_a_changefeed_that_stands_may_be_asked_for_tables_that_its_log_is_about_to_bring(meta: EtcdMeta) -> None:
+async def test_a_changefeed_that_stands_may_be_asked_for_tables_that_its_log_is_about_to_bring(
+    meta: EtcdMeta,
+) -> None:
     pair = await meta.get(keys.info("shop"))
     assert pair is not None
     info = replace(ChangefeedInfo.from_json(pair.value), rules=("shop.*",)).moved_to(State.FAILED)
     await meta.put(keys.info("shop"), info.to_json())
     service = DumpService(meta)
     with pytest.raises(DumpInvalidError, match="no such table"):
-        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["crm.made"]), CONTEXT)
-    answer = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.made"]), CONTEXT)
+        await service.StartDump(
+            pb.StartDumpRequest(changefeed_id="shop", tables=["crm.made"]), CONTEXT
+        )
+    answer = await service.StartDump(
+        pb.StartDumpRequest(changefeed_id="shop", tables=["shop.made"]), CONTEXT
+    )
     assert [(each.table, each.state) for each in answer.status] == [("shop.made", "waiting")]
 
 
-async def test_while_the_changefeed_stands_the_status_says_why_and_makes_up_no_end(meta: EtcdMeta) -> None:
+async def test_while_the_changefeed_stands_the_status_says_why_and_makes_up_no_end(
+    meta: EtcdMeta,
+) -> None:
     service, records = DumpService(meta), DumpRecords(meta, "shop")
     begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
-    half = TableProgress("shop.t", 7, begun.dump.job_id, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10)
+    half = TableProgress(
+        "shop.t", 7, begun.dump.job_id, TableState.DUMPING, "", (Range(),), 50, 500, 1, 100, 11, 10
+    )
     await records.put_tables([half])
     running = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
-    assert (running.dump.waits_for, running.dump.eta_seconds, running.status[0].eta_seconds) == ("", 5, 5)
+    assert (running.dump.waits_for, running.dump.eta_seconds, running.status[0].eta_seconds) == (
+        "",
+        5,
+        5,
+    )
     pair = await meta.get(keys.info("shop"))
     assert pair is not None
-    failed = ChangefeedInfo.from_json(pair.value).moved_to(State.FAILED, RunningError("TM:ErrX", "no log", "now"))
+    failed = ChangefeedInfo.from_json(pair.value).moved_to(
+        State.FAILED, RunningError("TM:ErrX", "no log", "now")
+    )
     await meta.put(keys.info("shop"), failed.to_json())
     stands = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
-    assert (stands.dump.state, stands.dump.eta_seconds, stands.status[0].rows_per_second) == ("running", -1, 0)
+    assert (stands.dump.state, stands.dump.eta_seconds, stands.status[0].rows_per_second) == (
+        "running",
+        -1,
+        0,
+    )
     assert "failed: [TM:ErrX] no log. " in stands.dump.waits_for
     assert "\nthe changefeed is failed" in (_output(stands).shown or "")
     done = replace(half, state=TableState.DONE)
@@ -168,31 +223,45 @@ async def test_while_the_changefeed_stands_the_status_says_why_and_makes_up_no_e
 
 async def test_an_update_changes_what_it_names_and_the_dump_goes_on(meta: EtcdMeta) -> None:
     service, records = DumpService(meta), DumpRecords(meta, "shop")
-    request = pb.StartDumpRequest(changefeed_id="shop", rows_per_second_max=9, priority={"shop.*": 1, "shop.t": 3})
+    request = pb.StartDumpRequest(
+        changefeed_id="shop", rows_per_second_max=9, priority={"shop.*": 1, "shop.t": 3}
+    )
     begun = (await service.StartDump(request, CONTEXT)).dump
     update = pb.UpdateDumpRequest(changefeed_id="shop", priority={"shop.old": 5}, parallel=2)
     updated = (await service.UpdateDump(update, CONTEXT)).dump
     assert (updated.job_id, updated.parallel, updated.rows_per_second_max) == (begun.job_id, 2, 9)
     assert dict(updated.priority) == {"shop.*": 1, "shop.t": 3, "shop.old": 5}
-    assert (await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", rows_per_second_max=0), CONTEXT)).dump
+    assert (
+        await service.UpdateDump(
+            pb.UpdateDumpRequest(changefeed_id="shop", rows_per_second_max=0), CONTEXT
+        )
+    ).dump
     job = await records.job()
     assert job is not None
     assert (job.rows_per_s, job.attempt) == (0, 0)
     with pytest.raises(DumpInvalidError, match="at least 1"):
         await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", parallel=0), CONTEXT)
     with pytest.raises(DumpInvalidError, match="no such table"):
-        await service.UpdateDump(pb.UpdateDumpRequest(changefeed_id="shop", priority={"shop.typo": 5}), CONTEXT)
+        await service.UpdateDump(
+            pb.UpdateDumpRequest(changefeed_id="shop", priority={"shop.typo": 5}), CONTEXT
+        )
 
 
-async def test_tables_that_the_changefeed_leaves_out_are_told_and_refused_by_name(meta: EtcdMeta) -> None:
+async def test_tables_that_the_changefeed_leaves_out_are_told_and_refused_by_name(
+    meta: EtcdMeta,
+) -> None:
     pair = await meta.get(keys.info("shop"))
     assert pair is not None
     info = replace(ChangefeedInfo.from_json(pair.value), ignored=("shop.nokey", "crm.nokey"))
     await meta.put(keys.info("shop"), info.to_json())
     service = DumpService(meta)
     with pytest.raises(DumpInvalidError, match=r"shop\.nokey: .* could not be replicated"):
-        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.nokey"]), CONTEXT)
-    answer = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop", tables=["shop.*"]), CONTEXT)
+        await service.StartDump(
+            pb.StartDumpRequest(changefeed_id="shop", tables=["shop.nokey"]), CONTEXT
+        )
+    answer = await service.StartDump(
+        pb.StartDumpRequest(changefeed_id="shop", tables=["shop.*"]), CONTEXT
+    )
     assert [(each.table, each.state) for each in answer.status] == [("shop.nokey", "ignored")]
 
 

@@ -1,4 +1,6 @@
-"""What a status tells of a dump: sums and shares that neither failed tables nor bad estimates make wrong."""
+"""What a status tells of a dump: sums and shares that neither failed tables nor bad estimates make
+wrong.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,9 @@ from server.dump.table_dump import TableDump
 JOB = Job("j", priority={"s.first": 2, "s.*": 1})
 
 
-def table(name: str, state: TableState, rows: int, estimated: int, rate: int = 0, read: int = 0) -> TableProgress:
+def table(
+    name: str, state: TableState, rows: int, estimated: int, rate: int = 0, read: int = 0
+) -> TableProgress:
     return TableProgress(
         name,
         len(name),
@@ -35,15 +39,29 @@ FAILED = table("s.bad", TableState.FAILED, 3, 1_000_000, 9)
 def test_sums_are_of_tables_that_count_and_a_failed_one_makes_no_share_wrong() -> None:
     for tables in ([HALF, DONE], [HALF, DONE, FAILED, table("s.gone", TableState.DROPPED, 5, 10)]):
         dump = dump_message("c", JOB, tables)
-        assert (dump.rows_done, dump.rows_estimated, dump.bytes_done, dump.rows_per_second) == (2000, 2500, 20_000, 50)
+        assert (dump.rows_done, dump.rows_estimated, dump.bytes_done, dump.rows_per_second) == (
+            2000,
+            2500,
+            20_000,
+            50,
+        )
         assert (dump.progress_percent, dump.eta_seconds, dump.state) == (80.0, 10, "running")
-        assert (dump.tables_known, dump.tables_done, dump.tables_failed) == (len(tables), 1, len(tables) // 4)
+        assert (dump.tables_known, dump.tables_done, dump.tables_failed) == (
+            len(tables),
+            1,
+            len(tables) // 4,
+        )
 
 
 def test_when_all_is_over_a_failed_table_is_in_the_state_and_the_rest_is_at_100() -> None:
     assert dump_message("c", JOB, [DONE]).state == "finished"
     dump = dump_message("c", JOB, [DONE, FAILED])
-    assert (dump.state, dump.progress_percent, dump.eta_seconds, dump.tables_failed) == ("failed", 100.0, 0, 1)
+    assert (dump.state, dump.progress_percent, dump.eta_seconds, dump.tables_failed) == (
+        "failed",
+        100.0,
+        0,
+        1,
+    )
     assert dump_message("c", JOB, []).state == "running"
 
 
@@ -61,7 +79,10 @@ def test_what_is_not_known_is_not_made_up() -> None:
 
 
 def test_a_table_waits_until_those_of_greater_priority_have_been_read() -> None:
-    first, later = table("s.first", TableState.DUMPING, 0, 10), table("s.later", TableState.DUMPING, 0, 10)
+    first, later = (
+        table("s.first", TableState.DUMPING, 0, 10),
+        table("s.later", TableState.DUMPING, 0, 10),
+    )
     told = table_messages("c", JOB, [later, first], {"s.x": ("ignored", "why")})
     assert [(each.table, each.state, each.priority) for each in told] == [
         ("s.first", "dumping", 2),
@@ -70,15 +91,25 @@ def test_a_table_waits_until_those_of_greater_priority_have_been_read() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans(), st.sampled_from(TableState)), max_size=8))
-def test_ranges_are_read_of_the_greatest_priority_that_has_some(drawn: list[tuple[str, bool, TableState]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.booleans(), st.sampled_from(TableState)), max_size=8
+    )
+)
+def test_ranges_are_read_of_the_greatest_priority_that_has_some(
+    drawn: list[tuple[str, bool, TableState]],
+) -> None:
     job = Job("j", priority={"s.a*": 3, "s.b*": 2, "s.c*": 2})
     dumps = []
     for at, (name, is_read, state) in enumerate(drawn):
         ranges = (Range((Cell(1, b"1"),), done=is_read),)
         dumps.append(TableDump(TableProgress(f"s.{name}{at}", at, "j", state, ranges=ranges)))
     found = job.foremost(dumps)
-    ready = [each for each in dumps if each.durable.state is TableState.DUMPING and each.next_range() is not None]
+    ready = [
+        each
+        for each in dumps
+        if each.durable.state is TableState.DUMPING and each.next_range() is not None
+    ]
     priorities = {job.priority_of(each.durable.name) for each in found}
     assert len(priorities) == bool(ready)
     rest = [each for each in ready if each not in found]

@@ -8,14 +8,22 @@ from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, RunningError, State
 from server.dump.scope import DumpScope
 
-INFO = ChangefeedInfo(id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="now", rules=("a.*",))
-REFUSED = RunningError("ErrDdlUnsupported", "at 9 a.t: Create another changefeed with --start-ts 9", "now")
+INFO = ChangefeedInfo(
+    id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="now", rules=("a.*",)
+)
+REFUSED = RunningError(
+    "ErrDdlUnsupported", "at 9 a.t: Create another changefeed with --start-ts 9", "now"
+)
 
 
 @pytest.mark.parametrize(
     ("state", "error", "advice"),
     [
-        (State.STOPPED, None, "the changefeed is stopped; `tidemark cli changefeed resume -c feed` lets it go on"),
+        (
+            State.STOPPED,
+            None,
+            "the changefeed is stopped; `tidemark cli changefeed resume -c feed` lets it go on",
+        ),
         (State.FINISHED, None, "the changefeed is finished"),
     ],
 )
@@ -27,4 +35,8 @@ async def test_a_resume_is_advised_only_where_it_is_all_that_is_missing(meta, st
 async def test_of_a_failure_its_own_advice_comes_first(meta):
     await meta.put(keys.info("feed"), replace(INFO, state=State.FAILED, error=REFUSED).to_json())
     stands = (await DumpScope.of(meta, "feed")).stands
-    assert stands.index("--start-ts 9") < stands.index("where its cause is gone") < stands.index("resume -c feed")
+    assert (
+        stands.index("--start-ts 9")
+        < stands.index("where its cause is gone")
+        < stands.index("resume -c feed")
+    )

@@ -8,7 +8,9 @@ from server.dump.table_dump import Read, TableDump
 def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_it() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
     dump.planned((Range(),), 4)
-    first, second = (Read(0, dump.ahead(0)[1], (integer(number),), number == 2, 2, 20) for number in (1, 2))
+    first, second = (
+        Read(0, dump.ahead(0)[1], (integer(number),), number == 2, 2, 20) for number in (1, 2)
+    )
     dump.read(first)
     dump.read(second)
     assert dump.next_range() is None
@@ -17,15 +19,25 @@ def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_i
     dump.settle(9)
     assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (0, 4, (Range(),))
     dump.settle(15)
-    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (2, 4, (Range((integer(1),)),))
+    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.ranges) == (
+        2,
+        4,
+        (Range((integer(1),)),),
+    )
     dump.settle(20)
-    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.state) == (4, 4, TableState.DONE)
+    assert (dump.durable.rows, dump.durable.rows_read, dump.durable.state) == (
+        4,
+        4,
+        TableState.DONE,
+    )
 
 
 def test_rows_read_are_less_again_when_a_chunk_is_read_again() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
     dump.planned((Range(),), 4)
-    first, second = (Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2))
+    first, second = (
+        Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
+    )
     for chunk in (first, second):
         dump.read(chunk)
     assert dump.closed(first, 10)
@@ -51,7 +63,9 @@ def test_a_chunk_of_a_range_that_is_gone_when_it_has_been_read_counts_nowhere() 
 def test_a_chunk_that_is_read_again_takes_those_behind_it_along() -> None:
     dump = TableDump(TableProgress("shop.t", 7, "j"))
     dump.planned((Range(),), 4)
-    first, second = (Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2))
+    first, second = (
+        Read(0, dump.ahead(0)[1], (integer(number),), False, 2, 20) for number in (1, 2)
+    )
     dump.read(first)
     dump.read(second)
     dump.again(first)

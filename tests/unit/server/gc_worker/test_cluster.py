@@ -26,7 +26,12 @@ from storage.model.ts import MAX_TS, compose
 
 BORDERS = [b"", *(encode_bytes(b"%03d" % number) for number in range(1, 300)), b""]
 REGIONS = [
-    metapb.Region(id=index + 1, start_key=start, end_key=end, peers=[metapb.Peer(id=1, store_id=1 + index % 2)])
+    metapb.Region(
+        id=index + 1,
+        start_key=start,
+        end_key=end,
+        peers=[metapb.Peer(id=1, store_id=1 + index % 2)],
+    )
     for index, (start, end) in enumerate(itertools.pairwise(BORDERS))
 ]
 
@@ -44,9 +49,15 @@ class Coordinator:
         return RegionRoute(region, region.peers[0], self.address)
 
     async def region(self, key: bytes) -> RegionRoute:
-        return self._route(next(it for it in REGIONS if it.start_key <= key and (not it.end_key or key < it.end_key)))
+        return self._route(
+            next(
+                it for it in REGIONS if it.start_key <= key and (not it.end_key or key < it.end_key)
+            )
+        )
 
-    async def scan_regions(self, start_key: bytes, end_key: bytes = b"", limit: int = 128) -> list[RegionRoute]:
+    async def scan_regions(
+        self, start_key: bytes, end_key: bytes = b"", limit: int = 128
+    ) -> list[RegionRoute]:
         known = [it for it in REGIONS if it.id not in self.unreported]
         return [self._route(it) for it in known if not it.end_key or it.end_key > start_key][:limit]
 
@@ -58,7 +69,9 @@ class Coordinator:
     async def tso(self) -> int:
         return compose(1_000_000)
 
-    async def update_service_gc_safe_point(self, service_id: str, ttl_s: int, safe_point: int) -> MinSafePoint:
+    async def update_service_gc_safe_point(
+        self, service_id: str, ttl_s: int, safe_point: int
+    ) -> MinSafePoint:
         if self.refusal:
             raise PdRefusedError(self.refusal)
         self.held.append((service_id, ttl_s, safe_point))
@@ -91,7 +104,9 @@ class Store:
 
     async def UnsafeDestroyRange(self, request: kvrpcpb.UnsafeDestroyRangeRequest, _: Any) -> Any:
         self.asked.append(request)
-        return kvrpcpb.UnsafeDestroyRangeResponse(error="disk full" if request.start_key == b"x" else "")
+        return kvrpcpb.UnsafeDestroyRangeResponse(
+            error="disk full" if request.start_key == b"x" else ""
+        )
 
 
 class Held:
@@ -121,18 +136,28 @@ async def test_every_region_is_under_its_store_however_many_pages_there_are() ->
     async with opened() as (cluster, _, _pd):
         by_store = await cluster.ranges_by_store()
     assert sorted(by_store) == [1, 2]
-    ranges = sorted((it for ranges in by_store.values() for it in ranges), key=lambda it: it.start_key)
+    ranges = sorted(
+        (it for ranges in by_store.values() for it in ranges), key=lambda it: it.start_key
+    )
     assert [it.end_key for it in ranges[:-1]] == [it.start_key for it in ranges[1:]]
     assert (len(ranges), ranges[0].start_key, ranges[-1].end_key) == (300, b"", b"")
 
 
-@pytest.mark.parametrize("unreported", [{1}, {7, 8}, {128}, {129}, {300}, {1, 40, 300}, {*range(1, 301)}])
-async def test_keys_of_which_the_coordinator_knows_no_region_are_not_left_out(unreported: set[int]) -> None:
-    """Between two reports of a split or a merge; locks there would be passed over, and their outcome collected."""
+@pytest.mark.parametrize(
+    "unreported", [{1}, {7, 8}, {128}, {129}, {300}, {1, 40, 300}, {*range(1, 301)}]
+)
+async def test_keys_of_which_the_coordinator_knows_no_region_are_not_left_out(
+    unreported: set[int],
+) -> None:
+    """Between two reports of a split or a merge; locks there would be passed over,
+    and their outcome collected.
+    """
     async with opened() as (cluster, _, pd):
         pd.unreported = unreported
         by_store = await cluster.ranges_by_store()
-    ranges = sorted((it for ranges in by_store.values() for it in ranges), key=lambda it: it.start_key)
+    ranges = sorted(
+        (it for ranges in by_store.values() for it in ranges), key=lambda it: it.start_key
+    )
     assert [it.end_key for it in ranges[:-1]] == [it.start_key for it in ranges[1:]]
     assert (ranges[0].start_key, ranges[-1].end_key) == (b"", b"")
 
@@ -155,7 +180,11 @@ async def test_locks_are_scanned_decided_and_resolved_as_gc_does() -> None:
         assert await cluster.resolve(page, {5: 9})
     scan, status, resolve = store.asked
     assert (scan.max_version, scan.limit, scan.end_key) == (99, 1024, b"001")
-    assert (status.current_ts, status.caller_start_ts, status.rollback_if_not_exist) == (MAX_TS, 0, True)
+    assert (status.current_ts, status.caller_start_ts, status.rollback_if_not_exist) == (
+        MAX_TS,
+        0,
+        True,
+    )
     assert [(info.txn, info.status) for info in resolve.txn_infos] == [(5, 9)]
 
 
@@ -169,14 +198,18 @@ async def test_a_region_that_moved_is_told_instead_of_raised() -> None:
 
 async def test_stores_without_kvgc_refuse_mode_central_with_what_to_do() -> None:
     async with opened() as (cluster, _, _pd):
-        with pytest.raises(CollectUnsupportedError, match="central needs stores that take KvGC; use distributed"):
+        with pytest.raises(
+            CollectUnsupportedError, match="central needs stores that take KvGC; use distributed"
+        ):
             await cluster.collect(KeyRange(b"", b""), 0)
 
 
 async def test_a_range_that_a_store_does_not_destroy_says_which_and_why() -> None:
     async with opened() as (cluster, _, pd):
         await cluster.destroy_range(pd.address, KeyRange(b"a", b"b"))
-        with pytest.raises(StoreRefusedError, match=f"{pd.address} did not destroy a range: disk full"):
+        with pytest.raises(
+            StoreRefusedError, match=f"{pd.address} did not destroy a range: disk full"
+        ):
             await cluster.destroy_range(pd.address, KeyRange(b"x", b"y"))
 
 
@@ -185,7 +218,8 @@ async def test_the_lowest_living_service_or_barrier_is_found_without_asking_anyb
     held = Held()
     assert await lowest_service(held, 7, 1000) is None
     held.texts = {
-        services + "gc_worker": '{"service_id":"gc_worker","expired_at":9223372036854775807,"safe_point":1}',
+        services
+        + "gc_worker": '{"service_id":"gc_worker","expired_at":9223372036854775807,"safe_point":1}',
         services + "gone": '{"service_id":"gone","expired_at":999,"safe_point":2}',
         services + "feed": '{"service_id":"feed","expired_at":1000,"safe_point":4}',
         barriers + "native_br": '{"barrier_id":"native_br","barrier_ts":5}',
@@ -205,7 +239,10 @@ async def test_a_record_of_the_coordinator_that_cannot_be_read_is_named() -> Non
 async def test_a_safepoint_behind_the_coordinators_is_told_apart_from_other_refusals() -> None:
     async with opened() as (cluster, _, pd):
         for text, error in (
-            ("[PD:gc:ErrDecreasingTxnSafePoint]trying to update to a smaller value", SafePointDecreasesError),
+            (
+                "[PD:gc:ErrDecreasingTxnSafePoint]trying to update to a smaller value",
+                SafePointDecreasesError,
+            ),
             ("TTL of gc_worker must be infinity", PdRefusedError),
         ):
             pd.refusal = text

@@ -15,7 +15,9 @@ def test_the_defaults_are_tidbs_tick_and_lease() -> None:
 
 @pytest.mark.parametrize(("tick_s", "lease_s"), [(60, 100), (0, 10), (-1, 10), (0.1, 1.5)])
 def test_a_lease_that_would_run_out_between_ticks_is_refused(tick_s: float, lease_s: float) -> None:
-    with pytest.raises(ConfigError, match=r"--lease-seconds \(.*\) must be at least 2, and two --tick-seconds"):
+    with pytest.raises(
+        ConfigError, match=r"--lease-seconds \(.*\) must be at least 2, and two --tick-seconds"
+    ):
         GCWorkerConfig(tick_seconds=tick_s, lease_seconds=lease_s).checked()
 
 

@@ -39,11 +39,25 @@ def test_every_metric_has_tidbs_name() -> None:
             listener.stage_began(stage, IT)
             listener.stage_ended(stage, IT, 1.0, None)
             listener.stage_ended(stage, IT, 1.0, AWAY)
-    for kind in ("check_leader", "register_leader", "run_job", "resolve_locks", "delete_range", "redo_delete_range"):
+    for kind in (
+        "check_leader",
+        "register_leader",
+        "run_job",
+        "resolve_locks",
+        "delete_range",
+        "redo_delete_range",
+    ):
         assert value("tidb_tikvclient_gc_worker_actions_total", type=kind), kind
     for stage in ("resolve_locks", "delete_ranges", "redo_delete_ranges", "do_gc", "total"):
         assert value("tidb_tikvclient_gc_seconds_count", stage=stage), stage
-    for kind in ("prepare", "resolve_lock", "delete_range", "redo_delete_range", "upload_safe_point", "do_gc"):
+    for kind in (
+        "prepare",
+        "resolve_lock",
+        "delete_range",
+        "redo_delete_range",
+        "upload_safe_point",
+        "do_gc",
+    ):
         assert value("tidb_tikvclient_gc_failure", type=kind), kind
     assert value("tidb_tikvclient_gc_config", type="tikv_gc_life_time") == 1.0
     assert value("tidb_tikvclient_gc_action_result", type="success")
@@ -69,7 +83,10 @@ def test_logs_speak_tidbs_words() -> None:
     assert [entry["event"] for entry in logs] == [
         "there's already a gc job running, skipped",
         "txn safe point not advanced, GC will be skipped",
-        "there's another service in the cluster requires an earlier safe point. gc will continue with the earlier one",
+        (
+            "there's another service in the cluster requires an earlier safe point. gc will continue "
+            "with the earlier one"
+        ),
         "invalid gc life time",
         "gc status is disabled.",
         "gc status is disabled.",

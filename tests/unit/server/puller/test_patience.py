@@ -67,7 +67,9 @@ async def test_there_is_a_longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begins.within_s == 0.15
 
 
-async def test_a_silence_ends_the_stream_and_the_next_one_may_be_twice_as_long_until_one_has_lasted() -> None:
+async def test_a_silence_ends_the_stream_and_the_next_one_may_be_twice_as_long_until_one_has_lasted() -> (
+    None
+):
     waits: Any = Patience(0.05)
     for silent_s in (0.05, 0.1):
         assert waits.silent_s == silent_s
@@ -97,11 +99,15 @@ class Deaf(cdcpb_pb2_grpc.ChangeDataServicer, pump_pb2_grpc.PumpServicer):
     async def EventFeedV2(self, requests: Any, _: Any) -> AsyncIterator[cdcpb.ChangeDataEvent]:
         await self._begin()
         async for request in requests:
-            yield cdcpb.ChangeDataEvent(resolved_ts=cdcpb.ResolvedTs(request_id=request.request_id, ts=9))
+            yield cdcpb.ChangeDataEvent(
+                resolved_ts=cdcpb.ResolvedTs(request_id=request.request_id, ts=9)
+            )
 
     async def PullBinlogs(self, request: Any, _: Any) -> AsyncIterator[pump_pb2.PullBinlogResp]:
         await self._begin()
-        yield pump_pb2.PullBinlogResp(entity=pump_pb2.Entity(payload=fake(request.startFrom.offset + 1)))
+        yield pump_pb2.PullBinlogResp(
+            entity=pump_pb2.Entity(payload=fake(request.startFrom.offset + 1))
+        )
         await asyncio.Event().wait()
 
 
@@ -132,7 +138,9 @@ async def first_of(feeds: EventFeeds, address: str) -> Any:
     """What comes first of a new subscription."""
     inbox: Inbox[Delivery] = Inbox(1 << 20, 1 << 20)
     part, matcher = KeyRange(b"a", b"z"), Matcher(5, OpenTransactions())
-    subscription = Subscription(next_request_id(), 1, metapb_pb2.RegionEpoch(), address, part, matcher, inbox)
+    subscription = Subscription(
+        next_request_id(), 1, metapb_pb2.RegionEpoch(), address, part, matcher, inbox
+    )
     feeds.subscribe(subscription)
     [(_, content)] = await inbox.take()
     feeds.unsubscribe(subscription)
@@ -149,11 +157,19 @@ async def test_a_pump_that_does_not_begin_is_asked_again() -> None:
 
 async def test_a_store_that_falls_silent_is_asked_again() -> None:
     before = metrics.SILENT_STREAMS.labels("store")._value.get()
-    async with asyncio.timeout(LIMIT_S), serving() as (store, address), EventFeeds.open(1, silent_s=0.1) as feeds:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        serving() as (store, address),
+        EventFeeds.open(1, silent_s=0.1) as feeds,
+    ):
         store.streams = 1
         inbox: Inbox[Delivery] = Inbox(1 << 20, 1 << 20)
         part, matcher = KeyRange(b"a", b"z"), Matcher(5, OpenTransactions())
-        feeds.subscribe(Subscription(next_request_id(), 1, metapb_pb2.RegionEpoch(), address, part, matcher, inbox))
+        feeds.subscribe(
+            Subscription(
+                next_request_id(), 1, metapb_pb2.RegionEpoch(), address, part, matcher, inbox
+            )
+        )
         found: list[Any] = []
         while len(found) < 2:
             found += [content for _, content in await inbox.take()]

@@ -15,4 +15,7 @@ async def test_a_disk_is_low_below_the_limit_and_says_so_once_each_way() -> None
             fs.available = available
             await disk.refresh()
             assert disk.is_low == (available < 100)
-    assert [entry["event"] for entry in logs] == ["disk is low, binlogs are refused", "disk has room again"]
+    assert [entry["event"] for entry in logs] == [
+        "disk is low, binlogs are refused",
+        "disk has room again",
+    ]

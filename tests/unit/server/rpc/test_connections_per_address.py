@@ -1,4 +1,6 @@
-"""One address has a share of a listener's connections, whichever engine accepts them; the others find room."""
+"""One address has a share of a listener's connections, whichever engine accepts them;
+the others find room.
+"""
 
 import asyncio
 import socket
@@ -18,7 +20,13 @@ from kvproto.tikvpb_pb2_grpc import TikvStub
 from server.rpc.addresses import client_address
 from server.rpc.client import connect
 from server.rpc.connection_guard import ConnectionGuard, allowed_each
-from server.rpc.engine import ConnectionShareError, Engine, RpcConfig, choose, connections_per_address
+from server.rpc.engine import (
+    ConnectionShareError,
+    Engine,
+    RpcConfig,
+    choose,
+    connections_per_address,
+)
 from server.rpc.http2 import frames
 from server.rpc.limits import Limits
 from server.rpc.server import RpcServer
@@ -56,7 +64,9 @@ async def serving(limits: Limits) -> AsyncIterator[tuple[Servicer, str]]:
 
 
 @asynccontextmanager
-async def connected(bound: str, source: str, count: int, first: bytes = PREFACE) -> AsyncIterator[Sequence[Connection]]:
+async def connected(
+    bound: str, source: str, count: int, first: bytes = PREFACE
+) -> AsyncIterator[Sequence[Connection]]:
     host, _, port = bound.rpartition(":")
     opened: list[Connection] = []
     try:
@@ -142,7 +152,11 @@ async def test_all_connections_are_used_up_by_many_and_one_more_is_answered() ->
 @pytest.mark.parametrize("engine", [Engine.NATIVE], indirect=True)
 async def test_connections_with_calls_stay_and_the_next_one_is_told_why(engine: Engine) -> None:
     del engine
-    call = PREFACE + Client(ready=False).headers(1, path="/tikvpb.Tikv/RawPut") + data(1, message(b""), end_stream=True)
+    call = (
+        PREFACE
+        + Client(ready=False).headers(1, path="/tikvpb.Tikv/RawPut")
+        + data(1, message(b""), end_stream=True)
+    )
     async with (
         serving(Limits(connections=20, connections_per_address=10)) as (servicer, bound),
         connected(bound, GREEDY, 10, call) as busy,
@@ -178,8 +192,14 @@ def test_a_host_is_one_address_of_ipv4_or_64_bits_of_ipv6(peer: object, expected
     assert client_address(peer) == expected
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=50), st.integers(1, 1000), st.integers(1, 500))
-def test_what_each_address_keeps_fits_and_no_more_would(counts: list[int], most: int, share: int) -> None:
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=50),
+    st.integers(1, 1000),
+    st.integers(1, 500),
+)
+def test_what_each_address_keeps_fits_and_no_more_would(
+    counts: list[int], most: int, share: int
+) -> None:
     allowed = allowed_each(counts, most, share)
     kept = [min(count, allowed) for count in counts]
     assert 1 <= allowed <= share
@@ -202,7 +222,9 @@ def test_files_that_are_no_connections_cost_no_look(tmp_path: Path) -> None:
 
 def test_connections_that_were_reset_hide_no_new_ones() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        guard = ConnectionGuard(listener.getsockname()[1], Limits(connections=200, connections_per_address=20))
+        guard = ConnectionGuard(
+            listener.getsockname()[1], Limits(connections=200, connections_per_address=20)
+        )
         with accepted(listener, 200) as clients:
             for client in clients:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -231,7 +253,9 @@ def test_half_of_all_connections_is_the_default_where_there_are_many() -> None:
     assert Limits(connections=20, connections_per_address=50).most_connections_per_address == 20
 
 
-def test_the_setting_is_the_processs_and_numbers_out_of_range_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_is_the_processs_and_numbers_out_of_range_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TIDEMARK_RPC_RPC_ENGINE", "auto")  # what `choose` sets is put back
     monkeypatch.setenv("TIDEMARK_RPC_MAX_CONNECTIONS_PER_ADDRESS", "0")
     choose(RpcConfig(max_connections_per_address=100))

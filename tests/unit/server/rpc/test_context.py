@@ -42,7 +42,9 @@ async def serving(unary: Any = None, stream: Any = None) -> AsyncIterator[grpc.a
 
 
 def raw_get(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_unary("/tikvpb.Tikv/RawGet", Request.SerializeToString, Response.FromString)
+    return channel.unary_unary(
+        "/tikvpb.Tikv/RawGet", Request.SerializeToString, Response.FromString
+    )
 
 
 def commands(channel: grpc.aio.Channel) -> Any:
@@ -76,7 +78,10 @@ async def test_abort_ends_a_call_with_status_text_and_metadata() -> None:
     async with serving(unary) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await raw_get(channel)(Request())
-        assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, "é\n100 %")
+        assert (failed.value.code(), failed.value.details()) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "é\n100 %",
+        )
         assert dict(failed.value.trailing_metadata())["why"] == "so"
 
 
@@ -89,7 +94,10 @@ async def test_a_status_may_be_set_and_returned() -> None:
     async with serving(unary) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await raw_get(channel)(Request())
-        assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.DATA_LOSS, "some of it")
+        assert (failed.value.code(), failed.value.details()) == (
+            grpc.StatusCode.DATA_LOSS,
+            "some of it",
+        )
 
 
 async def test_a_defect_of_a_handler_ends_its_call_only() -> None:
@@ -173,7 +181,9 @@ async def test_compressed_messages_are_read(compression: grpc.Compression) -> No
         return Response(value=request.key)
 
     async with serving(unary) as channel:
-        assert (await raw_get(channel)(Request(key=bytes(5000)), compression=compression)).value == bytes(5000)
+        assert (
+            await raw_get(channel)(Request(key=bytes(5000)), compression=compression)
+        ).value == bytes(5000)
 
 
 async def test_open_streams_end_when_the_listener_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,8 +214,12 @@ async def test_streams_of_a_batch_route_answer_message_by_message() -> None:
     server = RpcServer()
     server.add_service(TIKV, object(), {"BatchCommands": doubled})
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
-        call = commands(channel)(iter([BatchRequest(request_ids=[number]) for number in range(500)]))
-        assert [list(one.request_ids) async for one in call] == [[number, number] for number in range(500)]
+        call = commands(channel)(
+            iter([BatchRequest(request_ids=[number]) for number in range(500)])
+        )
+        assert [list(one.request_ids) async for one in call] == [
+            [number, number] for number in range(500)
+        ]
         assert await call.code() is grpc.StatusCode.OK
 
 

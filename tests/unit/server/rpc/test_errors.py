@@ -1,4 +1,6 @@
-"""Each kind of error has its gRPC status; texts carry our code, unless a protocol prescribes them."""
+"""Each kind of error has its gRPC status; texts carry our code,
+unless a protocol prescribes them.
+"""
 
 import grpc
 import pytest
@@ -20,7 +22,9 @@ from storage.model.errors import Kind, TidemarkError
         (TidemarkError("x"), grpc.StatusCode.INTERNAL),
     ],
 )
-def test_the_kind_decides_the_status_and_the_text_has_the_code(err: TidemarkError, status: grpc.StatusCode) -> None:
+def test_the_kind_decides_the_status_and_the_text_has_the_code(
+    err: TidemarkError, status: grpc.StatusCode
+) -> None:
     assert status_of(err) == (status, f"[TM:{err.code}] x")
 
 

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.rpc.errors import status_of
-from server.rpc.front import MAX_BYTES, MAX_ITEMS, MAX_WAITING, MAX_WAITING_BYTES, Answer, OverloadedError, Route
+from server.rpc.front import (
+    MAX_BYTES,
+    MAX_ITEMS,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    Answer,
+    OverloadedError,
+    Route,
+)
 from storage.model.errors import InvalidError, UnavailableError
 from storage.tasks import beside
 
@@ -24,7 +32,9 @@ class Handler:
     async def __call__(self, requests: Sequence[bytes]) -> Sequence[Answer]:
         self.batches.append(list(requests))
         await self.go.wait()
-        return [InvalidError("bad") if request == b"bad" else request.upper() for request in requests]
+        return [
+            InvalidError("bad") if request == b"bad" else request.upper() for request in requests
+        ]
 
 
 @asynccontextmanager
@@ -78,7 +88,9 @@ async def test_an_error_of_the_whole_batch_is_everybodys_answer() -> None:
         raise UnavailableError("no disk")
 
     async with running(fails) as route:
-        assert [str(answer) for answer in await calls(route, [b"a", b"b"])] == ["[TM:ErrUnavailable] no disk"] * 2
+        assert [str(answer) for answer in await calls(route, [b"a", b"b"])] == [
+            "[TM:ErrUnavailable] no disk"
+        ] * 2
         assert isinstance(await route.call(b"again"), UnavailableError)
 
 
@@ -140,7 +152,10 @@ async def test_waiting_bytes_are_bounded_but_one_call_of_any_size_may_wait() -> 
         refused = await route.call(b"x")
         assert status_of(refused) == (  # type: ignore[arg-type]  # anything else fails here
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"1 calls of Example/Method with {len(huge)} bytes are waiting; slow down and try again",
+            (
+                f"1 calls of Example/Method with {len(huge)} bytes are waiting; slow down and try "
+                "again"
+            ),
         )
         waiting.cancel()
 

@@ -24,7 +24,9 @@ STREAM = "/tikvpb.Tikv/BatchCommands"
 class ReadsItself:
     """Reads its stream in the task gRPC gave it."""
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
+    async def BatchCommands(
+        self, requests: Any, _: Any
+    ) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         async for request in requests:
             yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
 
@@ -33,18 +35,24 @@ class ReadsItself:
 
 
 class ReadsElsewhere(ReadsItself):
-    """Reads its streams in tasks whose failure would end the daemon, as the store and the etcd watches do."""
+    """Reads its streams in tasks whose failure would end the daemon,
+    as the store and the etcd watches do.
+    """
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self._tasks = tasks
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
+    async def BatchCommands(
+        self, requests: Any, _: Any
+    ) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         found: asyncio.Queue[tikvpb.BatchCommandsRequest | None] = asyncio.Queue()
         self._tasks.create_task(self._read(requests, found))
         while (request := await found.get()) is not None:
             yield tikvpb.BatchCommandsResponse(request_ids=request.request_ids)
 
-    async def _read(self, requests: Any, found: asyncio.Queue[tikvpb.BatchCommandsRequest | None]) -> None:
+    async def _read(
+        self, requests: Any, found: asyncio.Queue[tikvpb.BatchCommandsRequest | None]
+    ) -> None:
         async for request in requests:
             found.put_nowait(request)
         found.put_nowait(None)
@@ -65,7 +73,9 @@ async def open_ended(*messages: bytes) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def answers(channel: grpc.aio.Channel, *messages: bytes) -> tuple[list[bytes], grpc.StatusCode, str]:
+async def answers(
+    channel: grpc.aio.Channel, *messages: bytes
+) -> tuple[list[bytes], grpc.StatusCode, str]:
     """What came, and how it ended; the client's half stays open, so only the server can end it."""
     call = channel.stream_stream(STREAM)(open_ended(*messages), timeout=60)
     came: list[bytes] = []
@@ -79,7 +89,9 @@ async def answers(channel: grpc.aio.Channel, *messages: bytes) -> tuple[list[byt
 
 @pytest.mark.parametrize("kind", [ReadsItself, ReadsElsewhere])
 @pytest.mark.parametrize("good", [0, 1, 3])
-async def test_garbage_in_a_stream_ends_it_with_a_status(kind: type[ReadsItself], good: int) -> None:
+async def test_garbage_in_a_stream_ends_it_with_a_status(
+    kind: type[ReadsItself], good: int
+) -> None:
     message = tikvpb.BatchCommandsRequest(request_ids=[7]).SerializeToString()
     async with serving(kind) as channel:
         came, code, details = await answers(channel, *[message] * good, GARBAGE)
@@ -99,7 +111,9 @@ async def test_garbage_in_a_call_is_refused_without_our_class_names(garbage: byt
         assert "class" not in (refused.value.details() or "")
 
 
-@pytest.mark.parametrize(("method", "text"), [("Nope", "tikvpb.Tikv"), ("KvScan", "tikvpb.Tikv"), ("Do", "no.Such")])
+@pytest.mark.parametrize(
+    ("method", "text"), [("Nope", "tikvpb.Tikv"), ("KvScan", "tikvpb.Tikv"), ("Do", "no.Such")]
+)
 async def test_what_nobody_serves_is_named(method: str, text: str) -> None:
     async with serving(ReadsItself) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -1,4 +1,6 @@
-"""HTTP/1.1 beside gRPC on one listener: what hostile clients of the one may take from the other, with each engine."""
+"""HTTP/1.1 beside gRPC on one listener: what hostile clients of the one may take from the other,
+with each engine.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +39,9 @@ async def serving(served: Served) -> AsyncIterator[tuple[str, grpc.aio.Channel]]
 
 
 async def grpc_answers(channel: grpc.aio.Channel) -> bool:
-    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+    answer = await health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(), timeout=30
+    )
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -59,9 +63,16 @@ async def test_idle_connections_make_room_for_who_asks() -> None:
         host, _, port = bound.rpartition(":")
         idle = []
         for number in range(MAX_CONNECTIONS + 20):
-            source = (f"127.0.0.{2 + number % 4}", 0)  # one address may have only a part of a listener's connections
+            source = (
+                f"127.0.0.{2 + number % 4}",
+                0,
+            )  # one address may have only a part of a listener's connections
             reader, writer = await asyncio.open_connection(host, int(port), local_addr=source)
-            writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n" if number % 2 else b"GET /never HTTP/1.1\r\nHo")
+            writer.write(
+                b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+                if number % 2
+                else b"GET /never HTTP/1.1\r\nHo"
+            )
             idle.append((reader, writer))
         assert (await get(bound, "/b")).endswith(b"/b")
         assert await grpc_answers(channel)
@@ -125,7 +136,15 @@ def hello(*protocols: bytes, cut: int | None = None) -> bytes:
     listed = len(names).to_bytes(2) + names
     alpn = b"\0\x10" + len(listed).to_bytes(2) + listed if protocols else b""
     extensions = b"\0\0\0\x03abc" + alpn
-    body = b"\3\3" + bytes(32) + b"\x02id" + b"\0\x02\x13\x01" + b"\x01\0" + len(extensions).to_bytes(2) + extensions
+    body = (
+        b"\3\3"
+        + bytes(32)
+        + b"\x02id"
+        + b"\0\x02\x13\x01"
+        + b"\x01\0"
+        + len(extensions).to_bytes(2)
+        + extensions
+    )
     handshake = b"\x01" + len(body).to_bytes(3) + body
     return (b"\x16\3\1" + len(handshake).to_bytes(2) + handshake)[:cut]
 

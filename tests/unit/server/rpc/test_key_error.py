@@ -13,14 +13,30 @@ LOCKED = kvrpcpb.KeyError(locked=kvrpcpb.LockInfo(key=b"k", primary_lock=b"p", l
     ("error", "code", "kind"),
     [
         (LOCKED, "ErrKeyIsLocked", Kind.UNAVAILABLE),
-        (kvrpcpb.KeyError(conflict=kvrpcpb.WriteConflict(start_ts=1)), "ErrWriteConflict", Kind.CONFLICT),
-        (kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist()), "ErrKeyAlreadyExists", Kind.CONFLICT),
+        (
+            kvrpcpb.KeyError(conflict=kvrpcpb.WriteConflict(start_ts=1)),
+            "ErrWriteConflict",
+            Kind.CONFLICT,
+        ),
+        (
+            kvrpcpb.KeyError(already_exist=kvrpcpb.AlreadyExist()),
+            "ErrKeyAlreadyExists",
+            Kind.CONFLICT,
+        ),
         (kvrpcpb.KeyError(deadlock=kvrpcpb.Deadlock(lock_ts=2)), "ErrDeadlock", Kind.CONFLICT),
-        (kvrpcpb.KeyError(commit_ts_expired=kvrpcpb.CommitTsExpired()), "ErrCommitTsExpired", Kind.CONFLICT),
+        (
+            kvrpcpb.KeyError(commit_ts_expired=kvrpcpb.CommitTsExpired()),
+            "ErrCommitTsExpired",
+            Kind.CONFLICT,
+        ),
         (kvrpcpb.KeyError(txn_not_found=kvrpcpb.TxnNotFound()), "ErrTxnNotFound", Kind.NOT_FOUND),
         (kvrpcpb.KeyError(abort="gone"), "ErrTxnAborted", Kind.CONFLICT),
         (kvrpcpb.KeyError(retryable="again"), "ErrTxnAborted", Kind.CONFLICT),
-        (kvrpcpb.KeyError(txn_lock_not_found=kvrpcpb.TxnLockNotFound()), "ErrTxnAborted", Kind.CONFLICT),
+        (
+            kvrpcpb.KeyError(txn_lock_not_found=kvrpcpb.TxnLockNotFound()),
+            "ErrTxnAborted",
+            Kind.CONFLICT,
+        ),
     ],
 )
 def test_every_key_error_is_known(error: kvrpcpb.KeyError, code: str, kind: Kind) -> None:

@@ -1,4 +1,6 @@
-"""A listener's bounds over real sockets: whoever exceeds one is told so or cut off, and the others go on."""
+"""A listener's bounds over real sockets: whoever exceeds one is told so or cut off,
+and the others go on.
+"""
 
 import asyncio
 import struct
@@ -52,7 +54,9 @@ async def serving(limits: Limits) -> AsyncIterator[tuple[Servicer, str]]:
 
 async def outcome(stub: Any, key: bytes = b"k") -> str:
     try:
-        answer: kvrpcpb.RawGetResponse = await stub.RawGet(kvrpcpb.RawGetRequest(key=key), timeout=60)
+        answer: kvrpcpb.RawGetResponse = await stub.RawGet(
+            kvrpcpb.RawGetRequest(key=key), timeout=60
+        )
     except grpc.aio.AioRpcError as err:
         return err.code().name
     return "answered" if answer.value == key else "wrong"
@@ -66,14 +70,19 @@ async def test_calls_beyond_the_bound_are_refused_and_those_within_are_answered(
             for _, refused in zip(range(10), asyncio.as_completed(calls), strict=False):
                 assert await refused == "RESOURCE_EXHAUSTED"
             servicer.leave.set()
-        assert Counter(call.result() for call in calls) == {"answered": 10, "RESOURCE_EXHAUSTED": 10}
+        assert Counter(call.result() for call in calls) == {
+            "answered": 10,
+            "RESOURCE_EXHAUSTED": 10,
+        }
         assert await outcome(stub) == "answered"
 
 
 async def test_a_burst_within_the_bound_is_answered_to_the_last_call() -> None:
     async with serving(Limits()) as (servicer, bound), connect(bound) as channel:
         servicer.leave.set()
-        assert await outcome(TikvStub(channel)) == "answered"  # connected: the burst itself keeps this loop busy
+        assert (
+            await outcome(TikvStub(channel)) == "answered"
+        )  # connected: the burst itself keeps this loop busy
         async with asyncio.TaskGroup() as tasks:
             calls = [tasks.create_task(outcome(TikvStub(channel))) for _ in range(1500)]
         assert {call.result() for call in calls} == {"answered"}

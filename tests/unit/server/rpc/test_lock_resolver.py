@@ -21,14 +21,23 @@ def lock(min_commit_ts: int, *, async_commit: bool = True) -> kvrpcpb.LockInfo:
 
 
 @given(st.integers(1, 99), st.lists(st.lists(st.integers(1, 99), min_size=1), max_size=4))
-def test_all_locked_is_committed_at_the_largest_min_commit_ts(primary: int, regions: list[list[int]]) -> None:
-    answers = [([b"k"] * len(region), Answer(locks=[lock(ts) for ts in region])) for region in regions]
-    assert async_commit_ts(primary, answers) == max([primary, *(ts for region in regions for ts in region)])
+def test_all_locked_is_committed_at_the_largest_min_commit_ts(
+    primary: int, regions: list[list[int]]
+) -> None:
+    answers = [
+        ([b"k"] * len(region), Answer(locks=[lock(ts) for ts in region])) for region in regions
+    ]
+    assert async_commit_ts(primary, answers) == max(
+        [primary, *(ts for region in regions for ts in region)]
+    )
 
 
 @pytest.mark.parametrize("commit_ts", [0, 77])
 def test_a_secondary_without_lock_has_decided_already(commit_ts: int) -> None:
-    answers = [([b"a"], Answer(locks=[lock(5)])), ([b"b", b"c"], Answer(locks=[lock(6)], commit_ts=commit_ts))]
+    answers = [
+        ([b"a"], Answer(locks=[lock(5)])),
+        ([b"b", b"c"], Answer(locks=[lock(6)], commit_ts=commit_ts)),
+    ]
     assert async_commit_ts(4, answers) == commit_ts
 
 
@@ -48,10 +57,14 @@ class Answers:
         self.by_start_ts = by_start_ts
         self.resolved: list[tuple[int, int]] = []
 
-    async def check_txn_status(self, request: kvrpcpb.CheckTxnStatusRequest) -> kvrpcpb.CheckTxnStatusResponse:
+    async def check_txn_status(
+        self, request: kvrpcpb.CheckTxnStatusRequest
+    ) -> kvrpcpb.CheckTxnStatusResponse:
         return self.by_start_ts[request.lock_ts]
 
-    async def resolve_lock(self, _: Iterable[bytes], start_version: int, commit_version: int) -> None:
+    async def resolve_lock(
+        self, _: Iterable[bytes], start_version: int, commit_version: int
+    ) -> None:
         self.resolved.append((start_version, commit_version))
 
 
@@ -69,7 +82,10 @@ async def test_a_reader_passes_what_commits_later_or_never_and_waits_for_the_res
             NOW + 5: Status(lock_ttl=2000),
         }
     )
-    locks = [kvrpcpb.LockInfo(lock_version=start_ts, key=b"k", primary_lock=b"p") for start_ts in kv.by_start_ts]
+    locks = [
+        kvrpcpb.LockInfo(lock_version=start_ts, key=b"k", primary_lock=b"p")
+        for start_ts in kv.by_start_ts
+    ]
     resolver = LockResolver(Clock(), cast("KvClient", kv))
     passing, wait_s = await resolver.resolve_for_read(locks, NOW + 50)
     assert passing == Passing(frozenset({NOW + 2, NOW + 3, NOW + 4}), frozenset({NOW + 1}))

@@ -77,7 +77,10 @@ async def test_a_reader_that_does_not_read_holds_its_writer_up_and_nobody_else()
         assert written < 10_000
         assert await get(channel) == b"k"
         for _ in range(3):
-            assert len(tikvpb.BatchCommandsResponse.FromString(await call.read()).request_ids) == 1 << 14
+            assert (
+                len(tikvpb.BatchCommandsResponse.FromString(await call.read()).request_ids)
+                == 1 << 14
+            )
         call.cancel()
 
 
@@ -110,11 +113,15 @@ async def test_a_stream_may_end_before_its_requests_do() -> None:
         call = channel.stream_stream(COMMANDS)()
         message = tikvpb.BatchCommandsRequest(request_ids=[7]).SerializeToString()
         await call.write(message)
-        assert [tikvpb.BatchCommandsResponse.FromString(one).request_ids[0] async for one in call] == [7]
+        assert [
+            tikvpb.BatchCommandsResponse.FromString(one).request_ids[0] async for one in call
+        ] == [7]
         assert await call.code() is grpc.StatusCode.OK
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::]:0", "[::1]:0", "0.0.0.0:0"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:0", "localhost:0", "[::]:0", "[::1]:0", "0.0.0.0:0"]
+)
 async def test_addresses_are_written_as_grpcs_users_do(address: str) -> None:
     async with serving(address) as bound:
         port = bound.rpartition(":")[2]
@@ -147,7 +154,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.mark.parametrize("ca", [False, True])
-async def test_tls_with_and_without_client_certificates(certificates: Certificates, *, ca: bool) -> None:
+async def test_tls_with_and_without_client_certificates(
+    certificates: Certificates, *, ca: bool
+) -> None:
     seen: dict[str, Any] = {}
 
     class Asks:
@@ -165,7 +174,9 @@ async def test_tls_with_and_without_client_certificates(certificates: Certificat
         assert (seen["peers"] == (b"127.0.0.1",)) == ca
 
 
-async def test_clients_without_a_certificate_or_in_plain_text_are_turned_away(certificates: Certificates) -> None:
+async def test_clients_without_a_certificate_or_in_plain_text_are_turned_away(
+    certificates: Certificates,
+) -> None:
     async with serving(security=certificates.security(ca=True)) as bound:
         ours = SecurityConfig(ca_path=str(certificates.directory / "ca.pem"))
         for security in (ours, SecurityConfig()):
@@ -191,14 +202,18 @@ async def test_tls_without_http2_is_closed(certificates: Certificates) -> None:
                 writer.close()
 
 
-def test_tls_files_that_cannot_be_used_are_one_clear_error(certificates: Certificates, tmp_path: Path) -> None:
+def test_tls_files_that_cannot_be_used_are_one_clear_error(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     good = certificates.security(ca=True)
     (tmp_path / "junk").write_text("junk")
     for wrong in (
         SecurityConfig(cert_path=good.cert_path),
         SecurityConfig(cert_path=str(tmp_path / "none"), key_path=good.key_path),
         SecurityConfig(cert_path=str(tmp_path / "junk"), key_path=good.key_path),
-        SecurityConfig(cert_path=good.cert_path, key_path=good.key_path, ca_path=str(tmp_path / "junk")),
+        SecurityConfig(
+            cert_path=good.cert_path, key_path=good.key_path, ca_path=str(tmp_path / "junk")
+        ),
     ):
         with pytest.raises(CredentialsError):
             RpcServer(wrong, suited=Engine.NATIVE)
@@ -210,7 +225,9 @@ def test_an_engine_nobody_has_is_one_clear_error(monkeypatch: pytest.MonkeyPatch
     choose(RpcConfig())
     assert chosen(suited=Engine.NATIVE) is Engine.NATIVE
     assert chosen(suited=Engine.GRPCIO) is Engine.GRPCIO
-    with pytest.raises(EngineError, match="--rpc-engine is one of grpcio, native, auto, not 'twisted'"):
+    with pytest.raises(
+        EngineError, match="--rpc-engine is one of grpcio, native, auto, not 'twisted'"
+    ):
         choose(RpcConfig(rpc_engine="twisted"))
 
 
@@ -243,8 +260,12 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
         host, _, port = bound.rpartition(":")
         for number in range(20):
             client = Client(ready=False)
-            calls = b"".join(client.headers(one, path=COMMANDS) + data(one, b"\0\0\0") for one in range(1, 41, 2))
-            resets = b"".join(frames.rst_stream(one, frames.ErrorCode.CANCEL) for one in range(1, 21, 2))
+            calls = b"".join(
+                client.headers(one, path=COMMANDS) + data(one, b"\0\0\0") for one in range(1, 41, 2)
+            )
+            resets = b"".join(
+                frames.rst_stream(one, frames.ErrorCode.CANCEL) for one in range(1, 21, 2)
+            )
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(frames.PREFACE + frames.settings({}) + calls + resets * (number % 2))
             await writer.drain()
@@ -257,7 +278,12 @@ async def test_connections_that_end_in_any_way_leave_nothing_behind() -> None:
         async with asyncio.timeout(60):
             while native._links or native._tasks or native._calls or native._admission.connections:  # noqa: ASYNC110 - nobody tells the last end
                 await asyncio.sleep(0.01)
-        assert (native._held, native._buffered, native._behind, native._admission.connections) == (0, 0, 0, 0)
+        assert (native._held, native._buffered, native._behind, native._admission.connections) == (
+            0,
+            0,
+            0,
+            0,
+        )
         gc.collect()
         assert not [one for one in gc.get_objects() if isinstance(one, Stream | Link | Connection)]
 
@@ -268,7 +294,9 @@ async def test_a_peer_that_never_reads_is_not_read_either() -> None:
         with socket.create_connection((host, int(port))) as greedy:
             greedy.setblocking(False)
             client = Client()
-            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(0, (1 << 31) - 1 - 65_535)
+            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(
+                0, (1 << 31) - 1 - 65_535
+            )
             sent, pending, number = 0, frames.PREFACE + windows, 1
             for _ in range(200):
                 while len(pending) < 1 << 20:
@@ -353,7 +381,9 @@ async def test_one_connection_gets_a_share_of_the_calls_and_something_is_left_fo
         for expected in (200, 300, 350):
             client = Client(ready=False)
             reader, writer = await asyncio.open_connection(host, int(port))
-            streams = b"".join(client.headers(number, path=COMMANDS) for number in range(1, 2001, 2))
+            streams = b"".join(
+                client.headers(number, path=COMMANDS) for number in range(1, 2001, 2)
+            )
             writer.write(frames.PREFACE + frames.settings({}) + streams)
             writers.append(writer)
             async with asyncio.timeout(60):
@@ -382,7 +412,9 @@ async def test_idle_connections_make_room_and_those_with_calls_stay() -> None:
         assert await call.read() is not grpc.aio.EOF
         host, _, port = bound.rpartition(":")
         idle = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
-        async with grpc.aio.insecure_channel(bound, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        async with grpc.aio.insecure_channel(
+            bound, [("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
             assert await get(channel) == b"k"
         assert not call.done()
         async with asyncio.timeout(60):
@@ -391,7 +423,9 @@ async def test_idle_connections_make_room_and_those_with_calls_stay() -> None:
             writer.close()
 
 
-async def test_connections_that_have_the_most_unread_answers_are_closed_when_all_have_too_much() -> None:
+async def test_connections_that_have_the_most_unread_answers_are_closed_when_all_have_too_much() -> (
+    None
+):
     class Large:
         async def RawGet(self, _: Any, __: Any) -> Any:
             return kvrpcpb.RawGetResponse(value=bytes(8 << 20))
@@ -409,11 +443,19 @@ async def test_connections_that_have_the_most_unread_answers_are_closed_when_all
         for _ in range(8):
             client = Client(ready=False)
             _, writer = await asyncio.open_connection(host, int(port), limit=1)
-            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(0, (1 << 31) - 1 - 65_535)
-            writer.write(frames.PREFACE + windows + b"".join(client.call(one, b"") for one in range(1, 41, 2)))
+            windows = frames.settings({4: (1 << 31) - 1}) + frames.window_update(
+                0, (1 << 31) - 1 - 65_535
+            )
+            writer.write(
+                frames.PREFACE
+                + windows
+                + b"".join(client.call(one, b"") for one in range(1, 41, 2))
+            )
             deaf.append(writer)
         async with asyncio.timeout(60):
-            while evicted._value.get() == before or native._buffered > native._limits.buffered_bytes:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                evicted._value.get() == before or native._buffered > native._limits.buffered_bytes
+            ):
                 await asyncio.sleep(0.01)
         assert await get(channel) == b"k"
         for writer in deaf:

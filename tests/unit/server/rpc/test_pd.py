@@ -47,12 +47,16 @@ async def asking(coordinator: Coordinator) -> AsyncIterator[PdClient]:
 
 async def test_a_call_to_an_overloaded_coordinator_is_repeated() -> None:
     gone = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
-    async with asking(Coordinator(OverloadedError("many are waiting; slow down and try again"), gone)) as pd:
+    async with asking(
+        Coordinator(OverloadedError("many are waiting; slow down and try again"), gone)
+    ) as pd:
         assert await pd.alloc_id() == 5
 
 
 async def test_a_message_that_is_too_large_is_not_sent_again() -> None:
-    large = StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5 vs. 4)")
+    large = StatusError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5 vs. 4)"
+    )
     coordinator = Coordinator(large, large)
     async with asking(coordinator) as pd:
         with pytest.raises(PdRefusedError, match="larger than max"):

@@ -1,4 +1,6 @@
-"""Calls to the coordinator that are repeated: until one is answered, but not beyond the caller's end."""
+"""Calls to the coordinator that are repeated: until one is answered,
+but not beyond the caller's end.
+"""
 
 import asyncio
 
@@ -17,7 +19,10 @@ def failure(code: grpc.StatusCode, details: str = "") -> grpc.aio.AioRpcError:
     ("code", "details"),
     [
         (grpc.StatusCode.UNAVAILABLE, "not leader; the leader is http://other:2379"),
-        (grpc.StatusCode.UNKNOWN, "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, requested pd is not leader"),
+        (
+            grpc.StatusCode.UNKNOWN,
+            "[PD:tso:ErrGenerateTimestamp]generate timestamp failed, requested pd is not leader",
+        ),
         (grpc.StatusCode.INTERNAL, "Internal error from Core"),
     ],
 )

@@ -71,7 +71,10 @@ async def greeting(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     [
         (silence, "accepts connections and never answers"),
         (hang_up, "closes the connection without an answer"),
-        (web_page, "is an HTTP/1.1 server and no gRPC server: it answers 'HTTP/1.1 400 Bad Request'"),
+        (
+            web_page,
+            "is an HTTP/1.1 server and no gRPC server: it answers 'HTTP/1.1 400 Bad Request'",
+        ),
         (greeting, "is no gRPC server: it answers with b'J"),
     ],
 )
@@ -87,19 +90,29 @@ async def test_nobody_is_named() -> None:
 
 async def test_tls_on_the_server_s_side_only_is_named(certificates: Certificates) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.directory / "node.pem", certificates.directory / "node.key")
+    context.load_cert_chain(
+        certificates.directory / "node.pem", certificates.directory / "node.key"
+    )
     async with serving(web_page, context) as address:
-        assert (await diagnose(address, PLAIN)).startswith(f"{address} speaks TLS; give this daemon --ca-path")
+        assert (await diagnose(address, PLAIN)).startswith(
+            f"{address} speaks TLS; give this daemon --ca-path"
+        )
 
 
 async def test_tls_on_our_side_only_is_named(certificates: Certificates) -> None:
     async with serving(web_page) as address:
-        assert (await diagnose(address, certificates.security(ca=True))).startswith(f"{address} speaks no TLS, and")
+        assert (await diagnose(address, certificates.security(ca=True))).startswith(
+            f"{address} speaks no TLS, and"
+        )
 
 
-async def test_a_certificate_of_another_ca_is_named(certificates: Certificates, tmp_path: Path) -> None:
+async def test_a_certificate_of_another_ca_is_named(
+    certificates: Certificates, tmp_path: Path
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificates.directory / "node.pem", certificates.directory / "node.key")
+    context.load_cert_chain(
+        certificates.directory / "node.pem", certificates.directory / "node.key"
+    )
     async with serving(web_page, context) as address:
         answer = await diagnose(address, Certificates(tmp_path).security(ca=True))
     assert answer.startswith(f"{address} has a certificate that --ca-path does not trust")

@@ -1,4 +1,6 @@
-"""The region cache against a plain map of key to region, over random splits, merges and late news."""
+"""The region cache against a plain map of key to region, over random splits,
+merges and late news.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,10 @@ KEYS = [bytes([letter]) for letter in b"abcdefgh"]
 
 def route(start: bytes, end: bytes, *, version: int = 1, region_id: int = 1) -> RegionRoute:
     region = metapb.Region(
-        id=region_id, start_key=start, end_key=end, region_epoch=metapb.RegionEpoch(conf_ver=1, version=version)
+        id=region_id,
+        start_key=start,
+        end_key=end,
+        region_epoch=metapb.RegionEpoch(conf_ver=1, version=version),
     )
     return RegionRoute(region, metapb.Peer(id=9, store_id=1), "127.0.0.1:1")
 
@@ -58,7 +63,9 @@ steps = st.lists(st.tuples(st.booleans(), bounds, st.integers(1, 4)), max_size=3
 
 
 @given(steps)
-def test_the_cache_answers_as_a_map_of_every_key_would(news: list[tuple[bool, tuple[bytes, bytes], int]]) -> None:
+def test_the_cache_answers_as_a_map_of_every_key_would(
+    news: list[tuple[bool, tuple[bytes, bytes], int]],
+) -> None:
     cache = RegionCache()
     kept: list[RegionRoute] = []
     for number, (inserting, (start, end), version) in enumerate(news):

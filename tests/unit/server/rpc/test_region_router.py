@@ -1,4 +1,6 @@
-"""Routing over real sockets: a store that answers what a test tells it, and a coordinator that is a list of regions."""
+"""Routing over real sockets: a store that answers what a test tells it,
+and a coordinator that is a list of regions.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -48,7 +50,11 @@ class Table:
         self.asked += 1
         if self.failures:
             raise self.failures.pop()
-        found = next(it for it in self.regions if it.start_key <= key and (not it.end_key or key < it.end_key))
+        found = next(
+            it
+            for it in self.regions
+            if it.start_key <= key and (not it.end_key or key < it.end_key)
+        )
         return RegionRoute(found, found.peers[0], self.address)
 
 
@@ -66,7 +72,9 @@ class Store:
 
     async def KvGet(self, request: kvrpcpb.GetRequest, _: Any) -> Any:
         value = self.pairs.get(request.key)
-        return await self._answer(request, lambda: kvrpcpb.GetResponse(value=value or b"", not_found=value is None))
+        return await self._answer(
+            request, lambda: kvrpcpb.GetResponse(value=value or b"", not_found=value is None)
+        )
 
     async def KvScan(self, request: kvrpcpb.ScanRequest, _: Any) -> Any:
         inside = [
@@ -74,10 +82,16 @@ class Store:
             for key, value in sorted(self.pairs.items())
             if request.start_key <= key and (not request.end_key or key < request.end_key)
         ]
-        return await self._answer(request, lambda: kvrpcpb.ScanResponse(pairs=inside[: request.limit]))
+        return await self._answer(
+            request, lambda: kvrpcpb.ScanResponse(pairs=inside[: request.limit])
+        )
 
     async def KvBatchGet(self, request: kvrpcpb.BatchGetRequest, _: Any) -> Any:
-        found = [kvrpcpb.KvPair(key=key, value=self.pairs[key]) for key in request.keys if key in self.pairs]
+        found = [
+            kvrpcpb.KvPair(key=key, value=self.pairs[key])
+            for key in request.keys
+            if key in self.pairs
+        ]
         return await self._answer(request, lambda: kvrpcpb.BatchGetResponse(pairs=found))
 
     async def KvPrewrite(self, request: kvrpcpb.PrewriteRequest, _: Any) -> Any:
@@ -110,13 +124,19 @@ def refused(**error: Any) -> Callable[[Any], Any]:
 WHOLE = region(1, b"", b"")
 
 
-async def test_a_request_carries_its_region_epoch_and_peer_and_the_cache_spares_the_coordinator() -> None:
+async def test_a_request_carries_its_region_epoch_and_peer_and_the_cache_spares_the_coordinator() -> (
+    None
+):
     async with cluster(WHOLE, pairs={b"k": b"v"}) as (kv, store, table):
         assert await kv.get(b"k", 7) == b"v"
         assert await kv.get(b"none", 7) is None
         assert table.asked == 1
         context = store.requests[0].context
-        assert (context.region_id, context.region_epoch, context.peer) == (1, WHOLE.region_epoch, WHOLE.peers[0])
+        assert (context.region_id, context.region_epoch, context.peer) == (
+            1,
+            WHOLE.region_epoch,
+            WHOLE.peers[0],
+        )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +152,9 @@ async def test_a_request_carries_its_region_epoch_and_peer_and_the_cache_spares_
         ({"message": "something new"}, 2),
     ],
 )
-async def test_every_region_error_is_retried_after_correcting_the_cache(error: dict[str, Any], lookups: int) -> None:
+async def test_every_region_error_is_retried_after_correcting_the_cache(
+    error: dict[str, Any], lookups: int
+) -> None:
     async with cluster(WHOLE, pairs={b"k": b"v"}) as (kv, store, table):
         store.script = refused(**error)
         assert await kv.get(b"k", 7) == b"v"
@@ -159,7 +181,9 @@ async def test_a_silent_coordinator_is_outwaited() -> None:
 async def test_a_store_that_is_away_ends_in_one_error_at_the_deadline() -> None:
     async with cluster(WHOLE, timeout_s=0.3) as (kv, _, table):
         table.address = "127.0.0.1:1"
-        with pytest.raises(GaveUpError, match=r"gave up after .* the store at 127.0.0.1:1 answered UNAVAILABLE"):
+        with pytest.raises(
+            GaveUpError, match=r"gave up after .* the store at 127.0.0.1:1 answered UNAVAILABLE"
+        ):
             await kv.get(b"k", 7)
 
 
@@ -181,10 +205,14 @@ ALPHABET = {bytes([letter]): bytes([letter]).upper() for letter in b"abcdefghijk
 async def test_a_scan_goes_from_region_to_region_and_stops_at_limit_and_end() -> None:
     async with cluster(*REGIONS, pairs=ALPHABET) as (kv, store, _):
         assert dict(await kv.scan(b"", b"", 7, 100)) == ALPHABET
-        assert [key for key, _ in await kv.scan(b"e", b"q", 7, 100)] == [bytes([it]) for it in b"efghijklmnop"]
+        assert [key for key, _ in await kv.scan(b"e", b"q", 7, 100)] == [
+            bytes([it]) for it in b"efghijklmnop"
+        ]
         assert [key for key, _ in await kv.scan(b"e", b"", 7, 4)] == [b"e", b"f", b"g", b"h"]
         store.requests.clear()
-        assert [key for key, _ in await kv.scan(b"a", b"g", 7, 100)] == [bytes([it]) for it in b"abcdef"]
+        assert [key for key, _ in await kv.scan(b"a", b"g", 7, 100)] == [
+            bytes([it]) for it in b"abcdef"
+        ]
         assert len(store.requests) == 1
 
 
@@ -202,15 +230,25 @@ async def test_a_batch_is_one_request_a_region_and_only_the_moved_part_is_repeat
         assert await kv.batch_get([b"a", b"h", b"k", b"z", b"0"], 7) == {
             key: ALPHABET[key] for key in (b"a", b"h", b"k", b"z")
         }
-        asked = sorted((request.context.region_id, tuple(request.keys)) for request in store.requests)
-        assert asked == [(1, (b"0", b"a")), (2, (b"h",)), (2, (b"h", b"k")), (3, (b"z",)), (4, (b"k",))]
+        asked = sorted(
+            (request.context.region_id, tuple(request.keys)) for request in store.requests
+        )
+        assert asked == [
+            (1, (b"0", b"a")),
+            (2, (b"h",)),
+            (2, (b"h", b"k")),
+            (3, (b"z",)),
+            (4, (b"k",)),
+        ]
 
 
 async def test_locks_of_all_regions_come_in_one_error_and_a_conflict_comes_first() -> None:
     def locked(request: Any) -> Any:
         keys = [mutation.key for mutation in request.mutations]
         return kvrpcpb.PrewriteResponse(
-            errors=[kvrpcpb.KeyError(locked=kvrpcpb.LockInfo(key=key, lock_version=5)) for key in keys]
+            errors=[
+                kvrpcpb.KeyError(locked=kvrpcpb.LockInfo(key=key, lock_version=5)) for key in keys
+            ]
         )
 
     mutations = [kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=b"v") for key in (b"a", b"h")]

@@ -1,4 +1,6 @@
-"""The listener over real sockets: coroutines, batch routes, statuses, health, reflection, a busy port, drain."""
+"""The listener over real sockets: coroutines, batch routes, statuses, health, reflection,
+a busy port, drain.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +41,9 @@ class Servicer:
             raise ConflictError("empty key")
         return kvrpcpb.RawGetResponse(value=request.key)
 
-    async def BatchCommands(self, requests: Any, _: Any) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
+    async def BatchCommands(
+        self, requests: Any, _: Any
+    ) -> AsyncIterator[tikvpb.BatchCommandsResponse]:
         async for request in requests:
             if not request.request_ids:
                 raise InvalidError("no ids")
@@ -50,12 +54,18 @@ async def upper(requests: Sequence[bytes]) -> Sequence[Answer]:
     answers: list[Answer] = []
     for request in requests:
         key = kvrpcpb.GetRequest.FromString(request).key
-        answers.append(kvrpcpb.GetResponse(value=key.upper()).SerializeToString() if key else InvalidError("no key"))
+        answers.append(
+            kvrpcpb.GetResponse(value=key.upper()).SerializeToString()
+            if key
+            else InvalidError("no key")
+        )
     return answers
 
 
 @asynccontextmanager
-async def serving(servicer: Servicer | None = None) -> AsyncIterator[tuple[Any, grpc.aio.Channel, str]]:
+async def serving(
+    servicer: Servicer | None = None,
+) -> AsyncIterator[tuple[Any, grpc.aio.Channel, str]]:
     server = RpcServer()
     server.add_service(TIKV, servicer or Servicer(), {"KvGet": upper})
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
@@ -79,7 +89,10 @@ async def test_our_errors_are_statuses_on_every_kind_of_method() -> None:
     async with serving() as (stub, _, _bound):
         with pytest.raises(grpc.aio.AioRpcError) as unary:
             await stub.RawGet(kvrpcpb.RawGetRequest())
-        assert (unary.value.code(), unary.value.details()) == (grpc.StatusCode.ABORTED, "[TM:ErrConflict] empty key")
+        assert (unary.value.code(), unary.value.details()) == (
+            grpc.StatusCode.ABORTED,
+            "[TM:ErrConflict] empty key",
+        )
         with pytest.raises(grpc.aio.AioRpcError) as batched:
             await ask(stub, b"")
         assert batched.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -92,7 +105,11 @@ async def test_our_errors_are_statuses_on_every_kind_of_method() -> None:
 async def test_a_stream_answers_message_by_message() -> None:
     async with serving() as (stub, _, _bound):
         sent = [tikvpb.BatchCommandsRequest(request_ids=[number]) for number in (1, 2, 3)]
-        assert [list(it.request_ids) async for it in stub.BatchCommands(iter(sent))] == [[1], [2], [3]]
+        assert [list(it.request_ids) async for it in stub.BatchCommands(iter(sent))] == [
+            [1],
+            [2],
+            [3],
+        ]
 
 
 async def test_a_method_nobody_serves_is_unimplemented() -> None:
@@ -105,7 +122,9 @@ async def test_a_method_nobody_serves_is_unimplemented() -> None:
 async def test_health_and_reflection_know_the_service() -> None:
     async with serving() as (_, channel, _bound):
         for name in ("", "tikvpb.Tikv"):
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=name)
+            )
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -121,7 +140,9 @@ async def test_reflection_v1_answers_as_v1alpha_does() -> None:
     asked = [
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="tikvpb.Tikv"),
-        reflection_pb2.ServerReflectionRequest(file_containing_symbol="grpc.reflection.v1.ServerReflection"),
+        reflection_pb2.ServerReflectionRequest(
+            file_containing_symbol="grpc.reflection.v1.ServerReflection"
+        ),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Symbol"),
         reflection_pb2.ServerReflectionRequest(),
     ]
@@ -139,8 +160,14 @@ async def test_reflection_v1_answers_as_v1alpha_does() -> None:
     assert answers["v1"] == answers["v1alpha"]
     listed, _, own, unknown, _ = answers["v1"]
     names = {service.name for service in listed.list_services_response.service}
-    assert {"tikvpb.Tikv", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection"} <= names
-    file = descriptor_pb2.FileDescriptorProto.FromString(own.file_descriptor_response.file_descriptor_proto[0])
+    assert {
+        "tikvpb.Tikv",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    } <= names
+    file = descriptor_pb2.FileDescriptorProto.FromString(
+        own.file_descriptor_response.file_descriptor_proto[0]
+    )
     assert file.service[0].method[0].input_type == ".grpc.reflection.v1.ServerReflectionRequest"
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 

@@ -1,4 +1,6 @@
-"""Timestamps for many callers over one stream: callers leave, streams end, and nobody gets another's timestamps."""
+"""Timestamps for many callers over one stream: callers leave, streams end,
+and nobody gets another's timestamps.
+"""
 
 import asyncio
 from typing import Any
@@ -12,7 +14,9 @@ from storage.model.ts import compose
 
 
 class Call:
-    """A stream whose answers wait until `go` is set; then it counts on from `last`, or has ended."""
+    """A stream whose answers wait until `go` is set; then it counts on from `last`,
+    or has ended.
+    """
 
     def __init__(self, last: int = 0, *, ends: bool = False) -> None:
         self.go, self.asked = asyncio.Event(), asyncio.Event()
@@ -59,7 +63,11 @@ async def test_callers_that_wait_together_share_a_request_and_part_its_timestamp
         await asyncio.sleep(0)
         call.go.set()
     assert call.written == [1, 5]
-    assert [task.result() for task in (first, *others)] == [compose(1, 1), compose(1, 3), compose(1, 6)]
+    assert [task.result() for task in (first, *others)] == [
+        compose(1, 1),
+        compose(1, 3),
+        compose(1, 6),
+    ]
 
 
 async def test_a_caller_that_leaves_while_its_round_is_under_way_disturbs_nobody() -> None:
@@ -71,7 +79,10 @@ async def test_a_caller_that_leaves_while_its_round_is_under_way_disturbs_nobody
         await silent.asked.wait()
         following = [tasks.create_task(stream.take(1)) for _ in range(2)]
         await asyncio.sleep(0)
-        for task in (following[0], leading):  # of one still in the queue, and of the one that asks for all
+        for task in (
+            following[0],
+            leading,
+        ):  # of one still in the queue, and of the one that asks for all
             task.cancel()
     assert following[1].result() == compose(1, 101)
     assert second.written == [1]

@@ -1,4 +1,6 @@
-"""Exceptions that nobody expects: whichever entry point of a connection meets one, that connection ends, no more."""
+"""Exceptions that nobody expects: whichever entry point of a connection meets one,
+that connection ends, no more.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -66,7 +68,9 @@ async def serving() -> AsyncIterator[str]:
 
 
 async def outcome(bound: str, method: str, body: bytes) -> str:
-    alone = [("grpc.use_local_subchannel_pool", 1)]  # the connection that ended is not taken for this one's
+    alone = [
+        ("grpc.use_local_subchannel_pool", 1)
+    ]  # the connection that ended is not taken for this one's
     async with grpc.aio.insecure_channel(bound, alone) as channel:
         return await outcome_of(channel, method, body)
 
@@ -122,7 +126,9 @@ async def test_an_answer_that_cannot_be_sent_ends_its_connection_only(
 
 
 @pytest.mark.parametrize("body", [b"raises", b"no message"])
-async def test_a_handler_that_fails_ends_its_call_only(body: bytes, errors: Callable[[], float]) -> None:
+async def test_a_handler_that_fails_ends_its_call_only(
+    body: bytes, errors: Callable[[], float]
+) -> None:
     async with serving() as bound, connect(bound) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await channel.unary_unary(HANDLED)(get(body))
@@ -169,9 +175,12 @@ async def test_each_entry_point_of_a_connection_ends_it_alone(
                 calling = tasks.create_task(outcome_of(channel, method, get(b"k")))
                 while not errors():  # noqa: ASYNC110 - nobody tells when a connection is gone
                     await asyncio.sleep(0.01)
-                # A GOAWAY that meets the start of a call can leave gRPC's channel idle with the call in it (1 of 200).
+                # A GOAWAY that meets the start of a call can leave gRPC's channel idle with the
+                # call in it (1 of 200).
                 calling.cancel()
-            assert [one["event"] for one in logs].count("a connection ended by an unexpected error") == errors()
+            assert [one["event"] for one in logs].count(
+                "a connection ended by an unexpected error"
+            ) == errors()
         assert await outcome(bound, BATCHED, b"k") == "answered"
         assert await outcome(bound, HANDLED, get(b"k")) == "answered"
 
@@ -184,7 +193,9 @@ async def test_a_socket_that_cannot_be_set_up_is_not_the_end(
 
         async def broken(_: Any, accepted: Any, **__: Any) -> Any:
             accepted.close()
-            raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "as the ssl module says of a name in a certificate")
+            raise UnicodeDecodeError(
+                "utf-8", b"\xff", 0, 1, "as the ssl module says of a name in a certificate"
+            )
 
         with monkeypatch.context() as patched:
             patched.setattr(loop, "connect_accepted_socket", broken)

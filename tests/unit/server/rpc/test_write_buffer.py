@@ -26,7 +26,9 @@ def test_reads_are_those_of_a_dict_that_was_written_to(
     assert bool(buffer) == bool(writes)
     within = {key for key in oracle.keys() | buffer.keys if start <= key and (not end or key < end)}
     found = {key: value for key, value in stored.items() if key in within}
-    assert buffer.over(found, buffer.between(start, end)) == {key: oracle[key] for key in within & oracle.keys()}
+    assert buffer.over(found, buffer.between(start, end)) == {
+        key: oracle[key] for key in within & oracle.keys()
+    }
 
 
 def test_a_lock_takes_no_write_away_and_is_no_value() -> None:

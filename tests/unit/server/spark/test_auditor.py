@@ -1,4 +1,6 @@
-"""The audit beside a lake's job: what it finds is written, and nothing of it ever reaches the job."""
+"""The audit beside a lake's job: what it finds is written,
+and nothing of it ever reaches the job.
+"""
 
 import asyncio
 import time
@@ -64,7 +66,9 @@ class Lakes:
         try:
             if self.stuck:
                 await asyncio.Event().wait()
-            for table in await request.choose(self, LakeCut(7, self.mode), list(map(Table, self.rows))):
+            for table in await request.choose(
+                self, LakeCut(7, self.mode), list(map(Table, self.rows))
+            ):
                 progress.enter("compared", table.name)
                 if table.name in self.failing:
                     raise VerifyLakeError("no such file")
@@ -89,7 +93,13 @@ class Lakes:
 def lakes(monkeypatch):
     lakes = Lakes({"shop.a": 500_000, "shop.b": 5})
     monkeypatch.setattr(module, "verify", lakes.verify)
-    short = {"_LOOK_S": 0.01, "_WATCH_S": 0.01, "_QUIET_S": 0.0, "_BACKOFF_S": 0.01, "_BACKOFF_S_MAX": 0.05}
+    short = {
+        "_LOOK_S": 0.01,
+        "_WATCH_S": 0.01,
+        "_QUIET_S": 0.0,
+        "_BACKOFF_S": 0.01,
+        "_BACKOFF_S_MAX": 0.05,
+    }
     for name, seconds in short.items():
         monkeypatch.setattr(module, name, seconds)
     return lakes
@@ -105,11 +115,20 @@ async def audit(meta, monkeypatch, lakes):
 
     async def made(period_s=DAY_S):
         info = ChangefeedInfo(
-            id=FEED, sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="", audit_s=period_s
+            id=FEED,
+            sink_uri="delta:///lake",
+            start_ts=1,
+            target_ts=0,
+            create_time="",
+            audit_s=period_s,
         )
         await meta.put(keys.info(FEED), info.to_json())
         settings = AuditSettings(
-            coordinator="here", rows_per_s=1000, max_lag_s=3600, security=SecurityConfig(), turns=asyncio.Lock()
+            coordinator="here",
+            rows_per_s=1000,
+            max_lag_s=3600,
+            security=SecurityConfig(),
+            turns=asyncio.Lock(),
         )
         auditor = Auditor(FEED, settings)
         auditor.take({"end_ts": now_ts()})
@@ -132,7 +151,10 @@ async def until(condition):
 
 
 def metric(name, **labels):
-    return REGISTRY.get_sample_value(f"tidemark_spark_audit_{name}", {"changefeed": FEED, **labels}) or 0.0
+    return (
+        REGISTRY.get_sample_value(f"tidemark_spark_audit_{name}", {"changefeed": FEED, **labels})
+        or 0.0
+    )
 
 
 async def test_a_difference_is_written_and_counted(audit, lakes, meta):
@@ -143,14 +165,21 @@ async def test_a_difference_is_written_and_counted(audit, lakes, meta):
     async with auditor.running():
         await until(lambda: lakes.ended)
     [finding] = (await AuditRecords(meta, FEED).findings()).values()
-    assert (finding.table, finding.ts, finding.mode, finding.column) == ("shop.a", 7, "upsert", "id")
+    assert (finding.table, finding.ts, finding.mode, finding.column) == (
+        "shop.a",
+        7,
+        "upsert",
+        "id",
+    )
     [(_, compared)] = [each for each in lakes.compared if each[0] == "shop.a"]
     assert finding.spans == (compared.spans[0],)
     assert metric("differences_total", table="shop.a") == before + 1
     assert metric("rows_total", table="shop.a") == rows + 10
 
 
-async def test_rows_that_no_dump_has_brought_are_no_difference_and_a_right_round_ends_the_warning(audit, lakes, meta):
+async def test_rows_that_no_dump_has_brought_are_no_difference_and_a_right_round_ends_the_warning(
+    audit, lakes, meta
+):
     lakes.rows = {"shop.b": 5}
     lakes.differing = {"shop.b": "the table was not dumped"}
     records = AuditRecords(meta, FEED)
@@ -191,7 +220,10 @@ async def test_an_error_is_told_counted_and_tried_again_and_others_are_compared(
 
 async def test_changes_and_unexpected_errors_end_no_job(audit, lakes, monkeypatch):
     lakes.mode = "append"
-    refused, defects = metric("errors_total", code="ErrVerifyUnsupported"), metric("errors_total", code="ErrInternal")
+    refused, defects = (
+        metric("errors_total", code="ErrVerifyUnsupported"),
+        metric("errors_total", code="ErrInternal"),
+    )
     auditor = await audit()
     async with auditor.running():
         await until(lambda: metric("errors_total", code="ErrVerifyUnsupported") > refused + 1)

@@ -28,7 +28,12 @@ def test_a_spark_setting_without_name_or_value_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    "name", ["spark.hadoop.fs.s3a.secret.key", "spark.ssl.keyPassword", "spark.hadoop.fs.azure.account.key.me.blob"]
+    "name",
+    [
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.ssl.keyPassword",
+        "spark.hadoop.fs.azure.account.key.me.blob",
+    ],
 )
 def test_a_secret_never_gets_among_the_arguments_of_a_process(name):
     with pytest.raises(ConfigError, match="HADOOP_CONF_DIR") as refused:

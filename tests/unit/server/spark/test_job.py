@@ -1,4 +1,6 @@
-"""The lake job's supervisor over real processes: what is started again, when, and what the captures are told."""
+"""The lake job's supervisor over real processes: what is started again, when,
+and what the captures are told.
+"""
 
 import asyncio
 import sys
@@ -38,7 +40,9 @@ async def test_a_job_that_cannot_heal_ends_with_its_code_and_is_reported(script,
     assert [(found, again) for found, _, again in told] == [(code, False)]
 
 
-async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(monkeypatch, tmp_path):
+async def test_a_job_that_may_heal_is_started_again_each_time_later_and_reported(
+    monkeypatch, tmp_path
+):
     """It ends with status 75 three times, then is killed, then ends well."""
     pauses, told = [], []
     next_s = Backoff.next_s
@@ -55,9 +59,14 @@ sys.stderr.write("[TM:ErrTargetUnavailable] away\\n")
 sys.exit(75)
 """
     await supervised(script, told).run()
-    assert [(code, again) for code, _, again in told] == [("ErrTargetUnavailable", True)] * 3 + [("ErrSparkJob", True)]
+    assert [(code, again) for code, _, again in told] == [("ErrTargetUnavailable", True)] * 3 + [
+        ("ErrSparkJob", True)
+    ]
     assert "status -9" in told[-1][1]
-    assert all(full_s / 2 <= pause_s <= full_s for full_s, pause_s in zip([0.5, 1.0, 2.0, 4.0], pauses, strict=True))
+    assert all(
+        full_s / 2 <= pause_s <= full_s
+        for full_s, pause_s in zip([0.5, 1.0, 2.0, 4.0], pauses, strict=True)
+    )
 
 
 async def test_a_job_that_is_drained_in_its_pause_ends_at_once(monkeypatch):

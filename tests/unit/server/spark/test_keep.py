@@ -14,17 +14,30 @@ from server.spark.keep import KeepConfig, Keeper
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
-    kept = ["delta:///lake", "delta+hdfs://nn:8020/lake", "parquet+s3a://bucket/lake", "mysql://me@db/lake"]
+    kept = [
+        "delta:///lake",
+        "delta+hdfs://nn:8020/lake",
+        "parquet+s3a://bucket/lake",
+        "mysql://me@db/lake",
+    ]
     assert all(lake_format(uri) for uri in kept)
-    assert not any(lake_format(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b"))
+    assert not any(
+        lake_format(uri) for uri in ("kafka://broker/topic", "hdfs://nn/lake", "x+delta://a/b")
+    )
 
 
-async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(monkeypatch, tmp_path):
-    """Found by strangers: such a job was started again for ever, or, once it had ended, only after a pause."""
+async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(
+    monkeypatch, tmp_path
+):
+    """Found by strangers: such a job was started again for ever, or, once it had ended,
+    only after a pause.
+    """
     starts = tmp_path / "starts"
     starts.touch()
     script = f"import sys; open({str(starts)!r}, 'a').write('x'); sys.exit(1)"
-    monkeypatch.setattr(keep, "job_command", lambda config, security: [sys.executable, "-c", script])
+    monkeypatch.setattr(
+        keep, "job_command", lambda config, security: [sys.executable, "-c", script]
+    )
     monkeypatch.setattr(keep, "captures_reporter", lambda command: None)
     feed = pb.Changefeed(id="feed", sink_uri="delta:///lake", state=pb.CHANGEFEED_STATE_NORMAL)
 

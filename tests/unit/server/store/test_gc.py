@@ -1,4 +1,6 @@
-"""The collector on a real database: space comes back, counts stay exact, and what has nothing old is left alone."""
+"""The collector on a real database: space comes back, counts stay exact,
+and what has nothing old is left alone.
+"""
 
 import asyncio
 import random
@@ -92,7 +94,9 @@ async def test_space_comes_back_and_reads_stay(tmp_path: Path) -> None:
             assert Snapshot(store.kv, ts).get(b"k00049") is not None
 
 
-async def test_a_region_with_nothing_old_is_skipped_until_enough_was_written_also_after_a_crash(tmp_path: Path) -> None:
+async def test_a_region_with_nothing_old_is_skipped_until_enough_was_written_also_after_a_crash(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as store:
         fill(store.kv, 50, 1)
         assert await store.collector.collect(LEFT, 100) == 0
@@ -166,16 +170,22 @@ async def test_a_range_is_destroyed_in_slices_that_leave_time_to_others(
         assert len(left) == 100 * 3
 
 
-async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone(tmp_path: Path) -> None:
+async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone(
+    tmp_path: Path,
+) -> None:
     forgotten = asyncio.Event()
     async with opened(tmp_path) as store:
         fill(store.kv, 2000, 3)
         lock = WriteBatch()
         lock.put(lock_key(encode_bytes(b"k00001")), b"a lock")
         store.kv.write(lock, sync=True)
-        parts = replace(store.parts, destroy_share=0.01, forget_locks=lambda _lower, _upper: forgotten.set())
+        parts = replace(
+            store.parts, destroy_share=0.01, forget_locks=lambda _lower, _upper: forgotten.set()
+        )
         async with asyncio.TaskGroup() as tasks:
-            destroying = tasks.create_task(Collector(parts).destroy(encode_bytes(b"k"), encode_bytes(b"l")))
+            destroying = tasks.create_task(
+                Collector(parts).destroy(encode_bytes(b"k"), encode_bytes(b"l"))
+            )
             await asyncio.wait_for(forgotten.wait(), 60)
             destroying.cancel()
         assert list(store.kv.scan(*column_range(LOCK, b"", b""))) == []

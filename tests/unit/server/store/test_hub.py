@@ -23,7 +23,9 @@ def outbox_of(max_bytes: int, memory: ByteBudget | None = None) -> Outbox:
     return Outbox(max_bytes, memory or ByteBudget(1 << 30))
 
 
-def wanted(region: Region, *, old_values: bool = True, lower: bytes = b"", upper: bytes = b"") -> Subscription:
+def wanted(
+    region: Region, *, old_values: bool = True, lower: bytes = b"", upper: bytes = b""
+) -> Subscription:
     low, high = region.clamp(lower, upper)
     return Subscription(
         region=region,
@@ -48,14 +50,21 @@ async def sent(outbox: Outbox) -> list[cdcpb.ChangeDataEvent]:
     return [message async for message in outbox.messages()]
 
 
-def change(event: int, key: bytes, start_ts: int, commit_ts: int = 0, value: bytes = b"", old: bytes = b"") -> Change:
+def change(
+    event: int, key: bytes, start_ts: int, commit_ts: int = 0, value: bytes = b"", old: bytes = b""
+) -> Change:
     return Change(event, key, key, PUT if value else DELETE, start_ts, commit_ts, value, old)
 
 
 async def test_changes_go_to_their_region_in_order_with_values_only_where_they_belong() -> None:
     outbox = outbox_of(1 << 20)
     hub = hub_with(outbox, wanted(LEFT), wanted(RIGHT, old_values=False))
-    hub.observe([change(PREWRITE, b"a", 5, value=b"v", old=b"o"), change(PREWRITE, b"z", 5, value=b"w", old=b"o")])
+    hub.observe(
+        [
+            change(PREWRITE, b"a", 5, value=b"v", old=b"o"),
+            change(PREWRITE, b"z", 5, value=b"w", old=b"o"),
+        ]
+    )
     hub.observe([change(COMMIT, b"a", 5, 6), change(ROLLBACK, b"z", 5)])
     events = [event for message in await sent(outbox) for event in message.events]
     rows = [
@@ -63,8 +72,14 @@ async def test_changes_go_to_their_region_in_order_with_values_only_where_they_b
         for event in events
         for row in event.entries.entries
     ]
-    assert [row for row in rows if row[0] == 1] == [(1, 1, b"a", b"v", b"o", 0), (1, 2, b"a", b"", b"", 6)]
-    assert [row for row in rows if row[0] == 2] == [(2, 1, b"z", b"w", b"", 0), (2, 3, b"z", b"", b"", 0)]
+    assert [row for row in rows if row[0] == 1] == [
+        (1, 1, b"a", b"v", b"o", 0),
+        (1, 2, b"a", b"", b"", 6),
+    ]
+    assert [row for row in rows if row[0] == 2] == [
+        (2, 1, b"z", b"w", b"", 0),
+        (2, 3, b"z", b"", b"", 0),
+    ]
     assert {event.request_id for event in events} == {7}
 
 
@@ -76,8 +91,14 @@ async def test_keys_outside_the_asked_range_are_not_sent() -> None:
     assert [row.key for row in message.events[0].entries.entries] == [b"b", b"c"]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["prewrite", "commit", "rollback", "tick"]), st.integers(0, 3))))
-async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(steps: Sequence[tuple[str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["prewrite", "commit", "rollback", "tick"]), st.integers(0, 3))
+    )
+)
+async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(
+    steps: Sequence[tuple[str, int]],
+) -> None:
     outbox = outbox_of(1 << 30)
     subscriptions = [wanted(LEFT), wanted(RIGHT)]
     hub = hub_with(outbox, *subscriptions)
@@ -92,7 +113,9 @@ async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(steps: Seque
             hub.observe([change(PREWRITE, keys[at], clock - 50, value=b"v")])
         elif action != "prewrite" and at in open_txns:
             event = COMMIT if action == "commit" else ROLLBACK
-            hub.observe([change(event, keys[at], open_txns.pop(at), clock if event == COMMIT else 0)])
+            hub.observe(
+                [change(event, keys[at], open_txns.pop(at), clock if event == COMMIT else 0)]
+            )
     resolved: dict[int, int] = {}
     for message in await sent(outbox):
         for region_id in message.resolved_ts.regions:
@@ -100,7 +123,9 @@ async def test_no_commit_ever_comes_at_or_before_a_sent_resolved_ts(steps: Seque
             resolved[region_id] = message.resolved_ts.ts
         for event in message.events:
             for row in event.entries.entries:
-                assert row.type != cdcpb.Event.COMMIT or row.commit_ts > resolved.get(event.region_id, 0)
+                assert row.type != cdcpb.Event.COMMIT or row.commit_ts > resolved.get(
+                    event.region_id, 0
+                )
 
 
 async def test_open_locks_hold_back_only_their_region_and_only_initialized_ones_resolve() -> None:
@@ -113,7 +138,9 @@ async def test_open_locks_hold_back_only_their_region_and_only_initialized_ones_
     hub.observe([change(COMMIT, b"zzz", 5, 6)])
     late.initialized = True
     hub.resolve(60)
-    ticks = [message.resolved_ts for message in await sent(outbox) if message.HasField("resolved_ts")]
+    ticks = [
+        message.resolved_ts for message in await sent(outbox) if message.HasField("resolved_ts")
+    ]
     assert [(list(tick.regions), tick.ts) for tick in ticks] == [([1], 4), ([1], 4), ([2], 60)]
 
 
@@ -193,7 +220,11 @@ async def test_only_a_multiplexed_stream_names_requests_in_resolved_timestamps()
     hub = hub_with(outbox, wanted(LEFT), wanted(RIGHT))
     hub.resolve(50)
     (message,) = await sent(outbox)
-    assert (message.resolved_ts.request_id, sorted(message.resolved_ts.regions), message.resolved_ts.ts) == (
+    assert (
+        message.resolved_ts.request_id,
+        sorted(message.resolved_ts.regions),
+        message.resolved_ts.ts,
+    ) == (
         0,
         [1, 2],
         50,
@@ -211,7 +242,10 @@ async def test_a_merge_ends_both_subscriptions_with_the_merged_region() -> None:
     hub.replaced([LEFT, RIGHT], [merged])
     hub.resolve(9)
     (message,) = await sent(outbox)
-    told = [(event.region_id, [r.id for r in event.error.epoch_not_match.current_regions]) for event in message.events]
+    told = [
+        (event.region_id, [r.id for r in event.error.epoch_not_match.current_regions])
+        for event in message.events
+    ]
     assert told == [(1, [2]), (2, [2])]
     assert hub.safe_ts(b"", b"") == 9
 

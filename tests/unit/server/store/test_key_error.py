@@ -44,8 +44,18 @@ def test_a_lost_lock_is_retryable_for_old_clients() -> None:
 
 def test_a_lock_is_shown_whole() -> None:
     locked = key_error(errors.KeyIsLockedError(b"k", LOCK._replace(kind=PESSIMISTIC))).locked
-    assert (locked.primary_lock, locked.lock_version, locked.key, locked.lock_ttl) == (b"p", 5, b"k", 3000)
-    assert (locked.lock_for_update_ts, locked.min_commit_ts, locked.txn_size, locked.lock_type) == (6, 7, 2, 5)
+    assert (locked.primary_lock, locked.lock_version, locked.key, locked.lock_ttl) == (
+        b"p",
+        5,
+        b"k",
+        3000,
+    )
+    assert (locked.lock_for_update_ts, locked.min_commit_ts, locked.txn_size, locked.lock_type) == (
+        6,
+        7,
+        2,
+        5,
+    )
 
 
 def test_all_locks_of_a_command_are_told() -> None:

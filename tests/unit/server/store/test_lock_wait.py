@@ -1,4 +1,6 @@
-"""Waiting lock requests against the real engine: order, hand-over, deadlocks, time-outs, cancellation."""
+"""Waiting lock requests against the real engine: order, hand-over, deadlocks,
+time-outs, cancellation.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +31,9 @@ class Store:
         self.runner = runner
         self.waits = LockWaits(runner, ceiling_s)
 
-    async def lock(self, *keys: bytes, start_ts: int, wait_ms: int = 10**15) -> kvrpcpb.PessimisticLockResponse:
+    async def lock(
+        self, *keys: bytes, start_ts: int, wait_ms: int = 10**15
+    ) -> kvrpcpb.PessimisticLockResponse:
         request = kvrpcpb.PessimisticLockRequest(
             context=CONTEXT,
             mutations=[kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=key) for key in keys],
@@ -91,7 +95,9 @@ async def test_one_who_is_woken_and_still_refused_lets_the_next_one_try() -> Non
     async with store() as db:
         await db.lock(b"a", b"b", start_ts=1)
         async with asyncio.TaskGroup() as tasks:
-            both, one = await settled(tasks, db.lock(b"a", b"b", start_ts=2), db.lock(b"a", start_ts=3))
+            both, one = await settled(
+                tasks, db.lock(b"a", b"b", start_ts=2), db.lock(b"a", start_ts=3)
+            )
             await db.unlock(b"a", start_ts=1)  # 2 is woken, and waits for b now
             assert not (await one).errors
             await db.unlock(b"b", start_ts=1)
@@ -106,7 +112,9 @@ async def test_a_deadlock_is_told_to_the_one_who_closes_it() -> None:
         for start_ts, key in ((1, b"a"), (2, b"b"), (3, b"c")):
             await db.lock(key, start_ts=start_ts)
         async with asyncio.TaskGroup() as tasks:
-            first, second = await settled(tasks, db.lock(b"b", start_ts=1), db.lock(b"c", start_ts=2))
+            first, second = await settled(
+                tasks, db.lock(b"b", start_ts=1), db.lock(b"c", start_ts=2)
+            )
             (error,) = (await db.lock(b"a", start_ts=3)).errors
             assert [edge.wait_for_txn for edge in error.deadlock.wait_chain] == [2, 3, 1]
             await db.unlock(b"c", start_ts=3)
@@ -119,7 +127,9 @@ async def test_a_wait_ends_with_its_time_or_the_stores() -> None:
     async with store(ceiling_s=0.05) as db:
         await db.lock(b"k", start_ts=1)
         for wait_ms in (-1, 0, 1, 10**15):
-            assert (await db.lock(b"k", start_ts=2, wait_ms=wait_ms)).errors[0].locked.lock_version == 1
+            assert (await db.lock(b"k", start_ts=2, wait_ms=wait_ms)).errors[
+                0
+            ].locked.lock_version == 1
         await db.unlock(b"k", start_ts=1)
         assert not (await db.lock(b"k", start_ts=2)).errors
 
@@ -128,7 +138,9 @@ async def test_a_client_that_leaves_is_not_waited_for() -> None:
     async with store() as db:
         await db.lock(b"k", start_ts=1)
         async with asyncio.TaskGroup() as tasks:
-            gone, next_one = await settled(tasks, db.lock(b"k", start_ts=2), db.lock(b"k", start_ts=3))
+            gone, next_one = await settled(
+                tasks, db.lock(b"k", start_ts=2), db.lock(b"k", start_ts=3)
+            )
             gone.cancel()
             await db.unlock(b"k", start_ts=1)
             assert not (await next_one).errors
@@ -138,8 +150,12 @@ async def test_a_client_that_leaves_just_when_it_is_woken_passes_the_turn_on() -
     async with store() as db:
         await db.lock(b"k", start_ts=1)
         async with asyncio.TaskGroup() as tasks:
-            gone, next_one = await settled(tasks, db.lock(b"k", start_ts=2), db.lock(b"k", start_ts=3))
-            unlocked = db.waits._unlocked  # the cancellation comes between the wake-up and the task's next step
+            gone, next_one = await settled(
+                tasks, db.lock(b"k", start_ts=2), db.lock(b"k", start_ts=3)
+            )
+            unlocked = (
+                db.waits._unlocked
+            )  # the cancellation comes between the wake-up and the task's next step
 
             def wake_and_cancel(keys: Any) -> None:
                 unlocked(keys)

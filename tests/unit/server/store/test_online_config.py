@@ -7,7 +7,14 @@ from server.store.online_config import BadSizeError, parse_size
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("10MB", 10 << 20), ("10MiB", 10 << 20), ("512 KB", 512 << 10), ("1.5G", 3 << 29), ("7B", 7)],
+    [
+        ("0", 0),
+        ("10MB", 10 << 20),
+        ("10MiB", 10 << 20),
+        ("512 KB", 512 << 10),
+        ("1.5G", 3 << 29),
+        ("7B", 7),
+    ],
 )
 def test_sizes_are_read_as_tikv_reads_them(text: str, size: int) -> None:
     assert parse_size(text) == size

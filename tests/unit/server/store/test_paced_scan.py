@@ -1,4 +1,6 @@
-"""A byte rate: what is taken in any time never passes the rate by more than a burst, and waits are no longer."""
+"""A byte rate: what is taken in any time never passes the rate by more than a burst,
+and waits are no longer.
+"""
 
 import asyncio
 
@@ -11,7 +13,9 @@ TAKES = st.lists(st.tuples(st.floats(0, 5), st.integers(1, 50_000)), max_size=30
 
 
 @given(TAKES, st.integers(100, 100_000))
-def test_what_is_used_by_any_time_is_within_the_rate(takes: list[tuple[float, int]], rate: int) -> None:
+def test_what_is_used_by_any_time_is_within_the_rate(
+    takes: list[tuple[float, int]], rate: int
+) -> None:
     limiter, now, used = ByteRate(rate), 0.0, 0
     for pause, size in takes:
         now += pause

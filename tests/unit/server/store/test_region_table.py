@@ -26,7 +26,9 @@ def test_all_keys_must_lie_in_the_region(keys: list[bytes], region: Region) -> N
     found = GATE.admit(context(region), keys)
     inside = all(region.contains(encode_bytes(key)) for key in keys)
     assert (found == region) == inside
-    assert inside or (isinstance(found, errorpb.Error) and found.key_not_in_region.region_id == region.region_id)
+    assert inside or (
+        isinstance(found, errorpb.Error) and found.key_not_in_region.region_id == region.region_id
+    )
 
 
 def test_raw_keys_lie_in_regions_as_they_are() -> None:

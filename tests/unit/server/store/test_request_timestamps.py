@@ -59,7 +59,9 @@ async def test_without_a_coordinator_nothing_of_the_future_is_believed() -> None
         ([b"k", bytes(8193)], False, "ErrKeyTooLarge"),
     ],
 )
-def test_keys_have_a_byte_at_least_and_8_kib_encoded_at_most(keys: list[bytes], raw: bool, code: str) -> None:
+def test_keys_have_a_byte_at_least_and_8_kib_encoded_at_most(
+    keys: list[bytes], raw: bool, code: str
+) -> None:
     fault = key_fault(keys, raw=raw)
     assert (fault.code if fault else "") == code
 
@@ -68,4 +70,7 @@ def test_a_write_has_8_mib_at_most() -> None:
     assert entry_fault(MAX_ENTRY_BYTES, 7) is None
     error = entry_fault(MAX_ENTRY_BYTES + 1, 7)
     assert isinstance(error, errorpb.Error)
-    assert (error.raft_entry_too_large.region_id, error.raft_entry_too_large.entry_size) == (7, MAX_ENTRY_BYTES + 1)
+    assert (error.raft_entry_too_large.region_id, error.raft_entry_too_large.entry_size) == (
+        7,
+        MAX_ENTRY_BYTES + 1,
+    )

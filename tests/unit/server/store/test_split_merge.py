@@ -1,4 +1,6 @@
-"""Which neighbours merge: touching ones that stay small together, each in one merge, the smaller into the bigger."""
+"""Which neighbours merge: touching ones that stay small together, each in one merge,
+the smaller into the bigger.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,10 @@ from server.store.split_merge import tiny_neighbours
 from storage.mvcc.region import Region
 
 
-@given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=12), st.integers(0, 120))
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=12),
+    st.integers(0, 120),
+)
 def test_pairs_touch_fit_and_are_disjoint(drawn: list[tuple[int, bool]], most: int) -> None:
     bounds = [b"", *(bytes([at]) for at in range(1, len(drawn))), b""]
     regions = [Region(at + 1, 100 + at, bounds[at], bounds[at + 1]) for at in range(len(drawn))]

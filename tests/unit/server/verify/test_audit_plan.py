@@ -1,4 +1,6 @@
-"""The plan of an audit: each table is compared whole in each period, evenly, whatever fails or is altered meanwhile."""
+"""The plan of an audit: each table is compared whole in each period, evenly,
+whatever fails or is altered meanwhile.
+"""
 
 import random
 from dataclasses import dataclass, field
@@ -11,7 +13,10 @@ from server.verify.spans import Extent, KeySpans
 
 FAST = 10**9
 SIZES = st.dictionaries(
-    st.sampled_from(["a.t", "a.u", "b.t", "b.long", "c.other"]), st.integers(0, 3_000_000), min_size=1, max_size=5
+    st.sampled_from(["a.t", "a.u", "b.t", "b.long", "c.other"]),
+    st.integers(0, 3_000_000),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -33,19 +38,25 @@ class Audit:
         for table, rows in self.sizes.items():
             column = None if table in self.text else "id"
             if self.plan.lacks(table, column, now_s):
-                self.plan.begin(table, column, Extent(rows, 0, max(rows - 1, 0)), len(self.sizes), now_s)
+                self.plan.begin(
+                    table, column, Extent(rows, 0, max(rows - 1, 0)), len(self.sizes), now_s
+                )
         return self.plan.picks(now_s)
 
     def compare(self, now_s, table, pick, *, equal=True):
         for low, high in ((None, None),) if pick.spans is None else pick.spans.spans:
-            self.compared.append((now_s, table, -1 if low is None else low, 10**9 if high is None else high))
+            self.compared.append(
+                (now_s, table, -1 if low is None else low, 10**9 if high is None else high)
+            )
         return self.plan.compared(table, pick, equal=equal)
 
     def missed(self, table, from_s, to_s):
         """The first key that was not compared in that time; None: all were."""
         reached = -1
         for low, high in sorted(
-            (low, high) for at, name, low, high in self.compared if name == table and from_s <= at < to_s
+            (low, high)
+            for at, name, low, high in self.compared
+            if name == table and from_s <= at < to_s
         ):
             if low > reached:
                 return reached
@@ -72,7 +83,9 @@ def test_every_key_of_every_table_is_compared_in_each_period(sizes, period_s, se
         for table, pick in audit.turn(now_s).items():
             audit.compare(now_s, table, pick)
         assert audit.plan.late_s(now_s) == 0.0
-        now_s += audit.plan.turn_s * chance.uniform(0.9, 1.0)  # as punctual as a loop is that looks now and then
+        now_s += audit.plan.turn_s * chance.uniform(
+            0.9, 1.0
+        )  # as punctual as a loop is that looks now and then
     for table in sizes:
         rounds = sorted({round(at, 6) for at, name, *_ in audit.compared if name == table})
         assert rounds[0] < period_s
@@ -102,7 +115,9 @@ def test_a_turn_reads_no_more_than_its_time_allows(seed, rows_per_s):
     audit = Audit(AuditPlan(3600, rows_per_s, random.Random(seed)), sizes)
     for number in range(30):
         picks = audit.turn(number * 300.0)
-        read = [(len(pick.numbers) * 10_000 if sizes[table] > 5 else 5) for table, pick in picks.items()]
+        read = [
+            (len(pick.numbers) * 10_000 if sizes[table] > 5 else 5) for table, pick in picks.items()
+        ]
         assert sum(read) <= rows_per_s * 300 or len(read) == 1
         for table, pick in picks.items():
             audit.compare(number, table, pick)
@@ -160,7 +175,9 @@ def test_a_round_without_a_difference_is_told():
 
 
 def test_tables_without_ranges_and_small_ones_are_compared_whole():
-    audit = Audit(AuditPlan(60, FAST, random.Random(7)), {"a.t": 10_000, "b.long": 9_000_000}, {"b.long"})
+    audit = Audit(
+        AuditPlan(60, FAST, random.Random(7)), {"a.t": 10_000, "b.long": 9_000_000}, {"b.long"}
+    )
     picked = {}
     for number in range(6):
         picked |= audit.turn(number * 10.0)

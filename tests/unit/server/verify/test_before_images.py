@@ -1,4 +1,6 @@
-"""A table at a cut is a later look at it, without the keys that changed in between, and what these were before."""
+"""A table at a cut is a later look at it, without the keys that changed in between,
+and what these were before.
+"""
 
 from types import MappingProxyType
 
@@ -28,7 +30,11 @@ def changes(steps):
         if old is not None or value is not None:
             op = DELETE if value is None else INSERT if old is None else UPDATE
             row = [[ts], [ts - 1], [op], [str(key).encode()], [held.get(key)], [old]]
-            batches.append(pa.RecordBatch.from_arrays(list(map(pa.array, row, RAW_SCHEMA.types)), schema=RAW_SCHEMA))
+            batches.append(
+                pa.RecordBatch.from_arrays(
+                    list(map(pa.array, row, RAW_SCHEMA.types)), schema=RAW_SCHEMA
+                )
+            )
         states.append(MappingProxyType(dict(held)))
     return batches, states
 
@@ -50,7 +56,11 @@ def test_any_later_look_and_the_changes_until_then_give_the_table_at_the_cut(ste
             before._compact()
     there = pa.array([str(key).encode() for key in states[look]], pa.binary())
     changed = before.changed(SPAN.table_id).holds(there).to_pylist()
-    seen = {key: value for (key, value), late in zip(states[look].items(), changed, strict=True) if not late}
+    seen = {
+        key: value
+        for (key, value), late in zip(states[look].items(), changed, strict=True)
+        if not late
+    }
     rows = before.rows(SPAN.table_id)
     was = {int(row["key"]): row["old_value"] for row in rows.to_pylist()}
     assert len(was) == rows.num_rows
@@ -67,4 +77,9 @@ def test_changes_that_do_not_fit_into_memory_are_an_error_that_says_what_to_do()
     before = BeforeImages({SPAN.table_id: 0}, bytes_max=1 << 20)
     row = [[1], [0], [DELETE], [b"k"], [None], [bytes(40 << 20)]]
     with pytest.raises(VerifyHistoryError, match="--table"):
-        before.add(SPAN, pa.RecordBatch.from_arrays(list(map(pa.array, row, RAW_SCHEMA.types)), schema=RAW_SCHEMA))
+        before.add(
+            SPAN,
+            pa.RecordBatch.from_arrays(
+                list(map(pa.array, row, RAW_SCHEMA.types)), schema=RAW_SCHEMA
+            ),
+        )

@@ -1,4 +1,6 @@
-"""A comparison tells the truth, and all of it where its budget allows; both sides are tables in memory."""
+"""A comparison tells the truth, and all of it where its budget allows;
+both sides are tables in memory.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -55,12 +57,17 @@ class Side:
 
     async def rows(self, table, ranges, chosen):
         asked = Question(table.name, table.ts, 0, table.key, table.schema, ranges, tuple(chosen))
-        return pa.Table.from_batches(asked.chosen_rows([table.only(self._batch)]), asked.answer_schema)
+        return pa.Table.from_batches(
+            asked.chosen_rows([table.only(self._batch)]), asked.answer_schema
+        )
 
     async def repair(self, table, gone, live):
         with pa.OSFile(gone) as removed, pa.OSFile(live) as written:
             files = [pa.ipc.open_file(file).read_all() for file in (removed, written)]
-        self.repaired = files[0][0].to_pylist(), list(zip(*files[1].to_pydict().values(), strict=True))
+        self.repaired = (
+            files[0][0].to_pylist(),
+            list(zip(*files[1].to_pydict().values(), strict=True)),
+        )
         return 5
 
 
@@ -74,7 +81,9 @@ class Upstream:
 def compared(upstream, lake, **options):
     ours, theirs = Side(list(upstream.items())), Side(lake)
     progress = Progress()
-    report = asyncio.run(Comparison(Upstream(ours), theirs, Table(), VerifyOptions(**options), progress).run())
+    report = asyncio.run(
+        Comparison(Upstream(ours), theirs, Table(), VerifyOptions(**options), progress).run()
+    )
     assert progress.document()["waiting_for"] == []
     return report, ours, theirs
 
@@ -85,11 +94,19 @@ def test_a_sample_tells_what_differs_in_its_ranges_and_names_them(upstream, lake
     slots = Extent(1, 0, 30).slots()
     spans = KeySpans("id", tuple(slots[number] for number in sorted(numbers)))
     ours, theirs = Side(list(upstream.items())), Side(list(lake.items()))
-    comparison = Comparison(Upstream(ours), theirs, Table(spans=spans), VerifyOptions(repair=True), Progress())
+    comparison = Comparison(
+        Upstream(ours), theirs, Table(spans=spans), VerifyOptions(repair=True), Progress()
+    )
     report = asyncio.run(comparison.run())
-    wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key) and spans.of(key)}
+    wrong = {
+        key
+        for key in upstream.keys() | lake.keys()
+        if upstream.get(key) != lake.get(key) and spans.of(key)
+    }
     assert {each.key["id"] for each in report.differences} == wrong
-    assert report.differing_spans == [span for span in spans.spans if span in {spans.of(key) for key in wrong}]
+    assert report.differing_spans == [
+        span for span in spans.spans if span in {spans.of(key) for key in wrong}
+    ]
     if wrong:
         gone, written = theirs.repaired
         assert set(gone) == wrong & lake.keys()
@@ -122,10 +139,18 @@ def test_a_repair_makes_the_lake_what_the_upstream_is(upstream, lake, doubled):
     gone, live = side.repaired
     kept = [row for row in rows if row[0] not in gone]
     assert sorted(kept + live) == sorted(upstream.items())
-    assert (report.repaired.removed, report.repaired.written, report.repaired.version) == (len(gone), len(live), 5)
+    assert (report.repaired.removed, report.repaired.written, report.repaired.version) == (
+        len(gone),
+        len(live),
+        5,
+    )
     dry, _, untouched = compared(upstream, rows, repair=True, dry_run=True)
     assert untouched.repaired is None
-    assert (dry.repaired.removed, dry.repaired.written, dry.repaired.version) == (len(gone), len(live), None)
+    assert (dry.repaired.removed, dry.repaired.written, dry.repaired.version) == (
+        len(gone),
+        len(live),
+        None,
+    )
 
 
 def test_no_more_differences_are_told_than_asked_for_and_all_are_counted():
@@ -146,6 +171,8 @@ def test_a_table_may_have_columns_that_are_called_as_those_of_an_answer(names):
     for side in (ours, theirs):
         side._batch = side._batch.rename_columns(list(names))
     table = Table(key=(names[0],), schema=ours._batch.schema)
-    report = asyncio.run(Comparison(Upstream(ours), theirs, table, VerifyOptions(repair=True), Progress()).run())
+    report = asyncio.run(
+        Comparison(Upstream(ours), theirs, table, VerifyOptions(repair=True), Progress()).run()
+    )
     assert [each.key for each in report.differences] == [{names[0]: 2}, {names[0]: 3}]
     assert (sorted(theirs.repaired[0]), theirs.repaired[1]) == ([2, 3], [(2, 2)])

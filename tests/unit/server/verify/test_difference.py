@@ -45,7 +45,10 @@ def test_the_ranges_that_differ_hold_every_difference_and_the_rows_tell_it(upstr
     keys = dict.fromkeys(wrong, 0)
     homes = RANGES.of(digests(key_texts(rows(keys), ["id"]))).tolist() if keys else []
     assert found == sorted(set(homes))
-    told = {each.key["id"]: each for each in map(Difference.of, differences(texts(upstream), texts(lake)))}
+    told = {
+        each.key["id"]: each
+        for each in map(Difference.of, differences(texts(upstream), texts(lake)))
+    }
     assert told.keys() == wrong
     for key, difference in told.items():
         kind = ONLY_LAKE if key not in upstream else ONLY_UPSTREAM if key not in lake else DIFFERS
@@ -76,7 +79,9 @@ def test_a_row_that_the_lake_has_twice_is_told():
 
 
 @given(TABLES, TABLES, st.integers(0, 50), st.integers(0, 1000))
-def test_no_more_is_looked_at_than_the_budget_and_all_of_what_fits(upstream, lake, most_rows, most_bytes):
+def test_no_more_is_looked_at_than_the_budget_and_all_of_what_fits(
+    upstream, lake, most_rows, most_bytes
+):
     ours, theirs = leaves(upstream), leaves(lake)
     found = differing(ours, theirs)
     chosen = affordable(found, ours, theirs, Budget(most_rows, most_bytes))

@@ -1,4 +1,6 @@
-"""A comparison says which stage it is in, how far it is and how long it will take, also while nothing comes."""
+"""A comparison says which stage it is in, how far it is and how long it will take,
+also while nothing comes.
+"""
 
 import argparse
 import asyncio
@@ -38,14 +40,19 @@ def test_a_line_names_stage_table_rows_what_is_waited_for_and_the_time_to_go():
         progress.expect(200)
         assert progress.line() == (
             "shop.a: key ranges are summed, 0 of 3 tables done, 50 of 200 rows, 5 rows/s, "
-            "waiting for the lake's reader and the upstream for 10 s, about 110 s to go (15 s in all)"
+            "waiting for the lake's reader and the upstream for 10 s, about 110 s to go (15 s in "
+            "all)"
         )
     progress.read(150)
     progress.end_table()
     progress.enter("key ranges are summed", "shop.b")
     document = progress.document()
     assert (document["tables_done"], document["tables"], document["rows_total"]) == (1, 3, 200)
-    assert (document["table"], document["waiting_for"], document["eta_seconds"]) == ("shop.b", [], 20.0)
+    assert (document["table"], document["waiting_for"], document["eta_seconds"]) == (
+        "shop.b",
+        [],
+        20.0,
+    )
 
 
 def test_when_all_is_done_there_is_nothing_to_go():
@@ -67,7 +74,9 @@ async def test_progress_is_told_while_nothing_comes(monkeypatch, capsys, as_json
             said += capsys.readouterr().err
     telling.cancel()
     line = said.splitlines()[0]
-    assert (json.loads(line)["progress"]["table"] if as_json else line.partition(":")[0]) == "shop.a"
+    assert (
+        json.loads(line)["progress"]["table"] if as_json else line.partition(":")[0]
+    ) == "shop.a"
 
 
 async def test_the_deadline_names_the_stage(monkeypatch):
@@ -111,10 +120,15 @@ asyncio.run(main())
 
 
 async def test_the_lakes_reader_ends_in_the_middle_of_a_question_when_whoever_asked_is_killed():
-    """Found by strangers: it went on with parent 1. Here it is at a server that never says anything."""
+    """Found by strangers: it went on with parent 1.
+
+    Here it is at a server that never says anything.
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         script = ASKS.format(port=silent.getsockname()[1])
-        asking = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+        asking = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+        )
         async with asyncio.timeout(120):
             reader = int(await asking.stdout.readline())
             connection, _ = await asyncio.to_thread(silent.accept)

@@ -14,11 +14,16 @@ FOUND = [
 def test_a_lake_that_equals_its_upstream_is_one_line_a_table():
     report = Report("shop", 7, [TableReport("bank.accounts", 3, 3)], "upsert")
     assert report.equal
-    assert _shown(report).splitlines() == ["shop at cut 7: equal", "  bank.accounts: 3 rows upstream, 3 in the lake"]
+    assert _shown(report).splitlines() == [
+        "shop at cut 7: equal",
+        "  bank.accounts: 3 rows upstream, 3 in the lake",
+    ]
 
 
 def test_differences_are_told_by_key_with_what_may_explain_them_and_what_was_done():
-    table = TableReport("bank.accounts", 3, 3, 2, 2, FOUND, complete=False, note="why", repaired=Repaired(2, 1, 8))
+    table = TableReport(
+        "bank.accounts", 3, 3, 2, 2, FOUND, complete=False, note="why", repaired=Repaired(2, 1, 8)
+    )
     report = Report("shop", 7, [table], "append")
     assert not report.equal
     assert _shown(report).splitlines() == [

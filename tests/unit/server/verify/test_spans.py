@@ -1,4 +1,6 @@
-"""Ranges of keys: together they are all keys, both sides mean the same by them, and a seed names a sample."""
+"""Ranges of keys: together they are all keys, both sides mean the same by them,
+and a seed names a sample.
+"""
 
 from decimal import Decimal
 
@@ -30,7 +32,10 @@ def test_the_slots_hold_every_key_once_also_beyond_the_ends(extent, keys):
     rows = pa.RecordBatch.from_arrays([column], ["id"])
     for key in keys:
         assert KeySpans("id", tuple(slots)).of(key) is not None
-    counts = [sum(KeySpans("id", (slot,)).inside(rows).to_pylist()) for slot in slots[:50] + slots[50:][-50:]]
+    counts = [
+        sum(KeySpans("id", (slot,)).inside(rows).to_pylist())
+        for slot in slots[:50] + slots[50:][-50:]
+    ]
     if len(slots) <= 100:
         assert sum(counts) == len(keys)
     assert KeySpans("id", tuple(slots)).inside(rows).to_pylist() == [True] * len(keys)

@@ -8,10 +8,14 @@ from server.verify.verify import check_sink
 
 
 def changefeed(sink_uri: str) -> ChangefeedInfo:
-    return ChangefeedInfo(id="shop", sink_uri=sink_uri, start_ts=1, target_ts=0, create_time="", tables=())
+    return ChangefeedInfo(
+        id="shop", sink_uri=sink_uri, start_ts=1, target_ts=0, create_time="", tables=()
+    )
 
 
-@pytest.mark.parametrize("uri", ["delta:///lake", "parquet+s3a://bucket/lake", "postgresql://me@host:5432/lake"])
+@pytest.mark.parametrize(
+    "uri", ["delta:///lake", "parquet+s3a://bucket/lake", "postgresql://me@host:5432/lake"]
+)
 def test_lakes_can_be_compared(uri: str) -> None:
     check_sink(changefeed(uri))
 

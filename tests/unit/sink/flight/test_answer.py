@@ -1,4 +1,6 @@
-"""The JSON documents of answers and tickets are those of the golden file: readers of any version know them."""
+"""The JSON documents of answers and tickets are those of the golden file:
+readers of any version know them.
+"""
 
 import base64
 import dataclasses
@@ -57,7 +59,9 @@ def test_answers_are_the_golden_ones():
     golden = json.loads(GOLDEN.read_text())
     made = json.loads(json.dumps(documents()))
     schemas = [each["describe"]["tables"][0].pop("schema") for each in (golden, made)]
-    read = [pa.ipc.read_schema(pa.py_buffer(_bytes(schema))) for schema in schemas]  # Arrow may lay it out otherwise
+    read = [
+        pa.ipc.read_schema(pa.py_buffer(_bytes(schema))) for schema in schemas
+    ]  # Arrow may lay it out otherwise
     assert read[0] == read[1] == TABLE.schema
     assert made == golden
 
@@ -74,4 +78,6 @@ def _bytes(text: str) -> bytes:
 
 
 def test_tables_that_the_reader_knows_are_left_out():
-    assert described(FEED).keys() - described(dataclasses.replace(FEED, tables=None)).keys() == {"tables"}
+    assert described(FEED).keys() - described(dataclasses.replace(FEED, tables=None)).keys() == {
+        "tables"
+    }

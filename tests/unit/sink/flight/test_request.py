@@ -63,12 +63,20 @@ def test_a_wrong_member_is_named(parse, sent, named):
 
 
 def test_a_report_is_bounded_and_its_error_is_one_line():
-    told = body(changefeed="a", state="failed", code="ErrX1", message="one\n\x1b[31mtwo\u2028" + "x" * 5000, cut_ts=7)
+    told = body(
+        changefeed="a",
+        state="failed",
+        code="ErrX1",
+        message="one\n\x1b[31mtwo\u2028" + "x" * 5000,
+        cut_ts=7,
+    )
     report = JobReport.parse(told).report
     assert (report.state, report.cut_ts, report.code) == ("failed", 7, "ErrX1")
     assert report.message.startswith("one [31mtwo x")
     assert len(report.message) == 2000
-    assert JobReport.parse(body(changefeed="a", state="ready", code="ErrX")) == JobReport("a", Report("ready"))
+    assert JobReport.parse(body(changefeed="a", state="ready", code="ErrX")) == JobReport(
+        "a", Report("ready")
+    )
 
 
 @pytest.mark.parametrize(

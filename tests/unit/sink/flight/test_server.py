@@ -61,7 +61,10 @@ class Capture:
         self.calls.append((changefeed, tables, start_ts, end_ts, slice_bytes))
         if slice_bytes is None:
             return [Slice("bank.accounts", start_ts, end_ts, 3, 120)]
-        return [Slice("bank.accounts", start_ts, 5, 1, 40), Slice("bank.accounts", 5, end_ts, 2, 80)]
+        return [
+            Slice("bank.accounts", start_ts, 5, 1, 40),
+            Slice("bank.accounts", 5, end_ts, 2, 80),
+        ]
 
     def read(self, changefeed, table, start_ts, end_ts, *, before=False):
         self.calls.append((changefeed, table, start_ts, end_ts, before))
@@ -77,7 +80,9 @@ class Capture:
         for number in range(3):
             if number == self.break_after:
                 raise RangeCleanedError("cleaned meanwhile")
-            yield pa.RecordBatch.from_pydict({"_op": ["insert"], "_commit_ts": [5], "id": [number]}, schema=SCHEMA)
+            yield pa.RecordBatch.from_pydict(
+                {"_op": ["insert"], "_commit_ts": [5], "id": [number]}, schema=SCHEMA
+            )
 
     def ack(self, *asked):
         self.calls.append(asked)
@@ -141,8 +146,12 @@ def test_describe_carries_positions_and_schemas():
 def test_latest_and_ack_pass_their_arguments_on():
     capture = Capture()
     with serving(capture) as (_, client):
-        assert ask(client, "latest", changefeed="feed", start=5, max_rows=10, wait_ms=1500) == {"ts": 7}
-        assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {"checkpoint_ts": 6}
+        assert ask(client, "latest", changefeed="feed", start=5, max_rows=10, wait_ms=1500) == {
+            "ts": 7
+        }
+        assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {
+            "checkpoint_ts": 6
+        }
     assert capture.calls == [("feed", None, 5, 10, None, 1.5), ("feed", "bank.accounts", 6)]
 
 
@@ -166,7 +175,9 @@ def test_describe_passes_on_where_the_reader_stands():
 def test_slices_cover_the_range_and_their_tickets_say_what_was_asked_for():
     capture = Capture()
     with serving(capture) as (_, client):
-        parts = ask(client, "plan", changefeed="feed", start=4, end=9, slice_bytes=50, before=True)["slices"]
+        parts = ask(client, "plan", changefeed="feed", start=4, end=9, slice_bytes=50, before=True)[
+            "slices"
+        ]
         tickets = [part["ticket"] for part in parts]
         client.do_get(fl.Ticket(json.dumps(tickets[0]).encode())).read_all()
     table = {"changefeed": "feed", "table": "bank.accounts", "before": True}
@@ -182,7 +193,9 @@ def test_readers_are_told_the_advertised_address():
 
 def ticket(**members):
     return fl.Ticket(
-        json.dumps({"changefeed": "feed", "table": "bank.accounts", "start": 4, "end": 9} | members).encode()
+        json.dumps(
+            {"changefeed": "feed", "table": "bank.accounts", "start": 4, "end": 9} | members
+        ).encode()
     )
 
 
@@ -221,7 +234,13 @@ def test_an_unknown_changefeed_and_an_unknown_action_are_named():
 
 def test_actions_are_listed():
     with serving(Capture()) as (_, client):
-        assert {action.type for action in client.list_actions()} == {"describe", "latest", "plan", "ack", "report"}
+        assert {action.type for action in client.list_actions()} == {
+            "describe",
+            "latest",
+            "plan",
+            "ack",
+            "report",
+        }
 
 
 def test_a_busy_port_is_one_clear_error():
@@ -231,11 +250,25 @@ def test_a_busy_port_is_one_clear_error():
 
 def test_a_report_of_the_lake_job_passes_and_garbage_does_not():
     capture = Capture()
-    with serving(capture, token="secret") as (_, client), pytest.raises(fl.FlightUnauthenticatedError):
+    with (
+        serving(capture, token="secret") as (_, client),
+        pytest.raises(fl.FlightUnauthenticatedError),
+    ):
         ask(client, "report", changefeed="feed", state="ready", cut_ts=5)
     assert not capture.calls
     with serving(capture) as (_, client):
-        assert ask(client, "report", changefeed="feed", state="failed", code="ErrX", message="why", later=1) == {}
+        assert (
+            ask(
+                client,
+                "report",
+                changefeed="feed",
+                state="failed",
+                code="ErrX",
+                message="why",
+                later=1,
+            )
+            == {}
+        )
         with pytest.raises(fl.FlightServerError, match="ErrFlightRequestInvalid"):
             ask(client, "report", changefeed="feed", state="fine")
     assert capture.calls == [("feed", Report("failed", 0, "ErrX", "why"))]

@@ -25,7 +25,9 @@ def test_who_brings_the_token_is_served():
     with serving(Capture(), token=TOKEN) as (_, client):
         assert ask(client, (b"authorization", f"Bearer {TOKEN}".encode())) == {"checkpoint_ts": 6}
         assert ask(client, (b"authorization", f"bearer  {TOKEN}".encode())) == {"checkpoint_ts": 6}
-        rows = client.do_get(ticket(), options((b"authorization", f"Bearer {TOKEN}".encode()))).read_all()
+        rows = client.do_get(
+            ticket(), options((b"authorization", f"Bearer {TOKEN}".encode()))
+        ).read_all()
     assert rows.num_rows == 3
 
 

@@ -2,7 +2,9 @@
 
 
 class MemoryFiles:
-    """A directory; `lost` creations are made, but their answer is that there was a file already, as after a retry."""
+    """A directory; `lost` creations are made, but their answer is that there was a file already,
+    as after a retry.
+    """
 
     def __init__(self):
         self.found = {}

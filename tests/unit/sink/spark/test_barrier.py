@@ -4,8 +4,12 @@ from pyspark_tidemark.barrier import check_schema, check_truncated, segments, sp
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 
-OLD = TableMeta("s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int32()), ("gone", pa.string())]))
-NEW = TableMeta("s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int64()), ("more", pa.string())]), 20)
+OLD = TableMeta(
+    "s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int32()), ("gone", pa.string())])
+)
+NEW = TableMeta(
+    "s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int64()), ("more", pa.string())]), 20
+)
 ALTER = Ddl(20, "alter table t …", tables=("s.t",))
 
 
@@ -21,13 +25,20 @@ def test_other_columns_are_told_with_the_statement_and_what_to_do():
     with pytest.raises(SourceError, match="start the query again") as caught:
         check_schema(described(NEW, ddls=(ALTER,)), "s.t", 20, spark_schema(OLD))
     assert caught.value.code == "ErrSchemaChanged"
-    for part in ("gets more string", "loses gone", "changes n from int to bigint", "above 20 by: alter table t"):
+    for part in (
+        "gets more string",
+        "loses gone",
+        "changes n from int to bigint",
+        "above 20 by: alter table t",
+    ):
         assert part in caught.value.message
 
 
 def test_a_dropped_and_a_renamed_table_are_told():
     rename = Ddl(20, "rename table t to u", dropped=("s.t",), renamed=(("s.t", "s.u"),))
-    with pytest.raises(SourceError, match=r"\[TM:ErrTableDropped\] table s.t ends at 20 by: rename .*it is s.u now"):
+    with pytest.raises(
+        SourceError, match=r"\[TM:ErrTableDropped\] table s.t ends at 20 by: rename .*it is s.u now"
+    ):
         check_schema(described(ddls=(rename,)), "s.t", 20, spark_schema(OLD))
 
 
@@ -45,5 +56,11 @@ def test_a_range_is_cut_at_each_schema_change_within():
         return described(ddls=tuple(ddl for ddl in ddls if ddl.ts >= ts))
 
     assert [part[:2] for part in segments(describe, 10, 30)] == [(10, 20), (20, 30)]
-    assert [part[:2] for part in segments(describe, 5, 45)] == [(5, 10), (10, 20), (20, 30), (30, 40), (40, 45)]
+    assert [part[:2] for part in segments(describe, 5, 45)] == [
+        (5, 10),
+        (10, 20),
+        (20, 30),
+        (30, 40),
+        (40, 45),
+    ]
     assert [part[:2] for part in segments(describe, 50, 60)] == [(50, 60)]

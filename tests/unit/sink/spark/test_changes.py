@@ -7,7 +7,9 @@ from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
 from pyspark_tidemark.lake.changes import FEW_ROWS, HERE_BYTES, Changes
 from pyspark_tidemark.options import parse
 
-CHANGEFEED = Changefeed(parse({"endpoint": "grpc://127.0.0.1:1", "changefeed": "bank", "cuts": "true"}))
+CHANGEFEED = Changefeed(
+    parse({"endpoint": "grpc://127.0.0.1:1", "changefeed": "bank", "cuts": "true"})
+)
 
 
 def planned(*slices, columns=8):
@@ -46,5 +48,7 @@ def test_a_null_in_a_key_stops_the_driver_by_name(monkeypatch):
     changes = planned((2, 100))
     rows = pa.RecordBatch.from_pylist([{"c0": 1}, {"c1": 1}], changes.table.schema)
     monkeypatch.setattr(Changefeed, "read", lambda _self, _part: iter([rows]))
-    with pytest.raises(SourceError, match=r"ErrKeyValueUnsupported\] bank\.accounts: a row's key column c0 is null"):
+    with pytest.raises(
+        SourceError, match=r"ErrKeyValueUnsupported\] bank\.accounts: a row's key column c0 is null"
+    ):
         _ = changes.arrow

@@ -10,7 +10,13 @@ from pyspark_tidemark.lake import checksum as module
 from pyspark_tidemark.lake.checksum import checksum
 
 SCHEMA = pa.schema(
-    [("a", pa.int64()), ("s", pa.string()), ("b", pa.binary()), ("d", pa.decimal128(12, 2)), ("t", pa.timestamp("us"))]
+    [
+        ("a", pa.int64()),
+        ("s", pa.string()),
+        ("b", pa.binary()),
+        ("d", pa.decimal128(12, 2)),
+        ("t", pa.timestamp("us")),
+    ]
 )
 ROWS = st.lists(
     st.fixed_dictionaries(
@@ -58,7 +64,8 @@ def test_wide_rows_take_little_memory_at_a_time(monkeypatch):
 
     monkeypatch.setattr(module, "_polynomials", seen)
     rows = [
-        {"a": number, "s": "x" * size, "b": b"", "d": None, "t": None} for number, size in enumerate([9, 99_999] * 9)
+        {"a": number, "s": "x" * size, "b": b"", "d": None, "t": None}
+        for number, size in enumerate([9, 99_999] * 9)
     ]
     assert of(rows)[0] == len(rows)
     assert max(sizes) <= module._CHUNK_BYTES < sum(sizes)
@@ -74,7 +81,10 @@ def test_null_and_empty_and_neighbouring_columns_are_told_apart():
     def pair(s, b):
         return of([{"a": 1, "s": s, "b": b, "d": None, "t": None}])
 
-    assert len({pair(None, None), pair("", None), pair(None, b""), pair("x", b""), pair("", b"x")}) == 5
+    assert (
+        len({pair(None, None), pair("", None), pair(None, b""), pair("x", b""), pair("", b"x")})
+        == 5
+    )
 
 
 def test_the_value_is_as_written_down():

@@ -17,7 +17,15 @@ GOLDEN = Path(__file__).parents[3] / "golden" / "lake_claim_v1.json"
 
 
 def record(start_ts, end_ts, version=1):
-    return CutRecord("bank", start_ts, end_ts, 0, "2026-01-01T00:00:00+00:00", (TableCut("b.a", 1, version),), "upsert")
+    return CutRecord(
+        "bank",
+        start_ts,
+        end_ts,
+        0,
+        "2026-01-01T00:00:00+00:00",
+        (TableCut("b.a", 1, version),),
+        "upsert",
+    )
 
 
 @pytest.fixture
@@ -61,7 +69,9 @@ def test_who_was_taken_over_can_neither_publish_nor_announce(lake):
     for old in (asleep, between):
         with pytest.raises(SourceError, match="ErrTargetBusy") as caught:
             old.announce(10, 20)
-        assert not caught.value.retryable, "else two drivers would take the lake from each other for ever"
+        assert not caught.value.retryable, (
+            "else two drivers would take the lake from each other for ever"
+        )
     assert published(lake) == [(0, 10)]
 
 
@@ -95,7 +105,11 @@ def test_claims_do_not_pile_up_but_those_that_took_over_stay(lake, monkeypatch):
     assert published(lake) == [(ts, ts + 10) for ts in range(0, start_ts, 10)]
     assert len(lake[0].found) < 10 + start_ts // 10 // 4
     assert len(lake[1].found) < 3 + 20 // 4 + 2
-    assert [Claim.from_json(lake[1].found[name]).taken for name in lake[1].names()][:3] == [1, 22, 43]
+    assert [Claim.from_json(lake[1].found[name]).taken for name in lake[1].names()][:3] == [
+        1,
+        22,
+        43,
+    ]
 
 
 def test_who_is_slow_to_take_over_does_not_begin_where_claims_were_removed(lake):
@@ -181,7 +195,9 @@ def test_a_begun_cut_that_ends_above_a_skipped_stretch_is_never_cut_in_two(lake)
 
 
 @pytest.mark.parametrize("dies", ["announce", "commit"])
-def test_whoever_dies_while_a_stretch_is_skipped_is_followed_by_one_that_skips_it(lake, dies, monkeypatch):
+def test_whoever_dies_while_a_stretch_is_skipped_is_followed_by_one_that_skips_it(
+    lake, dies, monkeypatch
+):
     manifest = taken(lake)
     applied(manifest, 0, 10)
     step = getattr(manifest, dies)

@@ -1,7 +1,9 @@
-"""Drivers that die, sleep and wake between any two requests: one chain of cuts, and tables that equal it at each.
+"""Drivers that die, sleep and wake between any two requests: one chain of cuts,
+and tables that equal it at each.
 
-Each driver is a thread that makes one request when it is told to, so Hypothesis orders the requests of all. The tables
-are an oracle with the fence of the formats: whoever writes up to a ts that a table has reached writes nothing.
+Each driver is a thread that makes one request when it is told to, so Hypothesis orders the requests
+of all. The tables are an oracle with the fence of the formats: whoever writes up to a ts that a
+table has reached writes nothing.
 """
 
 import threading
@@ -100,15 +102,22 @@ class Driver:
             self._paused.release()
 
     def _live(self):
-        files = Requests(self, self._lake.cuts, self._lake), Requests(self, self._lake.claims, self._lake)
+        files = (
+            Requests(self, self._lake.cuts, self._lake),
+            Requests(self, self._lake.claims, self._lake),
+        )
         manifest = FileManifest.taken(*files, "bank", "hdfs://n/lake")
         self._lake.newest = max(self._lake.newest, self.taken)
         known = {}
         while True:
             start_ts = manifest.last.end_ts if manifest.last else 0
             end_ts = manifest.announce(start_ts, start_ts + self.width)
-            parts = [TableCut(name, 1, self._write(known, name, start_ts, end_ts)) for name in TABLES]
-            manifest.commit(CutRecord("bank", start_ts, end_ts, 0, "2026-01-01T00:00:00+00:00", tuple(parts)))
+            parts = [
+                TableCut(name, 1, self._write(known, name, start_ts, end_ts)) for name in TABLES
+            ]
+            manifest.commit(
+                CutRecord("bank", start_ts, end_ts, 0, "2026-01-01T00:00:00+00:00", tuple(parts))
+            )
             self.committed += 1
             manifest.tidy(AGES_AGO)
 
@@ -195,10 +204,19 @@ class Drivers(RuleBasedStateMachine):
     @invariant()
     def cuts_follow_each_other_and_tables_equal_them(self):
         cuts = cuts_in(self.lake.cuts)
-        assert [cut.start_ts for cut in cuts] == [0] * bool(cuts) + [cut.end_ts for cut in cuts[:-1]]
+        assert [cut.start_ts for cut in cuts] == [0] * bool(cuts) + [
+            cut.end_ts for cut in cuts[:-1]
+        ]
         for name, table in self.lake.tables.items():
-            assert [start for start, _ in table.ranges] == [0] * bool(table.ranges) + [e for _, e in table.ranges[:-1]]
-            shown = [(cut.end_ts, item.version) for cut in cuts for item in cut.tables if item.table == name]
+            assert [start for start, _ in table.ranges] == [0] * bool(table.ranges) + [
+                e for _, e in table.ranges[:-1]
+            ]
+            shown = [
+                (cut.end_ts, item.version)
+                for cut in cuts
+                for item in cut.tables
+                if item.table == name
+            ]
             assert all(table.ranges[version - 1][1] == end_ts for end_ts, version in shown)
 
     def teardown(self):
@@ -209,7 +227,9 @@ class Drivers(RuleBasedStateMachine):
     def _bury(self):
         for driver in self.drivers:
             if not driver.alive:
-                assert driver.error is None or getattr(driver.error, "code", "") == "ErrTargetBusy", driver.error
+                assert (
+                    driver.error is None or getattr(driver.error, "code", "") == "ErrTargetBusy"
+                ), driver.error
         self.drivers = [driver for driver in self.drivers if driver.alive]
 
 

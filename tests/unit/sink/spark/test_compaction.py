@@ -17,7 +17,9 @@ def sizes_of(groups):
 
 def file_of(size, rows=100, masked=0, *, ended=False):
     add = {"path": f"{size}", "size": size, "stats": json.dumps({"numRecords": rows})}
-    return DataFile(add | ({"deletionVector": {"cardinality": masked}} if masked else {}), {}, rows, ended)
+    return DataFile(
+        add | ({"deletionVector": {"cardinality": masked}} if masked else {}), {}, rows, ended
+    )
 
 
 @given(st.lists(st.integers(1, FULL_FILE_BYTES - 1)))

@@ -49,7 +49,9 @@ def test_when_all_stay_unavailable_the_last_error_is_told(monkeypatch):
     assert caught.value.retryable
 
 
-@pytest.mark.parametrize("err", [fl.FlightServerError("[TM:ErrTableNotFound] no"), pa.ArrowInvalid("bad ticket")])
+@pytest.mark.parametrize(
+    "err", [fl.FlightServerError("[TM:ErrTableNotFound] no"), pa.ArrowInvalid("bad ticket")]
+)
 def test_other_errors_are_told_at_once(err):
     def ask(uri):
         raise err

@@ -13,7 +13,12 @@ from pyspark_tidemark.lake.mode import lake_schema
 from pyspark_tidemark.lake.target import Applied
 from pyspark_tidemark.sink_uri import SinkUri
 
-SCHEMA = pa.schema([("_op", pa.string()), *((name, pa.int64()) for name in ("_commit_ts", "_start_ts", "_seq", "id"))])
+SCHEMA = pa.schema(
+    [
+        ("_op", pa.string()),
+        *((name, pa.int64()) for name in ("_commit_ts", "_start_ts", "_seq", "id")),
+    ]
+)
 TABLES = {name: TableMeta(name, ("id",), SCHEMA) for name in ("d.a", "d.b")}
 
 
@@ -26,8 +31,15 @@ class Feed:
         return ChangefeedMeta(0, 0, TABLES)
 
     def plan(self, start_ts, end_ts, tables=None):
-        rows = {name: sum(start_ts < ts <= end_ts for ts in found) for name, found in self.changed.items()}
-        return [Slice(name, (), b"", count, 0) for name, count in rows.items() if count and name in (tables or rows)]
+        rows = {
+            name: sum(start_ts < ts <= end_ts for ts in found)
+            for name, found in self.changed.items()
+        }
+        return [
+            Slice(name, (), b"", count, 0)
+            for name, count in rows.items()
+            if count and name in (tables or rows)
+        ]
 
     def ack(self, ts):
         self.acked.append(ts)
@@ -70,7 +82,16 @@ class Lake:
 
 
 def applier(feed, lake, manifest):
-    return CutApplier(feed, "feed", lake, manifest, policy=Policy("upsert"), source_options={}, spark=None, parallel=1)
+    return CutApplier(
+        feed,
+        "feed",
+        lake,
+        manifest,
+        policy=Policy("upsert"),
+        source_options={},
+        spark=None,
+        parallel=1,
+    )
 
 
 @pytest.fixture
@@ -110,7 +131,9 @@ def test_after_a_crash_between_tables_only_the_missing_ones_are_applied(manifest
 
 
 def test_a_table_ahead_of_a_larger_cut_gets_only_what_it_lacks(manifest):
-    """The checkpoint directory was lost after a crash, so the cut has another end than the first time."""
+    """The checkpoint directory was lost after a crash,
+    so the cut has another end than the first time.
+    """
     feed, lake = Feed({"d.a": [5, 15, 25], "d.b": [6, 16]}), Lake()
     applier(feed, lake, manifest).apply(Cut(0, 0, 10))
     lake.ranges["d.a"].append((10, 20))
@@ -131,30 +154,53 @@ def test_a_cut_beyond_the_end_of_the_lake_is_refused(manifest):
 
 
 def described(checkpoint_ts, *skipped, tables=None):
-    return ChangefeedMeta(checkpoint_ts, checkpoint_ts, TABLES if tables is None else tables, skipped=skipped)
+    return ChangefeedMeta(
+        checkpoint_ts, checkpoint_ts, TABLES if tables is None else tables, skipped=skipped
+    )
 
 
-def test_a_stretch_that_an_operator_skipped_is_a_cut_of_its_own_and_said_by_all_later_ones(manifest):
+def test_a_stretch_that_an_operator_skipped_is_a_cut_of_its_own_and_said_by_all_later_ones(
+    manifest,
+):
     feed, lake = Feed({"d.a": [5, 25]}), Lake()
     applier(feed, lake, manifest).apply(Cut(0, 0, 10))
-    gone = skip(manifest, described(20, (10, 15), (15, 20), tables={"d.a": TABLES["d.a"]}), "upsert")
-    assert (gone.start_ts, gone.end_ts, gone.batch, gone.tables, gone.dropped) == (10, 20, NO_BATCH, (), ("d.b",))
+    gone = skip(
+        manifest, described(20, (10, 15), (15, 20), tables={"d.a": TABLES["d.a"]}), "upsert"
+    )
+    assert (gone.start_ts, gone.end_ts, gone.batch, gone.tables, gone.dropped) == (
+        10,
+        20,
+        NO_BATCH,
+        (),
+        ("d.b",),
+    )
     assert gone.is_skipped
-    assert skip(manifest, described(20, (10, 20)), "upsert") is None, "a restart has nothing left to do"
+    assert skip(manifest, described(20, (10, 20)), "upsert") is None, (
+        "a restart has nothing left to do"
+    )
     cuts = applier(feed, lake, manifest)
     later = cuts.apply(Cut(0, 20, 30))
     assert (later.start_ts, later.skipped, later.is_skipped) == (20, ((10, 20),), False)
     assert (cuts.take_altered(), cuts.take_altered()) == (["d.a", "d.b"], []), "told once"
     assert lake.ranges["d.a"] == [(0, 10), (20, 30)]
     assert lake.rekeyed == ["d.a", "d.b"], "what happened to the key in between is not known"
-    assert [item.table for item in later.tables] == ["d.a", "d.b"], "all tables are compared with the changefeed's"
+    assert [item.table for item in later.tables] == ["d.a", "d.b"], (
+        "all tables are compared with the changefeed's"
+    )
     kept = {(cut.start_ts, cut.end_ts): cut.skipped for cut in manifest.cuts()}
     assert kept == {(0, 10): (), (10, 20): ((10, 20),), (20, 30): ((10, 20),)}
 
 
 @pytest.mark.parametrize(
     ("checkpoint_ts", "skipped"),
-    [(20, []), (20, [(10, 15)]), (20, [(12, 20)]), (20, [(0, 10)]), (25, [(10, 20)]), (20, [(10, 14), (15, 20)])],
+    [
+        (20, []),
+        (20, [(10, 15)]),
+        (20, [(12, 20)]),
+        (20, [(0, 10)]),
+        (25, [(10, 20)]),
+        (20, [(10, 14), (15, 20)]),
+    ],
 )
 def test_changes_that_somebody_else_took_are_never_passed_over(manifest, checkpoint_ts, skipped):
     applier(Feed({}), Lake(), manifest).apply(Cut(0, 0, 10))
@@ -164,7 +210,9 @@ def test_changes_that_somebody_else_took_are_never_passed_over(manifest, checkpo
 
 
 @pytest.mark.parametrize("checkpoint_ts", [5, 10])
-def test_a_lake_that_is_further_than_what_was_skipped_goes_on_where_it_ends(manifest, checkpoint_ts):
+def test_a_lake_that_is_further_than_what_was_skipped_goes_on_where_it_ends(
+    manifest, checkpoint_ts
+):
     applier(Feed({}), Lake(), manifest).apply(Cut(0, 0, 10))
     assert skip(manifest, described(checkpoint_ts, (2, checkpoint_ts)), "upsert") is None
 
@@ -194,18 +242,24 @@ def test_targets_are_absolute_local_directories():
             SinkUri.parse(text)
 
 
-def test_a_table_with_another_key_and_the_same_columns_is_written_by_that_key(manifest, monkeypatch):
+def test_a_table_with_another_key_and_the_same_columns_is_written_by_that_key(
+    manifest, monkeypatch
+):
     lake, keys = Lake(), []
     feed = Feed({"d.a": [5, 15, 25]})
     rekeyed = {**TABLES, "d.a": dataclasses.replace(TABLES["d.a"], key=("_seq",))}
     ddls = (Ddl(20, "ALTER TABLE a DROP PRIMARY KEY, ADD PRIMARY KEY (_seq)", ("d.a",)),)
 
     def describe(ts=None, *, known=None):
-        return ChangefeedMeta(0, 0, TABLES if ts < 20 else rekeyed, tuple(ddl for ddl in ddls if ddl.ts >= ts))
+        return ChangefeedMeta(
+            0, 0, TABLES if ts < 20 else rekeyed, tuple(ddl for ddl in ddls if ddl.ts >= ts)
+        )
 
     monkeypatch.setattr(feed, "describe", describe)
     applied = lake.apply
-    monkeypatch.setattr(lake, "apply", lambda changes: (keys.append(changes.table.key), applied(changes))[1])
+    monkeypatch.setattr(
+        lake, "apply", lambda changes: (keys.append(changes.table.key), applied(changes))[1]
+    )
     cuts = applier(feed, lake, manifest)
     for number, (start_ts, end_ts) in enumerate([(0, 10), (10, 20), (20, 30)]):
         cuts.apply(Cut(number, start_ts, end_ts))

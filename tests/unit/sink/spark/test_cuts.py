@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut, records, renamed_since, rolled, versions_at
+from pyspark_tidemark.lake.cuts import (
+    CutRecord,
+    TableCut,
+    records,
+    renamed_since,
+    rolled,
+    versions_at,
+)
 from pyspark_tidemark.lake.kept import versions_since
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 
@@ -20,7 +27,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def cut(number, *tables, **more):
     applied_at = (START + timedelta(minutes=number)).isoformat(timespec="milliseconds")
     found = tuple(TableCut(name, 1, version, "0123456789abcdef") for name, version in tables)
-    return CutRecord("bank", 10 * number - 10, 10 * number, number, applied_at, found, "upsert", **more)
+    return CutRecord(
+        "bank", 10 * number - 10, 10 * number, number, applied_at, found, "upsert", **more
+    )
 
 
 HISTORY = [
@@ -41,8 +50,17 @@ def test_tables_are_as_the_newest_cut_at_or_before_names_them():
 
 def test_a_table_is_found_under_its_newest_name_also_where_another_one_has_its_old_name():
     chain = cut(4, ("b.v", 1), ("b.w", 1), renamed=(("b.v", "b.w"), ("b.u", "b.v")))
-    cuts = [cut(1, ("b.u", 1)), cut(2, ("b.v", 1), renamed=(("b.u", "b.v"),)), cut(3, ("b.u", 1)), chain]
-    now = {(name, ts): renamed_since(cuts, name, ts) for ts in (10, 20, 30, 40) for name in versions_at(cuts, ts)}
+    cuts = [
+        cut(1, ("b.u", 1)),
+        cut(2, ("b.v", 1), renamed=(("b.u", "b.v"),)),
+        cut(3, ("b.u", 1)),
+        chain,
+    ]
+    now = {
+        (name, ts): renamed_since(cuts, name, ts)
+        for ts in (10, 20, 30, 40)
+        for name in versions_at(cuts, ts)
+    }
     old = {("b.u", 10): "b.w", ("b.v", 20): "b.w", ("b.u", 30): "b.v", ("b.v", 30): "b.w"}
     assert now == old | {("b.v", 40): "b.v", ("b.w", 40): "b.w"}
 
@@ -55,13 +73,20 @@ def test_tables_that_changed_places_are_found_where_the_other_one_was():
 
 
 def test_a_table_that_was_dropped_and_whose_name_went_to_another_cannot_be_read_any_more():
-    cuts = [cut(1, ("b.a", 1), ("b.b", 1)), cut(2, dropped=("b.b",)), cut(3, renamed=(("b.a", "b.b"),))]
+    cuts = [
+        cut(1, ("b.a", 1), ("b.b", 1)),
+        cut(2, dropped=("b.b",)),
+        cut(3, renamed=(("b.a", "b.b"),)),
+    ]
     assert renamed_since(cuts, "b.a", 10) == "b.b"
     with pytest.raises(SourceError, match=r"ErrCutExpired.*b\.a took the place of b\.b above 20"):
         renamed_since(cuts, "b.b", 10)
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=8), st.data())
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=8),
+    st.data(),
+)
 def test_a_roll_up_says_the_same_without_what_came_before_it(tables, data):
     cuts = [cut(number, *found.items()) for number, found in enumerate(tables, 1)]
     at = data.draw(st.integers(0, len(cuts) - 1))
@@ -73,17 +98,23 @@ def test_a_roll_up_says_the_same_without_what_came_before_it(tables, data):
 def test_the_documents_are_as_written_down():
     lines = [found.to_json() for found in rolled(HISTORY[:1], HISTORY[1:])]
     assert "".join(line + "\n" for line in lines) == GOLDEN.read_text(encoding="utf-8")
-    assert records(GOLDEN.read_text(encoding="utf-8").splitlines()) == rolled(HISTORY[:1], HISTORY[1:])
+    assert records(GOLDEN.read_text(encoding="utf-8").splitlines()) == rolled(
+        HISTORY[:1], HISTORY[1:]
+    )
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_files_are_rolled_up_and_a_crash_before_the_old_ones_are_gone_is_no_harm(tmp_path, monkeypatch, crash):
+def test_files_are_rolled_up_and_a_crash_before_the_old_ones_are_gone_is_no_harm(
+    tmp_path, monkeypatch, crash
+):
     monkeypatch.setattr(manifests, "ROLL_UP_FILES", 3)
     with FileManifest.opened(str(tmp_path), "bank") as manifest:
         for number in range(1, 9):
             manifest.commit(cut(number, ("b.a", number)))
         if crash:
-            monkeypatch.setattr(Path, "unlink", lambda path: (_ for _ in ()).throw(OSError("crash")))
+            monkeypatch.setattr(
+                Path, "unlink", lambda path: (_ for _ in ()).throw(OSError("crash"))
+            )
             with pytest.raises(OSError, match="crash"):
                 manifest.roll_up()
             monkeypatch.undo()
@@ -92,7 +123,9 @@ def test_files_are_rolled_up_and_a_crash_before_the_old_ones_are_gone_is_no_harm
         manifest.roll_up()
         manifest.roll_up()
     names = sorted(path.name for path in (tmp_path / DIRECTORY).glob("*.json"))
-    assert names == [f"{a:020d}-{b:020d}.json" for a, b in ((10, 30), (40, 60))] + [f"{n:020d}.json" for n in (70, 80)]
+    assert names == [f"{a:020d}-{b:020d}.json" for a, b in ((10, 30), (40, 60))] + [
+        f"{n:020d}.json" for n in (70, 80)
+    ]
     assert [found.end_ts for found in read_cuts(tmp_path / DIRECTORY)] == list(range(10, 90, 10))
     with FileManifest.opened(str(tmp_path), "bank") as manifest:
         assert manifest.last == cut(8, ("b.a", 8))
@@ -124,13 +157,18 @@ def test_the_last_file_of_a_manifest_may_be_a_roll_up(tmp_path, monkeypatch):
 
 @given(st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 12))
 def test_every_version_that_a_kept_cut_shows_is_kept(changed, horizon):
-    cuts = [cut(number, *([("b.a", number)] if yes else [])) for number, yes in enumerate(changed, 1)]
+    cuts = [
+        cut(number, *([("b.a", number)] if yes else [])) for number, yes in enumerate(changed, 1)
+    ]
     kept = versions_since(cuts, START + timedelta(minutes=horizon), "b.a")
     for number in range(max(horizon, 1), len(cuts) + 1):
         assert versions_at(cuts, 10 * number).items() <= {("b.a", version) for version in kept}
 
 
-@given(st.lists(st.sampled_from(["change", "swap", "move", "nothing"]), max_size=12), st.integers(0, 14))
+@given(
+    st.lists(st.sampled_from(["change", "swap", "move", "nothing"]), max_size=12),
+    st.integers(0, 14),
+)
 def test_a_version_that_a_kept_cut_shows_is_kept_under_the_tables_newest_name(steps, horizon):
     """This failed: VACUUM looked for the newest name only, in cuts from before the rename, too."""
     cuts, names = [cut(1, ("b.a", 100), ("b.b", 200))], ["b.a", "b.b"]

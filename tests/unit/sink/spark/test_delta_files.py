@@ -25,18 +25,25 @@ LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 def layout_of(root):
     """As after a renaming: files call the columns otherwise."""
     return Layout(
-        str(root), LAKE, {name: f"col-{name}" for name in COLUMNS}, {name: n for n, name in enumerate(COLUMNS, 1)}
+        str(root),
+        LAKE,
+        {name: f"col-{name}" for name in COLUMNS},
+        {name: n for n, name in enumerate(COLUMNS, 1)},
     )
 
 
 def cut(listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
     actions = without(listing.layout, listing.files.values(), folded.known.select(KEY))
-    return listing.after(json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS)))))
+    return listing.after(
+        json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
+    )
 
 
 def compacted(listing, numbers):
-    """With these files joined, by their place in the listing: names are random, and examples must not be."""
+    """With these files joined, by their place in the listing: names are random,
+    and examples must not be.
+    """
     files = [file for number, file in enumerate(listing.files.values()) if number in numbers]
     actions = joined(listing.layout, files)
     assert not any(told["dataChange"] for action in actions for told in action.values())
@@ -57,7 +64,9 @@ def shown(listing):
 
 @settings(deadline=None, max_examples=60)
 @given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)), st.data())
-def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_the_replay(history, ends, told, data):
+def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_the_replay(
+    history, ends, told, data
+):
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
         listing, start = Listing(0, layout_of(root), {}, 0.0), 0
@@ -66,11 +75,18 @@ def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_
             start = end
             held = replayed([row for row in rows if row["_commit_ts"] <= end])
             assert shown(listing) == held
-            before, chosen = listing, data.draw(st.sets(st.integers(0, len(listing.files) - 1))) if held else set()
+            before, chosen = (
+                listing,
+                data.draw(st.sets(st.integers(0, len(listing.files) - 1))) if held else set(),
+            )
             listing = compacted(listing, chosen)
-            assert shown(before) == shown(listing) == held, "readers of the version before still read it"
+            assert shown(before) == shown(listing) == held, (
+                "readers of the version before still read it"
+            )
             assert len(listing.files) == len(before.files) - max(0, len(chosen) - 1)
-            assert not any(file.masked for path, file in listing.files.items() if path not in before.files)
+            assert not any(
+                file.masked for path, file in listing.files.items() if path not in before.files
+            )
         envelope = {"_op": "update", "_commit_ts": 100, "_start_ts": 99, "_seq": 0}
         chunk = [{**envelope, "a": key, "b": f"k{key}", "v": -key} for key in told]
         assert shown(cut(listing, chunk)) == replayed(chunk, held.values())
@@ -80,7 +96,10 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
     listing = Listing(0, layout_of(tmp_path), {}, 0.0)
     for number in range(4):
         envelope = {"_op": "update", "_commit_ts": number + 1, "_start_ts": number, "_seq": 0}
-        chunk = [{**envelope, "a": 7, "b": f"{key:04}", "v": key} for key in range(10 * number, 10 * number + 10)]
+        chunk = [
+            {**envelope, "a": 7, "b": f"{key:04}", "v": key}
+            for key in range(10 * number, 10 * number + 10)
+        ]
         folded = fold(pa.Table.from_pylist(chunk, schema=SCHEMA), KEY)
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".away"))  # to look into one would be an error
@@ -92,7 +111,15 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
 
 
 def test_a_file_without_rows_left_is_removed_and_long_texts_bound_nothing_from_above(tmp_path):
-    row = {"_op": "insert", "_commit_ts": 1, "_start_ts": 0, "_seq": 0, "a": 1, "b": "b" * 33, "v": 1}
+    row = {
+        "_op": "insert",
+        "_commit_ts": 1,
+        "_start_ts": 0,
+        "_seq": 0,
+        "a": 1,
+        "b": "b" * 33,
+        "v": 1,
+    }
     listing = cut(Listing(0, layout_of(tmp_path), {}, 0.0), [row])
     (file,) = listing.files.values()
     assert dict(file.bounds) == {"a": (1, 1), "v": (1, 1), "_commit_ts": (1, 1)}
@@ -105,25 +132,37 @@ def test_a_file_joined_in_pieces_tells_the_bounds_and_nulls_of_all_of_them(tmp_p
     monkeypatch.setattr(parquet, "_PIECE_ROWS", 3)
     listing = Listing(0, layout_of(tmp_path), {}, 0.0)
     for number, values in enumerate(([1, 2, 3, 4], [None, None], [9, None, 0])):
-        rows = [{"a": number, "b": str(at), "v": value, "_commit_ts": 1} for at, value in enumerate(values)]
+        rows = [
+            {"a": number, "b": str(at), "v": value, "_commit_ts": 1}
+            for at, value in enumerate(values)
+        ]
         listing = listing.after(written(listing.layout, pa.Table.from_pylist(rows, schema=LAKE)))
     held = shown(listing)
     listing = compacted(listing, {0, 1, 2})
     (file,) = listing.files.values()
     assert shown(listing) == held
     assert dict(file.bounds) == {"a": (0, 2), "b": ("0", "3"), "v": (0, 9), "_commit_ts": (1, 1)}
-    assert json.loads(file.add["stats"])["nullCount"] == {"col-a": 0, "col-b": 0, "col-v": 3, "col-_commit_ts": 0}
+    assert json.loads(file.add["stats"])["nullCount"] == {
+        "col-a": 0,
+        "col-b": 0,
+        "col-v": 3,
+        "col-_commit_ts": 0,
+    }
     assert pq.ParquetFile(f"{tmp_path}/{file.add['path']}").num_row_groups > 2
 
 
 def test_files_from_before_columns_changed_are_joined_as_the_table_is_now(tmp_path):
     old = {"path": "old%20one.parquet", "size": 1}
-    gone = pa.table({"col-a": pa.array([1, 2], pa.int32()), "left": ["x", "y"], "col-b": ["1", "2"]})
+    gone = pa.table(
+        {"col-a": pa.array([1, 2], pa.int32()), "left": ["x", "y"], "col-b": ["1", "2"]}
+    )
     pq.write_table(gone, tmp_path / "old one.parquet")
     layout = layout_of(tmp_path)
     listing = Listing(0, layout, {old["path"]: DataFile.of(old, layout)}, 0.0)
     found = shown(compacted(listing, {0}))
-    assert list(found.values()) == [{"a": n, "b": str(n), "v": None, "_commit_ts": None} for n in (1, 2)]
+    assert list(found.values()) == [
+        {"a": n, "b": str(n), "v": None, "_commit_ts": None} for n in (1, 2)
+    ]
 
 
 def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):
@@ -133,6 +172,10 @@ def test_vectors_in_the_log_in_a_folder_and_by_their_path_are_read(tmp_path):
     path = Path(tmp_path) / "ab" / f"deletion_vector_{number}.bin"
     path.write_bytes(roaring.VERSION + roaring.framed(vector))
     padded = vector + b"\0" * (-len(vector) % 4)
-    for kind, place in (("i", roaring.z85(padded)), ("u", "ab" + roaring.z85(number.bytes)), ("p", str(path))):
+    for kind, place in (
+        ("i", roaring.z85(padded)),
+        ("u", "ab" + roaring.z85(number.bytes)),
+        ("p", str(path)),
+    ):
         named = {"storageType": kind, "pathOrInlineDv": place, "offset": 1} | size
         assert DeletionVectors(str(tmp_path)).read(named).tolist() == [3, 70_000]

@@ -20,9 +20,15 @@ ODD = "a\u2028b\x85c"
 def table(tmp_path):
     """A table of one version, and its log."""
     (tmp_path / "_delta_log").mkdir()
-    actions = [told("CUT", {}, -1), fence("tidemark:shop", 7), *beginning(SCHEMA, {"id": 1, "text": 2}, PROPERTIES)]
+    actions = [
+        told("CUT", {}, -1),
+        fence("tidemark:shop", 7),
+        *beginning(SCHEMA, {"id": 1, "text": 2}, PROPERTIES),
+    ]
     found = put(Listing.before_the_first(str(tmp_path)), actions)
-    rows = pa.table({"id": [1, 2, 3], "text": [ODD, "b", "c"], "_commit_ts": [1, 2, 3]}, schema=SCHEMA)
+    rows = pa.table(
+        {"id": [1, 2, 3], "text": [ODD, "b", "c"], "_commit_ts": [1, 2, 3]}, schema=SCHEMA
+    )
     return put(found, written(found.layout, rows))
 
 
@@ -43,19 +49,30 @@ def seen(known):
 
 
 def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
-    known = put(table, without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})))
-    known = put(known, [told("CUT", {}, known.version), fence("tidemark:shop", 9), fence("another", 1)])
+    known = put(
+        table,
+        without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})),
+    )
+    known = put(
+        known, [told("CUT", {}, known.version), fence("tidemark:shop", 9), fence("another", 1)]
+    )
     renamed = SchemaChange(renamed=(("text", "id"), ("id", "text")), ids={"text": 1, "id": 2})
     known = altered(known, renamed)
-    known = altered(known, SchemaChange(dropped=("id",), added=(pa.field("id", pa.timestamp("us")),)))
+    known = altered(
+        known, SchemaChange(dropped=("id",), added=(pa.field("id", pa.timestamp("us")),))
+    )
     [file] = known.files.values()
     assert (known.positions, file.rows, file.masked) == ({"tidemark:shop": 9, "another": 1}, 3, 1)
-    assert dict(file.bounds) == {"text": (1, 3), "_commit_ts": (1, 3)}, "bounds follow their column's name"
+    assert dict(file.bounds) == {"text": (1, 3), "_commit_ts": (1, 3)}, (
+        "bounds follow their column's name"
+    )
     assert seen(replayed(known.layout.root)) == seen(known)
 
 
 def test_the_order_of_the_actions_in_a_version_says_nothing(table):
-    actions = without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())}))
+    actions = without(
+        table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})
+    )
     assert [*actions[0], *actions[1]] == ["remove", "add"]
     assert seen(table.after(actions[::-1])) == seen(table.after(actions))
 
@@ -68,7 +85,17 @@ def test_a_log_with_a_checkpoint_is_read_by_delta(table, tmp_path, name):
 
 
 def test_a_log_that_lacks_a_version_or_asks_for_what_is_not_known_is_read_by_delta(table, tmp_path):
-    put(table, [{"protocol": {**table.protocol, "writerFeatures": [*table.protocol["writerFeatures"], "rowTracking"]}}])
+    put(
+        table,
+        [
+            {
+                "protocol": {
+                    **table.protocol,
+                    "writerFeatures": [*table.protocol["writerFeatures"], "rowTracking"],
+                }
+            }
+        ],
+    )
     assert replayed(str(tmp_path)) is None
     (tmp_path / "_delta_log" / f"{2:020}.json").unlink()
     assert replayed(str(tmp_path))
@@ -79,10 +106,16 @@ def test_a_log_that_lacks_a_version_or_asks_for_what_is_not_known_is_read_by_del
 
 def test_a_change_that_is_made_already_commits_nothing(table):
     ids = {"number": 1, "text": 2}
-    change = SchemaChange(renamed=(("id", "number"),), widened=(pa.field("number", pa.int64()),), ids=ids)
+    change = SchemaChange(
+        renamed=(("id", "number"),), widened=(pa.field("number", pa.int64()),), ids=ids
+    )
     known = altered(table, change)
-    fields = {field["name"]: field for field in json.loads(known.metadata["schemaString"])["fields"]}
+    fields = {
+        field["name"]: field for field in json.loads(known.metadata["schemaString"])["fields"]
+    }
     assert fields["number"]["type"] == "long"
-    assert fields["number"]["metadata"]["delta.typeChanges"] == [{"fromType": "integer", "toType": "long"}]
+    assert fields["number"]["metadata"]["delta.typeChanges"] == [
+        {"fromType": "integer", "toType": "long"}
+    ]
     assert {"columnMapping", "typeWidening"} < {*known.protocol["readerFeatures"]}
     assert evolved(known.metadata, known.protocol, SchemaChange(ids=ids)) == []

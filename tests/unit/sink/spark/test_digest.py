@@ -4,7 +4,9 @@ from hypothesis import strategies as st
 from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges, digests, key_texts, row_texts
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
-ROWS = st.dictionaries(st.integers(-(2**63), 2**63 - 1), st.tuples(st.none() | st.text(), st.none() | st.binary()))
+ROWS = st.dictionaries(
+    st.integers(-(2**63), 2**63 - 1), st.tuples(st.none() | st.text(), st.none() | st.binary())
+)
 DIGESTS = ["1ea450d66dcfc383", "3c67f82737dfaf28"]
 
 
@@ -39,7 +41,9 @@ def test_leaves_tell_different_tables_apart(one, other):
 @given(ROWS)
 def test_leaves_know_how_much_text_their_rows_are(rows):
     found = leaves(batch(rows.items()))
-    assert found.sizes.sum() == sum(len(text.encode()) for text in row_texts(batch(rows.items())).to_pylist())
+    assert found.sizes.sum() == sum(
+        len(text.encode()) for text in row_texts(batch(rows.items())).to_pylist()
+    )
 
 
 def test_parts_are_merged_and_a_digest_stays_what_it_is():
@@ -54,7 +58,11 @@ def test_parts_are_merged_and_a_digest_stays_what_it_is():
 
 @given(ROWS, st.integers(0, 20), st.data())
 def test_ranges_that_are_divided_once_more_hold_the_same_rows(rows, bits, data):
-    keys = digests(key_texts(batch(rows.items()), ["id"])) if rows else digests(pa.array([], pa.string()))
+    keys = (
+        digests(key_texts(batch(rows.items()), ["id"]))
+        if rows
+        else digests(pa.array([], pa.string()))
+    )
     coarse = Ranges().of(keys).tolist()
     known = sorted({*coarse, 0, (1 << COARSE_BITS) - 1})
     within = tuple(sorted(data.draw(st.sets(st.sampled_from(known), min_size=1))))
@@ -66,4 +74,6 @@ def test_ranges_that_are_divided_once_more_hold_the_same_rows(rows, bits, data):
         else:
             assert within[place >> bits] == number
             assert place & (1 << bits) - 1 == key >> 64 - COARSE_BITS - bits & (1 << bits) - 1
-    assert leaves(batch(rows.items()), ranges=fine).rows == sum(number in within for number in coarse)
+    assert leaves(batch(rows.items()), ranges=fine).rows == sum(
+        number in within for number in coarse
+    )

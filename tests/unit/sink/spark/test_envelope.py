@@ -4,7 +4,12 @@ import pyarrow as pa
 from pyspark_tidemark.envelope import SCHEMA, ddl_rows, enveloped
 from pyspark_tidemark.flight import Ddl
 
-META = [("_op", pa.string()), ("_commit_ts", pa.int64()), ("_start_ts", pa.int64()), ("_seq", pa.int64())]
+META = [
+    ("_op", pa.string()),
+    ("_commit_ts", pa.int64()),
+    ("_start_ts", pa.int64()),
+    ("_seq", pa.int64()),
+]
 ROW = [("id", pa.int64()), ("name", pa.string())]
 ROWS = [
     {"_op": "insert", "id": 1, "name": "a", "_before": None},
@@ -14,7 +19,10 @@ ROWS = [
 
 
 def mounted(*, before):
-    rows = [row | {"_commit_ts": 10 * at, "_start_ts": 10 * at - 1, "_seq": 0} for at, row in enumerate(ROWS, 1)]
+    rows = [
+        row | {"_commit_ts": 10 * at, "_start_ts": 10 * at - 1, "_seq": 0}
+        for at, row in enumerate(ROWS, 1)
+    ]
     schema = pa.schema([*META, *ROW, *([("_before", pa.struct(ROW))] if before else [])])
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 

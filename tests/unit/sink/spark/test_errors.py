@@ -13,7 +13,9 @@ def test_a_captures_error_is_cut_out_of_flights_text():
 
 
 def test_other_text_is_kept_whole():
-    assert str(from_text("connection refused", retryable=True)) == "[TM:ErrFlight] connection refused"
+    assert (
+        str(from_text("connection refused", retryable=True)) == "[TM:ErrFlight] connection refused"
+    )
 
 
 def test_an_error_survives_the_way_from_an_executor():

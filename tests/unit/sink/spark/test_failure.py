@@ -15,12 +15,22 @@ from pyspark_tidemark.lake.failure import in_table, named
         (TypeError("NoneType is not iterable"), "ErrJobInternal", False),
         (AssertionError(), "ErrJobInternal", False),
         (
-            AnalysisException("[FIELD_ALREADY_EXISTS] Cannot rename column, because `V` already exists"),
+            AnalysisException(
+                "[FIELD_ALREADY_EXISTS] Cannot rename column, because `V` already exists"
+            ),
             "ErrTargetRefused",
             False,
         ),
-        (AnalysisException("[DELTA_INVALID_CHARACTERS_IN_COLUMN_NAMES] a b"), "ErrTargetRefused", False),
-        (PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited"), "ErrQueryFailed", True),
+        (
+            AnalysisException("[DELTA_INVALID_CHARACTERS_IN_COLUMN_NAMES] a b"),
+            "ErrTargetRefused",
+            False,
+        ),
+        (
+            PySparkRuntimeError("[JAVA_GATEWAY_EXITED] Java gateway process exited"),
+            "ErrQueryFailed",
+            True,
+        ),
         (OSError(5, "Input/output error"), "ErrQueryFailed", True),
         (ConnectionResetError(), "ErrQueryFailed", True),
         (OSError(28, "No space left on device"), "ErrTargetFull", True),
@@ -45,11 +55,17 @@ def test_an_error_of_ours_stays_as_it_is_and_names_its_table_once():
     ours = SourceError("ErrTargetBusy", "somebody else writes", retryable=True)
     assert named(ours) is ours
     told = in_table(ours, "shop.t")
-    assert (told.code, told.message, told.retryable) == ("ErrTargetBusy", "shop.t: somebody else writes", True)
+    assert (told.code, told.message, told.retryable) == (
+        "ErrTargetBusy",
+        "shop.t: somebody else writes",
+        True,
+    )
     assert in_table(told, "shop.t") is told
 
 
 def test_a_cause_is_short_and_in_one_line():
     text = "first\n\tsecond\n" + "x" * 10_000
-    assert named(ValueError(text)).message.startswith("the job met what it has no rule for: ValueError: first second x")
+    assert named(ValueError(text)).message.startswith(
+        "the job met what it has no rule for: ValueError: first second x"
+    )
     assert len(named(ValueError(text)).message) < 1000

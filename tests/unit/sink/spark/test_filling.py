@@ -20,7 +20,9 @@ NEW = OLD.append(pa.field("n", pa.int8())).append(pa.field("later", pa.string())
 
 
 class OneTable:
-    """A target at ts 10 that notes what it is asked to change; it keeps small integers as Iceberg does."""
+    """A target at ts 10 that notes what it is asked to change;
+    it keeps small integers as Iceberg does.
+    """
 
     def __init__(self, mode):
         self._schema = self.storable(lake_schema(TableMeta("s.t", ("id",), OLD), mode))
@@ -33,7 +35,9 @@ class OneTable:
         return self._schema
 
     def storable(self, schema):
-        return pa.schema([pa.field(f.name, pa.int32() if f.type == pa.int8() else f.type) for f in schema])
+        return pa.schema(
+            [pa.field(f.name, pa.int32() if f.type == pa.int8() else f.type) for f in schema]
+        )
 
     def alter(self, table, change):
         self.changes.append(change)
@@ -41,7 +45,11 @@ class OneTable:
 
 @pytest.mark.parametrize(
     ("mode", "filled"),
-    [("upsert", (("n", pa.scalar(7, pa.int32())),)), ("scd2", (("n", pa.scalar(7, pa.int32())),)), ("append", ())],
+    [
+        ("upsert", (("n", pa.scalar(7, pa.int32())),)),
+        ("scd2", (("n", pa.scalar(7, pa.int32())),)),
+        ("append", ()),
+    ],
 )
 def test_older_rows_get_what_the_schema_tells_of_them(mode, filled):
     target = OneTable(mode)

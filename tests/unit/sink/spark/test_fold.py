@@ -59,7 +59,9 @@ def test_a_fold_from_nothing_is_the_replay_whatever_the_order_of_arrival(history
 
 
 @given(HISTORIES, st.integers(0, 12))
-def test_a_lake_without_the_known_keys_and_with_the_live_rows_is_the_replay_up_to_that_cut(history, cut_ts):
+def test_a_lake_without_the_known_keys_and_with_the_live_rows_is_the_replay_up_to_that_cut(
+    history, cut_ts
+):
     rows = changes_of(history)
     before = [row for row in rows if row["_commit_ts"] <= cut_ts]
     later = [row for row in rows if row["_commit_ts"] > cut_ts]
@@ -79,7 +81,9 @@ def test_known_keys_are_exactly_those_the_lake_held_before(history, cut_ts):
 
 
 @given(HISTORIES, st.integers(0, 12), st.sets(st.integers(0, 5)))
-def test_rows_that_a_dump_brings_again_are_there_once_whether_the_lake_had_them_or_not(history, cut_ts, told):
+def test_rows_that_a_dump_brings_again_are_there_once_whether_the_lake_had_them_or_not(
+    history, cut_ts, told
+):
     rows = changes_of(history)
     before = [row for row in rows if row["_commit_ts"] <= cut_ts]
     held = replayed(before)
@@ -93,4 +97,8 @@ def test_columns_may_be_called_as_a_fold_would_call_its_own():
     changes = pa.Table.from_pylist(changes_of([{1: False}, {1: False, 2: False}]), schema=SCHEMA)
     odd = changes.rename_columns([*SCHEMA.names[:4], "_row", "row", "_row_max"])
     folded = fold(odd, ("_row", "row"))
-    assert folded.live["_row_max"].to_pylist() == fold(changes, KEY).live["v"].to_pylist() == [201, 202]
+    assert (
+        folded.live["_row_max"].to_pylist()
+        == fold(changes, KEY).live["v"].to_pylist()
+        == [201, 202]
+    )

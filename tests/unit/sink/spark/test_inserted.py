@@ -1,4 +1,6 @@
-"""Inserts of keys that are there already: replaced and counted, whatever the history, the cuts and the files."""
+"""Inserts of keys that are there already: replaced and counted, whatever the history,
+the cuts and the files.
+"""
 
 import json
 import tempfile
@@ -49,21 +51,29 @@ def apply(inserted, listing, rows):
     again = inserted.there("t", listing, folded.new.select(KEY))
     keys = pa.concat_tables([folded.known.select(KEY), again])
     actions = without(listing.layout, listing.files.values(), keys)
-    return listing.after(json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS)))))
+    return listing.after(
+        json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(HISTORIES, SPELLED, st.sets(st.integers(1, 12), max_size=5), st.data())
-def test_any_history_with_inserts_of_living_keys_equals_the_replay_and_the_count(history, as_inserts, ends, data):
+def test_any_history_with_inserts_of_living_keys_equals_the_replay_and_the_count(
+    history, as_inserts, ends, data
+):
     rows = spelled(history, as_inserts)
     with tempfile.TemporaryDirectory() as root:
         inserted, listing, start = Inserted(), Listing(0, layout_of(root), {}, 0.0), 0
         for end in (*sorted(ends), 99):
-            listing = apply(inserted, listing, [row for row in rows if start < row["_commit_ts"] <= end])
+            listing = apply(
+                inserted, listing, [row for row in rows if start < row["_commit_ts"] <= end]
+            )
             held = replayed([row for row in rows if row["_commit_ts"] <= end])
             assert shown(listing) == held
             assert inserted.replaced("t") == again_in(rows, start, end)
-            listing = compacted(listing, data.draw(st.sets(st.integers(0, len(listing.files)))) if held else set())
+            listing = compacted(
+                listing, data.draw(st.sets(st.integers(0, len(listing.files)))) if held else set()
+            )
             if data.draw(st.booleans()):
                 inserted = Inserted()  # the job was started again
             start = end
@@ -76,12 +86,20 @@ def test_no_key_ever_has_two_current_versions(history, as_inserts, ends):
     with tempfile.TemporaryDirectory() as root:
         inserted, listing, start = Inserted(), test_spans.empty_table(root), 0
         for end in (*sorted(ends), 99):
-            changes = pa.Table.from_pylist([row for row in rows if start < row["_commit_ts"] <= end], schema=SCHEMA)
+            changes = pa.Table.from_pylist(
+                [row for row in rows if start < row["_commit_ts"] <= end], schema=SCHEMA
+            )
             ended, new = endings(changes, KEY)
             again = inserted.there("t", listing, new.select(KEY))
-            ends_now = pa.concat_tables([ended, new.join(again, keys=list(KEY), join_type="left semi")])
-            listing = listing.after(json.loads(json.dumps(replaced(listing, versions(changes, KEY), ends_now))))
-            assert test_spans.shown(listing) == test_spans.expected([row for row in rows if row["_commit_ts"] <= end])
+            ends_now = pa.concat_tables(
+                [ended, new.join(again, keys=list(KEY), join_type="left semi")]
+            )
+            listing = listing.after(
+                json.loads(json.dumps(replaced(listing, versions(changes, KEY), ends_now)))
+            )
+            assert test_spans.shown(listing) == test_spans.expected(
+                [row for row in rows if row["_commit_ts"] <= end]
+            )
             assert inserted.replaced("t") == again_in(rows, start, end)
             start = end
 
@@ -90,7 +108,14 @@ def test_keys_that_ascend_open_no_file(tmp_path):
     inserted, listing = Inserted(), Listing(0, layout_of(tmp_path), {}, 0.0)
     for number in range(5):
         rows = [
-            {"_op": "insert", "_commit_ts": number + 1, "_start_ts": 0, "_seq": seq, "a": 100 * number + seq, "b": "x"}
+            {
+                "_op": "insert",
+                "_commit_ts": number + 1,
+                "_start_ts": 0,
+                "_seq": seq,
+                "a": 100 * number + seq,
+                "b": "x",
+            }
             for seq in range(3)
         ]
         for path in tmp_path.iterdir():
@@ -104,7 +129,9 @@ def test_keys_that_ascend_open_no_file(tmp_path):
 
 COLUMN = st.one_of(
     *(
-        st.lists(st.none() | values, min_size=1, max_size=8).map(lambda found, kind=kind: pa.array(found, kind))
+        st.lists(st.none() | values, min_size=1, max_size=8).map(
+            lambda found, kind=kind: pa.array(found, kind)
+        )
         for kind, values in (
             (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
             (pa.uint64(), st.integers(0, 2**64 - 1)),
@@ -121,7 +148,10 @@ COLUMN = st.one_of(
 def test_a_key_has_one_number_wherever_it_stands_and_whatever_beside_it(column, chance):
     order = list(range(len(column)))
     chance.shuffle(order)
-    one, other = numbers(pa.table({"k": column})), numbers(pa.table({"k": column.take(pa.array(order))}))
+    one, other = (
+        numbers(pa.table({"k": column})),
+        numbers(pa.table({"k": column.take(pa.array(order))})),
+    )
     assert [int(one[at]) for at in order] == [int(number) for number in other]
     alone = [int(numbers(pa.table({"k": column.slice(at, 1)}))[0]) for at in range(len(column))]
     assert alone == [int(number) for number in one]
@@ -139,8 +169,12 @@ def test_files_beyond_the_budget_are_not_searched_and_that_is_told_once(caplog):
     index, keys = KeyIndex(80), pa.table({"k": list(range(10))})
     assert index.hits("t", "one", numbers(keys), FileKeys(lambda: keys, 10)).all()
     for _ in range(2):
-        assert not index.hits("t", "two", numbers(keys), FileKeys(lambda: pytest.fail("read"), 10)).any()
-    assert index.hits("t", "one", numbers(keys), FileKeys(lambda: pytest.fail("read again"), 10)).all()
+        assert not index.hits(
+            "t", "two", numbers(keys), FileKeys(lambda: pytest.fail("read"), 10)
+        ).any()
+    assert index.hits(
+        "t", "one", numbers(keys), FileKeys(lambda: pytest.fail("read again"), 10)
+    ).all()
     assert [record.message.split(":")[0] for record in caplog.records] == ["t"]
     index.keep_only("t", ["two"])
     assert index.hits("t", "two", numbers(keys), FileKeys(lambda: keys, 10)).all()
@@ -150,7 +184,9 @@ def test_files_beyond_the_budget_are_not_searched_and_that_is_told_once(caplog):
 
 def test_a_file_without_statistics_is_searched(tmp_path):
     layout = layout_of(tmp_path)
-    rows = pa.table({f"col-{name}": pa.array([1], LAKE.field(name).type) for name in ("a", "v", "_commit_ts")})
+    rows = pa.table(
+        {f"col-{name}": pa.array([1], LAKE.field(name).type) for name in ("a", "v", "_commit_ts")}
+    )
     pq.write_table(rows.append_column("col-b", pa.array(["x"])), tmp_path / "bare.parquet")
     file = DataFile.of({"path": "bare.parquet", "size": 900}, layout)
     listing = Listing(0, layout, {"bare.parquet": file}, 0.0)
@@ -159,13 +195,18 @@ def test_a_file_without_statistics_is_searched(tmp_path):
 
 
 def iceberg_file(path, keys, *, first_id):
-    fields = [pa.field(f"old-{n}", pa.int64(), metadata={b"PARQUET:field_id": str(first_id + n)}) for n in range(2)]
+    fields = [
+        pa.field(f"old-{n}", pa.int64(), metadata={b"PARQUET:field_id": str(first_id + n)})
+        for n in range(2)
+    ]
     columns = [pa.array([key[n] for key in keys], pa.int64()) for n in range(2)]
     pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
     return str(path)
 
 
-FILES = st.lists(st.tuples(st.booleans(), st.sets(st.tuples(st.integers(0, 3), st.integers(0, 1)))), max_size=8)
+FILES = st.lists(
+    st.tuples(st.booleans(), st.sets(st.tuples(st.integers(0, 3), st.integers(0, 1)))), max_size=8
+)
 
 
 @settings(deadline=None, max_examples=40)
@@ -182,6 +223,8 @@ def test_iceberg_shows_a_key_unless_a_younger_delete_names_it(files, keys):
                 data.append(iceberg._File(path, sequence, len(held)))
                 living |= held
         deletes.append(iceberg._File("of another key", 99, key=frozenset({7})))
-        table = pa.table({"p": [key[0] for key in sorted(keys)], "q": [key[1] for key in sorted(keys)]})
+        table = pa.table(
+            {"p": [key[0] for key in sorted(keys)], "q": [key[1] for key in sorted(keys)]}
+        )
         found = iceberg._living(table, data, deletes, [7, 8]).to_pylist()
         assert sorted((row["p"], row["q"]) for row in found) == sorted(living & keys)

@@ -13,7 +13,9 @@ def java_that_says(directory, text):
 def test_without_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SourceError, match=r"\[TM:ErrJavaNotFound\] there is no java .* install one"):
+    with pytest.raises(
+        SourceError, match=r"\[TM:ErrJavaNotFound\] there is no java .* install one"
+    ):
         check_java()
 
 

@@ -40,8 +40,12 @@ SPARK = SimpleNamespace(streams=SimpleNamespace(addListener=lambda listener: Non
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("Python worker failed to connect back")])
-def test_a_query_that_ends_by_itself_is_an_error_after_which_the_job_is_started_again(monkeypatch, failure):
-    """Found by the kill matrix: the job ended with status 0, and its supervisor took that for the end of its work."""
+def test_a_query_that_ends_by_itself_is_an_error_after_which_the_job_is_started_again(
+    monkeypatch, failure
+):
+    """Found by the kill matrix: the job ended with status 0,
+    and its supervisor took that for the end of its work.
+    """
     query = Query(2, failure)
     with pytest.raises(SourceError, match=r"ErrQueryFailed.*ended by itself") as caught:
         job_with(monkeypatch, query).run(SPARK, 0)

@@ -31,10 +31,15 @@ def test_bytes_are_base64_also_in_a_slice(blobs, skip):
     assert read(pa.array(blobs, pa.binary()).slice(skip)) == expected
 
 
-@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)), st.lists(st.none() | st.floats(width=64)))
+@given(
+    st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)),
+    st.lists(st.none() | st.floats(width=64)),
+)
 def test_numbers_keep_their_digits(integers, floats):
     assert read(pa.array(integers, pa.int64())) == integers
-    expected = [None if number is None or not math.isfinite(number) else number for number in floats]
+    expected = [
+        None if number is None or not math.isfinite(number) else number for number in floats
+    ]
     assert read(pa.array(floats, pa.float64())) == expected
 
 
@@ -55,9 +60,14 @@ def test_numbers_keep_their_digits(integers, floats):
     ],
 )
 def test_each_type_has_its_text(value, kind, text):
-    assert values(pa.array([value], pa.int32() if kind == pa.date32() else kind).cast(kind)).to_pylist() == [text]
+    assert values(
+        pa.array([value], pa.int32() if kind == pa.date32() else kind).cast(kind)
+    ).to_pylist() == [text]
 
 
 def test_an_object_names_every_column_and_has_null_for_nothing():
     rows = objects(['a"b', "c"], [pa.array([1, None]), pa.array([None, "x"])])
-    assert [json.loads(text) for text in rows.to_pylist()] == [{'a"b': 1, "c": None}, {'a"b': None, "c": "x"}]
+    assert [json.loads(text) for text in rows.to_pylist()] == [
+        {'a"b': 1, "c": None},
+        {'a"b': None, "c": "x"},
+    ]

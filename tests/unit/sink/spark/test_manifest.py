@@ -8,7 +8,12 @@ from pyspark_tidemark.lake.manifest import DIRECTORY, ROLL_UP_FILES, FileManifes
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_v1.json"
 RECORD = CutRecord(
-    "bank", 400, 450, 3, "2026-01-02T03:04:05.678+00:00", (TableCut("bank.accounts", 7, 12), TableCut("bank.t", 0, 1))
+    "bank",
+    400,
+    450,
+    3,
+    "2026-01-02T03:04:05.678+00:00",
+    (TableCut("bank.accounts", 7, 12), TableCut("bank.t", 0, 1)),
 )
 
 
@@ -46,7 +51,10 @@ def test_a_lake_has_one_writer(tmp_path):
 def test_a_lake_belongs_to_one_changefeed(tmp_path):
     with FileManifest.opened(str(tmp_path), "bank") as manifest:
         manifest.commit(RECORD)
-    with pytest.raises(SourceError, match="ErrTargetForeign"), FileManifest.opened(str(tmp_path), "other"):
+    with (
+        pytest.raises(SourceError, match="ErrTargetForeign"),
+        FileManifest.opened(str(tmp_path), "other"),
+    ):
         pass
 
 
@@ -54,7 +62,10 @@ def test_a_lake_belongs_to_one_changefeed(tmp_path):
 def test_a_broken_manifest_is_told(tmp_path, text):
     (tmp_path / DIRECTORY).mkdir()
     (tmp_path / DIRECTORY / f"{5:020d}.json").write_text(text, encoding="utf-8")
-    with pytest.raises(SourceError, match="ErrManifestCorrupt"), FileManifest.opened(str(tmp_path), "bank"):
+    with (
+        pytest.raises(SourceError, match="ErrManifestCorrupt"),
+        FileManifest.opened(str(tmp_path), "bank"),
+    ):
         pass
 
 

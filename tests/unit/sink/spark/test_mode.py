@@ -19,7 +19,11 @@ def test_columns_called_like_those_of_scd2_are_refused_in_that_mode_only(target:
     clashing = table("Is_Current", "valid_to_ts", "valid_to")
     for mode in UPSERT, APPEND:
         check_held(clashing, mode, target)
-    with pytest.raises(SourceError, match=r"shop\.t has Is_Current, valid_to_ts\. .*--columns") as refused:
+    with pytest.raises(
+        SourceError, match=r"shop\.t has Is_Current, valid_to_ts\. .*--columns"
+    ) as refused:
         check_held(clashing, SCD2, target)
-    assert re.search(r"'shop\.t=\*,Is_Current->upstream_Is_Current,valid_to_ts->\w+'", refused.value.message)
+    assert re.search(
+        r"'shop\.t=\*,Is_Current->upstream_Is_Current,valid_to_ts->\w+'", refused.value.message
+    )
     check_held(table("valid_to"), SCD2, target)

@@ -1,4 +1,6 @@
-"""A batch's range is read from Spark's offset log; whatever looks otherwise is left to Spark itself."""
+"""A batch's range is read from Spark's offset log;
+whatever looks otherwise is left to Spark itself.
+"""
 
 import pytest
 from pyspark_tidemark.lake.offset_log import logged_range

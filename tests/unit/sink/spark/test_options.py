@@ -6,22 +6,33 @@ BASE = {"endpoint": "grpc://a:1, grpc://b:2", "changefeed": "bank"}
 
 
 def test_options_are_typed_and_their_names_case_insensitive():
-    options = parse(BASE | {"TABLE": "bank.accounts", "startts": "5", "endTs": "9", "maxRowsPerTrigger": "7"})
+    options = parse(
+        BASE | {"TABLE": "bank.accounts", "startts": "5", "endTs": "9", "maxRowsPerTrigger": "7"}
+    )
     assert options.endpoints == ("grpc://a:1", "grpc://b:2")
-    assert (options.table, options.start_ts, options.end_ts, options.max_rows) == ("bank.accounts", 5, 9, 7)
+    assert (options.table, options.start_ts, options.end_ts, options.max_rows) == (
+        "bank.accounts",
+        5,
+        9,
+        7,
+    )
     assert options.ack
     assert options.credentials == Credentials()
 
 
 def test_a_time_becomes_the_tso_of_its_millisecond():
-    options = parse(BASE | {"cuts": "true", "startTs": "1970-01-01T00:00:01.500Z", "endTs": "1970-01-01T00:00:02"})
+    options = parse(
+        BASE
+        | {"cuts": "true", "startTs": "1970-01-01T00:00:01.500Z", "endTs": "1970-01-01T00:00:02"}
+    )
     assert options.start_ts == 1500 << 18
     assert options.end_ts == 2000 << 18
 
 
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(
-        SourceError, match=r"\[TM:ErrOptionInvalid\] unknown option 'changefed', did you mean 'changefeed'"
+        SourceError,
+        match=r"\[TM:ErrOptionInvalid\] unknown option 'changefed', did you mean 'changefeed'",
     ):
         parse(BASE | {"changefed": "x", "table": "a.b"})
 
@@ -29,11 +40,19 @@ def test_an_unknown_option_names_the_nearest():
 def test_all_faults_are_told_at_once():
     with pytest.raises(SourceError) as caught:
         parse({"table": "a.b", "ack": "maybe", "maxRowsPerTrigger": "0", "startTs": "soon"})
-    for fault in ("'endpoint' is missing", "'changefeed' is missing", "'ack'", "'maxRowsPerTrigger'", "'startTs'"):
+    for fault in (
+        "'endpoint' is missing",
+        "'changefeed' is missing",
+        "'ack'",
+        "'maxRowsPerTrigger'",
+        "'startTs'",
+    ):
         assert fault in caught.value.message
 
 
-@pytest.mark.parametrize("extra", [{}, {"table": "a.b", "cuts": "true"}, {"table": "a.b", "tablePattern": "a.*"}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"table": "a.b", "cuts": "true"}, {"table": "a.b", "tablePattern": "a.*"}]
+)
 def test_a_reader_is_for_one_table_a_pattern_or_cuts(extra):
     with pytest.raises(SourceError, match="and only one"):
         parse(BASE | {"envelope": "true"} | extra)
@@ -44,7 +63,10 @@ def test_a_reader_is_for_one_table_a_pattern_or_cuts(extra):
     [
         ({"tablePattern": "a.*"}, "'tablePattern' needs 'envelope'"),
         ({"cuts": "true", "beforeImage": "true"}, "cuts have no rows"),
-        ({"table": "a.b", "startTs": "9", "endTs": "8"}, r"'endTs' \(8\) is before 'startTs' \(9\)"),
+        (
+            {"table": "a.b", "startTs": "9", "endTs": "8"},
+            r"'endTs' \(8\) is before 'startTs' \(9\)",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_told(extra, told):

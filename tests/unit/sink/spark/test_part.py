@@ -1,4 +1,6 @@
-"""A cut's file: all rows in their order, in row groups of a bounded size, counted as if they had been read at once."""
+"""A cut's file: all rows in their order, in row groups of a bounded size,
+counted as if they had been read at once.
+"""
 
 import io
 
@@ -19,7 +21,10 @@ class Held:
     table = TableMeta("bank.accounts", ("id",), SCHEMA)
 
     def __init__(self, sizes):
-        rows = [{"_op": "insert", "id": number, "text": "x" * (number % 50)} for number in range(sum(sizes))]
+        rows = [
+            {"_op": "insert", "id": number, "text": "x" * (number % 50)}
+            for number in range(sum(sizes))
+        ]
         self.whole, self._sizes = pa.Table.from_pylist(rows, SCHEMA), sizes
 
     def batches(self):

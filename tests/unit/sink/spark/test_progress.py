@@ -31,12 +31,19 @@ def test_without_the_newest_offset_only_the_clock_tells(untold):
 
 
 def test_other_sources_and_sources_without_a_position_are_left_out():
-    others = [source(None, offset(1)), source('{"0": 5}', None), source('"7"', None), source('{"ts": 1}', None)]
+    others = [
+        source(None, offset(1)),
+        source('{"0": 5}', None),
+        source('"7"', None),
+        source('{"ts": 1}', None),
+    ]
     assert not list(lags(progress(*others), now_s=1.0))
 
 
 def test_a_listener_reports_each_source():
     seen = []
-    event = SimpleNamespace(progress=progress(source(offset(1), offset(1)), source(offset(2), offset(2))))
+    event = SimpleNamespace(
+        progress=progress(source(offset(1), offset(1)), source(offset(2), offset(2)))
+    )
     LagListener(seen.append).onQueryProgress(event)
     assert [lag.end_ts for lag in seen] == [SECOND, 2 * SECOND]

@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.ranges import coarser, extent, may_meet, possible
 
-KEYS = st.lists(st.tuples(st.integers(-9, 9), st.sampled_from("abcXÿ\U0001f30a")), min_size=1, max_size=8)
+KEYS = st.lists(
+    st.tuples(st.integers(-9, 9), st.sampled_from("abcXÿ\U0001f30a")), min_size=1, max_size=8
+)
 FILES = st.lists(KEYS, max_size=6)
 
 
 def table(keys):
-    return pa.table({"a": pa.array([a for a, _ in keys], pa.int64()), "b": pa.array([b for _, b in keys])})
+    return pa.table(
+        {"a": pa.array([a for a, _ in keys], pa.int64()), "b": pa.array([b for _, b in keys])}
+    )
 
 
 @given(KEYS, FILES, st.integers(0, 8))

@@ -1,4 +1,6 @@
-"""The steps of a RENAME of several tables: each finds its new name free, and all are where they belong in the end."""
+"""The steps of a RENAME of several tables: each finds its new name free,
+and all are where they belong in the end.
+"""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""What the job tells the captures: ready only after a cut, why it ends; nothing of it holds the job up."""
+"""What the job tells the captures: ready only after a cut, why it ends;
+nothing of it holds the job up.
+"""
 
 import threading
 

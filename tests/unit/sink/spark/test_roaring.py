@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pyspark_tidemark.lake.delta import roaring
 
 # dense and sparse parts, so that containers of both kinds come; up to five containers
-SPANS = st.lists(st.tuples(st.integers(0, 300_000), st.integers(1, 9_000), st.integers(1, 70)), max_size=5)
+SPANS = st.lists(
+    st.tuples(st.integers(0, 300_000), st.integers(1, 9_000), st.integers(1, 70)), max_size=5
+)
 
 
 @given(SPANS)

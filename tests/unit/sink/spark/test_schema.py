@@ -8,8 +8,12 @@ from pyspark_tidemark.defaults import column_ids, with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.schema import difference, fitted, widens
 
-TYPES = st.sampled_from([pa.int32(), pa.int64(), pa.string(), pa.decimal128(10, 2), pa.decimal128(12, 2), pa.float64()])
-COLUMNS = st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(1, 9), TYPES), min_size=1)
+TYPES = st.sampled_from(
+    [pa.int32(), pa.int64(), pa.string(), pa.decimal128(10, 2), pa.decimal128(12, 2), pa.float64()]
+)
+COLUMNS = st.dictionaries(
+    st.sampled_from("abcdef"), st.tuples(st.integers(1, 9), TYPES), min_size=1
+)
 
 
 def identified(columns):
@@ -22,7 +26,9 @@ def identified(columns):
 
 
 def after(schema, change):
-    """The columns that the steps lead to: names with type, and what they were called before (None: they are new)."""
+    """The columns that the steps lead to: names with type,
+    and what they were called before (None: they are new).
+    """
     names = dict(change.renamed)
     fields = {
         names.get(field.name, field.name): (field.type, field.name)
@@ -40,17 +46,23 @@ def after(schema, change):
 
 
 @given(COLUMNS, COLUMNS)
-def test_the_steps_lead_from_the_old_schema_to_the_new_one_and_keep_each_columns_identity(before, now):
+def test_the_steps_lead_from_the_old_schema_to_the_new_one_and_keep_each_columns_identity(
+    before, now
+):
     old, new = identified(before), identified(now)
     change = difference(old, new)
     result = after(old, change)
-    assert {name: found for name, (found, _) in result.items()} == {field.name: field.type for field in new}
+    assert {name: found for name, (found, _) in result.items()} == {
+        field.name: field.type for field in new
+    }
     old_ids, new_ids = column_ids(old), column_ids(new)
     for name, (_, source) in result.items():
         if name in new_ids and new_ids[name] in old_ids.values():
             assert old_ids.get(source) == new_ids[name]
         else:
-            assert name not in new_ids or source not in old_ids, "it took the values of another column"
+            assert name not in new_ids or source not in old_ids, (
+                "it took the values of another column"
+            )
     assert not difference(new, new)
     assert all(widens(was.type, now.type) is False for was, now in change.incompatible)
 
@@ -58,16 +70,27 @@ def test_the_steps_lead_from_the_old_schema_to_the_new_one_and_keep_each_columns
 SHIFTS = {
     "a swap": ({"a": 1, "b": 2}, {"a": 2, "b": 1}, {("a", "b"), ("b", "a")}, (), ()),
     "a shift": ({"a": 1, "b": 2}, {"b": 1, "c": 2}, {("a", "b"), ("b", "c")}, (), ()),
-    "a rename, and a new column of the old name": ({"v": 1}, {"w": 1, "v": 2}, {("v", "w")}, (), ("v",)),
+    "a rename, and a new column of the old name": (
+        {"v": 1},
+        {"w": 1, "v": 2},
+        {("v", "w")},
+        (),
+        ("v",),
+    ),
     "dropped and added again": ({"v": 1}, {"v": 2}, set(), ("v",), ("v",)),
     "another case": ({"v": 1}, {"V": 1}, {("v", "V")}, (), ()),
     "a drop, and a rename to its name": ({"a": 1, "b": 2}, {"b": 1}, {("a", "b")}, ("b",), ()),
 }
 
 
-@pytest.mark.parametrize(("before", "now", "renamed", "dropped", "added"), SHIFTS.values(), ids=SHIFTS)
+@pytest.mark.parametrize(
+    ("before", "now", "renamed", "dropped", "added"), SHIFTS.values(), ids=SHIFTS
+)
 def test_columns_are_told_apart_by_identity_and_not_by_name(before, now, renamed, dropped, added):
-    old, new = (with_column_ids(pa.schema([(name, pa.int32()) for name in ids]), ids) for ids in (before, now))
+    old, new = (
+        with_column_ids(pa.schema([(name, pa.int32()) for name in ids]), ids)
+        for ids in (before, now)
+    )
     change = difference(old, new)
     assert set(change.renamed) == renamed
     assert (change.dropped, tuple(field.name for field in change.added)) == (dropped, added)
@@ -76,7 +99,10 @@ def test_columns_are_told_apart_by_identity_and_not_by_name(before, now, renamed
 
 
 def test_without_identities_a_column_is_the_one_of_the_same_name():
-    old, new = pa.schema([("a", pa.int32()), ("b", pa.string())]), pa.schema([("a", pa.int64()), ("c", pa.string())])
+    old, new = (
+        pa.schema([("a", pa.int32()), ("b", pa.string())]),
+        pa.schema([("a", pa.int64()), ("c", pa.string())]),
+    )
     for one, other in (
         (old, new),
         (with_column_ids(old, {"a": 1, "b": 2}), new),
@@ -84,7 +110,11 @@ def test_without_identities_a_column_is_the_one_of_the_same_name():
     ):
         change = difference(one, other)
         assert not change.renamed
-        assert (change.dropped, [field.name for field in change.added], [field.name for field in change.widened]) == (
+        assert (
+            change.dropped,
+            [field.name for field in change.added],
+            [field.name for field in change.widened],
+        ) == (
             ("b",),
             ["c"],
             ["a"],
@@ -93,7 +123,10 @@ def test_without_identities_a_column_is_the_one_of_the_same_name():
 
 def test_a_type_that_nothing_widens_is_an_error_that_says_what_to_do():
     change = difference(pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())]))
-    with pytest.raises(SourceError, match=r"ErrSchemaIncompatible.*a string becomes int64.*--schema-evolution ignore"):
+    with pytest.raises(
+        SourceError,
+        match=r"ErrSchemaIncompatible.*a string becomes int64.*--schema-evolution ignore",
+    ):
         change.require_possible("d.t")
 
 

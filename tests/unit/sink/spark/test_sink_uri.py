@@ -42,7 +42,9 @@ def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
     assert {name: SinkUri(name, "/x").mode("") for name in MODES_OF} == {
         **dict.fromkeys(MODES_OF, "upsert"), "parquet": "append",
     }  # fmt: skip
-    with pytest.raises(SourceError, match=r"ErrModeUnsupported.*parquet target cannot do --mode scd2.*append"):
+    with pytest.raises(
+        SourceError, match=r"ErrModeUnsupported.*parquet target cannot do --mode scd2.*append"
+    ):
         SinkUri.parse("parquet:///x").mode("scd2")
     with pytest.raises(SourceError, match=r"ErrModeUnsupported.*not 'often'"):
         SinkUri.parse("delta:///x").mode("often")
@@ -50,7 +52,12 @@ def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
 
 def test_a_directory_of_another_file_system_is_named_by_format_and_scheme():
     uri = SinkUri.parse("delta+hdfs://nn:8020/lake/")
-    assert (uri.format, uri.path, uri.is_remote, uri.is_database) == ("delta", "hdfs://nn:8020/lake", True, False)
+    assert (uri.format, uri.path, uri.is_remote, uri.is_database) == (
+        "delta",
+        "hdfs://nn:8020/lake",
+        True,
+        False,
+    )
     assert SinkUri.parse("parquet+s3a://bucket/a/b").path == "s3a://bucket/a/b"
     assert SinkUri.parse("iceberg+viewfs:///lake").path == "viewfs:///lake"
     assert not SinkUri.parse("delta:///lake").is_remote
@@ -84,7 +91,9 @@ def test_sparks_own_files_need_a_directory_where_the_target_is_none_of_this_mach
 
 
 def test_a_database_can_keep_histories():
-    found = Arguments.parse([*BASE, "mysql://me@db/lake", "--checkpoint-dir", "/x", "--mode", "scd2"])
+    found = Arguments.parse(
+        [*BASE, "mysql://me@db/lake", "--checkpoint-dir", "/x", "--mode", "scd2"]
+    )
     assert found.policy.mode == found.mode == "scd2"
 
 
@@ -143,7 +152,9 @@ NAMES = st.text(st.sampled_from("abcXYZ019_-. é表'"), min_size=1, max_size=8).
 
 @given(
     st.one_of(
-        st.builds("{}:///{}/{}".format, st.sampled_from(["delta", "iceberg", "parquet"]), NAMES, NAMES),
+        st.builds(
+            "{}:///{}/{}".format, st.sampled_from(["delta", "iceberg", "parquet"]), NAMES, NAMES
+        ),
         st.builds("delta+hdfs://nn:8020/{}/{}".format, NAMES, NAMES),
         st.builds("parquet+s3a://bucket/{}/".format, NAMES),
         st.builds("mysql://u@{}/{}?password-file=/{}".format, HOSTS, NAMES, NAMES),
@@ -158,7 +169,9 @@ def test_its_text_is_one_for_each_place_and_reads_back(text):
     assert redacted(text) == text
 
 
-def test_a_password_comes_from_one_line_of_a_file_or_from_a_variable_made_for_it(tmp_path, monkeypatch):
+def test_a_password_comes_from_one_line_of_a_file_or_from_a_variable_made_for_it(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "password"
     path.write_text("gehéim\n")
     monkeypatch.setenv("TIDEMARK_SECRET_LAKE", "other")

@@ -1,4 +1,6 @@
-"""Versions of rows, made of any cuts and kept in Delta's files without Spark, equal those of the whole history."""
+"""Versions of rows, made of any cuts and kept in Delta's files without Spark,
+equal those of the whole history.
+"""
 
 import json
 import tempfile
@@ -27,7 +29,14 @@ def expected(rows):
     for at, row in enumerate(rows):
         later = [other["_commit_ts"] for other in rows[at + 1 :] if other["a"] == row["a"]]
         if row["_op"] != "delete":
-            found.append((*(row[name] for name in OWN), row["_commit_ts"], next(iter(later), None), not later))
+            found.append(
+                (
+                    *(row[name] for name in OWN),
+                    row["_commit_ts"],
+                    next(iter(later), None),
+                    not later,
+                )
+            )
     return sorted(found, key=repr)
 
 
@@ -46,14 +55,18 @@ def shown(listing):
     for file in listing.files.values():
         gone = DeletionVectors(listing.layout.root).read(file.add.get("deletionVector"))
         rows = pa.concat_tables(list(pieces(listing.layout, file.add, gone)))
-        assert file.ended == (rows["valid_to_ts"].null_count == 0), "ended versions have files of their own"
+        assert file.ended == (rows["valid_to_ts"].null_count == 0), (
+            "ended versions have files of their own"
+        )
         found += [tuple(row.values()) for row in rows.to_pylist()]
     return sorted(found, key=repr)
 
 
 @settings(deadline=None, max_examples=60)
 @given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)), st.data())
-def test_any_history_in_any_cuts_and_then_rows_of_a_dump_have_the_versions_of_the_whole(history, ends, told, data):
+def test_any_history_in_any_cuts_and_then_rows_of_a_dump_have_the_versions_of_the_whole(
+    history, ends, told, data
+):
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
         listing, start = empty_table(root), 0
@@ -72,7 +85,15 @@ def test_any_history_in_any_cuts_and_then_rows_of_a_dump_have_the_versions_of_th
 def test_files_of_ended_versions_are_not_looked_into(tmp_path):
     listing = empty_table(tmp_path)
     for ts in range(1, 5):
-        row = {"_op": "update", "_commit_ts": ts, "_start_ts": ts - 1, "_seq": 0, "a": 1, "b": "k", "v": ts}
+        row = {
+            "_op": "update",
+            "_commit_ts": ts,
+            "_start_ts": ts - 1,
+            "_seq": 0,
+            "a": 1,
+            "b": "k",
+            "v": ts,
+        }
         listing = cut(listing, [row])
         ends = endings(pa.Table.from_pylist([row], schema=SCHEMA), KEY)[0]
         assert len(listing.files) == ts

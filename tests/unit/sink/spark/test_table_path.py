@@ -1,4 +1,6 @@
-"""Where tables lie in a lake: plain names as they are, any other escaped, each at a place of its own."""
+"""Where tables lie in a lake: plain names as they are, any other escaped,
+each at a place of its own.
+"""
 
 import posixpath
 import unicodedata
@@ -8,7 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.target import path_part, table_path
 
-NAMES = st.text(max_size=40) | st.text("./\\~%aA_ \0é\u0301:*=", max_size=12) | st.text(min_size=60, max_size=400)
+NAMES = (
+    st.text(max_size=40)
+    | st.text("./\\~%aA_ \0é\u0301:*=", max_size=12)
+    | st.text(min_size=60, max_size=400)
+)
 
 
 @pytest.mark.parametrize(

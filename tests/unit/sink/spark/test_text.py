@@ -42,19 +42,32 @@ def test_statements_hold_all_rows_in_order_and_are_bounded(texts, most):
     assert all(len(part.encode()) <= most + 2 * longest + len(texts) for part in found)
 
 
-@given(st.lists(st.none() | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=9)))
+@given(
+    st.lists(
+        st.none()
+        | st.text(st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), max_size=9)
+    )
+)
 def test_copied_text_is_read_back_and_null_is_not_empty(texts):
-    lines = as_csv(pa.RecordBatch.from_arrays([pa.array(range(len(texts))), pa.array(texts, pa.string())], ["i", "s"]))
+    lines = as_csv(
+        pa.RecordBatch.from_arrays(
+            [pa.array(range(len(texts))), pa.array(texts, pa.string())], ["i", "s"]
+        )
+    )
     read = list(csv.reader(io.StringIO(lines.decode(), newline="")))
     assert [row[1] for row in read] == [text or "" for text in texts]
 
 
 def test_null_and_empty_text_are_told_apart_in_a_copy():
-    found = pa.RecordBatch.from_arrays([pa.array([None, "", "x"]), pa.array([b"a", None, b""])], ["s", "b"])
+    found = pa.RecordBatch.from_arrays(
+        [pa.array([None, "", "x"]), pa.array([b"a", None, b""])], ["s", "b"]
+    )
     assert as_csv(found) == b',"\\x61"\n"",\n"x","\\x"\n'
 
 
 @given(st.lists(st.none() | st.binary(max_size=5)), st.integers(0, 3))
 def test_binary_is_written_as_two_digits_a_byte_also_of_a_slice(values, at):
     column = pa.array(values, pa.binary()).slice(at)
-    assert hexadecimal(column).to_pylist() == [None if value is None else value.hex() for value in values[at:]]
+    assert hexadecimal(column).to_pylist() == [
+        None if value is None else value.hex() for value in values[at:]
+    ]

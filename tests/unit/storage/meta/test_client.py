@@ -1,4 +1,6 @@
-"""A watch over a server that breaks off where it hurts: every change is shown once, in whole revisions."""
+"""A watch over a server that breaks off where it hurts: every change is shown once,
+in whole revisions.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -24,7 +26,9 @@ class BreakingEtcd:
         self._state = state
         self._lengths = list(lengths)
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(
+        self, asked: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         self.starts.append(asked.start_revision)
         watchers = Watchers(self._state)
         watchers.handle(rpc_pb2.WatchRequest(create_request=asked), self._state.revision)
@@ -45,7 +49,9 @@ class ScriptedEtcd:
         self.starts: list[int] = []
         self._scripts = list(scripts)
 
-    async def watch(self, asked: rpc_pb2.WatchCreateRequest) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    async def watch(
+        self, asked: rpc_pb2.WatchCreateRequest
+    ) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
         self.starts.append(asked.start_revision)
         if not self._scripts:
             await asyncio.Event().wait()
@@ -75,11 +81,16 @@ async def shown(api: Any, count: int, start: int = 0) -> list[list[int]]:
     return found
 
 
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.lists(st.integers(0, 5), max_size=8))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=12), st.lists(st.integers(0, 5), max_size=8)
+)
 def test_every_change_is_shown_once_and_in_order(sizes: list[int], lengths: list[int]) -> None:
     state = State()
     for size in sizes:
-        ops = [rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"k/%d" % number)) for number in range(size)]
+        ops = [
+            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"k/%d" % number))
+            for number in range(size)
+        ]
         state.txn(rpc_pb2.TxnRequest(success=ops))
     seen = asyncio.run(shown(BreakingEtcd(state, lengths), sum(sizes), start=2))
     flat = [revision for events in seen for revision in events]
@@ -87,14 +98,18 @@ def test_every_change_is_shown_once_and_in_order(sizes: list[int], lengths: list
 
 
 async def test_a_watch_from_now_goes_on_from_where_it_was_created() -> None:
-    api = ScriptedEtcd([response(10, created=True)], [response(12, created=True), response(12, events=[changed(11)])])
+    api = ScriptedEtcd(
+        [response(10, created=True)],
+        [response(12, created=True), response(12, events=[changed(11)])],
+    )
     assert await shown(api, 1) == [[11]]
     assert api.starts == [0, 11]
 
 
 async def test_told_progress_moves_the_start_of_the_next_watch() -> None:
     api = ScriptedEtcd(
-        [response(10, created=True), response(20)], [response(30, created=True), response(30, events=[changed(25)])]
+        [response(10, created=True), response(20)],
+        [response(30, created=True), response(30, events=[changed(25)])],
     )
     assert await shown(api, 1) == [[25]]
     assert api.starts == [0, 21]
@@ -116,7 +131,9 @@ async def test_a_compacted_watch_says_where_history_begins() -> None:
 
 
 async def test_a_refused_watch_is_an_error_and_one_the_server_gives_up_is_watched_anew() -> None:
-    refused = response(9, created=True, canceled=True, cancel_reason="etcdserver: permission denied")
+    refused = response(
+        9, created=True, canceled=True, cancel_reason="etcdserver: permission denied"
+    )
     with pytest.raises(PermissionDeniedError):
         await shown(ScriptedEtcd([refused]), 1)
     given_up = response(9, canceled=True, cancel_reason="etcdserver: no leader")

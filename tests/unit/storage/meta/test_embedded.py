@@ -1,4 +1,6 @@
-"""The embedded server over a store that crashes: what was answered is there again, and nobody saw what is not."""
+"""The embedded server over a store that crashes: what was answered is there again,
+and nobody saw what is not.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +16,12 @@ from hypothesis import strategies as st
 from storage.kv import WriteBatch
 from storage.meta import embedded
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import MetaRequestError, MetaUnavailableError, NoSpaceError, TooManyRequestsError
+from storage.meta.errors import (
+    MetaRequestError,
+    MetaUnavailableError,
+    NoSpaceError,
+    TooManyRequestsError,
+)
 from storage.meta.store import commit
 from storage.meta.store.history import Retention
 from storage.meta.store.watchers import Watchers
@@ -25,7 +32,9 @@ WHOLE = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
 
 
 class CrashingKV(MemoryKV):
-    """Fails from its `nth` synced write on (from 1); that one reaches the disk or not, as in a real crash."""
+    """Fails from its `nth` synced write on (from 1); that one reaches the disk or not,
+    as in a real crash.
+    """
 
     def __init__(self, nth: int, *, reached: bool, pairs: dict[bytes, bytes] | None = None) -> None:
         super().__init__(pairs)
@@ -78,21 +87,35 @@ steps = st.one_of(
 )
 
 
-@given(st.lists(st.lists(steps, min_size=1, max_size=4), min_size=1, max_size=6), st.integers(1, 7), st.booleans())
+@given(
+    st.lists(st.lists(steps, min_size=1, max_size=4), min_size=1, max_size=6),
+    st.integers(1, 7),
+    st.booleans(),
+)
 @settings(max_examples=100, deadline=None)
-def test_what_was_answered_survives_a_crash_at_any_write(groups: list[list[Any]], nth: int, reached: bool) -> None:
+def test_what_was_answered_survives_a_crash_at_any_write(
+    groups: list[list[Any]], nth: int, reached: bool
+) -> None:
     kv = CrashingKV(nth, reached=reached)
     answered, asked = asyncio.run(_until_crash(kv, groups))
     found = asyncio.run(keys_of(kv.after()))
-    assert found in (answered, asked), "neither the answered state nor the one that was being written"
+    assert found in (answered, asked), (
+        "neither the answered state nor the one that was being written"
+    )
 
 
-async def _until_crash(kv: MemoryKV, groups: list[list[Any]]) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    """Each group is asked at once; returns the pairs after the last answered group, and after the one that failed."""
+async def _until_crash(
+    kv: MemoryKV, groups: list[list[Any]]
+) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Each group is asked at once; returns the pairs after the last answered group,
+    and after the one that failed.
+    """
     pairs = dict[bytes, bytes]()
     for number, group in enumerate(groups):
         etcd, before = EmbeddedEtcd(kv), dict(pairs)
-        if not await _all_answered(etcd, [_call(etcd, *step, b"%d" % number, pairs) for step in group]):
+        if not await _all_answered(
+            etcd, [_call(etcd, *step, b"%d" % number, pairs) for step in group]
+        ):
             return before, pairs
     return pairs, pairs
 
@@ -106,7 +129,9 @@ async def _all_answered(etcd: EmbeddedEtcd, calls: list[Any]) -> bool:
     return not any(isinstance(answer, MetaUnavailableError) for answer in answers)
 
 
-def _call(etcd: EmbeddedEtcd, kind: str, target: Any, value: bytes, pairs: dict[bytes, bytes]) -> Any:
+def _call(
+    etcd: EmbeddedEtcd, kind: str, target: Any, value: bytes, pairs: dict[bytes, bytes]
+) -> Any:
     if kind == "put":
         pairs[target] = value
         return etcd.put(put(target, value))
@@ -131,8 +156,17 @@ async def test_watchers_see_only_what_is_durable() -> None:
     assert not await _all_answered(etcd, [_one_after_the_other(etcd)])
     assert etcd.revision == 2
     with etcd.watching() as (watchers, _):
-        watchers.handle(rpc_pb2.WatchRequest(create_request={"key": b"a", "range_end": b"z", "start_revision": 1}), 2)
-        seen = [event.kv.key for answer in watchers.responses(lambda: etcd.revision) for event in answer.events]
+        watchers.handle(
+            rpc_pb2.WatchRequest(
+                create_request={"key": b"a", "range_end": b"z", "start_revision": 1}
+            ),
+            2,
+        )
+        seen = [
+            event.kv.key
+            for answer in watchers.responses(lambda: etcd.revision)
+            for event in answer.events
+        ]
     assert seen == [b"a"]
 
 
@@ -145,7 +179,9 @@ async def test_a_change_wakes_only_those_whose_watches_it_is_for() -> None:
     async with serving(EmbeddedEtcd(MemoryKV())) as etcd:
         with etcd.watching() as (one, first), etcd.watching() as (other, second):
             one.handle(rpc_pb2.WatchRequest(create_request={"key": b"a"}), etcd.revision)
-            other.handle(rpc_pb2.WatchRequest(create_request={"key": b"b", "range_end": b"d"}), etcd.revision)
+            other.handle(
+                rpc_pb2.WatchRequest(create_request={"key": b"b", "range_end": b"d"}), etcd.revision
+            )
             await etcd.put(put(b"a"))
             assert (first.is_set(), second.is_set()) == (True, False)
             first.clear()
@@ -180,7 +216,9 @@ async def test_a_malformed_request_is_refused_and_the_server_goes_on() -> None:
         await etcd.put(put(b"a"))
 
 
-async def test_beyond_the_quota_puts_are_refused_until_the_alarm_is_taken_back_and_after_a_restart() -> None:
+async def test_beyond_the_quota_puts_are_refused_until_the_alarm_is_taken_back_and_after_a_restart() -> (
+    None
+):
     kv, small = MemoryKV(), Retention(quota_bytes=1000)
     async with serving(EmbeddedEtcd(kv, retention=small)) as etcd:
         await etcd.put(put(b"a", bytes(600)))
@@ -196,7 +234,9 @@ async def test_beyond_the_quota_puts_are_refused_until_the_alarm_is_taken_back_a
         await etcd.put(put(b"b", bytes(600)))
 
 
-async def test_requests_wait_in_a_queue_of_bounded_bytes_and_go_in_groups_of_bounded_bytes() -> None:
+async def test_requests_wait_in_a_queue_of_bounded_bytes_and_go_in_groups_of_bounded_bytes() -> (
+    None
+):
     group = commit.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
     batches: list[WriteBatch] = []
     async with asyncio.TaskGroup() as tasks:
@@ -223,7 +263,9 @@ async def leased(etcd: EmbeddedEtcd, key: bytes) -> int:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_leases_that_are_over_end_together_and_one_their_owner_ends_meanwhile_is_no_fault() -> None:
+async def test_leases_that_are_over_end_together_and_one_their_owner_ends_meanwhile_is_no_fault() -> (
+    None
+):
     clock = Clock()
     etcd = EmbeddedEtcd(MemoryKV(), clock)
     async with serving(etcd), asyncio.TaskGroup() as tasks:
@@ -231,7 +273,9 @@ async def test_leases_that_are_over_end_together_and_one_their_owner_ends_meanwh
         clock.now = 6.0
         expiring = tasks.create_task(etcd.run_expiry())
         tasks.create_task(etcd.lease_revoke(rpc_pb2.LeaseRevokeRequest(ID=leases[0])))
-        async for response in etcd.watch(rpc_pb2.WatchCreateRequest(key=b"c", start_revision=etcd.revision + 1)):
+        async for response in etcd.watch(
+            rpc_pb2.WatchCreateRequest(key=b"c", start_revision=etcd.revision + 1)
+        ):
             if response.events:
                 break
         expiring.cancel()
@@ -284,7 +328,9 @@ async def test_leases_have_their_whole_ttl_after_a_restart() -> None:
 def bytes_in(directory: Path) -> int:
     total = 0
     for file in directory.iterdir():
-        with suppress(FileNotFoundError):  # LevelDB removes what it has compacted, in a thread of its own
+        with suppress(
+            FileNotFoundError
+        ):  # LevelDB removes what it has compacted, in a thread of its own
             total += file.stat().st_size
     return total
 

@@ -1,4 +1,6 @@
-"""Lease renewals over one stream: however the stream ends, each waiter hears of it as one error it can act on."""
+"""Lease renewals over one stream: however the stream ends,
+each waiter hears of it as one error it can act on.
+"""
 
 import asyncio
 from typing import Any
@@ -11,7 +13,9 @@ from storage.meta.errors import MetaUnavailableError
 
 
 class Call:
-    """A stream as grpc.aio has it: a cancelled one raises CancelledError in its reader, an ended one refuses writes."""
+    """A stream as grpc.aio has it: a cancelled one raises CancelledError in its reader,
+    an ended one refuses writes.
+    """
 
     def __init__(self, *answers: Any) -> None:
         self.ended = False
@@ -54,7 +58,9 @@ async def test_a_stream_that_ended_between_two_renewals_is_opened_anew() -> None
     assert len(calls) == 2
 
 
-async def test_a_stream_that_one_waiter_gives_up_is_an_error_to_the_others_and_cancels_nobody() -> None:
+async def test_a_stream_that_one_waiter_gives_up_is_an_error_to_the_others_and_cancels_nobody() -> (
+    None
+):
     call = Call()
 
     async def connect() -> Call:

@@ -15,7 +15,10 @@ VALUES = st.sampled_from([None, b"", b"x", b"y" * 300])
 """None deletes."""
 
 TXNS = st.lists(
-    st.tuples(st.sampled_from(["commit", "rollback", "open", "lock"]), st.dictionaries(KEYS, VALUES, min_size=1)),
+    st.tuples(
+        st.sampled_from(["commit", "rollback", "open", "lock"]),
+        st.dictionaries(KEYS, VALUES, min_size=1),
+    ),
     max_size=14,
 )
 
@@ -44,8 +47,13 @@ def played(txns: list[tuple[str, dict[bytes, bytes | None]]]) -> History:
         keys = sorted(changes)
         if any(key in history.open for key in keys):
             continue
-        ops = [Op.LOCK if end == "lock" else Op.DELETE if changes[key] is None else Op.PUT for key in keys]
-        mutations = [Mutation(op, key, changes[key] or b"") for op, key in zip(ops, keys, strict=True)]
+        ops = [
+            Op.LOCK if end == "lock" else Op.DELETE if changes[key] is None else Op.PUT
+            for key in keys
+        ]
+        mutations = [
+            Mutation(op, key, changes[key] or b"") for op, key in zip(ops, keys, strict=True)
+        ]
         txn = Prewrite(mutations=mutations, primary=keys[0], start_ts=start_ts, ttl_ms=1)
         assert history.engine.apply([partial(prewrite, txn=txn)]).results == [Prewritten()]
         if end == "open":
@@ -53,7 +61,9 @@ def played(txns: list[tuple[str, dict[bytes, bytes | None]]]) -> History:
         elif end == "rollback":
             history.engine.apply([partial(percolator.rollback, keys=keys, start_ts=start_ts)])
         else:
-            history.engine.apply([partial(percolator.commit, keys=keys, start_ts=start_ts, commit_ts=commit_ts)])
+            history.engine.apply(
+                [partial(percolator.commit, keys=keys, start_ts=start_ts, commit_ts=commit_ts)]
+            )
             for key in keys if end == "commit" else ():
                 history.versions.setdefault(key, []).append((start_ts, commit_ts, changes[key]))
     return history

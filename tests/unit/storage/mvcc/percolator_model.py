@@ -14,7 +14,9 @@ class ModelLock:
 @dataclass
 class ModelKey:
     lock: ModelLock | None = None
-    commits: dict[int, tuple[int, str, bytes]] = field(default_factory=dict)  # commit_ts -> (start_ts, op, value)
+    commits: dict[int, tuple[int, str, bytes]] = field(
+        default_factory=dict
+    )  # commit_ts -> (start_ts, op, value)
     rolled_back: set[int] = field(default_factory=set)
 
 
@@ -32,9 +34,14 @@ class Model:
         state = self.key(key)
         if start_ts in state.rolled_back:
             return 0
-        return next((commit_ts for commit_ts, (start, _, _) in state.commits.items() if start == start_ts), None)
+        return next(
+            (commit_ts for commit_ts, (start, _, _) in state.commits.items() if start == start_ts),
+            None,
+        )
 
-    def prewrite(self, mutations: dict[bytes, tuple[str, bytes]], start_ts: int, for_update_ts: int = 0) -> str:
+    def prewrite(
+        self, mutations: dict[bytes, tuple[str, bytes]], start_ts: int, for_update_ts: int = 0
+    ) -> str:
         result = "ok"
         for key in mutations:
             state = self.key(key)
@@ -90,7 +97,9 @@ class Model:
                 return "lost"
             if state.lock is None and self.outcome(key, start_ts):
                 return "committed"
-            if state.lock is None and (start_ts in state.rolled_back or max(state.commits, default=0) > for_update_ts):
+            if state.lock is None and (
+                start_ts in state.rolled_back or max(state.commits, default=0) > for_update_ts
+            ):
                 return "conflict"
         for key in keys:
             held = self.key(key).lock
@@ -112,7 +121,11 @@ class Model:
 
     def get(self, key: bytes, ts: int) -> bytes | str | None:
         state = self.key(key)
-        if state.lock is not None and state.lock.op in ("put", "delete") and state.lock.start_ts <= ts:
+        if (
+            state.lock is not None
+            and state.lock.op in ("put", "delete")
+            and state.lock.start_ts <= ts
+        ):
             return "locked"
         return self.value(key, ts)
 

@@ -12,6 +12,8 @@ def test_the_check_value_is_that_of_crc_64_xz() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=9))), st.integers(0, 9))
-def test_sums_of_parts_make_the_sum_of_the_whole(pairs: list[tuple[bytes, bytes]], cut: int) -> None:
+def test_sums_of_parts_make_the_sum_of_the_whole(
+    pairs: list[tuple[bytes, bytes]], cut: int
+) -> None:
     left, right, whole = range_sum(pairs[:cut]), range_sum(pairs[cut:]), range_sum(pairs)
     assert (left.xor ^ right.xor, left.pairs + right.pairs, left.size + right.size) == whole

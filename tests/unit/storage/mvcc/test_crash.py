@@ -1,4 +1,6 @@
-"""Power loss at every sync of a real LevelDB: what was answered is there, a group in flight is whole or not there."""
+"""Power loss at every sync of a real LevelDB: what was answered is there,
+a group in flight is whole or not there.
+"""
 
 import random
 import shutil
@@ -24,10 +26,19 @@ def group(number: int, rng: random.Random) -> list[Command]:
         keys = [b"%d-%d-%d" % (number, part, at) for at in range(rng.randint(1, 3))]
         mutations = [Mutation(Op.PUT, key, rng.randbytes(rng.choice([1, 400]))) for key in keys]
         how = {"one_pc": True} if part == 1 else {"async_commit": True} if part == 2 else {}
-        txn = Prewrite(mutations=mutations, primary=keys[0], start_ts=start_ts, ttl_ms=1, secondaries=keys[1:], **how)
+        txn = Prewrite(
+            mutations=mutations,
+            primary=keys[0],
+            start_ts=start_ts,
+            ttl_ms=1,
+            secondaries=keys[1:],
+            **how,
+        )
         commands.append(partial(prewrite, txn=txn))
         if part == 0 and rng.random() < 0.5:
-            commands.append(partial(percolator.commit, keys=keys, start_ts=start_ts, commit_ts=start_ts + 5))
+            commands.append(
+                partial(percolator.commit, keys=keys, start_ts=start_ts, commit_ts=start_ts + 5)
+            )
         elif part == 0:
             commands.append(partial(percolator.rollback, keys=keys, start_ts=start_ts))
         elif part == 3:

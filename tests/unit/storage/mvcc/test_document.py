@@ -8,7 +8,11 @@ from storage.model.errors import CorruptError
 from storage.mvcc.layout import encode_document, reading_document
 
 
-@given(st.dictionaries(st.text(min_size=1).filter(lambda name: name not in {"format", "known"}), st.integers()))
+@given(
+    st.dictionaries(
+        st.text(min_size=1).filter(lambda name: name not in {"format", "known"}), st.integers()
+    )
+)
 def test_a_document_is_read_as_it_was_written(fields: dict[str, int]) -> None:
     with reading_document(encode_document(3, **fields), 3, "it") as document:
         assert document == {"format": 3, **fields}
@@ -20,7 +24,12 @@ def test_another_format_is_named() -> None:
         raise AssertionError("not reached")
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", b"5", b'{"format": 3}', b'{"format": 3, "n": "x"}'])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[]", b"{}", b"5", b'{"format": 3}', b'{"format": 3, "n": "x"}']
+)
 def test_damage_is_a_clear_error(data: bytes) -> None:
-    with pytest.raises(CorruptError, match="it is damaged"), reading_document(data, 3, "it") as document:
+    with (
+        pytest.raises(CorruptError, match="it is damaged"),
+        reading_document(data, 3, "it") as document,
+    ):
         int(document["n"])

@@ -51,7 +51,9 @@ class Transfer:
         """The next command; None when this step was a read."""
         if self.state == "read":
             try:
-                self.balances = [int(Snapshot(kv, self.start_ts).get(key) or b"0") for key in self.keys]
+                self.balances = [
+                    int(Snapshot(kv, self.start_ts).get(key) or b"0") for key in self.keys
+                ]
             except KeyIsLockedError:
                 self.state = "over"
             else:
@@ -59,8 +61,12 @@ class Transfer:
             return None
         if self.state == "prewrite":
             amounts = self.balances[0] - 1, self.balances[1] + 1
-            mutations = [Mutation(Op.PUT, key, b"%d" % n) for key, n in zip(self.keys, amounts, strict=True)]
-            txn = Prewrite(mutations=mutations, primary=self.keys[0], start_ts=self.start_ts, ttl_ms=1)
+            mutations = [
+                Mutation(Op.PUT, key, b"%d" % n) for key, n in zip(self.keys, amounts, strict=True)
+            ]
+            txn = Prewrite(
+                mutations=mutations, primary=self.keys[0], start_ts=self.start_ts, ttl_ms=1
+            )
             return partial(prewrite, txn=txn)
         if self.state == "rollback":
             return partial(percolator.rollback, keys=self.keys, start_ts=self.start_ts)
@@ -68,7 +74,11 @@ class Transfer:
 
     def done(self, result: Any) -> None:
         failed = isinstance(result, MvccError)
-        after = {"prewrite": "rollback" if failed else "commit", "commit": "committed", "rollback": "over"}
+        after = {
+            "prewrite": "rollback" if failed else "commit",
+            "commit": "committed",
+            "rollback": "over",
+        }
         assert not failed or self.state == "prewrite", result
         self.state = after[self.state]
 
@@ -102,7 +112,9 @@ def play(engine: Engine, rng: random.Random, steps: int) -> tuple[list[Transfer]
             command = txn.next(engine.kv, clock)
             if command is not None:
                 group.append((txn, command))
-        for (txn, _), result in zip(group, engine.apply([command for _, command in group]).results, strict=True):
+        for (txn, _), result in zip(
+            group, engine.apply([command for _, command in group]).results, strict=True
+        ):
             txn.done(result)
         alive = [txn for txn in alive if txn.state not in ("over", "committed")]
     return everything, clock
@@ -119,7 +131,9 @@ def test_the_bank_never_loses_money_nor_an_update(seed: int, steps: int) -> None
     committed = [txn for txn in transfers if txn.state == "committed"]
     final = Snapshot(kv, clock + 1, ignore_locks=True)
     for key in ACCOUNTS:
-        moved = sum(txn.keys[1] == key for txn in committed) - sum(txn.keys[0] == key for txn in committed)
+        moved = sum(txn.keys[1] == key for txn in committed) - sum(
+            txn.keys[0] == key for txn in committed
+        )
         assert int(final.get(key) or b"") == 100 + moved, "an update was lost"
 
 

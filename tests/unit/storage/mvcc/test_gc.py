@@ -1,4 +1,6 @@
-"""GC: what a snapshot at or after the safepoint reads never changes, and what nobody can read goes."""
+"""GC: what a snapshot at or after the safepoint reads never changes,
+and what nobody can read goes.
+"""
 
 from functools import partial
 from typing import Any
@@ -50,7 +52,9 @@ def recounted(kv: MemoryKV) -> VersionCounts:
 
 
 @given(TXNS.map(played), st.lists(st.integers(0, 160), min_size=1, max_size=3))
-def test_reads_at_or_after_the_safepoint_stay_as_they_were(history: History, safe_points: list[int]) -> None:
+def test_reads_at_or_after_the_safepoint_stay_as_they_were(
+    history: History, safe_points: list[int]
+) -> None:
     kv = history.engine.kv
     assert isinstance(kv, MemoryKV)
     for safe_point in safe_points:
@@ -62,7 +66,9 @@ def test_reads_at_or_after_the_safepoint_stay_as_they_were(history: History, saf
 
 
 @given(TXNS.map(played), st.integers(0, 160))
-def test_one_version_at_most_is_left_before_the_safepoint(history: History, safe_point: int) -> None:
+def test_one_version_at_most_is_left_before_the_safepoint(
+    history: History, safe_point: int
+) -> None:
     kv = history.engine.kv
     assert isinstance(kv, MemoryKV)
     assert collect(kv, safe_point).left == recounted(kv)
@@ -70,7 +76,9 @@ def test_one_version_at_most_is_left_before_the_safepoint(history: History, safe
         state = key_history(kv, key)
         old = [write for commit_ts, write in state.writes if commit_ts <= safe_point]
         assert len(old) == (history.value(key, safe_point) is not None)
-        kept = {write.start_ts for _, write in state.writes} | ({state.lock.start_ts} if state.lock else set())
+        kept = {write.start_ts for _, write in state.writes} | (
+            {state.lock.start_ts} if state.lock else set()
+        )
         assert {start_ts for start_ts, _ in state.values} <= kept
 
 
@@ -79,9 +87,23 @@ def test_a_key_with_many_versions_goes_in_small_batches_and_what_hid_them_goes_l
     engine = Engine(kv)
     for number in range(2000):
         op = Op.DELETE if number == 1999 else Op.PUT
-        txn = Prewrite(mutations=[Mutation(op, b"k", b"v" * 300)], primary=b"k", start_ts=10 * number + 1, ttl_ms=1)
+        txn = Prewrite(
+            mutations=[Mutation(op, b"k", b"v" * 300)],
+            primary=b"k",
+            start_ts=10 * number + 1,
+            ttl_ms=1,
+        )
         engine.apply([partial(prewrite, txn=txn)])
-        engine.apply([partial(percolator.commit, keys=[b"k"], start_ts=txn.start_ts, commit_ts=txn.start_ts + 1)])
+        engine.apply(
+            [
+                partial(
+                    percolator.commit,
+                    keys=[b"k"],
+                    start_ts=txn.start_ts,
+                    commit_ts=txn.start_ts + 1,
+                )
+            ]
+        )
     batches = list(RangeGC(kv.snapshot(), b"", b"", 1 << 60).batches())
     assert len(batches) > 1
     assert max(sum(map(len, batch)) for batch in batches) < 2 * gc.BATCH_BYTES
@@ -92,7 +114,9 @@ def test_a_key_with_many_versions_goes_in_small_batches_and_what_hid_them_goes_l
 
 
 class GcMachine(RuleBasedStateMachine):
-    """A store with transactions in every state, collected at any time, cut off in the middle or not."""
+    """A store with transactions in every state, collected at any time,
+    cut off in the middle or not.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,23 +137,37 @@ class GcMachine(RuleBasedStateMachine):
         assert not isinstance(result, Exception), result
         return result
 
-    @rule(key=st.sampled_from(KEYS), op=st.sampled_from([Op.PUT, Op.DELETE, Op.LOCK]), long=st.booleans())
+    @rule(
+        key=st.sampled_from(KEYS),
+        op=st.sampled_from([Op.PUT, Op.DELETE, Op.LOCK]),
+        long=st.booleans(),
+    )
     def prewrite(self, key: bytes, op: Op, long: bool) -> None:
         if key in self.open:
             return
         start_ts = self.tick()
         value = b"%d" % start_ts * (200 if long else 1) if op == Op.PUT else b""
         self.open[key] = (start_ts, op, value)
-        txn = Prewrite(mutations=[Mutation(op, key, value)], primary=key, start_ts=start_ts, ttl_ms=1)
+        txn = Prewrite(
+            mutations=[Mutation(op, key, value)], primary=key, start_ts=start_ts, ttl_ms=1
+        )
         self.apply(partial(prewrite, txn=txn))
 
     @rule(key=st.sampled_from(KEYS), op=st.sampled_from([Op.PUT, Op.DELETE]))
     def commit_at_once(self, key: bytes, op: Op) -> None:
-        """1PC: its commit_ts may be the start_ts of the next transaction, whose rollback then shares its record."""
+        """1PC: its commit_ts may be the start_ts of the next transaction,
+        whose rollback then shares its record.
+        """
         if key in self.open:
             return
         start_ts = self.tick()
-        txn = Prewrite(mutations=[Mutation(op, key, b"1pc")], primary=key, start_ts=start_ts, ttl_ms=1, one_pc=True)
+        txn = Prewrite(
+            mutations=[Mutation(op, key, b"1pc")],
+            primary=key,
+            start_ts=start_ts,
+            ttl_ms=1,
+            one_pc=True,
+        )
         commit_ts = self.apply(partial(prewrite, txn=txn)).one_pc_commit_ts
         assert commit_ts > start_ts
         self.model[key].append((commit_ts, b"1pc" if op == Op.PUT else None))
@@ -170,7 +208,9 @@ class GcMachine(RuleBasedStateMachine):
     def every_lock_is_untouched(self) -> None:
         for key in KEYS:
             lock = Versions(self.kv).lock(encode_bytes(key))
-            assert (lock.start_ts if lock else None) == (self.open[key][0] if key in self.open else None)
+            assert (lock.start_ts if lock else None) == (
+                self.open[key][0] if key in self.open else None
+            )
             if lock is not None and lock.kind == PUT:
                 assert Versions(self.kv).written_value(encode_bytes(key), lock) == self.open[key][2]
 

@@ -1,4 +1,6 @@
-"""The walk of a store's GC: whatever safepoints come in the middle, all of it is collected at the last one."""
+"""The walk of a store's GC: whatever safepoints come in the middle,
+all of it is collected at the last one.
+"""
 
 from collections.abc import Sequence
 
@@ -18,7 +20,9 @@ def next_end(walk: GcWalk) -> bytes:
 
 
 @given(st.lists(st.integers(0, 8), max_size=8), st.booleans())
-def test_every_region_is_collected_at_the_last_safepoint(newer_after: Sequence[int], restarted: bool) -> None:
+def test_every_region_is_collected_at_the_last_safepoint(
+    newer_after: Sequence[int], restarted: bool
+) -> None:
     walk = GcWalk().switched(1)
     collected: dict[bytes, int] = {}
     for steps in (*newer_after, 1000):
@@ -58,7 +62,9 @@ def test_what_was_collected_by_request_is_remembered() -> None:
     assert walk.switched(5).begun_safe_point == 7
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", GcWalk().encode().replace(b'"format": 1', b'"format": 9')])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", GcWalk().encode().replace(b'"format": 1', b'"format": 9')]
+)
 def test_damaged_progress_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError):
         decode_walk(data)

@@ -1,4 +1,6 @@
-"""Group commit: order, durability before answers, observers before callers, quiet moments, shutdown."""
+"""Group commit: order, durability before answers, observers before callers,
+quiet moments, shutdown.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -66,7 +68,9 @@ async def test_what_waits_becomes_one_group_and_answers_follow_the_observer() ->
             for number in range(20):
                 callers.create_task(submit(b"%02d" % number))
     assert len(kv.groups) <= 2
-    assert [key for written in kv.groups for key in written] == [b"%02d" % number for number in range(20)]
+    assert [key for written in kv.groups for key in written] == [
+        b"%02d" % number for number in range(20)
+    ]
     assert all(count >= 1 for count in answered)
 
 
@@ -83,7 +87,9 @@ async def test_a_quiet_moment_sees_exactly_what_was_observed() -> None:
     async with running(kv, seen) as group, asyncio.TaskGroup() as callers:
         for number in range(50):
             callers.create_task(group.submit([put(b"%02d" % number)]))
-            stored, observed = await group.quiet(lambda: (len(list(kv.scan(b""))), sum(map(len, seen))))
+            stored, observed = await group.quiet(
+                lambda: (len(list(kv.scan(b""))), sum(map(len, seen)))
+            )
             assert stored == observed
 
 

@@ -17,7 +17,9 @@ def reaches(edges: set[tuple[int, int]], begin: int, end: int) -> bool:
     return end in seen
 
 
-@given(st.dictionaries(st.sampled_from([b"a", b"b", b"c", b"d"]), TXNS, min_size=4, max_size=4), STEPS)
+@given(
+    st.dictionaries(st.sampled_from([b"a", b"b", b"c", b"d"]), TXNS, min_size=4, max_size=4), STEPS
+)
 def test_a_wait_that_would_close_a_circle_is_told_with_its_way(
     holders: dict[bytes, int], steps: list[tuple[int, bytes]]
 ) -> None:
@@ -39,7 +41,9 @@ def test_a_wait_that_would_close_a_circle_is_told_with_its_way(
 
 
 @given(st.lists(TXNS, min_size=1), st.data())
-def test_waiters_leave_oldest_first_and_leave_nothing_behind(starts: list[int], data: st.DataObject) -> None:
+def test_waiters_leave_oldest_first_and_leave_nothing_behind(
+    starts: list[int], data: st.DataObject
+) -> None:
     queue = LockQueue()
     waiters = [Waiter(start_ts, b"k") for start_ts in starts]
     for waiter in waiters:

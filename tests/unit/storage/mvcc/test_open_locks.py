@@ -12,7 +12,9 @@ from storage.mvcc.record import PUT
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.histories import TXNS, History, played
 
-STEPS = st.lists(st.tuples(st.sampled_from([PREWRITE, COMMIT, ROLLBACK]), st.integers(0, 9), st.integers(1, 5)))
+STEPS = st.lists(
+    st.tuples(st.sampled_from([PREWRITE, COMMIT, ROLLBACK]), st.integers(0, 9), st.integers(1, 5))
+)
 BORDERS = st.sets(st.integers(1, 9), max_size=4)
 
 

@@ -1,4 +1,6 @@
-"""The decisions against the model: every step's answer, and after it every read at every timestamp."""
+"""The decisions against the model: every step's answer,
+and after it every read at every timestamp.
+"""
 
 from functools import partial
 from typing import Any
@@ -40,7 +42,13 @@ def name(result: Any) -> str:
 
 
 def put(key: bytes, value: bytes, start_ts: int, **more: Any) -> Command:
-    txn = Prewrite(mutations=[Mutation(Op.PUT, key, value)], primary=key, start_ts=start_ts, ttl_ms=3000, **more)
+    txn = Prewrite(
+        mutations=[Mutation(Op.PUT, key, value)],
+        primary=key,
+        start_ts=start_ts,
+        ttl_ms=3000,
+        **more,
+    )
     return partial(prewrite, txn=txn)
 
 
@@ -83,7 +91,9 @@ def test_every_history_answers_and_reads_as_the_model_does(steps: list[Any]) -> 
             starts.append(clock)
             continue
         clock += 1
-        command, expected = _step(model, action, start_ts, clock, {key: mutations[key] for key in keys})
+        command, expected = _step(
+            model, action, start_ts, clock, {key: mutations[key] for key in keys}
+        )
         assert name(run(engine, command)) == expected, (action, start_ts, keys)
         for key in KEYS:
             for ts in range(clock + 2):
@@ -110,21 +120,33 @@ def _step(
         case "commit":
             return commit(keys, start_ts, clock), model.commit(keys, start_ts, clock)
         case "rollback":
-            return partial(percolator.rollback, keys=keys, start_ts=start_ts), model.rollback(keys, start_ts)
+            return partial(percolator.rollback, keys=keys, start_ts=start_ts), model.rollback(
+                keys, start_ts
+            )
         case "lock":
             request = PessimisticLock(
                 mutations=sent, primary=keys[0], start_ts=start_ts, ttl_ms=3000, for_update_ts=clock
             )
-            return partial(pessimistic.pessimistic_lock, request=request), model.lock(keys, start_ts, clock)
+            return partial(pessimistic.pessimistic_lock, request=request), model.lock(
+                keys, start_ts, clock
+            )
         case _:
-            unlock = partial(pessimistic.pessimistic_rollback, keys=keys, start_ts=start_ts, for_update_ts=clock - 2)
+            unlock = partial(
+                pessimistic.pessimistic_rollback,
+                keys=keys,
+                start_ts=start_ts,
+                for_update_ts=clock - 2,
+            )
             return unlock, model.unlock(keys, start_ts, clock - 2)
 
 
 def test_a_group_sees_its_own_writes_and_a_failed_command_leaves_nothing() -> None:
     engine = Engine(MemoryKV())
     both = Prewrite(
-        mutations=[Mutation(Op.PUT, b"b", b"2"), Mutation(Op.PUT, b"a", b"2")], primary=b"b", start_ts=5, ttl_ms=1
+        mutations=[Mutation(Op.PUT, b"b", b"2"), Mutation(Op.PUT, b"a", b"2")],
+        primary=b"b",
+        start_ts=5,
+        ttl_ms=1,
     )
     results = engine.apply(
         [put(b"a", b"1", 1), partial(prewrite, txn=both), commit([b"a"], 1, 2), put(b"a", b"3", 3)]
@@ -172,7 +194,9 @@ def test_assertions_are_checked_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("action", "passes"), [(0, True), (2, False)])
-def test_a_pessimistic_transaction_vouches_for_keys_it_does_not_lock(action: int, passes: bool) -> None:
+def test_a_pessimistic_transaction_vouches_for_keys_it_does_not_lock(
+    action: int, passes: bool
+) -> None:
     engine = Engine(MemoryKV())
     run(engine, put(b"index", b"1", 6))
     run(engine, commit([b"index"], 6, 9))
@@ -184,7 +208,9 @@ def test_a_late_prewrite_of_a_finished_transaction_locks_nothing() -> None:
     engine = Engine(MemoryKV())
     run(engine, put(b"a", b"1", 5))
     run(engine, commit([b"a"], 5, 6))
-    assert run(engine, put(b"a", b"2", 5, for_update_ts=99, actions=[0])) == Prewritten(min_commit_ts=6)
+    assert run(engine, put(b"a", b"2", 5, for_update_ts=99, actions=[0])) == Prewritten(
+        min_commit_ts=6
+    )
     run(engine, put(b"a", b"1", 7))
     run(engine, partial(percolator.rollback, keys=[b"a"], start_ts=7))
     late = put(b"a", b"2", 7, for_update_ts=99, actions=[0])
@@ -210,6 +236,9 @@ def test_a_lock_request_tells_the_newest_values() -> None:
         return_values=True,
         only_if_exists=True,
     )
-    assert run(engine, partial(pessimistic.pessimistic_lock, request=request)) == [(b"1", 0), (None, 0)]
+    assert run(engine, partial(pessimistic.pessimistic_lock, request=request)) == [
+        (b"1", 0),
+        (None, 0),
+    ]
     assert Draft(engine.kv).lock(encode_bytes(b"b")) is None
     assert read(engine, b"a", 9) == b"1"

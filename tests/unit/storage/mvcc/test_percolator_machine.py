@@ -1,6 +1,8 @@
-"""Clients, resolvers and readers take turns at random: one outcome a transaction, reads that never change.
+"""Clients, resolvers and readers take turns at random: one outcome a transaction,
+reads that never change.
 
-Every client may stop anywhere; resolvers do what ours does (`server.rpc.lock_resolver`), on the pure decisions.
+Every client may stop anywhere; resolvers do what ours does (`server.rpc.lock_resolver`), on the
+pure decisions.
 """
 
 from dataclasses import dataclass, field, replace
@@ -44,7 +46,9 @@ class Txn:
 
     @property
     def is_prewritten(self) -> bool:
-        return not self.failed and len(self.answers) == (1 if self.kind == "1pc" else len(self.keys))
+        return not self.failed and len(self.answers) == (
+            1 if self.kind == "1pc" else len(self.keys)
+        )
 
     @property
     def computed(self) -> int:
@@ -75,7 +79,10 @@ class Percolator(RuleBasedStateMachine):
     def pick(self, number: int) -> Txn | None:
         return self.txns[number % len(self.txns)] if self.txns else None
 
-    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1), kind=st.sampled_from(["2pc", "async", "1pc"]))
+    @rule(
+        keys=st.sets(st.sampled_from(KEYS), min_size=1),
+        kind=st.sampled_from(["2pc", "async", "1pc"]),
+    )
     def begin(self, keys: set[bytes], kind: str) -> None:
         self.txns.append(Txn(self.tso(), sorted(keys), kind))
 
@@ -127,7 +134,9 @@ class Percolator(RuleBasedStateMachine):
             return
         commit_ts = txn.acked or self.tso()
         key = txn.keys[part % len(txn.keys)] if txn.acked else txn.keys[0]
-        done = self.run_command(partial(percolator.commit, keys=[key], start_ts=txn.start_ts, commit_ts=commit_ts))
+        done = self.run_command(
+            partial(percolator.commit, keys=[key], start_ts=txn.start_ts, commit_ts=commit_ts)
+        )
         if isinstance(done, MvccError):
             assert not txn.acked, f"what was acked cannot be committed: {done}"
         elif not txn.acked:
@@ -140,7 +149,9 @@ class Percolator(RuleBasedStateMachine):
         """A client gives up what it did not get through."""
         txn = self.pick(number)
         if txn is not None and txn.failed:
-            done = self.run_command(partial(percolator.rollback, keys=txn.keys, start_ts=txn.start_ts))
+            done = self.run_command(
+                partial(percolator.rollback, keys=txn.keys, start_ts=txn.start_ts)
+            )
             txn.rolled_back = not isinstance(done, MvccError)
 
     @rule(number=PICK)
@@ -159,7 +170,9 @@ class Percolator(RuleBasedStateMachine):
         found = self.run_command(partial(status.check_txn_status, check=check))
         commit_ts = found.commit_ts
         if found.lock is not None:
-            asked = partial(status.check_secondaries, keys=found.lock.secondaries, start_ts=txn.start_ts)
+            asked = partial(
+                status.check_secondaries, keys=found.lock.secondaries, start_ts=txn.start_ts
+            )
             secondaries = self.run_command(asked)
             locks = [found.lock, *(lock for _, lock in secondaries.locks)]
             if len(locks) <= len(found.lock.secondaries):
@@ -167,7 +180,9 @@ class Percolator(RuleBasedStateMachine):
             elif all(lock.async_commit for lock in locks):
                 commit_ts = max(lock.min_commit_ts for lock in locks)
             else:
-                forced = partial(status.check_txn_status, check=replace(check, force_sync_commit=True))
+                forced = partial(
+                    status.check_txn_status, check=replace(check, force_sync_commit=True)
+                )
                 commit_ts = self.run_command(forced).commit_ts
         txn.decided.add(commit_ts)
         outcomes = {txn.start_ts: commit_ts}
@@ -179,7 +194,9 @@ class Percolator(RuleBasedStateMachine):
         txn = self.pick(number)
         if txn is None:
             return
-        check = StatusCheck(primary=txn.keys[0], start_ts=txn.start_ts, caller_start_ts=self.clock, current_ts=0)
+        check = StatusCheck(
+            primary=txn.keys[0], start_ts=txn.start_ts, caller_start_ts=self.clock, current_ts=0
+        )
         self.run_command(partial(status.check_txn_status, check=check))
         self.clock += ahead
 
@@ -197,24 +214,33 @@ class Percolator(RuleBasedStateMachine):
         for (key, ts), value in getattr(self, "reads", {}).items():
             lock = Draft(self.engine.kv).lock(encode_bytes(key))
             in_the_way = lock is not None and lock.start_ts <= ts and lock.min_commit_ts <= ts
-            assert not in_the_way or (lock is not None and not lock.async_commit), "an async commit below a read"
+            assert not in_the_way or (lock is not None and not lock.async_commit), (
+                "an async commit below a read"
+            )
             if not in_the_way:
                 assert Snapshot(self.engine.kv, ts).get(key) == value, (key, ts)
 
     @invariant()
     def a_transaction_has_one_outcome(self) -> None:
         for txn in getattr(self, "txns", []):
-            recorded = [percolator.outcome(Draft(self.engine.kv), encode_bytes(key), txn.start_ts) for key in txn.keys]
+            recorded = [
+                percolator.outcome(Draft(self.engine.kv), encode_bytes(key), txn.start_ts)
+                for key in txn.keys
+            ]
             commits = {found[1] for found in recorded if found is not None and found[0] != ROLLBACK}
             rollbacks = any(found is not None and found[0] == ROLLBACK for found in recorded)
             if txn.rolled_back:
                 locks = [Draft(self.engine.kv).lock(encode_bytes(key)) for key in txn.keys]
-                assert all(lock is None or lock.start_ts != txn.start_ts for lock in locks), "revived"
+                assert all(lock is None or lock.start_ts != txn.start_ts for lock in locks), (
+                    "revived"
+                )
             assert len(commits) <= 1, "two commit timestamps"
             assert not (commits and rollbacks), "torn"
             assert len(txn.decided) <= 1, "resolvers disagree"
             assert not txn.acked or not rollbacks, "acknowledged, then rolled back"
-            assert not txn.acked or commits <= {txn.acked}, "committed at another timestamp than was told"
+            assert not txn.acked or commits <= {txn.acked}, (
+                "committed at another timestamp than was told"
+            )
             assert not txn.acked or txn.decided <= {txn.acked}, "resolved otherwise than was told"
 
 

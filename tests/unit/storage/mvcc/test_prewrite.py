@@ -39,17 +39,33 @@ def lock_of(engine: Engine, key: bytes) -> Lock | None:
 
 def test_async_commit_locks_above_every_read_and_names_its_secondaries() -> None:
     engine = engine_at(20)
-    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s", b"t"])) == Prewritten(min_commit_ts=21)
+    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s", b"t"])) == Prewritten(
+        min_commit_ts=21
+    )
     primary, secondary = lock_of(engine, b"p"), lock_of(engine, b"s")
     assert primary is not None
     assert secondary is not None
-    assert (primary.async_commit, primary.min_commit_ts, primary.secondaries) == (True, 21, (b"s", b"t"))
-    assert (secondary.async_commit, secondary.min_commit_ts, secondary.secondaries) == (True, 21, ())
+    assert (primary.async_commit, primary.min_commit_ts, primary.secondaries) == (
+        True,
+        21,
+        (b"s", b"t"),
+    )
+    assert (secondary.async_commit, secondary.min_commit_ts, secondary.secondaries) == (
+        True,
+        21,
+        (),
+    )
 
 
-@pytest.mark.parametrize(("more", "expected"), [({}, 6), ({"min_commit_ts": 9}, 9), ({"for_update_ts": 11}, 12)])
-def test_min_commit_ts_is_above_all_timestamps_of_the_transaction(more: dict[str, int], expected: int) -> None:
-    assert run(engine_at(0), put(b"p", async_commit=True, **more)) == Prewritten(min_commit_ts=expected)
+@pytest.mark.parametrize(
+    ("more", "expected"), [({}, 6), ({"min_commit_ts": 9}, 9), ({"for_update_ts": 11}, 12)]
+)
+def test_min_commit_ts_is_above_all_timestamps_of_the_transaction(
+    more: dict[str, int], expected: int
+) -> None:
+    assert run(engine_at(0), put(b"p", async_commit=True, **more)) == Prewritten(
+        min_commit_ts=expected
+    )
 
 
 def test_a_repeated_async_prewrite_answers_what_a_resolver_would_compute_from_the_locks() -> None:
@@ -57,8 +73,12 @@ def test_a_repeated_async_prewrite_answers_what_a_resolver_would_compute_from_th
     first = run(engine, put(b"p", async_commit=True, secondaries=[b"s"]))
     engine.fence.read(50)
     assert run(engine, put(b"p", async_commit=True, secondaries=[b"s"])) == first
-    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s"])) == Prewritten(min_commit_ts=51)
-    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s"])) == Prewritten(min_commit_ts=51)
+    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s"])) == Prewritten(
+        min_commit_ts=51
+    )
+    assert run(engine, put(b"p", b"s", async_commit=True, secondaries=[b"s"])) == Prewritten(
+        min_commit_ts=51
+    )
 
 
 def test_one_pc_writes_versions_and_no_locks_and_tells_feeds_a_committed_row() -> None:
@@ -70,14 +90,21 @@ def test_one_pc_writes_versions_and_no_locks_and_tells_feeds_a_committed_row() -
     assert lock_of(engine, b"p") is None
     assert Snapshot(engine.kv, 31).get(b"s") == b"v" * 300
     assert Snapshot(engine.kv, 30).get(b"s") is None
-    told = [(change.event, change.key, change.commit_ts, len(change.old_value)) for change in group.changes]
+    told = [
+        (change.event, change.key, change.commit_ts, len(change.old_value))
+        for change in group.changes
+    ]
     assert told == [(COMMITTED, b"p", 31, 300), (COMMITTED, b"s", 31, 0)]
 
 
 def test_one_pc_takes_over_pessimistic_locks_and_frees_who_waits_for_them() -> None:
     engine = engine_at(0)
     request = PessimisticLock(
-        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")], primary=b"p", start_ts=5, ttl_ms=1, for_update_ts=8
+        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")],
+        primary=b"p",
+        start_ts=5,
+        ttl_ms=1,
+        for_update_ts=8,
     )
     run(engine, partial(pessimistic.pessimistic_lock, request=request))
     group = engine.apply([put(b"p", for_update_ts=8, actions=[1], one_pc=True)])
@@ -132,12 +159,21 @@ def test_a_computed_commit_never_hides_a_rollback_at_the_same_timestamp() -> Non
     engine = engine_at(20)
     assert run(engine, put(b"async", async_commit=True)).min_commit_ts == 21
     request = PessimisticLock(
-        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"one")], primary=b"one", start_ts=6, ttl_ms=1, for_update_ts=6
+        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"one")],
+        primary=b"one",
+        start_ts=6,
+        ttl_ms=1,
+        for_update_ts=6,
     )
     run(engine, partial(pessimistic.pessimistic_lock, request=request))
     run(engine, partial(percolator.rollback, keys=[b"async", b"one"], start_ts=21))
     run(engine, partial(percolator.commit, keys=[b"async"], start_ts=5, commit_ts=21))
-    assert run(engine, put(b"one", start_ts=6, for_update_ts=6, actions=[1], one_pc=True)).one_pc_commit_ts == 21
+    assert (
+        run(
+            engine, put(b"one", start_ts=6, for_update_ts=6, actions=[1], one_pc=True)
+        ).one_pc_commit_ts
+        == 21
+    )
     for key in (b"async", b"one"):
         assert Snapshot(engine.kv, 21).get(key) is not None
         late = run(engine, put(key, start_ts=21))
@@ -149,12 +185,16 @@ def test_a_computed_commit_lies_above_versions_the_client_did_not_want_checked()
     engine = engine_at(0)
     run(engine, put(b"p", start_ts=3))
     run(engine, partial(percolator.commit, keys=[b"p"], start_ts=3, commit_ts=30))
-    assert run(engine, put(b"p", for_update_ts=8, actions=[0], one_pc=True)) == Prewritten(one_pc_commit_ts=31)
+    assert run(engine, put(b"p", for_update_ts=8, actions=[0], one_pc=True)) == Prewritten(
+        one_pc_commit_ts=31
+    )
 
 
 def test_existence_is_read_as_of_the_transaction() -> None:
     engine = engine_at(0)
-    txn = Prewrite(mutations=[Mutation(Op.CHECK_NOT_EXISTS, b"k")], primary=b"p", start_ts=40, ttl_ms=1)
+    txn = Prewrite(
+        mutations=[Mutation(Op.CHECK_NOT_EXISTS, b"k")], primary=b"p", start_ts=40, ttl_ms=1
+    )
     assert run(engine, partial(prewrite, txn=txn)) == Prewritten()
     assert run(engine, put(b"k", one_pc=True)) == Prewritten(one_pc_commit_ts=41)
 
@@ -166,14 +206,22 @@ def test_the_primary_of_an_async_commit_is_shown_whatever_its_age_until_forced()
     found = run(engine, partial(status.check_txn_status, check=status.StatusCheck(**asked)))
     assert (found.action, found.lock) == (status.Action.NO_ACTION, lock_of(engine, b"p"))
     forced = status.StatusCheck(**asked, force_sync_commit=True)
-    assert run(engine, partial(status.check_txn_status, check=forced)).action is status.Action.TTL_EXPIRE_ROLLBACK
+    assert (
+        run(engine, partial(status.check_txn_status, check=forced)).action
+        is status.Action.TTL_EXPIRE_ROLLBACK
+    )
 
 
 @pytest.mark.parametrize(
     "txn",
     [
         Prewrite(mutations=[Mutation(Op.PUT, b"a")], primary=b"a", start_ts=0, ttl_ms=1),
-        Prewrite(mutations=[Mutation(Op.PUT, b"a"), Mutation(Op.DELETE, b"a")], primary=b"a", start_ts=5, ttl_ms=1),
+        Prewrite(
+            mutations=[Mutation(Op.PUT, b"a"), Mutation(Op.DELETE, b"a")],
+            primary=b"a",
+            start_ts=5,
+            ttl_ms=1,
+        ),
         Prewrite(mutations=[Mutation(Op.ROLLBACK, b"a")], primary=b"a", start_ts=5, ttl_ms=1),
         Prewrite(mutations=[Mutation(99, b"a")], primary=b"a", start_ts=5, ttl_ms=1),
     ],
@@ -187,7 +235,11 @@ def test_what_no_transaction_looks_like_is_refused(txn: Prewrite) -> None:
 def test_a_lock_taken_at_another_for_update_ts_is_not_the_one_meant() -> None:
     engine = engine_at(0)
     request = PessimisticLock(
-        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")], primary=b"p", start_ts=5, ttl_ms=1, for_update_ts=8
+        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")],
+        primary=b"p",
+        start_ts=5,
+        ttl_ms=1,
+        for_update_ts=8,
     )
     run(engine, partial(pessimistic.pessimistic_lock, request=request))
     lost = run(engine, put(b"p", for_update_ts=9, actions=[1], locked_at={0: 7}))

@@ -47,7 +47,9 @@ def test_pairs_live_as_long_as_they_should(steps: list[Any]) -> None:
                 model = {key: pair for key, pair in model.items() if not lower <= key < upper}
             case "swap", [key, previous, end_s, remove]:
                 new = RawPair(key, b"new", end_s)
-                swap = partial(raw.compare_and_swap, new=new, previous=previous, now_s=now_s, remove=remove)
+                swap = partial(
+                    raw.compare_and_swap, new=new, previous=previous, now_s=now_s, remove=remove
+                )
                 found = alive.get(key)
                 assert run(engine, swap) == Swapped(found == previous, found)
                 if found == previous and remove:
@@ -72,7 +74,13 @@ def test_pairs_live_as_long_as_they_should(steps: list[Any]) -> None:
 
 def test_scans_stay_in_their_range_and_limit() -> None:
     engine = Engine(MemoryKV())
-    run(engine, partial(raw.put, pairs=[RawPair(key, b"v", end_s) for key, end_s in ((b"a", 0), (b"b", 1), (b"c", 9))]))
+    run(
+        engine,
+        partial(
+            raw.put,
+            pairs=[RawPair(key, b"v", end_s) for key, end_s in ((b"a", 0), (b"b", 1), (b"c", 9))],
+        ),
+    )
     assert raw.scan(engine.kv, b"a", b"c", 5, 9) == [(b"a", b"v")]
     assert raw.scan(engine.kv, b"", b"", 0, 1) == [(b"a", b"v")]
     assert raw.scan(engine.kv, b"", b"", 5, 1, reverse=True) == [(b"c", b"v")]

@@ -1,4 +1,6 @@
-"""No read misses a commit at a computed timestamp, whatever the interleaving; and none waits without need."""
+"""No read misses a commit at a computed timestamp, whatever the interleaving;
+and none waits without need.
+"""
 
 import threading
 
@@ -37,7 +39,9 @@ def test_a_read_has_either_seen_the_write_or_lies_below_its_commit_ts(
             in_flight = []
             fence.release()
         elif action == "reserve":
-            if not any(keys & reserved for reserved, _ in in_flight):  # a key has one writer in a group
+            if not any(
+                keys & reserved for reserved, _ in in_flight
+            ):  # a key has one writer in a group
                 in_flight.append((keys, fence.reserve(keys, ts)))
         elif not any(keys & reserved and commit_ts <= ts for reserved, commit_ts in in_flight):
             fence.enter([Touch(ts, tuple(keys))])  # it would wait otherwise, and this is one thread
@@ -63,7 +67,9 @@ def test_a_read_has_either_seen_the_write_or_lies_below_its_commit_ts(
         (Touch(MAX_TS, [b"k"], (b"", b"")), False),
     ],
 )
-def test_only_a_read_that_might_miss_something_waits_for_the_group(touch: Touch, waits: bool) -> None:
+def test_only_a_read_that_might_miss_something_waits_for_the_group(
+    touch: Touch, waits: bool
+) -> None:
     fence = ReadFence()
     fence.reserve([b"k"], 10)
     entered = threading.Event()

@@ -9,8 +9,26 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.model.errors import CorruptError
-from storage.mvcc.layout import AFTER_VERSIONS, column_range, lock_key, split_version, user_key, value_key, write_key
-from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock, Write, decode_lock, decode_write
+from storage.mvcc.layout import (
+    AFTER_VERSIONS,
+    column_range,
+    lock_key,
+    split_version,
+    user_key,
+    value_key,
+    write_key,
+)
+from storage.mvcc.record import (
+    DELETE,
+    LOCK,
+    PESSIMISTIC,
+    PUT,
+    ROLLBACK,
+    Lock,
+    Write,
+    decode_lock,
+    decode_write,
+)
 from storage.mvcc.region import Region, decode_regions, encode_regions
 
 TS = st.integers(0, 2**64 - 1)
@@ -22,7 +40,9 @@ SOURCES = st.just(0) | TS
 LOCKS = st.builds(Lock, *LOCK_FIELDS, st.just(value=False), st.just(()), SOURCES) | st.builds(
     Lock, *LOCK_FIELDS, st.just(value=True), SECONDARIES, SOURCES
 )
-WRITES = st.builds(Write, st.sampled_from([PUT, DELETE, LOCK, ROLLBACK]), TS, VALUES, st.booleans(), SOURCES)
+WRITES = st.builds(
+    Write, st.sampled_from([PUT, DELETE, LOCK, ROLLBACK]), TS, VALUES, st.booleans(), SOURCES
+)
 
 
 @given(LOCKS)

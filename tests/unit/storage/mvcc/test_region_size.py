@@ -18,11 +18,15 @@ KEYS = st.sets(st.binary(min_size=1, max_size=12), min_size=1, max_size=40)
 
 
 @given(KEYS, st.integers(50, 2000), st.data())
-def test_split_keys_are_existing_keys_inside_in_order(keys: set[bytes], part: int, data: st.DataObject) -> None:
+def test_split_keys_are_existing_keys_inside_in_order(
+    keys: set[bytes], part: int, data: st.DataObject
+) -> None:
     encoded = sorted(encode_bytes(key) for key in keys)
     kv = MemoryKV({write_key(key, ts): bytes(50) for key in encoded for ts in (3, 9)})
     start = data.draw(st.sampled_from([b"", encoded[0]]))
-    region = Region(1, 2, start, data.draw(st.sampled_from([b"", encoded[-1]])) if encoded[-1] > start else b"")
+    region = Region(
+        1, 2, start, data.draw(st.sampled_from([b"", encoded[-1]])) if encoded[-1] > start else b""
+    )
     chosen = split_keys(kv, region, part)
     assert chosen == sorted(set(chosen))
     assert all(key in encoded and region.contains(key) and key > region.start_key for key in chosen)

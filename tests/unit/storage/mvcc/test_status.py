@@ -36,7 +36,12 @@ def engine_with_lock(min_commit_ts: int = 0, *keys: bytes) -> Engine:
 
 
 def check(engine: Engine, **asked: int | bool | bytes) -> status.TxnStatus | errors.MvccError:
-    question: dict[str, Any] = {"primary": b"p", "start_ts": START, "caller_start_ts": 0, "current_ts": ALIVE} | asked
+    question: dict[str, Any] = {
+        "primary": b"p",
+        "start_ts": START,
+        "caller_start_ts": 0,
+        "current_ts": ALIVE,
+    } | asked
     request = StatusCheck(**question)
     found: status.TxnStatus | errors.MvccError = engine.apply(
         [partial(status.check_txn_status, check=request)]
@@ -79,7 +84,9 @@ def test_an_unknown_transaction_is_an_error_or_rolled_back_as_asked() -> None:
     assert isinstance(check(engine), errors.TxnNotFoundError)
     undone = check(engine, rollback_if_not_exist=True)
     assert undone == status.TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
-    pessimistic_check = check(engine, start_ts=START + 1, rollback_if_not_exist=True, resolving_pessimistic_lock=True)
+    pessimistic_check = check(
+        engine, start_ts=START + 1, rollback_if_not_exist=True, resolving_pessimistic_lock=True
+    )
     assert pessimistic_check == status.TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
 
 
@@ -104,13 +111,19 @@ def test_an_autocommit_reader_passes_without_a_push() -> None:
 
 def test_a_secondary_is_no_primary() -> None:
     engine = engine_with_lock(0, b"p", b"s")
-    assert isinstance(check(engine, primary=b"s", verify_is_primary=True), errors.PrimaryMismatchError)
+    assert isinstance(
+        check(engine, primary=b"s", verify_is_primary=True), errors.PrimaryMismatchError
+    )
 
 
 def test_an_expired_pessimistic_lock_goes_without_a_record() -> None:
     engine = Engine(MemoryKV())
     request = PessimisticLock(
-        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")], primary=b"p", start_ts=START, ttl_ms=3000, for_update_ts=START
+        mutations=[Mutation(Op.PESSIMISTIC_LOCK, b"p")],
+        primary=b"p",
+        start_ts=START,
+        ttl_ms=3000,
+        for_update_ts=START,
     )
     engine.apply([partial(pessimistic.pessimistic_lock, request=request)])
     found = check(engine, current_ts=EXPIRED, resolving_pessimistic_lock=True)
@@ -123,7 +136,10 @@ def test_cleanup_rolls_back_unless_alive_and_tells_a_commit() -> None:
     alive = partial(status.cleanup, key=b"p", start_ts=START, current_ts=ALIVE)
     assert isinstance(engine.apply([alive]).results[0], errors.KeyIsLockedError)
     engine.apply([partial(percolator.commit, keys=[b"s"], start_ts=START, commit_ts=START + 3)])
-    told = [partial(status.cleanup, key=key, start_ts=START, current_ts=0) for key in (b"p", b"s", b"unknown")]
+    told = [
+        partial(status.cleanup, key=key, start_ts=START, current_ts=0)
+        for key in (b"p", b"s", b"unknown")
+    ]
     assert engine.apply(told).results == [0, START + 3, 0]
 
 
@@ -149,11 +165,17 @@ def test_resolve_range_ends_exactly_the_named_transactions_inside(
 ) -> None:
     engine = Engine(MemoryKV())
     for key, start_ts in owners.items():
-        txn = Prewrite(mutations=[Mutation(Op.PUT, key, b"v")], primary=key, start_ts=start_ts, ttl_ms=1)
+        txn = Prewrite(
+            mutations=[Mutation(Op.PUT, key, b"v")], primary=key, start_ts=start_ts, ttl_ms=1
+        )
         engine.apply([partial(prewrite, txn=txn)])
     bounds = encode_bytes(lower), encode_bytes(upper) if upper else b""
-    engine.apply([partial(status.resolve_range, lower=bounds[0], upper=bounds[1], outcomes=outcomes)])
-    ended = {k for k, s in owners.items() if s in outcomes and lower <= k and (not upper or k < upper)}
+    engine.apply(
+        [partial(status.resolve_range, lower=bounds[0], upper=bounds[1], outcomes=outcomes)]
+    )
+    ended = {
+        k for k, s in owners.items() if s in outcomes and lower <= k and (not upper or k < upper)
+    }
     left = {key for key, _ in scan_locks(engine.kv, b"", b"", MAX_TS, 0)}
     assert left == set(owners) - ended
     for key in ended:

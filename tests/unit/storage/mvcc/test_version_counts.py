@@ -13,7 +13,9 @@ from storage.mvcc.version_counts import VersionCounts, counts_key, stored_versio
 from tests.memory_kv import MemoryKV
 
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
-WRITES = st.lists(st.tuples(st.sampled_from([b"a", b"z"]), st.integers(1, 99), st.sampled_from([PUT, DELETE])))
+WRITES = st.lists(
+    st.tuples(st.sampled_from([b"a", b"z"]), st.integers(1, 99), st.sampled_from([PUT, DELETE]))
+)
 
 
 def written(kv: MemoryKV, ops: dict[bytes, bytes]) -> None:
@@ -39,7 +41,10 @@ def test_counts_are_those_of_the_walk_and_all_that_came_since_also_after_a_crash
         written(kv, versions.end_walk(LEFT, left))
     ours = [(ts, kind) for key, ts, kind in (*during, *after) if key == b"a"]
     expected = VersionCounts(
-        5, 5 + sum(kind == PUT for _, kind in ours), 7 + len(ours), min([50, *(ts for ts, _ in ours)])
+        5,
+        5 + sum(kind == PUT for _, kind in ours),
+        7 + len(ours),
+        min([50, *(ts for ts, _ in ours)]),
     )
     assert versions.get(1) == expected
     assert versions.get(2) is None
@@ -79,5 +84,7 @@ def test_a_record_has_the_documented_bytes() -> None:
     versions = stored_versions(MemoryKV(), RegionMap([LEFT, RIGHT]))
     versions.begin_walk(LEFT)
     assert versions.end_walk(LEFT, VersionCounts(1, 2, 3, 4)) == {
-        b"mversions/" + bytes(7) + b"\x01": b"".join(number.to_bytes(8) for number in (1, 1, 2, 3, 4))
+        b"mversions/" + bytes(7) + b"\x01": b"".join(
+            number.to_bytes(8) for number in (1, 1, 2, 3, 4)
+        )
     }

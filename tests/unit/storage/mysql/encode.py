@@ -1,4 +1,6 @@
-"""Events as a server would write them, for tests: the other direction of what `storage.mysql` reads."""
+"""Events as a server would write them, for tests:
+the other direction of what `storage.mysql` reads.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -22,17 +24,27 @@ def packed(number: int) -> bytes:
 
 
 def bitmap(bits: Sequence[bool]) -> bytes:
-    return sum(bit << place for place, bit in enumerate(bits)).to_bytes((len(bits) + 7) // 8, "little")
+    return sum(bit << place for place, bit in enumerate(bits)).to_bytes(
+        (len(bits) + 7) // 8, "little"
+    )
 
 
-def table_map(table_id: int, table: str, columns: Sequence[tuple[int, int]], key: Sequence[int] = (0,)) -> bytes:
+def table_map(
+    table_id: int, table: str, columns: Sequence[tuple[int, int]], key: Sequence[int] = (0,)
+) -> bytes:
     """The body for columns of (type, meta): VARCHAR with its size, or types without meta."""
     metas = b"".join(struct.pack("<H", meta) for kind, meta in columns if kind == VARCHAR)
-    names = b"".join(packed(len(f"c{place}")) + f"c{place}".encode() for place in range(len(columns)))
+    names = b"".join(
+        packed(len(f"c{place}")) + f"c{place}".encode() for place in range(len(columns))
+    )
     places = b"".join(packed(place) for place in key)
     return b"".join(
         [
-            table_id.to_bytes(6, "little") + b"\1\0\4shop\0" + packed(len(table)) + table.encode() + b"\0",
+            table_id.to_bytes(6, "little")
+            + b"\1\0\4shop\0"
+            + packed(len(table))
+            + table.encode()
+            + b"\0",
             packed(len(columns)) + bytes(kind for kind, _ in columns) + packed(len(metas)) + metas,
             bitmap([place not in key for place in range(len(columns))]),
             b"\x04" + packed(len(names)) + names + b"\x08" + packed(len(places)) + places,
@@ -49,13 +61,20 @@ def image(columns: Sequence[tuple[int, int]], cells: Sequence[Cell]) -> bytes:
     return b"".join(parts)
 
 
-def rows(kind: EventType, table_id: int, columns: Sequence[tuple[int, int]], images: Sequence[Sequence[Cell]]) -> bytes:
+def rows(
+    kind: EventType,
+    table_id: int,
+    columns: Sequence[tuple[int, int]],
+    images: Sequence[Sequence[Cell]],
+) -> bytes:
     """The body of a row event; an update's images come in pairs."""
     v2 = kind in {EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS}
     update = kind in {EventType.UPDATE_ROWS, EventType.UPDATE_ROWS_V1}
     head = table_id.to_bytes(6, "little") + b"\0\0" + (b"\x05\0abc" if v2 else b"")
     present = bitmap([True] * len(columns)) * (2 if update else 1)
-    return head + packed(len(columns)) + present + b"".join(image(columns, cells) for cells in images)
+    return (
+        head + packed(len(columns)) + present + b"".join(image(columns, cells) for cells in images)
+    )
 
 
 def events(parts: Sequence[bytes]) -> Events:
@@ -68,6 +87,10 @@ def events(parts: Sequence[bytes]) -> Events:
 def payload(plain: bytes, *, zstd: bool = True, claimed: int | None = None) -> bytes:
     """A TRANSACTION_PAYLOAD of events, which claims to hold so many bytes."""
     content = pa.compress(plain, codec="zstd", asbytes=True) if zstd else plain
-    fields = [(1, len(content)), (2, 0 if zstd else 255), (3, len(plain) if claimed is None else claimed)]
+    fields = [
+        (1, len(content)),
+        (2, 0 if zstd else 255),
+        (3, len(plain) if claimed is None else claimed),
+    ]
     head = b"".join(b"%c\x09\xfe%s" % (kind, value.to_bytes(8, "little")) for kind, value in fields)
     return event(EventType.TRANSACTION_PAYLOAD, head + b"\0" + content)

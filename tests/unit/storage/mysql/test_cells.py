@@ -1,4 +1,6 @@
-"""Cells of both row formats: numbers and moments against plain Python, and binary rows against images."""
+"""Cells of both row formats: numbers and moments against plain Python,
+and binary rows against images.
+"""
 
 import struct
 from datetime import UTC, datetime
@@ -42,7 +44,9 @@ def binary_values(of: Column, cells: list[bytes | None]) -> list[Any]:
 
 
 @given(SHAPES, st.lists(st.none() | st.integers(-(10**65) + 1, 10**65 - 1), min_size=1, max_size=5))
-def test_decimals_of_every_shape_are_exact(shape: tuple[int, int], numbers: list[int | None]) -> None:
+def test_decimals_of_every_shape_are_exact(
+    shape: tuple[int, int], numbers: list[int | None]
+) -> None:
     precision, scale = shape
     texts = [None if number is None else fixed(number, precision, scale) for number in numbers]
     exact = [None if text is None else Decimal(text) for text in texts]
@@ -71,7 +75,13 @@ def test_datetimes_of_every_precision_are_exact(moments: list[datetime], digits:
     cells = [
         (
             0x8000000000
-            + ((each.year * 13 + each.month) << 22 | each.day << 17 | each.hour << 12 | each.minute << 6 | each.second)
+            + (
+                (each.year * 13 + each.month) << 22
+                | each.day << 17
+                | each.hour << 12
+                | each.minute << 6
+                | each.second
+            )
         ).to_bytes(5, "big")
         + (each.microsecond // 100 ** (3 - width)).to_bytes(width, "big")
         for each in moments
@@ -80,14 +90,23 @@ def test_datetimes_of_every_precision_are_exact(moments: list[datetime], digits:
     rows = [
         b"\x0b"
         + struct.pack(
-            "<HBBBBBI", each.year, each.month, each.day, each.hour, each.minute, each.second, each.microsecond
+            "<HBBBBBI",
+            each.year,
+            each.month,
+            each.day,
+            each.hour,
+            each.minute,
+            each.second,
+            each.microsecond,
         )
         for each in moments
     ]
     assert binary_values(column(Type.DATETIME2, digits), rows) == moments
 
 
-@given(st.lists(st.integers(-(839 * 3600 * 10**6) + 1, 839 * 3600 * 10**6 - 1), min_size=1, max_size=5))
+@given(
+    st.lists(st.integers(-(839 * 3600 * 10**6) + 1, 839 * 3600 * 10**6 - 1), min_size=1, max_size=5)
+)
 def test_times_are_the_same_in_both_forms(micros: list[int]) -> None:
     cells, rows, texts = [], [], []
     for number in micros:
@@ -95,7 +114,10 @@ def test_times_are_the_same_in_both_forms(micros: list[int]) -> None:
         hour, minute, second = second // 3600, second // 60 % 60, second % 60
         whole = (hour << 12 | minute << 6 | second) << 24 | fraction
         cells.append((0x800000000000 + (whole if number >= 0 else -whole)).to_bytes(6, "big"))
-        rows.append(b"\x0c" + struct.pack("<BIBBBI", number < 0, hour // 24, hour % 24, minute, second, fraction))
+        rows.append(
+            b"\x0c"
+            + struct.pack("<BIBBBI", number < 0, hour // 24, hour % 24, minute, second, fraction)
+        )
         texts.append(f"{'-' * (number < 0)}{hour:02d}:{minute:02d}:{second:02d}.{fraction:06d}")
     assert values(column(Type.TIME2, 6), cells) == texts
     assert binary_values(column(Type.TIME2, 6), rows) == texts
@@ -105,7 +127,9 @@ def test_forms_before_mysql_5_6_are_read() -> None:
     assert values(column(Type.DATETIME), [struct.pack("<Q", 20240229123456)]) == [
         datetime(2024, 2, 29, 12, 34, 56)  # noqa: DTZ001 - DATETIME has no zone
     ]
-    assert values(column(Type.TIME), [(-8385959).to_bytes(3, "little", signed=True)]) == ["-838:59:59"]
+    assert values(column(Type.TIME), [(-8385959).to_bytes(3, "little", signed=True)]) == [
+        "-838:59:59"
+    ]
     seconds = datetime(2024, 2, 29, 12, tzinfo=UTC)
     cell = struct.pack("<I", int(seconds.timestamp()))
     assert values(column(Type.TIMESTAMP), [cell, bytes(4)]) == [seconds, None]
@@ -117,21 +141,29 @@ def test_short_forms_of_binary_moments_are_read() -> None:
         None,
         datetime(2024, 2, 29),  # noqa: DTZ001 - DATETIME has no zone
     ]
-    assert binary_values(column(Type.TIME2, 0), [b"\0", b"\x08" + struct.pack("<BIBBB", 1, 1, 2, 3, 4)]) == [
+    assert binary_values(
+        column(Type.TIME2, 0), [b"\0", b"\x08" + struct.pack("<BIBBB", 1, 1, 2, 3, 4)]
+    ) == [
         "00:00:00",
         "-26:03:04",
     ]
 
 
-@given(st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=4), st.sampled_from([1, 2, 3, 4]))
+@given(
+    st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=4),
+    st.sampled_from([1, 2, 3, 4]),
+)
 def test_blobs_are_as_they_were(cells: list[bytes | None], width: int) -> None:
     cells = [None if cell is None else cell[: (1 << 8 * width) - 1] for cell in cells]
-    images = [None if cell is None else len(cell).to_bytes(width, "little") + cell for cell in cells]
+    images = [
+        None if cell is None else len(cell).to_bytes(width, "little") + cell for cell in cells
+    ]
     assert values(column(Type.BLOB, width), images) == cells
     rows = [
         None
         if cell is None
-        else (bytes((len(cell),)) if len(cell) < 251 else b"\xfc" + struct.pack("<H", len(cell))) + cell
+        else (bytes((len(cell),)) if len(cell) < 251 else b"\xfc" + struct.pack("<H", len(cell)))
+        + cell
         for cell in cells
     ]
     assert binary_values(column(Type.BLOB, width), rows) == cells
@@ -171,16 +203,31 @@ def test_a_charset_nobody_can_read_is_refused_when_the_table_is() -> None:
         MysqlMounter(table, "s")
 
 
-@given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(-(1 << 31), (1 << 31) - 1)), max_size=8))
+@given(
+    st.lists(
+        st.tuples(st.booleans(), st.none() | st.integers(-(1 << 31), (1 << 31) - 1)), max_size=8
+    )
+)
 def test_images_and_binary_rows_mix_in_one_batch(mixed: list[tuple[bool, int | None]]) -> None:
     table = Table(1, "t", (column(Type.LONG),), ("c",))
     rows = []
     for binary, number in mixed:
         cell = b"" if number is None else struct.pack("<i", number)
-        head = (b"\1\0\4" if number is None else b"\1\0\0") if binary else (b"\0\xff" if number is None else b"\0\xfe")
+        head = (
+            (b"\1\0\4" if number is None else b"\1\0\0")
+            if binary
+            else (b"\0\xff" if number is None else b"\0\xfe")
+        )
         rows.append(head + cell)
     ts = list(range(5, 5 + len(rows)))
-    raw = raw_batch(ts, [each - 1 for each in ts], [INSERT] * len(rows), [b"k"] * len(rows), rows, [None] * len(rows))
+    raw = raw_batch(
+        ts,
+        [each - 1 for each in ts],
+        [INSERT] * len(rows),
+        [b"k"] * len(rows),
+        rows,
+        [None] * len(rows),
+    )
     mounted = MysqlMounter(table, "s").mount(raw)
     assert mounted["c"].to_pylist() == [number for _, number in mixed]
     assert mounted.schema.names == ["_op", "_commit_ts", "_start_ts", "_seq", "c"]
@@ -188,7 +235,9 @@ def test_images_and_binary_rows_mix_in_one_batch(mixed: list[tuple[bool, int | N
 
 def test_a_delete_is_mounted_with_its_old_row() -> None:
     table = Table(1, "t", (column(Type.TINY),), ("c",))
-    raw = raw_batch([5, 6], [4, 5], [DELETE, INSERT], [b"k"] * 2, [None, b"\0\xfe\7"], [b"\0\xfe\5", None])
+    raw = raw_batch(
+        [5, 6], [4, 5], [DELETE, INSERT], [b"k"] * 2, [None, b"\0\xfe\7"], [b"\0\xfe\5", None]
+    )
     assert MysqlMounter(table, "s").mount(raw)["c"].to_pylist() == [5, 7]
 
 

@@ -1,4 +1,6 @@
-"""Row events to changes: waves and single steps agree, and whole transactions do what their statements did."""
+"""Row events to changes: waves and single steps agree,
+and whole transactions do what their statements did.
+"""
 
 import struct
 from contextlib import suppress
@@ -15,7 +17,16 @@ from storage.mysql.changes import Plan, read_changes
 from storage.mysql.errors import EventUnsupportedError, RowImageError
 from storage.mysql.event import Events, EventType
 from storage.mysql.rows import TableMaps, find_images
-from tests.unit.storage.mysql.encode import LONG, LONGLONG, VARCHAR, Cell, event, events, rows, table_map
+from tests.unit.storage.mysql.encode import (
+    LONG,
+    LONGLONG,
+    VARCHAR,
+    Cell,
+    event,
+    events,
+    rows,
+    table_map,
+)
 
 FIXED = {LONG: 4, LONGLONG: 8}
 COLUMN = st.sampled_from([(LONG, 0), (LONGLONG, 0), (VARCHAR, 20), (VARCHAR, 300)])
@@ -23,13 +34,19 @@ WRITES = st.sampled_from([EventType.WRITE_ROWS_V1, EventType.WRITE_ROWS])
 
 
 def cell_of(kind: int) -> st.SearchStrategy[bytes]:
-    return st.binary(min_size=FIXED[kind], max_size=FIXED[kind]) if kind in FIXED else st.binary(max_size=20)
+    return (
+        st.binary(min_size=FIXED[kind], max_size=FIXED[kind])
+        if kind in FIXED
+        else st.binary(max_size=20)
+    )
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[tuple[int, int]], list[list[list[Cell]]]]:
     columns = [(LONG, 0), *draw(st.lists(COLUMN, max_size=12))]
-    row = st.tuples(cell_of(LONG), *(st.none() | cell_of(kind) for kind, _ in columns[1:])).map(list)
+    row = st.tuples(cell_of(LONG), *(st.none() | cell_of(kind) for kind, _ in columns[1:])).map(
+        list
+    )
     return columns, draw(st.lists(st.lists(row, min_size=1, max_size=5), min_size=1, max_size=5))
 
 
@@ -39,7 +56,8 @@ def test_images_are_the_same_by_waves_and_one_by_one(
 ) -> None:
     columns, groups = table
     log = events(
-        [event(19, table_map(7, "t", columns))] + [event(kind, rows(kind, 7, columns, group)) for group in groups]
+        [event(19, table_map(7, "t", columns))]
+        + [event(kind, rows(kind, 7, columns, group)) for group in groups]
     )
     (found,) = TableMaps(mariadb=True).group(log)
     shape = Plan.of(found.table.to_table(1)).shape
@@ -49,7 +67,9 @@ def test_images_are_the_same_by_waves_and_one_by_one(
     assert images.end.tolist() == alone.end.tolist()
     assert images.event.tolist() == alone.event.tolist()
     view = log.data.u8s.data
-    assert [shape.cells(view, at) for at in images.begin.tolist()] == [row for group in groups for row in group]
+    assert [shape.cells(view, at) for at in images.begin.tolist()] == [
+        row for group in groups for row in group
+    ]
     cells = shape.find(log.data, images.begin, range(len(columns)))
     for place in range(len(columns)):
         taken = log.data.slices(cells[place].begin, cells[place].end, cells[place].present)
@@ -65,14 +85,18 @@ def test_damaged_rows_are_an_error_of_ours_or_other_rows(
     bodies = [bytearray(rows(kind, 7, columns, group)) for group in groups]
     body = bodies[0]
     body[6 + at % (len(body) - 6)] ^= flip
-    log = events([event(19, table_map(7, "t", columns))] + [event(kind, bytes(each)) for each in bodies])
+    log = events(
+        [event(19, table_map(7, "t", columns))] + [event(kind, bytes(each)) for each in bodies]
+    )
     (found,) = TableMaps(mariadb=True).group(log)
     with suppress(CorruptError, RowImageError):
         read_changes(log, found, Plan.of(found.table.to_table(1)), np.full(len(log), 9, np.uint64))
 
 
 COLUMNS = [(LONG, 0), (VARCHAR, 20)]
-STEPS = st.lists(st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12)
+STEPS = st.lists(
+    st.tuples(st.sampled_from("iud"), st.integers(0, 3), st.integers(0, 3)), max_size=12
+)
 
 
 def transaction(state: dict[int, bytes], steps: list[tuple[str, int, int]]) -> list[bytes]:
@@ -94,7 +118,9 @@ def transaction(state: dict[int, bytes], steps: list[tuple[str, int, int]]) -> l
             before = cells(key)
             del state[key]
             state[other] = value
-            log.append(event(24, rows(EventType.UPDATE_ROWS_V1, 7, COLUMNS, [before, cells(other)])))
+            log.append(
+                event(24, rows(EventType.UPDATE_ROWS_V1, 7, COLUMNS, [before, cells(other)]))
+            )
     return log
 
 
@@ -114,7 +140,8 @@ def test_sorted_changes_of_transactions_do_what_the_statements_did(
     replica: dict[bytes, bytes] = {}
     for number, wanted in enumerate(after):
         for change in sorted(
-            changes(events(parts), commit_ts), key=lambda row: (row["commit_ts"], row["op"], row["key"])
+            changes(events(parts), commit_ts),
+            key=lambda row: (row["commit_ts"], row["op"], row["key"]),
         ):
             if change["commit_ts"] == number + 5:
                 apply(replica, change)
@@ -126,7 +153,9 @@ def changes(log: Events, commit_ts: list[int]) -> list[dict[str, Any]]:
     if not found:
         return []
     plan = Plan.of(found[0].table.to_table(1))
-    rows: list[dict[str, Any]] = read_changes(log, found[0], plan, np.array(commit_ts, np.uint64)).batch.to_pylist()
+    rows: list[dict[str, Any]] = read_changes(
+        log, found[0], plan, np.array(commit_ts, np.uint64)
+    ).batch.to_pylist()
     return rows
 
 

@@ -27,13 +27,17 @@ def with_crc(content: bytes) -> bytes:
 
 
 @given(BODIES, st.integers(0, 400))
-def test_a_log_cut_anywhere_gives_the_same_events(bodies: list[tuple[int, bytes]], cut: int) -> None:
+def test_a_log_cut_anywhere_gives_the_same_events(
+    bodies: list[tuple[int, bytes]], cut: int
+) -> None:
     log = b"".join(with_crc(event(kind, body)) for kind, body in bodies)
     cut = min(cut, len(log))
     first, at = split_events(log[:cut] + bytes(PAD_BYTES), checksums=True, end=cut)
     second, end = split_events(log + bytes(PAD_BYTES), checksums=True, begin=at, end=len(log))
     assert end == len(log)
-    found = [(int(each.types[n]), each.body(n)) for each in (first, second) for n in range(len(each))]
+    found = [
+        (int(each.types[n]), each.body(n)) for each in (first, second) for n in range(len(each))
+    ]
     assert found == bodies
     check_events(first)
     check_events(second)
@@ -44,12 +48,19 @@ def test_packets_cut_anywhere_give_the_same_events_and_stop_at_what_is_none(
     bodies: list[tuple[int, bytes]], cut: int
 ) -> None:
     sent = [event(kind, body) for kind, body in bodies]
-    stream = b"".join(struct.pack("<I", len(each) + 1) + b"\0" + each for each in sent) + b"\x05\0\0\x07\xfeabcd"
+    stream = (
+        b"".join(struct.pack("<I", len(each) + 1) + b"\0" + each for each in sent)
+        + b"\x05\0\0\x07\xfeabcd"
+    )
     cut = min(cut, len(stream))
     first, at = split_packets(stream[:cut] + bytes(PAD_BYTES), checksums=False, end=cut)
-    second, stop = split_packets(stream + bytes(PAD_BYTES), checksums=False, begin=at, end=len(stream))
+    second, stop = split_packets(
+        stream + bytes(PAD_BYTES), checksums=False, begin=at, end=len(stream)
+    )
     assert stream[stop:] == b"\x05\0\0\x07\xfeabcd"
-    assert [each.header(n) + each.body(n) for each in (first, second) for n in range(len(each))] == sent
+    assert [
+        each.header(n) + each.body(n) for each in (first, second) for n in range(len(each))
+    ] == sent
 
 
 def test_a_packet_of_another_size_than_its_event_is_damaged() -> None:
@@ -86,13 +97,17 @@ PARSERS: list[Callable[[bytes], object]] = [
 
 
 @given(st.sampled_from(PARSERS), st.binary(max_size=80))
-def test_foreign_bytes_are_read_or_refused_by_an_error_of_ours(parse: Callable[[bytes], object], body: bytes) -> None:
+def test_foreign_bytes_are_read_or_refused_by_an_error_of_ours(
+    parse: Callable[[bytes], object], body: bytes
+) -> None:
     with suppress(TidemarkError):
         parse(body)
 
 
 @given(st.sampled_from([40, 165, 166, 167, 168, 170]), st.binary(max_size=80))
-def test_foreign_compressed_bytes_are_read_or_refused_by_an_error_of_ours(kind: int, body: bytes) -> None:
+def test_foreign_compressed_bytes_are_read_or_refused_by_an_error_of_ours(
+    kind: int, body: bytes
+) -> None:
     with suppress(TidemarkError):
         list(expanded(events([event(kind, body)])))
 
@@ -111,9 +126,16 @@ def test_a_transaction_payload_becomes_the_events_in_it(zstd: bool) -> None:
 
 @pytest.mark.parametrize("zstd", [True, False])
 def test_a_large_transaction_is_unpacked_piece_by_piece(zstd: bool) -> None:
-    large, small = event(EventType.WRITE_ROWS, b"r" * (3 << 20)), event(EventType.WRITE_ROWS, b"r" * 8000)
+    large, small = (
+        event(EventType.WRITE_ROWS, b"r" * (3 << 20)),
+        event(EventType.WRITE_ROWS, b"r" * 8000),
+    )
     inner = [*[small] * 1000, large, *[small] * 1000, event(EventType.XID, bytes(8))]
-    pieces = list(expanded(events([event(EventType.GTID, b"g"), payload(b"".join(inner), zstd=zstd)]), 1 << 20))
+    pieces = list(
+        expanded(
+            events([event(EventType.GTID, b"g"), payload(b"".join(inner), zstd=zstd)]), 1 << 20
+        )
+    )
     assert max(int(piece.end[-1]) for piece in pieces) <= (1 << 20) + len(large)
     assert len(pieces) > 15
     assert [each for piece in pieces for each in plain_events(piece)][1:] == inner
@@ -121,7 +143,9 @@ def test_a_large_transaction_is_unpacked_piece_by_piece(zstd: bool) -> None:
 
 @pytest.mark.parametrize("zstd", [True, False])
 @pytest.mark.parametrize("more", [-1, 1])
-def test_a_payload_that_holds_another_number_of_bytes_than_it_claims_is_refused(zstd: bool, more: int) -> None:
+def test_a_payload_that_holds_another_number_of_bytes_than_it_claims_is_refused(
+    zstd: bool, more: int
+) -> None:
     plain = event(EventType.XID, bytes(8))
     with pytest.raises(CorruptError, match="claims to hold"):
         list(expanded(events([payload(plain, zstd=zstd, claimed=len(plain) + more)])))

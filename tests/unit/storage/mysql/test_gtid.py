@@ -23,7 +23,9 @@ def mysql(gtids: list[Tagged]) -> MysqlGtidSet:
 
 
 @given(GTIDS, GTIDS)
-def test_a_mysql_set_holds_what_was_added_and_nothing_else(gtids: list[Tagged], others: list[Tagged]) -> None:
+def test_a_mysql_set_holds_what_was_added_and_nothing_else(
+    gtids: list[Tagged], others: list[Tagged]
+) -> None:
     found = mysql(gtids)
     every = [(server, gno, tag) for server in SERVERS for gno in range(1, 31) for tag in TAGS]
     assert all(found.holds(*each) == (each in gtids) for each in every)
@@ -33,7 +35,9 @@ def test_a_mysql_set_holds_what_was_added_and_nothing_else(gtids: list[Tagged], 
 
 
 @given(GTIDS)
-def test_the_text_of_a_mysql_set_does_not_depend_on_the_order_of_adding(gtids: list[Tagged]) -> None:
+def test_the_text_of_a_mysql_set_does_not_depend_on_the_order_of_adding(
+    gtids: list[Tagged],
+) -> None:
     assert str(mysql(gtids)) == str(mysql(gtids[::-1]))
 
 
@@ -61,7 +65,9 @@ def test_other_text_is_no_mariadb_set(text: str) -> None:
         MariaGtidSet.parse(text)
 
 
-@pytest.mark.parametrize("text", ["x:1", f"{SERVERS[0]}:5-3", f"{SERVERS[0]}:1:+", f"{SERVERS[0]}:t:0"])
+@pytest.mark.parametrize(
+    "text", ["x:1", f"{SERVERS[0]}:5-3", f"{SERVERS[0]}:1:+", f"{SERVERS[0]}:t:0"]
+)
 def test_other_text_is_no_mysql_set(text: str) -> None:
     with pytest.raises(InvalidError):
         MysqlGtidSet.parse(text)

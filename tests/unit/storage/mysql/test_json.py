@@ -21,7 +21,10 @@ SCALARS = (
     | st.text(st.just("x"), min_size=120, max_size=140)
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5)
+    ),
 )
 
 
@@ -49,7 +52,9 @@ def encode(value: Any, *, large: bool) -> tuple[int, bytes]:
         case list():
             return 2 + large, container([], value, large=large)
         case _:
-            return 0 + large, container([key.encode() for key in value], list(value.values()), large=large)
+            return 0 + large, container(
+                [key.encode() for key in value], list(value.values()), large=large
+            )
 
 
 def container(keys: list[bytes], values: list[Any], *, large: bool) -> bytes:
@@ -57,14 +62,22 @@ def container(keys: list[bytes], values: list[Any], *, large: bool) -> bytes:
     at = 2 * width + len(keys) * (width + 2) + len(values) * (1 + width)
     head, entries, tail = b"", b"", b""
     for key in keys:
-        head, tail = head + struct.pack(form, at + len(tail)) + struct.pack("<H", len(key)), tail + key
+        head, tail = (
+            head + struct.pack(form, at + len(tail)) + struct.pack("<H", len(key)),
+            tail + key,
+        )
     for value in values:
         kind, content = encode(value, large=large)
         if kind in ({4, 5, 6, 7, 8} if large else {4, 5, 6}):
             entries += bytes((kind,)) + content.ljust(width, b"\0")
         else:
-            entries, tail = entries + bytes((kind,)) + struct.pack(form, at + len(tail)), tail + content
-    return struct.pack(form, len(values)) + struct.pack(form, at + len(tail)) + head + entries + tail
+            entries, tail = (
+                entries + bytes((kind,)) + struct.pack(form, at + len(tail)),
+                tail + content,
+            )
+    return (
+        struct.pack(form, len(values)) + struct.pack(form, at + len(tail)) + head + entries + tail
+    )
 
 
 @given(VALUES, st.booleans())
@@ -86,7 +99,10 @@ def test_what_a_document_means_survives(value: Any, large: bool) -> None:
         (1e-15, "0.000000000000001"),
         (2.5e-16, "2.5e-16"),
         (123456789.125, "123456789.125"),
-        ({"a": [1, None, {"ü": True}], "b": 'q"\n\x01'}, '{"a": [1, null, {"ü": true}], "b": "q\\"\\n\\u0001"}'),
+        (
+            {"a": [1, None, {"ü": True}], "b": 'q"\n\x01'},
+            '{"a": [1, null, {"ü": true}], "b": "q\\"\\n\\u0001"}',
+        ),
     ],
 )
 def test_text_is_what_mysql_prints(value: Any, text: str) -> None:
@@ -99,12 +115,20 @@ def test_text_is_what_mysql_prints(value: Any, text: str) -> None:
     [
         (246, b"\x05\x02" + b"\x80\x7b\x2d", "123.45"),
         (10, struct.pack("<q", ((2024 * 13 + 2) << 5 | 29) << 41), '"2024-02-29"'),
-        (12, struct.pack("<q", ((2024 * 13 + 2) << 22 | 29 << 17 | 12 << 12 | 34 << 6 | 56) << 24 | 7), None),
+        (
+            12,
+            struct.pack(
+                "<q", ((2024 * 13 + 2) << 22 | 29 << 17 | 12 << 12 | 34 << 6 | 56) << 24 | 7
+            ),
+            None,
+        ),
         (11, struct.pack("<q", -((12 << 12 | 13 << 6 | 14) << 24 | 500000)), '"-12:13:14.500000"'),
         (252, b"\1\2\3", '"base64:type252:AQID"'),
     ],
 )
-def test_opaque_values_are_printed_by_their_type(kind: int, content: bytes, text: str | None) -> None:
+def test_opaque_values_are_printed_by_their_type(
+    kind: int, content: bytes, text: str | None
+) -> None:
     data = b"\x0f" + bytes((kind,)) + sized(content)
     assert decode_json(data) == (text or '"2024-02-29 12:34:56.000007"')
 

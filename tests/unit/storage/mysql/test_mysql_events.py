@@ -1,4 +1,6 @@
-"""Events that a MySQL 8.0 and a 9.7 wrote, and what those servers printed of the same rows and GTIDs."""
+"""Events that a MySQL 8.0 and a 9.7 wrote, and what those servers printed of the same rows and
+GTIDs.
+"""
 
 import json
 from pathlib import Path
@@ -43,12 +45,18 @@ def mounted(table_map: str, rows: str) -> tuple[pa.RecordBatch, TableMap]:
     (found,) = TableMaps(mariadb=False).group(events)
     table = found.table.to_table(1)
     commit_ts = np.full(len(events), 10, np.uint64)
-    return MysqlMounter(table, "a").mount(read_changes(events, found, Plan.of(table), commit_ts).batch), found.table
+    return MysqlMounter(table, "a").mount(
+        read_changes(events, found, Plan.of(table), commit_ts).batch
+    ), found.table
 
 
 @each_server
-def test_signs_and_character_sets_belong_to_the_columns_that_the_server_means(golden: dict[str, Any]) -> None:
-    """YEAR has a sign and VECTOR a character set; a functional index is no column, an invisible column is one."""
+def test_signs_and_character_sets_belong_to_the_columns_that_the_server_means(
+    golden: dict[str, Any],
+) -> None:
+    """YEAR has a sign and VECTOR a character set; a functional index is no column,
+    an invisible column is one.
+    """
     batch, told = mounted(**golden["types"])
     columns = {column.name: column for column in told.columns}
     assert [name for name, column in columns.items() if column.unsigned] == ["id", "f"]
@@ -93,7 +101,9 @@ def test_a_replica_repeats_when_a_transaction_was_committed_but_not_the_second_o
 
 
 def test_a_gtid_with_a_tag_is_the_same_on_a_replica() -> None:
-    one, other = (MysqlGtid.parse_tagged(body(NEWEST["tagged"][side])) for side in ("primary", "replica"))
+    one, other = (
+        MysqlGtid.parse_tagged(body(NEWEST["tagged"][side])) for side in ("primary", "replica")
+    )
     assert one == other
     assert str(one) == "3c22d75d-e5e0-11f1-ba82-02fc00000001:blue:1"
     assert one.committed_us // 1_000_000 == read(NEWEST["tagged"]["primary"]).timestamps[0]

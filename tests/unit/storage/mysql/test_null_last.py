@@ -24,7 +24,10 @@ from storage.mysql.types import Type
     ],
 )
 def test_a_null_at_the_very_end_is_read_whatever_its_type(kind: Type, meta: int) -> None:
-    columns = (Column(name="k", type=Type.TINY), Column(name="last", type=kind, meta=meta, elems=("a",)))
+    columns = (
+        Column(name="k", type=Type.TINY),
+        Column(name="last", type=kind, meta=meta, elems=("a",)),
+    )
     row = bytes((0, 0b10, 7))
     key, last = arrow_columns(Table(1, "t", columns, ("k",)), pa.array([row], pa.binary()))
     assert (key.to_pylist(), last.to_pylist()) == ([7], [None])

@@ -19,7 +19,9 @@ Row = tuple[int, int, bytes]
 
 
 def prewrite(start_ts: int, value: bytes = b"rows") -> Binlog:
-    message = binlog_pb2.Binlog(tp=0, start_ts=start_ts, commit_ts=0, prewrite_key=b"k", prewrite_value=value)
+    message = binlog_pb2.Binlog(
+        tp=0, start_ts=start_ts, commit_ts=0, prewrite_key=b"k", prewrite_value=value
+    )
     return parse(message.SerializeToString())
 
 
@@ -37,8 +39,12 @@ def heartbeat(ts: int) -> Binlog:
 
 
 @asynccontextmanager
-async def opened(fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20, **more: Any) -> AsyncIterator[PumpStorage]:
-    async with open_pump_storage(fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes, **more) as storage:
+async def opened(
+    fs: FS, kv: KV | None = None, segment_bytes: int = 1 << 20, **more: Any
+) -> AsyncIterator[PumpStorage]:
+    async with open_pump_storage(
+        fs, DIRECTORY, kv=kv or MemoryKV(), segment_bytes=segment_bytes, **more
+    ) as storage:
         yield storage
 
 

@@ -39,8 +39,12 @@ def test_a_prewrite_reads_as_protobuf_reads_it(message: binlog_pb2.Binlog) -> No
 
 
 @given(ts, ts, st.sampled_from(Kind), st.binary(max_size=30))
-def test_kind_and_timestamps_read_as_protobuf_reads_them(start_ts: int, commit_ts: int, kind: Kind, key: bytes) -> None:
-    payload = binlog_pb2.Binlog(tp=kind, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=key).SerializeToString()
+def test_kind_and_timestamps_read_as_protobuf_reads_them(
+    start_ts: int, commit_ts: int, kind: Kind, key: bytes
+) -> None:
+    payload = binlog_pb2.Binlog(
+        tp=kind, start_ts=start_ts, commit_ts=commit_ts, prewrite_key=key
+    ).SerializeToString()
     if kind == Kind.COMMIT and commit_ts <= start_ts and (commit_ts or start_ts):
         with pytest.raises(BinlogInvalidError, match="not after start_ts"):
             parse(payload)
@@ -64,7 +68,9 @@ def test_whatever_protobuf_refuses_is_refused(data: bytes) -> None:
 
 
 @given(prewrites, st.integers(0, 400))
-def test_a_cut_payload_is_refused_or_ends_between_fields(message: binlog_pb2.Binlog, cut: int) -> None:
+def test_a_cut_payload_is_refused_or_ends_between_fields(
+    message: binlog_pb2.Binlog, cut: int
+) -> None:
     payload = message.SerializeToString()[:cut]
     try:
         binlog_pb2.Binlog.FromString(payload)
@@ -88,7 +94,9 @@ def test_a_garbage_payload_is_an_unexpected_end_as_in_the_original() -> None:
         (binlog_pb2.Binlog(tp=1, start_ts=9, commit_ts=8), "commit_ts 8 not after start_ts 9"),
     ],
 )
-def test_a_binlog_without_sense_is_refused_with_its_timestamps(message: binlog_pb2.Binlog, text: str) -> None:
+def test_a_binlog_without_sense_is_refused_with_its_timestamps(
+    message: binlog_pb2.Binlog, text: str
+) -> None:
     with pytest.raises(BinlogInvalidError, match=text):
         parse(message.SerializeToString())
 
@@ -109,10 +117,16 @@ def test_a_joined_commit_is_the_commit_with_the_rows_of_its_prewrite(
     prewrite: binlog_pb2.Binlog, later: int, key: bytes
 ) -> None:
     commit = binlog_pb2.Binlog(
-        tp=1, start_ts=prewrite.start_ts % (1 << 62), prewrite_key=key, ddl_query=b"dropped", ddl_job_id=7
+        tp=1,
+        start_ts=prewrite.start_ts % (1 << 62),
+        prewrite_key=key,
+        ddl_query=b"dropped",
+        ddl_job_id=7,
     )
     commit.commit_ts = commit.start_ts + later
-    expected = binlog_pb2.Binlog(tp=1, start_ts=commit.start_ts, commit_ts=commit.commit_ts, prewrite_key=key)
+    expected = binlog_pb2.Binlog(
+        tp=1, start_ts=commit.start_ts, commit_ts=commit.commit_ts, prewrite_key=key
+    )
     for field in ("prewrite_value", "ddl_query", "ddl_job_id", "ddl_schema_state"):
         if prewrite.HasField(field):
             setattr(expected, field, getattr(prewrite, field))

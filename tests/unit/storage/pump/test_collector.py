@@ -12,11 +12,20 @@ from storage.pump.pull import BinlogPurgedError, Chunk
 from storage.pump.storage import PumpStorage
 from storage.vfs.memory import MemFS
 from tests.memory_kv import MemoryKV
-from tests.unit.storage.pump.storages import DIRECTORY, commit, heartbeat, opened, prewrite, wait_max_commit_ts
+from tests.unit.storage.pump.storages import (
+    DIRECTORY,
+    commit,
+    heartbeat,
+    opened,
+    prewrite,
+    wait_max_commit_ts,
+)
 
 
 async def fill(storage: PumpStorage) -> None:
-    """Commits at 12, 22, …, 92, and a heartbeat at 100; one segment each if the segments are small."""
+    """Commits at 12, 22, …, 92, and a heartbeat at 100;
+    one segment each if the segments are small.
+    """
     for ts in range(10, 100, 10):
         await storage.write([prewrite(ts), commit(ts, ts + 2)])
     await storage.write([heartbeat(100)])
@@ -55,7 +64,9 @@ async def test_a_reader_counts_as_having_what_it_was_given_when_it_asks_for_more
             assert len((await more).payloads) == 1
 
 
-async def test_the_retention_age_overtakes_a_reader_and_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_retention_age_overtakes_a_reader_and_counts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("storage.pump.pull.CHUNK_COMMITS", 1)
     async with opened(MemFS()) as storage:
         await fill(storage)

@@ -1,4 +1,6 @@
-"""A crash at every call that the disk sees, a flipped bit in every structure, a lost file, a full disk."""
+"""A crash at every call that the disk sees, a flipped bit in every structure, a lost file,
+a full disk.
+"""
 
 import contextlib
 import errno
@@ -56,7 +58,9 @@ class Crash:
 
 
 async def worked(crash: Crash) -> None:
-    """Groups, rotations, a rollback, a lonely prewrite, GC: each of the calls that storage makes."""
+    """Groups, rotations, a rollback, a lonely prewrite, GC:
+    each of the calls that storage makes.
+    """
     async with opened(HookedFS(crash.disk, crash.hook), crash.kv, SEGMENT_BYTES) as storage:
         for ts in range(10, 100, 10):
             await crash.write(storage, prewrite(ts, b"%d" % ts))
@@ -72,7 +76,10 @@ async def worked(crash: Crash) -> None:
 def expected(acknowledged: list[Binlog], gc_ts: int) -> list[Row]:
     rows = {binlog.start_ts: b"%d" % binlog.start_ts for binlog in acknowledged if binlog.kind == 0}
     commits = [binlog for binlog in acknowledged if binlog.commit_ts > gc_ts]
-    return [(binlog.commit_ts, binlog.start_ts, b"" if binlog.is_fake else rows[binlog.start_ts]) for binlog in commits]
+    return [
+        (binlog.commit_ts, binlog.start_ts, b"" if binlog.is_fake else rows[binlog.start_ts])
+        for binlog in commits
+    ]
 
 
 def only_synced(kv: MemoryKV) -> MemoryKV:
@@ -89,14 +96,20 @@ async def served(disk: MemFS, kv: MemoryKV) -> tuple[list[Row], int]:
         return (await pulled(storage, 0, END_TS))[:-1], storage.gc_ts
 
 
-async def test_a_crash_before_any_change_to_the_disk_loses_nothing_acknowledged_and_invents_nothing() -> None:
+async def test_a_crash_before_any_change_to_the_disk_loses_nothing_acknowledged_and_invents_nothing() -> (
+    None
+):
     crash = Crash()
     await worked(crash)
     assert {call for call, *_ in crash.moments} == CHANGES - {"truncate"}
     assert len(crash.moments) > 40
     written = expected(crash.acknowledged, 0)
     for _, clean, torn, kv, acknowledged in crash.moments:
-        for disk, index in ((clean, kv), (torn, kv.snapshot()), (clean.crash_clone(), only_synced(kv))):
+        for disk, index in (
+            (clean, kv),
+            (torn, kv.snapshot()),
+            (clean.crash_clone(), only_synced(kv)),
+        ):
             rows, gc_ts = await served(disk, index)
             kept = expected(acknowledged, gc_ts)
             assert [row for row in rows if row in kept] == kept
@@ -140,7 +153,9 @@ async def test_a_flipped_bit_found_while_reading_ends_the_reader_with_the_place(
         await storage.write([prewrite(1), commit(1, 5)])
         await wait_max_commit_ts(storage, 5)
         disk.open(DIRECTORY / "value" / "000000.vlog").content[20] ^= 4
-        with pytest.raises(TidemarkError, match=r"no good record of \d+ bytes at offset 0") as caught:
+        with pytest.raises(
+            TidemarkError, match=r"no good record of \d+ bytes at offset 0"
+        ) as caught:
             await anext(storage.pull(0))
         assert caught.value.code == "ErrRecordCorrupt"
 
@@ -167,7 +182,9 @@ async def test_a_lost_segment_is_named_when_a_reader_needs_it(number: int) -> No
         await wait_max_commit_ts(storage, 6)
     disk.remove(DIRECTORY / "value" / lost)
     async with opened(disk, kv, 1) as storage:
-        with pytest.raises(SegmentMissingError, match=f"{lost} is missing; it was removed by GC, or lost"):
+        with pytest.raises(
+            SegmentMissingError, match=f"{lost} is missing; it was removed by GC, or lost"
+        ):
             await pulled(storage, 0, 6)
         await storage.write([heartbeat(7)])
 
@@ -176,7 +193,9 @@ async def test_a_start_without_the_last_segment_is_refused() -> None:
     disk, kv = MemFS(), MemoryKV()
     lost = (await filled(disk, kv))[-1]
     disk.remove(DIRECTORY / "value" / lost)
-    with pytest.raises(SegmentMissingError, match="segment 3 of the value log is missing; restore its file"):
+    with pytest.raises(
+        SegmentMissingError, match="segment 3 of the value log is missing; restore its file"
+    ):
         async with opened(disk, kv, 1):
             pass
 
@@ -199,7 +218,9 @@ def full(allowed: int) -> tuple[Callable[[str, Path], int | None], list[int]]:
 
 
 @pytest.mark.parametrize("allowed", range(1, 12, 2))
-async def test_a_disk_that_fills_up_at_any_write_refuses_whole_groups_and_recovers(allowed: int) -> None:
+async def test_a_disk_that_fills_up_at_any_write_refuses_whole_groups_and_recovers(
+    allowed: int,
+) -> None:
     hook, left = full(allowed)
     disk, kv, acknowledged = MemFS(), MemoryKV(), list[Binlog]()
     async with opened(HookedFS(disk, hook), kv, SEGMENT_BYTES) as storage:

@@ -29,7 +29,9 @@ def left(kv: KV) -> list[bytes]:
 
 
 def the_loop_of_the_seed(kv: KV, gc_ts: int, batch_keys: int, batches_per_round: int) -> None:
-    """`for iter.Next() && batches < limit`, its iterator kept for the next round; tidb-binlog #728 fixed it."""
+    """`for iter.Next() && batches < limit`, its iterator kept for the next round;
+    tidb-binlog #728 fixed it.
+    """
     keys: Iterator[tuple[bytes, bytes]] = kv.scan(b"c", commit_key(gc_ts + 1, 0))
     ended = False
     while not ended:

@@ -34,7 +34,10 @@ def test_the_keys_are_the_documented_ones() -> None:
 
 
 def test_a_golden_index_stays_readable() -> None:
-    pairs = {bytes.fromhex(key): bytes.fromhex(value) for key, value in json.loads(GOLDEN.read_text()).items()}
+    pairs = {
+        bytes.fromhex(key): bytes.fromhex(value)
+        for key, value in json.loads(GOLDEN.read_text()).items()
+    }
     index = Index(MemoryKV(pairs))
     assert (index.handle, index.head, index.max_commit_ts, index.gc_ts) == (
         Pointer(1, 300, 0),
@@ -42,7 +45,10 @@ def test_a_golden_index_stays_readable() -> None:
         7,
         6,
     )
-    assert index.commits((0, 0), 10, 9, 1 << 20) == [Commit(5, 1, at(0, 1), at(0)), Commit(7, 7, at(1, 1), None)]
+    assert index.commits((0, 0), 10, 9, 1 << 20) == [
+        Commit(5, 1, at(0, 1), at(0)),
+        Commit(7, 7, at(1, 1), None),
+    ]
     assert index.droppable({0: 3, 1: 7}) == [0]
 
 
@@ -66,7 +72,9 @@ def test_a_restart_would_replay_from_the_oldest_wait() -> None:
 def test_a_chunk_ends_by_number_by_bytes_or_at_the_last_complete_commit() -> None:
     index = Index(MemoryKV())
     for number in range(10):
-        applied(index, (P, 10 * number + 1, 0), (C, 10 * number + 1, 10 * number + 5), first=2 * number)
+        applied(
+            index, (P, 10 * number + 1, 0), (C, 10 * number + 1, 10 * number + 5), first=2 * number
+        )
     assert [commit.commit_ts for commit in index.commits((0, 0), 95, 3, 1 << 20)] == [5, 15, 25]
     assert [commit.commit_ts for commit in index.commits((15, 11), 95, 99, 400)] == [25, 35]
     assert [commit.commit_ts for commit in index.commits((75, 0), 85, 99, 1 << 20)] == [75, 85]
@@ -79,8 +87,12 @@ def test_a_late_commit_is_counted_a_repeated_one_is_not() -> None:
 
 
 @given(st.data())
-def test_a_segment_that_a_reader_or_a_restart_can_ask_for_is_never_droppable(data: st.DataObject) -> None:
-    """Random transactions, one record a segment: after GC every commit left still finds itself and its prewrite."""
+def test_a_segment_that_a_reader_or_a_restart_can_ask_for_is_never_droppable(
+    data: st.DataObject,
+) -> None:
+    """Random transactions, one record a segment: after GC every commit left still finds itself and
+    its prewrite.
+    """
     index = Index(MemoryKV())
     running: list[int] = []
     max_ts: dict[int, int] = {}

@@ -15,7 +15,14 @@ from storage.pump.storage import PumpStorage
 from storage.value_log import Pointer
 from storage.vfs.memory import MemFS
 from tests.memory_kv import MemoryKV
-from tests.unit.storage.pump.storages import commit, heartbeat, opened, prewrite, pulled, wait_max_commit_ts
+from tests.unit.storage.pump.storages import (
+    commit,
+    heartbeat,
+    opened,
+    prewrite,
+    pulled,
+    wait_max_commit_ts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +104,11 @@ async def test_what_a_broken_index_missed_is_replayed_at_the_next_start() -> Non
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60), st.lists(st.sampled_from(["break", "mend", "stall", "go"]), max_size=12), st.randoms())
+@given(
+    st.integers(1, 60),
+    st.lists(st.sampled_from(["break", "mend", "stall", "go"]), max_size=12),
+    st.randoms(),
+)
 async def test_whatever_the_index_does_every_acknowledged_pair_is_served_once(
     pairs: int, events: list[str], random: Random
 ) -> None:
@@ -126,7 +137,9 @@ async def test_a_queue_that_resumes_goes_on_exactly_where_it_said() -> None:
     for number in range(GROUPS_MAX + 3):
         await queue.put(group(number))
     assert queue.behind
-    assert [await queue.get() for _ in range(GROUPS_MAX)] == [group(number) for number in range(GROUPS_MAX)]
+    assert [await queue.get() for _ in range(GROUPS_MAX)] == [
+        group(number) for number in range(GROUPS_MAX)
+    ]
     assert await queue.get() is None
     assert queue.resume() == Pointer(0, 10 * (GROUPS_MAX + 3), 0)
     await queue.put(group(GROUPS_MAX + 3))

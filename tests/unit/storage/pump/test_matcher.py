@@ -28,11 +28,15 @@ class Oracle:
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
-    """As TiDB makes them: a commit_ts is taken after its prewrite is in the log; outcomes arrive in any order."""
+    """As TiDB makes them: a commit_ts is taken after its prewrite is in the log;
+    outcomes arrive in any order.
+    """
     log: list[tuple[str, int, int]] = []
     running: list[int] = []
     arriving: list[tuple[str, int, int]] = []
-    steps = draw(st.lists(st.sampled_from(["prewrite", "prewrite", "commit", "rollback", "arrive", "fake"])))
+    steps = draw(
+        st.lists(st.sampled_from(["prewrite", "prewrite", "commit", "rollback", "arrive", "fake"]))
+    )
     for clock, step in enumerate(steps, start=1):
         if step == "prewrite":
             running.append(clock)
@@ -58,7 +62,9 @@ def feed(matcher: Matcher[int], position: int, event: tuple[str, int, int]) -> N
 
 
 @given(histories())
-def test_max_commit_ts_is_what_the_whole_log_says_after_every_step(log: list[tuple[str, int, int]]) -> None:
+def test_max_commit_ts_is_what_the_whole_log_says_after_every_step(
+    log: list[tuple[str, int, int]],
+) -> None:
     matcher: Matcher[int] = Matcher()
     oracle = Oracle()
     for position, event in enumerate(log):
@@ -68,7 +74,9 @@ def test_max_commit_ts_is_what_the_whole_log_says_after_every_step(log: list[tup
 
 
 @given(histories())
-def test_max_commit_ts_never_goes_back_and_nothing_commits_below_it_later(log: list[tuple[str, int, int]]) -> None:
+def test_max_commit_ts_never_goes_back_and_nothing_commits_below_it_later(
+    log: list[tuple[str, int, int]],
+) -> None:
     matcher: Matcher[int] = Matcher()
     for position, event in enumerate(log):
         before = matcher.max_commit_ts
@@ -79,7 +87,9 @@ def test_max_commit_ts_never_goes_back_and_nothing_commits_below_it_later(log: l
 
 
 @given(histories(), st.integers(0, 100))
-def test_a_restart_from_the_oldest_wait_ends_in_the_same_state(log: list[tuple[str, int, int]], crash: int) -> None:
+def test_a_restart_from_the_oldest_wait_ends_in_the_same_state(
+    log: list[tuple[str, int, int]], crash: int
+) -> None:
     matcher: Matcher[int] = Matcher()
     crash = min(crash, len(log))
     for position, event in enumerate(log[:crash]):
@@ -97,7 +107,9 @@ def test_a_restart_from_the_oldest_wait_ends_in_the_same_state(log: list[tuple[s
     )
 
 
-@given(st.permutations([("P", 1, 0), ("C", 1, 9), ("P", 2, 0), ("R", 2, 0), ("P", 3, 0), ("C", 3, 8)]))
+@given(
+    st.permutations([("P", 1, 0), ("C", 1, 9), ("P", 2, 0), ("R", 2, 0), ("P", 3, 0), ("C", 3, 8)])
+)
 def test_outcomes_match_by_start_ts_in_any_order(log: list[tuple[str, int, int]]) -> None:
     matcher: Matcher[int] = Matcher()
     for position, event in enumerate(log):

@@ -43,10 +43,16 @@ async def test_commits_come_in_commit_order_joined_with_their_rows() -> None:
 
 async def test_a_lonely_prewrite_holds_later_commits_back_until_it_is_settled() -> None:
     async with opened(MemFS()) as storage:
-        await storage.write([prewrite(1), commit(1, 5), prewrite(6), prewrite(7), commit(7, 9), heartbeat(10)])
+        await storage.write(
+            [prewrite(1), commit(1, 5), prewrite(6), prewrite(7), commit(7, 9), heartbeat(10)]
+        )
         assert await pulled(storage, 0, 5) == [(5, 1, b"rows")]
         statistics = storage.statistics()
-        assert (statistics.max_commit_ts, statistics.waiting_prewrites, statistics.oldest_waiting_ts) == (5, 1, 6)
+        assert (
+            statistics.max_commit_ts,
+            statistics.waiting_prewrites,
+            statistics.oldest_waiting_ts,
+        ) == (5, 1, 6)
         assert not storage.all_matched
         await storage.write([commit(6, 8)])
         assert [item[0] for item in await pulled(storage, 5, 10)] == [8, 9, 10]
@@ -104,7 +110,9 @@ async def test_a_binlog_whose_segment_gc_removed_first_is_not_found_rather_than_
 
 async def test_a_repeated_prewrite_and_commit_are_one_transaction() -> None:
     async with opened(MemFS()) as storage:
-        await storage.write([prewrite(1), prewrite(1), commit(1, 5), commit(1, 5), prewrite(1), heartbeat(6)])
+        await storage.write(
+            [prewrite(1), prewrite(1), commit(1, 5), commit(1, 5), prewrite(1), heartbeat(6)]
+        )
         assert await pulled(storage, 0, 6) == [(5, 1, b"rows"), (6, 6, b"")]
         assert storage.all_matched
         assert storage.statistics().late_commits == 0
@@ -152,11 +160,23 @@ async def test_a_reader_below_gc_is_told_so() -> None:
 async def test_gc_drops_whole_segments_but_never_a_prewrite_that_a_later_commit_needs() -> None:
     fs = MemFS()
     async with opened(fs, segment_bytes=1) as storage:
-        for binlog in (prewrite(1), commit(1, 5), prewrite(6, b"old"), heartbeat(7), commit(6, 20), heartbeat(30)):
+        for binlog in (
+            prewrite(1),
+            commit(1, 5),
+            prewrite(6, b"old"),
+            heartbeat(7),
+            commit(6, 20),
+            heartbeat(30),
+        ):
             await storage.write([binlog])
         await wait_max_commit_ts(storage, 30)
         assert (await storage.gc(19)).keys == 3 + 1
-        assert fs.names(DIRECTORY / "value") == ["000002.vlog", "000003.vlog", "000004.vlog", "000005.vlog"]
+        assert fs.names(DIRECTORY / "value") == [
+            "000002.vlog",
+            "000003.vlog",
+            "000004.vlog",
+            "000005.vlog",
+        ]
         assert (await pulled(storage, 19, 20))[0] == (20, 6, b"old")
         await storage.write([heartbeat(40)])
         await wait_max_commit_ts(storage, 40)
@@ -222,7 +242,9 @@ async def test_a_lost_segment_stops_the_start() -> None:
 
 
 class ForgetfulKV(MemoryKV):
-    """As LevelDB after a power cut: it keeps everything up to the last synced write, and any part of what followed."""
+    """As LevelDB after a power cut: it keeps everything up to the last synced write,
+    and any part of what followed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +256,9 @@ class ForgetfulKV(MemoryKV):
 
 
 transactions = st.lists(
-    st.tuples(st.booleans(), st.binary(max_size=20), st.none() | st.integers(0, 300)), min_size=1, max_size=12
+    st.tuples(st.booleans(), st.binary(max_size=20), st.none() | st.integers(0, 300)),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -258,7 +282,9 @@ async def test_after_a_power_cut_every_acknowledged_transaction_is_served_once(
             await storage.write([prewrite(start_ts, value)])
             open_transactions.append((start_ts, committed, value))
             while open_transactions and random.random() < 0.6:
-                start_ts, commits, stored = open_transactions.pop(random.randrange(len(open_transactions)))
+                start_ts, commits, stored = open_transactions.pop(
+                    random.randrange(len(open_transactions))
+                )
                 ts += 10
                 await storage.write([commit(start_ts, ts) if commits else rollback(start_ts)])
                 expected += [(ts, start_ts, stored)] if commits else []

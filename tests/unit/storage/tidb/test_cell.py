@@ -7,7 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError, InvalidError
-from storage.tidb.cell import Value, decode_cell, decode_float, encode_cell, encode_float, parse_default
+from storage.tidb.cell import (
+    Value,
+    decode_cell,
+    decode_float,
+    encode_cell,
+    encode_float,
+    parse_default,
+)
 from storage.tidb.field_type import Flag, Type
 from storage.tidb.schema import Column
 from storage.tidb.time import CoreTime
@@ -72,14 +79,20 @@ def test_characters_that_are_not_utf8_are_read_as_near_as_can_be() -> None:
         (Column.varchar("v", 5), "dv", "dv"),
         (Column(name="b", type=Type.BLOB), "dv", b"dv"),
         (Column(name="d", type=Type.DOUBLE), "1.5", 1.5),
-        (Column(name="t", type=Type.TIMESTAMP), "2023-01-02 03:04:05", CoreTime(2023, 1, 2, 3, 4, 5)),
+        (
+            Column(name="t", type=Type.TIMESTAMP),
+            "2023-01-02 03:04:05",
+            CoreTime(2023, 1, 2, 3, 4, 5),
+        ),
         (Column(name="c", type=Type.TIME), "-01:00:00", -3600 * 10**9),
         (Column(name="e", type=Type.ENUM, elems=("red",)), "red", "red"),
         (Column(name="x", type=Type.BIT, flen=9), b"\x01\x02", b"\x01\x02"),
         (Column.bigint("n"), None, None),
     ],
 )
-def test_a_default_in_the_schema_is_a_value(column: Column, default: str | bytes | None, value: Value) -> None:
+def test_a_default_in_the_schema_is_a_value(
+    column: Column, default: str | bytes | None, value: Value
+) -> None:
     assert parse_default(replace(column, origin_default=default)) == value
 
 

@@ -20,8 +20,13 @@ def test_a_datum_gives_back_its_cell(typed: tuple[Column, Value], tail: bytes) -
         assert decode_datum(b"!" + datum + tail, 1) == (cell, 1 + len(datum))
 
 
-@given(st.sampled_from([c for c in COLUMNS if c[0].type not in {Type.JSON, Type.ENUM, Type.SET}]), st.data())
-def test_key_datums_sort_as_their_values(typed: tuple[Column, st.SearchStrategy[Value]], data: st.DataObject) -> None:
+@given(
+    st.sampled_from([c for c in COLUMNS if c[0].type not in {Type.JSON, Type.ENUM, Type.SET}]),
+    st.data(),
+)
+def test_key_datums_sort_as_their_values(
+    typed: tuple[Column, st.SearchStrategy[Value]], data: st.DataObject
+) -> None:
     column, values = typed
     one, other = data.draw(values), data.draw(values)
     if column.type in TEXTS and isinstance(one, str) and isinstance(other, str):
@@ -31,7 +36,11 @@ def test_key_datums_sort_as_their_values(typed: tuple[Column, st.SearchStrategy[
 
 
 def test_null_is_one_byte_before_all_else() -> None:
-    assert encode_datum(Column.bigint("n"), None) == encode_key_datum(Column.bigint("n"), None) == b"\0"
+    assert (
+        encode_datum(Column.bigint("n"), None)
+        == encode_key_datum(Column.bigint("n"), None)
+        == b"\0"
+    )
     assert decode_datum(b"\0") == (None, 1)
 
 
@@ -53,7 +62,10 @@ def test_varints_give_back_their_numbers(unsigned: int, signed: int) -> None:
 def test_a_row_of_format_v1_reads_as_the_same_row_of_v2() -> None:
     name, number = Column.varchar("v", 5), Column.bigint("n")
     pairs = [(1, name, b"ab"), (2, number, b"\xfe"), (3, number, None)]
-    old = b"".join(encode_datum(number, bytes((at,))) + encode_datum(column, cell) for at, column, cell in pairs)
+    old = b"".join(
+        encode_datum(number, bytes((at,))) + encode_datum(column, cell)
+        for at, column, cell in pairs
+    )
     assert decode_pairs(old) == {1: b"ab", 2: b"\xfe", 3: None}
     assert as_v2(old) == encode_row({1: b"ab", 2: b"\xfe", 3: None})
     assert as_v2(b"\0") == encode_row({})

@@ -29,12 +29,22 @@ IDS = st.integers(1, 1 << 40)
 def info(table_id: int, name: str, *partition_ids: int) -> dict[str, Any]:
     parts = [{"id": number, "name": {"O": f"p{number}", "L": ""}} for number in partition_ids]
     partition = {"enable": True, "definitions": parts} if parts else None
-    return {"id": table_id, "name": {"O": name, "L": name}, "cols": [], "pk_is_handle": False, "partition": partition}
+    return {
+        "id": table_id,
+        "name": {"O": name, "L": name},
+        "cols": [],
+        "pk_is_handle": False,
+        "partition": partition,
+    }
 
 
 def job(action: int, table_id: int = 0, number: int = 0, schema_id: int = 1, **binlog: Any) -> Job:
     arguments = binlog.pop("arguments", None)
-    doc: dict[str, Any] = {"id": number or hash((action, table_id, str(binlog))) & 0xFFFF, "type": action, "state": 4}
+    doc: dict[str, Any] = {
+        "id": number or hash((action, table_id, str(binlog))) & 0xFFFF,
+        "type": action,
+        "state": 4,
+    }
     doc |= {
         "schema_id": schema_id,
         "table_id": table_id,
@@ -95,7 +105,10 @@ def test_after_each_step_the_schemas_are_those_select_was_answered_with(number: 
     for table in state:
         wanted = vectors.schema_at(table.name, expected["ts_after"])
         found = TableInfo.parse(json.dumps(table.info))
-        assert (found.stored_columns, found.partition_ids) == (wanted.stored_columns, wanted.partition_ids)
+        assert (found.stored_columns, found.partition_ids) == (
+            wanted.stored_columns,
+            wanted.partition_ids,
+        )
 
 
 def test_each_real_statement_tells_what_it_did() -> None:
@@ -136,9 +149,20 @@ def test_partitions_are_removed_also_after_a_start_between_the_steps_of_the_job(
 
 def test_a_job_that_removes_partitions_is_in_force_before_it_is_done() -> None:
     for action in Action.DROP_PARTITION, Action.TRUNCATE_PARTITION, Action.OTHER:
-        steps = [{"id": 1, "type": action, "state": 1, "schema_state": each} for each in (0, 5, 2, 1, 4)]
-        public = [Job.parse(json.dumps(step | {"schema_id": 1, "table_id": 7})).is_public for step in steps]
-        assert public == [False, False, False, action is not Action.OTHER, action is not Action.OTHER]
+        steps = [
+            {"id": 1, "type": action, "state": 1, "schema_state": each} for each in (0, 5, 2, 1, 4)
+        ]
+        public = [
+            Job.parse(json.dumps(step | {"schema_id": 1, "table_id": 7})).is_public
+            for step in steps
+        ]
+        assert public == [
+            False,
+            False,
+            False,
+            action is not Action.OTHER,
+            action is not Action.OTHER,
+        ]
 
 
 def test_a_history_that_begins_with_the_meta_keys_of_any_moment_ends_the_same() -> None:
@@ -158,7 +182,8 @@ def test_a_history_that_begins_with_the_meta_keys_of_any_moment_ends_the_same() 
 
 def whole_state(state: SchemaHistory) -> dict[bytes, bytes]:
     pairs = {
-        database_key(it): json.dumps({"id": it, "db_name": {"O": name}}).encode() for it, name in state.databases()
+        database_key(it): json.dumps({"id": it, "db_name": {"O": name}}).encode()
+        for it, name in state.databases()
     }
     for table in state:
         pairs[table_key(table.schema_id, table.id)] = json.dumps(dict(table.info)).encode()
@@ -180,24 +205,40 @@ def test_a_truncation_that_the_meta_keys_show_already_is_not_told_again() -> Non
 
 def test_a_job_that_is_not_done_changes_nothing() -> None:
     state = history()
-    doc = {"id": 1, "type": 3, "state": 1, "schema_id": 1, "table_id": 7, "binlog": {"TableInfo": info(7, "t")}}
+    doc = {
+        "id": 1,
+        "type": 3,
+        "state": 1,
+        "schema_id": 1,
+        "table_id": 7,
+        "binlog": {"TableInfo": info(7, "t")},
+    }
     assert state.apply(Job.parse(json.dumps(doc)), 20) is None
     assert not names(state)
 
 
 def test_several_tables_may_be_renamed_at_once_across_databases() -> None:
     moved = [[1, 1], [2, 1], [{"O": "y"}, {"O": "x"}], [7, 8], [{"O": "a"}, {"O": "a"}]]
-    in_8_4 = {"rename_table_infos": [{"table_id": 7, "new_schema_id": 2}, {"table_id": 8, "new_schema_id": 1}]}
+    in_8_4 = {
+        "rename_table_infos": [
+            {"table_id": 7, "new_schema_id": 2},
+            {"table_id": 8, "new_schema_id": 1},
+        ]
+    }
     for arguments in (moved, in_8_4):
         state = history(info(7, "x"), info(8, "y"))
         infos = [info(7, "y"), info(8, "x")]
-        change = applied(state, job(Action.RENAME_TABLES, 7, MultipleTableInfos=infos, arguments=arguments))
+        change = applied(
+            state, job(Action.RENAME_TABLES, 7, MultipleTableInfos=infos, arguments=arguments)
+        )
         assert names(state) == ["a.x", "b.y"]
         assert [table.name for table in change.dropped] == ["a.y"]
 
 
 def renamed(state: SchemaHistory, *steps: tuple[int, str, int]) -> Change:
-    """RENAME TABLES whose steps are (table id, new name, new database), as TiDB writes its job: an entry a step."""
+    """RENAME TABLES whose steps are (table id, new name, new database), as TiDB writes its job:
+    an entry a step.
+    """
     infos = [info(table_id, name) for table_id, name, _ in steps]
     arguments = [
         [1] * len(steps),
@@ -206,7 +247,9 @@ def renamed(state: SchemaHistory, *steps: tuple[int, str, int]) -> Change:
         [table_id for table_id, _, _ in steps],
         [{"O": "a"}] * len(steps),
     ]
-    return applied(state, job(Action.RENAME_TABLES, steps[0][0], MultipleTableInfos=infos, arguments=arguments))
+    return applied(
+        state, job(Action.RENAME_TABLES, steps[0][0], MultipleTableInfos=infos, arguments=arguments)
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +257,11 @@ def renamed(state: SchemaHistory, *steps: tuple[int, str, int]) -> Change:
     [
         ([(7, "tmp", 1), (8, "x", 1), (7, "y", 1)], {7: "a.y", 8: "a.x", 9: "a.z"}, []),
         ([(7, "m", 1), (7, "n", 1)], {7: "a.n", 8: "a.y", 9: "a.z"}, ["a.x"]),
-        ([(7, "tmp", 1), (9, "x", 1), (8, "z", 1), (7, "y", 1)], {7: "a.y", 8: "a.z", 9: "a.x"}, []),
+        (
+            [(7, "tmp", 1), (9, "x", 1), (8, "z", 1), (7, "y", 1)],
+            {7: "a.y", 8: "a.z", 9: "a.x"},
+            [],
+        ),
         ([(7, "tmp", 2), (8, "x", 1), (7, "y", 2)], {7: "b.y", 8: "a.x", 9: "a.z"}, ["a.y"]),
         ([(7, "_del", 1), (8, "x", 1)], {7: "a._del", 8: "a.x", 9: "a.z"}, ["a.y"]),
     ],
@@ -232,7 +279,10 @@ def test_a_table_that_is_renamed_several_times_in_a_statement_comes_once(
 
 def test_an_exchange_of_a_partition_is_named_and_both_tables_go_on() -> None:
     state = history(info(7, "plain"), info(8, "part", 81, 82))
-    change = applied(state, job(Action.EXCHANGE_PARTITION, 7, TableInfo=info(8, "part", 81, 7), arguments=[82, 1, 8]))
+    change = applied(
+        state,
+        job(Action.EXCHANGE_PARTITION, 7, TableInfo=info(8, "part", 81, 7), arguments=[82, 1, 8]),
+    )
     assert "EXCHANGE PARTITION" in change.moved
     assert {table.name for table in change.tables} == {"a.plain", "a.part"}
     plain, part = state.table(82), state.table(8)
@@ -258,7 +308,9 @@ def test_partitioning_a_table_gives_it_another_id_under_its_name() -> None:
 
 def test_system_tables_and_views_are_not_told() -> None:
     state = SchemaHistory(10, {3: "mysql", 1: "a"}, [])
-    assert state.apply(job(Action.CREATE_TABLE, 7, schema_id=3, TableInfo=info(7, "user")), 20) is None
+    assert (
+        state.apply(job(Action.CREATE_TABLE, 7, schema_id=3, TableInfo=info(7, "user")), 20) is None
+    )
     assert state.apply(job(21, 8, TableInfo=info(8, "v") | {"view": {}}), 21) is None
     assert not names(state)
     assert state.table(7) is not None
@@ -274,7 +326,9 @@ def test_jobs_do_not_go_back() -> None:
         history().apply(job(Action.CREATE_TABLE, 7, TableInfo=info(7, "t")), 9)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "type": 1}', b"null"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"id": 1}', b'{"id": "x", "type": 1}', b"null"]
+)
 def test_garbage_is_not_taken_for_a_job(text: bytes) -> None:
     with pytest.raises(CorruptError, match="not a DDL job"):
         Job.parse(text)

@@ -15,7 +15,9 @@ SHAPES = st.integers(1, 65).flatmap(lambda p: st.tuples(st.just(p), st.integers(
 
 
 @st.composite
-def decimals(draw: st.DrawFn, shapes: st.SearchStrategy[tuple[int, int]] = SHAPES) -> tuple[int, int, list[Decimal]]:
+def decimals(
+    draw: st.DrawFn, shapes: st.SearchStrategy[tuple[int, int]] = SHAPES
+) -> tuple[int, int, list[Decimal]]:
     precision, scale = draw(shapes)
     limit = 10**precision - 1
     digits = draw(st.lists(st.integers(-limit, limit), min_size=1, max_size=8))
@@ -24,7 +26,11 @@ def decimals(draw: st.DrawFn, shapes: st.SearchStrategy[tuple[int, int]] = SHAPE
 
 @pytest.mark.parametrize(
     ("text", "precision", "scale", "encoded"),
-    [("1234567890", 10, 0, "0a00810dfb38d2"), ("1.25", 8, 2, "08028000011" + "9"), ("-0.01", 5, 2, "05027ffffe")],
+    [
+        ("1234567890", 10, 0, "0a00810dfb38d2"),
+        ("1.25", 8, 2, "08028000011" + "9"),
+        ("-0.01", 5, 2, "05027ffffe"),
+    ],
 )
 def test_a_decimal_is_what_tidb_writes(text: str, precision: int, scale: int, encoded: str) -> None:
     assert encode_decimal(Decimal(text), precision, scale).hex() == encoded
@@ -43,11 +49,18 @@ def test_a_decimal_gives_back_its_value(shaped: tuple[int, int, list[Decimal]]) 
 @given(decimals())
 def test_decimals_of_one_shape_sort_as_their_bytes(shaped: tuple[int, int, list[Decimal]]) -> None:
     precision, scale, values = shaped
-    assert sorted(values) == sorted(values, key=lambda value: encode_decimal(value, precision, scale))
+    assert sorted(values) == sorted(
+        values, key=lambda value: encode_decimal(value, precision, scale)
+    )
 
 
-@given(decimals(st.integers(1, 18).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, p)))), st.booleans())
-def test_a_batch_decodes_like_one_by_one(shaped: tuple[int, int, list[Decimal]], with_null: bool) -> None:
+@given(
+    decimals(st.integers(1, 18).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, p)))),
+    st.booleans(),
+)
+def test_a_batch_decodes_like_one_by_one(
+    shaped: tuple[int, int, list[Decimal]], with_null: bool
+) -> None:
     precision, scale, values = shaped
     column = Column(name="d", type=Type.NEWDECIMAL, flen=precision, decimal=scale)
     cells = [encode_decimal(value, precision, scale) for value in values]
@@ -58,7 +71,9 @@ def test_a_batch_decodes_like_one_by_one(shaped: tuple[int, int, list[Decimal]],
 
 def test_a_batch_of_another_shape_is_decoded_one_by_one() -> None:
     column = Column(name="d", type=Type.NEWDECIMAL, flen=12, decimal=2)
-    cells = Cells.of([encode_decimal(Decimal("1.25"), 8, 2), encode_decimal(Decimal("-7.00"), 12, 2)])
+    cells = Cells.of(
+        [encode_decimal(Decimal("1.25"), 8, 2), encode_decimal(Decimal("-7.00"), 12, 2)]
+    )
     assert decode_decimals(column, cells) is None
     assert arrow_array(column, cells).to_pylist() == [Decimal("1.25"), Decimal("-7.00")]
 

@@ -10,7 +10,13 @@ from server.changefeed.table import TableRecord
 from server.puller.tidb.table import tidb_table
 from storage.model.errors import CorruptError
 from storage.tidb.ddl import Job
-from storage.tidb.document import NESTING_MAX, TableInfoError, check_nesting, read_document, table_document
+from storage.tidb.document import (
+    NESTING_MAX,
+    TableInfoError,
+    check_nesting,
+    read_document,
+    table_document,
+)
 from storage.tidb.field_type import Flag, Type
 from storage.tidb.schema import Column, Index, TableInfo
 from storage.tidb.schema_history import SchemaHistory
@@ -76,14 +82,26 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("cols.2.type.Flen", 66, r"\$\.cols\[2\]\.type: a DECIMAL of 66 digits"),
         ("cols.2.type.Flen", 0, r"\$\.cols\[2\]\.type: a DECIMAL of 0 digits"),
         ("cols.2.type.Decimal", 11, r"\$\.cols\[2\]\.type: a DECIMAL of 10 digits with 11"),
-        ("cols.2.origin_default", "1.5.0", r"\$\.cols\[2\]\.origin_default: '1.5.0' is no value of the NEWDECIMAL"),
+        (
+            "cols.2.origin_default",
+            "1.5.0",
+            r"\$\.cols\[2\]\.origin_default: '1.5.0' is no value of the NEWDECIMAL",
+        ),
         ("cols.0.origin_default", "9" * 40, r"\$\.cols\[0\]\.origin_default: "),
         ("cols.2.origin_default", [], r"\$\.cols\[2\]\.origin_default: Expected"),
         ("cols.3.type.Flen", 65, r"\$\.cols\[3\]\.type\.Flen: a BIT of 65 bits"),
         ("cols.3.origin_default_bit", "!", r"\$\.cols\[3\]\.origin_default_bit: "),
-        ("cols.3.origin_default_bit", "QUFBQUFBQUFB", r"\$\.cols\[3\]\.origin_default_bit: more than 8 bytes"),
+        (
+            "cols.3.origin_default_bit",
+            "QUFBQUFBQUFB",
+            r"\$\.cols\[3\]\.origin_default_bit: more than 8 bytes",
+        ),
         ("cols.4.type.Decimal", 7, r"\$\.cols\[4\]\.type\.Decimal: 7 digits of a second"),
-        ("index_info.0.idx_cols.0.offset", 6, r"\$\.index_info\[0\]\.idx_cols\[0\]\.offset: 6, but there are 6"),
+        (
+            "index_info.0.idx_cols.0.offset",
+            6,
+            r"\$\.index_info\[0\]\.idx_cols\[0\]\.offset: 6, but there are 6",
+        ),
         ("index_info.0.idx_cols", [], r"\$\.index_info\[0\]\.idx_cols: "),
         ("index_info", [index(), index()], r"\$\.index_info: more than one has the id 1"),
         (
@@ -101,7 +119,11 @@ def changed(path: str, value: Any) -> dict[str, Any]:
             {"enable": True, "definitions": [{"id": 7}, {"id": 7}]},
             r"\$\.partition\.definitions: more than",
         ),
-        ("partition", {"enable": True, "definitions": [{}]}, r"\$\.partition\.definitions\[0\]: .* `id`"),
+        (
+            "partition",
+            {"enable": True, "definitions": [{}]},
+            r"\$\.partition\.definitions\[0\]: .* `id`",
+        ),
         ("tidemark_columns", 5, r"\$\.tidemark_columns: "),
         ("tidemark_removed", {"ts": 1}, r"\$\.tidemark_removed: .* `partition_ids`"),
     ],
@@ -143,7 +165,9 @@ def test_a_default_that_is_a_number_in_json_is_read_as_its_text() -> None:
     assert number.origin_default == "1.5"
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' * (NESTING_MAX + 1) + "1" + "}" * 65])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, '{"a":' * (NESTING_MAX + 1) + "1" + "}" * 65]
+)
 def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(text: str) -> None:
     with pytest.raises(TableInfoError, match="nested more than 64 levels"):
         read_document(text)
@@ -156,7 +180,8 @@ def test_brackets_in_strings_are_no_nesting() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "5", '{"a": NaN}', '{"a"', '{"a": "\ud800"}', b'{"a": "\xff"}', '{"a": "\\ud800"}']
+    "text",
+    ["", "[]", "5", '{"a": NaN}', '{"a"', '{"a": "\ud800"}', b'{"a": "\xff"}', '{"a": "\\ud800"}'],
 )
 def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
     with pytest.raises(TableInfoError):
@@ -165,7 +190,14 @@ def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
 
 def test_a_damaged_document_from_upstream_is_an_error_by_name() -> None:
     history = SchemaHistory(1, {1: "s"}, [])
-    job = {"id": 9, "type": 3, "state": 6, "schema_id": 1, "table_id": 7, "binlog": {"TableInfo": {"id": 7, "name": 5}}}
+    job = {
+        "id": 9,
+        "type": 3,
+        "state": 6,
+        "schema_id": 1,
+        "table_id": 7,
+        "binlog": {"TableInfo": {"id": 7, "name": 5}},
+    }
     with pytest.raises(TableInfoError, match=r"a table without a name: \$\.name: "):
         history.apply(Job.parse(json.dumps(job)), 5)
     for text in ("[" * 100_000, '{"id": 1e999}', "{}"):
@@ -175,7 +207,14 @@ def test_a_damaged_document_from_upstream_is_an_error_by_name() -> None:
 
 def test_a_damaged_table_that_nobody_replicates_stops_nobody() -> None:
     damaged = {"id": 7, "name": {"O": "t"}, "cols": "gone"}
-    job = {"id": 9, "type": 3, "state": 6, "schema_id": 1, "table_id": 7, "binlog": {"TableInfo": damaged}}
+    job = {
+        "id": 9,
+        "type": 3,
+        "state": 6,
+        "schema_id": 1,
+        "table_id": 7,
+        "binlog": {"TableInfo": damaged},
+    }
     change = SchemaHistory(1, {1: "s"}, []).apply(Job.parse(json.dumps(job)), 5)
     assert change is not None
     assert [table.name for table in change.tables] == ["s.t"]

@@ -16,7 +16,9 @@ from tests.unit.storage.tidb.values import JSON_DOCS
 def test_a_document_gives_back_itself(doc: Any) -> None:
     text = json.dumps(doc)
     # Floats print as in TiDB: without exponent up to 1e21, so a large one reads back as an integer.
-    assert json.loads(decode_json(encode_json(text)), parse_int=float) == json.loads(text, parse_int=float)
+    assert json.loads(decode_json(encode_json(text)), parse_int=float) == json.loads(
+        text, parse_int=float
+    )
 
 
 @given(JSON_DOCS, st.binary(max_size=3))
@@ -44,7 +46,9 @@ def test_floats_print_as_go_prints_them(value: float, text: str) -> None:
 def test_dates_durations_and_opaque_bytes_print_as_strings() -> None:
     bits = 2023 << 50 | 3 << 46 | 4 << 41 | 5 << 36 | 6 << 30 | 7 << 24 | 8 << 4
     assert decode_json(bytes((DATE,)) + struct.pack("<Q", bits)) == '"2023-03-04"'
-    assert decode_json(bytes((DATETIME,)) + struct.pack("<Q", bits)) == '"2023-03-04 05:06:07.000008"'
+    assert (
+        decode_json(bytes((DATETIME,)) + struct.pack("<Q", bits)) == '"2023-03-04 05:06:07.000008"'
+    )
     assert decode_json(bytes((DURATION,)) + struct.pack("<qI", 10**9, 6)) == '"00:00:01.000000"'
     assert decode_json(bytes((OPAQUE, 15, 2)) + b"\0\xff") == '"base64:type15:AP8="'
 

@@ -4,7 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.tidb.key import RecordKey, common_record_key, decode_int_handles, decode_record_key, record_key, table_span
+from storage.tidb.key import (
+    RecordKey,
+    common_record_key,
+    decode_int_handles,
+    decode_record_key,
+    record_key,
+    table_span,
+)
 
 IDS = st.integers(1, (1 << 62) - 1)
 HANDLES = st.integers(-(1 << 63), (1 << 63) - 1)

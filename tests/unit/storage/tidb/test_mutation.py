@@ -29,7 +29,8 @@ def cells(**values: int) -> bytes:
     """Pairs of column ids (`c1=…`, the hidden row id as `h`) and signed numbers."""
     ids = {name: ROW_ID if name == "h" else int(name[1:]) for name in values}
     return b"".join(
-        b"\x08" + encode_varint(ids[name]) + b"\x08" + encode_varint(value) for name, value in values.items()
+        b"\x08" + encode_varint(ids[name]) + b"\x08" + encode_varint(value)
+        for name, value in values.items()
     )
 
 
@@ -37,10 +38,14 @@ def handle(number: int) -> bytes:
     return b"\x08" + encode_varint(number)
 
 
-def batch_of(table: TableInfo, *txns: tuple[int, Sequence[tuple[int, bytes]]]) -> list[dict[str, Any]]:
+def batch_of(
+    table: TableInfo, *txns: tuple[int, Sequence[tuple[int, bytes]]]
+) -> list[dict[str, Any]]:
     mutations = TableMutations(table)
     for commit_ts, rows in txns:
-        parts = {kind: [raw for it, raw in rows if it == kind] for kind in (INSERTED, UPDATED, DELETED)}
+        parts = {
+            kind: [raw for it, raw in rows if it == kind] for kind in (INSERTED, UPDATED, DELETED)
+        }
         mutations.add(
             commit_ts,
             commit_ts - 1,
@@ -78,7 +83,9 @@ def test_each_kind_of_row_becomes_the_stores_change() -> None:
     ]
 
 
-def change(commit_ts: int, op: int, number: int, old: int | None, new: int | None) -> dict[str, Any]:
+def change(
+    commit_ts: int, op: int, number: int, old: int | None, new: int | None
+) -> dict[str, Any]:
     return {
         "commit_ts": commit_ts,
         "start_ts": commit_ts - 1,
@@ -95,7 +102,9 @@ def test_an_update_of_the_handle_is_a_delete_and_an_insert() -> None:
 
 
 def test_rows_that_exchange_their_handles_both_survive() -> None:
-    found = batch_of(TABLE, (10, [update(1, 5, 5, to=9), update(2, 6, 6, to=1), update(9, 5, 5, to=2)]))
+    found = batch_of(
+        TABLE, (10, [update(1, 5, 5, to=9), update(2, 6, 6, to=1), update(9, 5, 5, to=2)])
+    )
     assert found == [change(10, UPDATE, 1, 5, 6), change(10, UPDATE, 2, 6, 5)]
 
 
@@ -113,18 +122,30 @@ def test_a_row_of_nulls_only_is_one_nil_byte() -> None:
 
 
 def test_rows_without_a_clustered_key_are_known_by_their_hidden_number() -> None:
-    rows = [(INSERTED, handle(1) + cells(c1=5)), (DELETED, cells(c1=6, h=2)), (UPDATED, cells(c1=7, h=3) * 2)]
+    rows = [
+        (INSERTED, handle(1) + cells(c1=5)),
+        (DELETED, cells(c1=6, h=2)),
+        (UPDATED, cells(c1=7, h=3) * 2),
+    ]
     found = batch_of(HIDDEN, (10, rows))
     assert {it["key"] for it in found} == {record_key(8, number) for number in (1, 2, 3)}
 
 
 STATEMENTS = st.lists(
-    st.tuples(st.sampled_from(["put", "delete", "move"]), st.integers(0, 3), st.integers(0, 3), st.integers(-9, 9)),
+    st.tuples(
+        st.sampled_from(["put", "delete", "move"]),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.integers(-9, 9),
+    ),
     max_size=12,
 )
 
 
-@given(st.dictionaries(st.integers(0, 3), st.integers(-9, 9)), st.lists(STATEMENTS, min_size=1, max_size=4))
+@given(
+    st.dictionaries(st.integers(0, 3), st.integers(-9, 9)),
+    st.lists(STATEMENTS, min_size=1, max_size=4),
+)
 def test_any_transactions_give_the_net_changes(
     before: dict[int, int], txns: list[list[tuple[str, int, int, int]]]
 ) -> None:
@@ -148,7 +169,11 @@ def test_any_transactions_give_the_net_changes(
     found = batch_of(TABLE, *raw)
     for commit_ts, touched in expected:
         for key, (old, new) in touched.items():
-            told = [it for it in found if it["commit_ts"] == commit_ts and it["key"] == record_key(7, key)]
+            told = [
+                it
+                for it in found
+                if it["commit_ts"] == commit_ts and it["key"] == record_key(7, key)
+            ]
             if old != new:
                 assert [(it["old_value"], it["value"]) for it in told] == [
                     (None if old is None else row(old), None if new is None else row(new))
@@ -165,7 +190,11 @@ def test_a_clustered_key_of_characters_stands_for_itself() -> None:
     sort_key = encode_datum(table.columns[0], b"\x00A\x00B\x00C")
     inserted = sort_key + b"\x08\x02" + text
     deleted = b"\x08\x02" + text
-    keys = {it["key"] for rows in ([(INSERTED, inserted)], [(DELETED, deleted)]) for it in batch_of(table, (10, rows))}
+    keys = {
+        it["key"]
+        for rows in ([(INSERTED, inserted)], [(DELETED, deleted)])
+        for it in batch_of(table, (10, rows))
+    }
     assert keys == {record_prefix(table.id) + b"\x01ABC\x00\x00\x00\x00\x00\xfa"}
 
 
@@ -185,7 +214,12 @@ def _infos() -> list[dict[str, Any]]:
         "idx_cols": [{"name": {"O": "s"}, "offset": 0, "length": -1}],
     }
     index |= {"is_unique": True, "is_primary": True, "state": 5}
-    head = {"id": 114, "name": {"O": "cipk", "L": "cipk"}, "pk_is_handle": False, "is_common_handle": True}
+    head = {
+        "id": 114,
+        "name": {"O": "cipk", "L": "cipk"},
+        "pk_is_handle": False,
+        "is_common_handle": True,
+    }
     return [head | {"cols": [column], "index_info": [index]}]
 
 
@@ -200,7 +234,9 @@ BAD = {
 def test_a_sequence_that_does_not_fit_the_rows_is_refused(name: str) -> None:
     rows, sequence, message = BAD[name]
     with pytest.raises(MutationError, match=message):
-        TableMutations(TABLE).add(10, 9, inserted=[it for _, it in rows], updated=[], deleted=[], sequence=sequence)
+        TableMutations(TABLE).add(
+            10, 9, inserted=[it for _, it in rows], updated=[], deleted=[], sequence=sequence
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +265,9 @@ def test_no_bytes_end_in_anything_but_rows_or_that_error(kind: int, raw: bytes) 
         batch_of(TABLE, (10, [(kind, raw)]))
 
 
-def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from_the_store() -> None:
+def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from_the_store() -> (
+    None
+):
     state, prewrites = SchemaHistory(0, {}, []), vectors.prewrites()
     compared = 0
     for step in vectors.lines("steps"):
@@ -246,12 +284,16 @@ def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from
                 mounter = Mounter(TableInfo.parse(json.dumps(table.info)), table.schema_name)
                 ids = table.partition_ids or (table.id,)
                 stored = kv.filter(
-                    pa.array([vectors.table_id(key) in ids for key in kv["key"].to_pylist()], pa.bool_())
+                    pa.array(
+                        [vectors.table_id(key) in ids for key in kv["key"].to_pylist()], pa.bool_()
+                    )
                 )
                 mutations = TableMutations(mounter.table)
                 mutations.add(txn["commit_ts"], txn["start_ts"], **vectors.parts(mutation))
                 found, wanted = (_mounted(mounter, it) for it in (mutations.to_batch(), stored))
-                if mounter.name == "vec.part":  # of partitions that are gone at the end the vectors have no rows
+                if (
+                    mounter.name == "vec.part"
+                ):  # of partitions that are gone at the end the vectors have no rows
                     found = [it for it in found if it in wanted]
                 assert found == wanted, (step["name"], mounter.name)
                 compared += len(wanted)
@@ -259,7 +301,10 @@ def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from
 
 
 def _of_store(txn: dict[str, Any]) -> pa.RecordBatch:
-    changes = [[it[name] and bytes.fromhex(it[name]) for name in ("key", "old", "new")] for it in txn["kv"] or []]
+    changes = [
+        [it[name] and bytes.fromhex(it[name]) for name in ("key", "old", "new")]
+        for it in txn["kv"] or []
+    ]
     rows = [it for it in changes if it[0][9:11] == b"_r"]
     ops = [DELETE if new is None else UPDATE if old is not None else INSERT for _, old, new in rows]
     commit_ts, start_ts = ([txn[name]] * len(rows) for name in ("commit_ts", "start_ts"))

@@ -1,4 +1,6 @@
-"""Records by column names; and real TiDB rows kept in the tree, so that every checkout proves the formats."""
+"""Records by column names; and real TiDB rows kept in the tree,
+so that every checkout proves the formats.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,9 @@ from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.storage.tidb import vectors
 
-GOLDEN: dict[str, Any] = json.loads((Path(__file__).parents[3] / "golden" / "tidb_rows.json").read_text())
+GOLDEN: dict[str, Any] = json.loads(
+    (Path(__file__).parents[3] / "golden" / "tidb_rows.json").read_text()
+)
 ACCOUNTS = TableInfo.build(101, "accounts", [Column.bigint("id"), Column.varchar("owner", 64)])
 
 
@@ -23,7 +27,10 @@ def test_rows_of_a_real_tidb_decode_to_what_its_select_gave(name: str) -> None:
     table = TableInfo.parse(json.dumps(GOLDEN[name]["table"]))
     for row in GOLDEN[name]["rows"]:
         values = decode_record(table, bytes.fromhex(row["key"]), bytes.fromhex(row["value"]))
-        texts = {column.name: vectors.text(column, values[column.name]) for column in table.stored_columns}
+        texts = {
+            column.name: vectors.text(column, values[column.name])
+            for column in table.stored_columns
+        }
         assert texts == row["select"]
 
 
@@ -39,7 +46,9 @@ def test_an_unsigned_key_beyond_the_signed_ones_gives_back_itself() -> None:
         assert decode_record(table, *encode_record(table, {"id": number})) == {"id": number}
 
 
-@pytest.mark.parametrize("values", [{}, {"id": None}, {"id": "1"}, {"id": 1, "nope": 1}, {"id": 1, "owner": 7}])
+@pytest.mark.parametrize(
+    "values", [{}, {"id": None}, {"id": "1"}, {"id": 1, "nope": 1}, {"id": 1, "owner": 7}]
+)
 def test_a_record_without_key_or_with_strange_values_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InvalidError):
         encode_record(ACCOUNTS, values)

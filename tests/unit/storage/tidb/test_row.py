@@ -43,15 +43,21 @@ def test_a_checksum_behind_the_cells_is_not_read() -> None:
 
 
 @given(CELLS, st.data())
-def test_a_row_that_ends_early_is_refused(cells: dict[int, bytes | None], data: st.DataObject) -> None:
+def test_a_row_that_ends_early_is_refused(
+    cells: dict[int, bytes | None], data: st.DataObject
+) -> None:
     row = encode_row(cells)
     with pytest.raises(CorruptError):
         decode_row(row[: data.draw(st.integers(0, len(row) - 1))])
 
 
 @given(st.lists(st.none() | CELLS, max_size=12), st.integers(0, 2))
-def test_a_block_finds_the_cells_of_every_row(rows: list[dict[int, bytes | None] | None], skipped: int) -> None:
-    encoded = pa.array([None if cells is None else encode_row(cells) for cells in rows], pa.binary()).slice(skipped)
+def test_a_block_finds_the_cells_of_every_row(
+    rows: list[dict[int, bytes | None] | None], skipped: int
+) -> None:
+    encoded = pa.array(
+        [None if cells is None else encode_row(cells) for cells in rows], pa.binary()
+    ).slice(skipped)
     rows = rows[skipped:]
     block = RowBlock(encoded)
     for column_id in {1, *(column_id for cells in rows for column_id in cells or {})}:
@@ -61,7 +67,9 @@ def test_a_block_finds_the_cells_of_every_row(rows: list[dict[int, bytes | None]
 
 
 @given(st.lists(CELLS, min_size=1, max_size=4), st.data())
-def test_a_block_refuses_a_row_that_ends_early(rows: list[dict[int, bytes | None]], data: st.DataObject) -> None:
+def test_a_block_refuses_a_row_that_ends_early(
+    rows: list[dict[int, bytes | None]], data: st.DataObject
+) -> None:
     encoded = [encode_row(cells) for cells in rows]
     broken = data.draw(st.integers(0, len(rows) - 1))
     encoded[broken] = encoded[broken][: data.draw(st.integers(1, len(encoded[broken]) - 1))]

@@ -16,7 +16,9 @@ from storage.tidb.row import as_v2, decode_row
 from storage.tidb.row_batch import Pairs, binary_column, encode_rows
 from tests.unit.storage.tidb.values import COLUMNS
 
-U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 70).map(lambda bits: min(1 << bits, (1 << 64)) - 1)
+U64 = st.integers(0, (1 << 64) - 1) | st.integers(0, 70).map(
+    lambda bits: min(1 << bits, (1 << 64)) - 1
+)
 
 
 @given(st.lists(U64, min_size=1, max_size=40))
@@ -30,7 +32,10 @@ def test_varints_are_read_together_as_one_by_one(numbers: list[int]) -> None:
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=40))
 def test_signed_varints_are_read_together_as_one_by_one(numbers: list[int]) -> None:
     column = binary_column([encode_varint(number) for number in numbers])
-    assert zigzag(decode_uvarints(column, column.begin, np.ones(len(numbers), np.bool_))[0]).tolist() == numbers
+    assert (
+        zigzag(decode_uvarints(column, column.begin, np.ones(len(numbers), np.bool_))[0]).tolist()
+        == numbers
+    )
 
 
 def test_a_varint_of_more_than_64_bits_is_refused() -> None:
@@ -43,7 +48,9 @@ def test_a_varint_of_more_than_64_bits_is_refused() -> None:
 def rows_v1(draw: st.DrawFn) -> bytes:
     """A row of format v1 of some typed columns, in any order, with small and large column ids."""
     chosen = draw(st.lists(st.sampled_from(COLUMNS), max_size=5))
-    ids = draw(st.lists(st.integers(1, 300), min_size=len(chosen), max_size=len(chosen), unique=True))
+    ids = draw(
+        st.lists(st.integers(1, 300), min_size=len(chosen), max_size=len(chosen), unique=True)
+    )
     out = b""
     for column_id, (column, values) in zip(ids, chosen, strict=True):
         value = draw(st.none() | values)
@@ -67,11 +74,15 @@ def test_a_batch_may_mix_both_formats_and_rows_that_are_missing(rows: list[bytes
 
 
 @given(st.lists(rows_v1(), min_size=1, max_size=4), st.data())
-def test_damaged_rows_are_refused_together_as_one_by_one(rows: list[bytes], data: st.DataObject) -> None:
+def test_damaged_rows_are_refused_together_as_one_by_one(
+    rows: list[bytes], data: st.DataObject
+) -> None:
     number = data.draw(st.integers(0, len(rows) - 1))
     at = data.draw(st.integers(0, len(rows[number]) - 1))
     row = rows[number]
-    rows[number] = data.draw(st.sampled_from([row[:at], row[:at] + bytes([row[at] ^ 0x41]) + row[at + 1 :], row[at:]]))
+    rows[number] = data.draw(
+        st.sampled_from([row[:at], row[:at] + bytes([row[at] ^ 0x41]) + row[at + 1 :], row[at:]])
+    )
     try:
         expected = [as_v2(row) for row in rows]
     except CorruptError:
@@ -84,7 +95,9 @@ def test_damaged_rows_are_refused_together_as_one_by_one(rows: list[bytes], data
 
 
 def _is_uncommon(rows: list[bytes]) -> bool:
-    """Whether a row holds a datum that only keys have, or is of format v2 by its first byte: not for this reader."""
+    """Whether a row holds a datum that only keys have, or is of format v2 by its first byte:
+    not for this reader.
+    """
     return any(row[:1] == b"\x80" or b"\x01" in row for row in rows)
 
 
@@ -106,7 +119,9 @@ def test_no_rows_are_no_rows() -> None:
 
 def test_columns_can_be_left_out() -> None:
     row = b"".join(b"\x08" + encode_varint(column_id) + b"\x08\x0a" for column_id in (-1, 1, 2))
-    assert decode_row(encode_rows(Pairs.scan(binary_column([row])), (-1, 2))[0].as_py()) == {1: b"\x05"}
+    assert decode_row(encode_rows(Pairs.scan(binary_column([row])), (-1, 2))[0].as_py()) == {
+        1: b"\x05"
+    }
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (2, 1, 2)])

@@ -7,13 +7,27 @@ from storage.tidb.field_type import Flag, Type
 from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors
 
-NOTE = Column(name="e", type=Type.ENUM, elems=("a", "b"), charset="utf8mb4", collate="utf8mb4_bin", origin_default="a")
+NOTE = Column(
+    name="e",
+    type=Type.ENUM,
+    elems=("a", "b"),
+    charset="utf8mb4",
+    collate="utf8mb4_bin",
+    origin_default="a",
+)
 BITS = Column(name="x", type=Type.BIT, flags=Flag.UNSIGNED, flen=9, origin_default=b"\x01\xff")
-TABLE = TableInfo.build(101, "Accounts", [Column.bigint("Id"), Column.varchar("owner", 64), NOTE, BITS])
+TABLE = TableInfo.build(
+    101, "Accounts", [Column.bigint("Id"), Column.varchar("owner", 64), NOTE, BITS]
+)
 
 
 def test_a_built_table_numbers_its_columns_and_keys_the_first() -> None:
-    assert [(column.id, column.offset) for column in TABLE.columns] == [(1, 0), (2, 1), (3, 2), (4, 3)]
+    assert [(column.id, column.offset) for column in TABLE.columns] == [
+        (1, 0),
+        (2, 1),
+        (3, 2),
+        (4, 3),
+    ]
     assert TABLE.handle_column is TABLE.columns[0]
     assert TABLE.key_columns == TABLE.columns[:1]
     assert TABLE.handle_is_key
@@ -54,12 +68,19 @@ def test_columns_that_rows_do_not_hold_are_left_out() -> None:
 
 def _table(*indices: Index, nullable: bool = False) -> TableInfo:
     flags = Flag(0) if nullable else Flag.NOT_NULL
-    columns = tuple(Column(name=name, type=Type.LONG, id=n + 1, offset=n, flags=flags) for n, name in enumerate("abc"))
+    columns = tuple(
+        Column(name=name, type=Type.LONG, id=n + 1, offset=n, flags=flags)
+        for n, name in enumerate("abc")
+    )
     return TableInfo(1, "t", columns, indices)
 
 
-def _index(number: int, *offsets: int, unique: bool = True, primary: bool = False, whole: bool = True) -> Index:
-    return Index(number, f"i{number}", offsets, unique=unique, primary=primary, public=True, whole=whole)
+def _index(
+    number: int, *offsets: int, unique: bool = True, primary: bool = False, whole: bool = True
+) -> Index:
+    return Index(
+        number, f"i{number}", offsets, unique=unique, primary=primary, public=True, whole=whole
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +94,9 @@ def _index(number: int, *offsets: int, unique: bool = True, primary: bool = Fals
         (_table(_index(1, 2), nullable=True), ""),
     ],
 )
-def test_the_key_is_the_primary_one_or_the_first_unique_one_without_nulls(table: TableInfo, key: str) -> None:
+def test_the_key_is_the_primary_one_or_the_first_unique_one_without_nulls(
+    table: TableInfo, key: str
+) -> None:
     assert "".join(column.name for column in table.key_columns) == key
     assert not table.handle_is_key
 
@@ -84,12 +107,16 @@ def test_real_schemas_give_back_themselves_from_our_json() -> None:
 
 
 def test_our_json_has_the_members_of_tidbs_for_the_same_table() -> None:
-    real = next(job["binlog"]["TableInfo"] for job in vectors.lines("ddl_jobs") if job["table_name"] == "upk")
+    real = next(
+        job["binlog"]["TableInfo"]
+        for job in vectors.lines("ddl_jobs")
+        if job["table_name"] == "upk"
+    )
     ours = json.loads(TableInfo.parse(json.dumps(real)).to_json())
     assert ours == {member: real[member] for member in ours}
-    assert {member for member in real if member not in ours and real[member] not in (None, 0, "", False)} == {
-        "update_timestamp"
-    }
+    assert {
+        member for member in real if member not in ours and real[member] not in (None, 0, "", False)
+    } == {"update_timestamp"}
 
 
 @pytest.mark.parametrize(

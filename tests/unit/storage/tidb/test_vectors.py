@@ -15,7 +15,9 @@ def _decoded(table: TableInfo, state: dict[bytes, bytes]) -> list[list[str | Non
         for table_id, key, row in vectors.record_pairs(state)
         if table_id in table.physical_ids
     ]
-    return [[vectors.text(column, row[column.name]) for column in table.stored_columns] for row in rows]
+    return [
+        [vectors.text(column, row[column.name]) for column in table.stored_columns] for row in rows
+    ]
 
 
 def _selected(table: TableInfo, result: dict[str, Any]) -> list[list[str | None]]:
@@ -30,7 +32,10 @@ def _sorted(rows: list[list[str | None]]) -> list[list[str | None]]:
 
 
 def test_the_final_rows_of_every_table_are_what_select_gave() -> None:
-    state = {bytes.fromhex(pair["key"]): bytes.fromhex(pair["value"]) for pair in vectors.lines("final_kv")[1:]}
+    state = {
+        bytes.fromhex(pair["key"]): bytes.fromhex(pair["value"])
+        for pair in vectors.lines("final_kv")[1:]
+    }
     expected = vectors.lines("steps")[-1]["rows_after"]
     compared = 0
     for name, result in expected.items():
@@ -38,9 +43,9 @@ def test_the_final_rows_of_every_table_are_what_select_gave() -> None:
         rows = _decoded(table, state)
         if "aggregate" in result:
             sizes = [len(row[1] or "") for row in rows]
-            assert [[str(len(rows)), str(sum(int(row[0] or 0) for row in rows)), str(sum(sizes))]] == result[
-                "aggregate"
-            ]
+            assert [
+                [str(len(rows)), str(sum(int(row[0] or 0) for row in rows)), str(sum(sizes))]
+            ] == result["aggregate"]
         else:
             assert _sorted(rows) == _sorted(_selected(table, result)), name
         compared += len(rows)
@@ -48,7 +53,9 @@ def test_the_final_rows_of_every_table_are_what_select_gave() -> None:
 
 
 @pytest.mark.parametrize("number", range(52))
-def test_after_each_step_the_rows_are_what_select_gave_under_the_schema_of_then(number: int) -> None:
+def test_after_each_step_the_rows_are_what_select_gave_under_the_schema_of_then(
+    number: int,
+) -> None:
     step, state = next(pair for pair in vectors.states() if pair[0]["step"] == number)
     for name, result in step["rows_after"].items():
         if "rows" in result:

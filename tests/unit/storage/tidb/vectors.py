@@ -1,4 +1,6 @@
-"""Real TiDB data: binlogs, schemas, key-value changes and SELECT results of 52 steps, from tests/golden/tidb."""
+"""Real TiDB data: binlogs, schemas, key-value changes and SELECT results of 52 steps,
+from tests/golden/tidb.
+"""
 
 import base64
 import gzip
@@ -55,7 +57,11 @@ def history() -> list[tuple[int, str, TableInfo]]:
 
 
 def schema_at(name: str, ts: int) -> TableInfo:
-    return [table for finished_ts, table_name, table in history() if table_name == name and finished_ts <= ts][-1]
+    return [
+        table
+        for finished_ts, table_name, table in history()
+        if table_name == name and finished_ts <= ts
+    ][-1]
 
 
 def record_pairs(state: dict[bytes, bytes]) -> Iterator[tuple[int, bytes, bytes]]:

@@ -18,7 +18,9 @@ def opened_memory() -> MemFS:
     return fs
 
 
-@pytest.mark.parametrize("make", [lambda path: (RealFS(), path), lambda path: (opened_memory(), DIRECTORY)])
+@pytest.mark.parametrize(
+    "make", [lambda path: (RealFS(), path), lambda path: (opened_memory(), DIRECTORY)]
+)
 def test_both_file_systems_behave_alike(tmp_path: Path, make) -> None:
     fs: FS
     fs, directory = make(tmp_path / "deep" / "er")
@@ -63,7 +65,9 @@ def test_a_crash_forgets_names_whose_directory_was_not_synced() -> None:
 
 
 @given(synced=st.binary(max_size=50), unsynced=st.binary(max_size=50), torn=st.integers(0, 60))
-def test_a_crash_keeps_synced_bytes_and_at_most_the_torn_ones(synced: bytes, unsynced: bytes, torn: int) -> None:
+def test_a_crash_keeps_synced_bytes_and_at_most_the_torn_ones(
+    synced: bytes, unsynced: bytes, torn: int
+) -> None:
     fs = opened_memory()
     file = fs.create(DIRECTORY / "a")
     fs.sync_directory(DIRECTORY)

@@ -1,8 +1,10 @@
-"""Which files of a Delta table are worth being joined, and whether the driver may join them itself. Pure.
+"""Which files of a Delta table are worth being joined, and whether the driver may join them itself.
 
-A file is joined with smaller ones only if it is not much larger than all of them together, so that a row is rewritten
-as often as its file can grow by half, and not each time; but a file with many masked rows at once, as readers pay for
-these.
+Pure.
+
+A file is joined with smaller ones only if it is not much larger than all of them together, so that
+a row is rewritten as often as its file can grow by half, and not each time; but a file with many
+masked rows at once, as readers pay for these.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,9 +36,15 @@ def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
 def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
     listed = sorted(files, key=_live_bytes)
     masked = [file for file in listed if file.masked > _MASKED_SHARE * file.rows]
-    others = [file for file in listed if file.masked <= _MASKED_SHARE * file.rows and file.size < FULL_FILE_BYTES]
+    others = [
+        file
+        for file in listed
+        if file.masked <= _MASKED_SHARE * file.rows and file.size < FULL_FILE_BYTES
+    ]
     smaller = accumulate(map(_live_bytes, others), initial=sum(map(_live_bytes, masked)))
-    worth = [_live_bytes(file) <= _GROWTH * before for file, before in zip(others, smaller, strict=False)]
+    worth = [
+        _live_bytes(file) <= _GROWTH * before for file, before in zip(others, smaller, strict=False)
+    ]
     last = max((number for number, good in enumerate(worth, 1) if good), default=0)
     worthwhile = masked + others[:last]
     return worthwhile if masked or len(worthwhile) > 1 else []
@@ -49,7 +57,10 @@ def affordable(groups: Sequence[Sequence[DataFile]]) -> bool:
 
 def health(files: Iterable[DataFile]) -> Health:
     """What maintenance tells of a table's files."""
-    return sum((Health(1, file.size < SMALL_FILE_BYTES, file.rows, file.masked) for file in files), Health())
+    return sum(
+        (Health(1, file.size < SMALL_FILE_BYTES, file.rows, file.masked) for file in files),
+        Health(),
+    )
 
 
 def _live_bytes(file: DataFile) -> float:

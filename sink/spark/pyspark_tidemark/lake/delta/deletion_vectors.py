@@ -1,4 +1,6 @@
-"""The deletion vectors of a Delta table as actions name them: in files of their own, or in the log."""
+"""The deletion vectors of a Delta table as actions name them: in files of their own,
+or in the log.
+"""
 
 import uuid
 from collections.abc import Mapping
@@ -21,7 +23,11 @@ class DeletionVectors:
     def add(self, positions: Any) -> dict[str, Any]:
         """How an action names a vector of these positions."""
         vector = roaring.encoded(positions)
-        place = {"offset": len(self._data), "sizeInBytes": len(vector), "cardinality": len(positions)}
+        place = {
+            "offset": len(self._data),
+            "sizeInBytes": len(vector),
+            "cardinality": len(positions),
+        }
         self._data += roaring.framed(vector)
         return {"storageType": "u", "pathOrInlineDv": roaring.z85(self._id.bytes)} | place
 
@@ -32,7 +38,11 @@ class DeletionVectors:
         kind, place = named["storageType"], named["pathOrInlineDv"]
         if kind == "i":
             return roaring.decoded(roaring.unz85(place)[: named["sizeInBytes"]])
-        location = self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20]) if kind == "u" else place
+        location = (
+            self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20])
+            if kind == "u"
+            else place
+        )
         system, path = file_system(location)
         with system.open_input_file(path) as file:
             data = file.read_at(named["sizeInBytes"] + roaring.FRAME_BYTES, named.get("offset", 1))

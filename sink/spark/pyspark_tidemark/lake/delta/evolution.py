@@ -1,8 +1,10 @@
-"""Schemas of Delta tables: one commit of the table's metadata renames, widens, drops and adds columns.
+"""Schemas of Delta tables: one commit of the table's metadata renames, widens,
+drops and adds columns.
 
-Files keep the names that columns had when they came (column mapping), so no row is rewritten. Mapping asks more of
-readers, so a table has it from its first rename or drop on, or its first column with a name that files cannot have.
-Each column's identity stands in the metadata of its field, so after a crash what is done is seen to be done.
+Files keep the names that columns had when they came (column mapping), so no row is rewritten.
+Mapping asks more of readers, so a table has it from its first rename or drop on, or its first
+column with a name that files cannot have. Each column's identity stands in the metadata of its
+field, so after a crash what is done is seen to be done.
 """
 
 import dataclasses
@@ -18,7 +20,13 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.delta.compaction import affordable
 from pyspark_tidemark.lake.delta.files import all_removed, joined
 from pyspark_tidemark.lake.delta.log import Listing, has_times_without_zone, with_features
-from pyspark_tidemark.lake.delta.tables import MAPPING, Actions, DeltaTables, identified, needs_mapping
+from pyspark_tidemark.lake.delta.tables import (
+    MAPPING,
+    Actions,
+    DeltaTables,
+    identified,
+    needs_mapping,
+)
 from pyspark_tidemark.lake.literal import with_columns
 from pyspark_tidemark.lake.mode import lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
@@ -35,8 +43,8 @@ Field = Mapping[str, Any]
 def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
     """Change the columns, in one commit.
 
-    Where rows must get a value and are many, Spark adds those columns by a second commit. A crash between the two
-    leaves less to change the next time.
+    Where rows must get a value and are many, Spark adds those columns by a second commit. A crash
+    between the two leaves less to change the next time.
     """
     if change.filled and tables.change(name, lambda listing: _filled(listing, change)):
         return
@@ -45,9 +53,17 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
         _add_filled(tables, name, change)
 
 
-def evolved(metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: SchemaChange) -> Actions:
-    """What a change commits, if anything; columns that rows hold a value in are left to who rewrites the rows."""
-    schema, configuration, features = json.loads(metadata["schemaString"]), dict(metadata["configuration"]), []
+def evolved(
+    metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: SchemaChange
+) -> Actions:
+    """What a change commits, if anything; columns that rows hold a value in are left to who
+    rewrites the rows.
+    """
+    schema, configuration, features = (
+        json.loads(metadata["schemaString"]),
+        dict(metadata["configuration"]),
+        [],
+    )
     fields = schema["fields"]
     if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
         fields = _mapped(fields, configuration)
@@ -77,7 +93,9 @@ def evolved(metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: Sc
 
 
 def _filled(listing: Listing, change: SchemaChange) -> Actions:
-    """What a change commits with the values that rows hold in added columns; nothing if the rows are many."""
+    """What a change commits with the values that rows hold in added columns;
+    nothing if the rows are many.
+    """
     files = list(listing.files.values())
     if not affordable([files]):
         return []
@@ -101,7 +119,10 @@ def _mapped(fields: Sequence[Field], configuration: dict[str, str]) -> Sequence[
 def _widened(field: Field, kind: Any) -> Field:
     if kind == field["type"]:
         return field
-    changes = [*field["metadata"].get(_TYPE_CHANGES, []), {"fromType": field["type"], "toType": kind}]
+    changes = [
+        *field["metadata"].get(_TYPE_CHANGES, []),
+        {"fromType": field["type"], "toType": kind},
+    ]
     return {**field, "type": kind, "metadata": {**field["metadata"], _TYPE_CHANGES: changes}}
 
 
@@ -132,7 +153,9 @@ def empty(tables: DeltaTables, name: str) -> None:
 
 
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
-    """Another table of this name: no rows, its own columns, in one commit; cuts before it show the earlier versions."""
+    """Another table of this name: no rows, its own columns, in one commit;
+    cuts before it show the earlier versions.
+    """
     name, schema = table.name, lake_schema(table)
     if tables.change(name, lambda listing: _begun_anew(listing, schema, table.column_ids)):
         return
@@ -140,7 +163,9 @@ def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
         _set(tables, name, MAPPING)
     if has_times_without_zone(schema):
         _set(tables, name, _WITHOUT_ZONE)
-    empty_frame = identified(tables.session(name).createDataFrame([], from_arrow_schema(schema)), table.column_ids)
+    empty_frame = identified(
+        tables.session(name).createDataFrame([], from_arrow_schema(schema)), table.column_ids
+    )
     writer = empty_frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.save(tables.path(name))
     tables.forget_listing(name)
@@ -161,10 +186,14 @@ def end_current(tables: DeltaTables, name: str, ts: int) -> None:
 
 
 def _add_filled(tables: DeltaTables, name: str, change: SchemaChange) -> None:
-    """Columns and what existing rows hold in them, in one commit: after a crash it is either done or all to be done."""
+    """Columns and what existing rows hold in them, in one commit:
+    after a crash it is either done or all to be done.
+    """
     old = tables.session(name).read.format("delta").load(tables.path(name))
     frame = identified(with_columns(old, change.added, dict(change.filled)), change.ids)
-    frame.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(tables.path(name))
+    frame.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(
+        tables.path(name)
+    )
     tables.forget_listing(name)
 
 

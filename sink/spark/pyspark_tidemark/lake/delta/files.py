@@ -1,7 +1,9 @@
-"""Data files of a Delta table as its log names them: rows written, keys found and their rows masked, files joined.
+"""Data files of a Delta table as its log names them: rows written,
+keys found and their rows masked, files joined.
 
-Files are written and read by pyarrow; what becomes of them is said by actions, which a commit puts into the log. A file
-whose rows are all masked is removed. Statistics bound what is left of a file, too, so they are kept when rows go.
+Files are written and read by pyarrow; what becomes of them is said by actions, which a commit puts
+into the log. A file whose rows are all masked is removed. Statistics bound what is left of a file,
+too, so they are kept when rows go.
 """
 
 import dataclasses
@@ -40,7 +42,11 @@ class DataFile:
         """With what the action's statistics tell."""
         statistics = json.loads(add.get("stats") or "{}", parse_float=Decimal)
         low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
-        bounded = {name: stored for name, stored in layout.physical.items() if stored in low and stored in high}
+        bounded = {
+            name: stored
+            for name, stored in layout.physical.items()
+            if stored in low and stored in high
+        }
         bounds = {name: (low[stored], high[stored]) for name, stored in bounded.items()}
         open_versions = statistics.get("nullCount", {}).get(layout.physical.get(VALID_TO))
         return cls(add, bounds, int(statistics.get("numRecords", 0)), open_versions == 0)
@@ -64,11 +70,15 @@ def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
 
 
 def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[str, Any]]:
-    """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of files."""
+    """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of
+    files.
+    """
     actions, vectors = [], DeletionVectors(layout.root)
     for file in meeting(files, keys):
         stored = numbered(layout, file, keys.schema)
-        removed = stored.join(keys, keys=keys.column_names, join_type="left semi", use_threads=False)
+        removed = stored.join(
+            keys, keys=keys.column_names, join_type="left semi", use_threads=False
+        )
         gone = vectors.read(file.add.get("deletionVector"))
         actions += without_rows(file, gone, removed["_row"].to_numpy(), len(stored), vectors)
     vectors.close()
@@ -84,7 +94,8 @@ def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
 def without_rows(
     file: DataFile, gone: Any, positions: Any, rows: int, vectors: DeletionVectors
 ) -> list[dict[str, Any]]:
-    """The actions that take the rows at `positions` out of a file of so many rows, of which those at `gone` are out.
+    """The actions that take the rows at `positions` out of a file of so many rows,
+    of which those at `gone` are out.
 
     The new vector goes into `vectors`.
     """
@@ -96,7 +107,14 @@ def without_rows(
     stats = _loose(file.add.get("stats"), rows)
     return [
         _removed(file.add),
-        {"add": {**file.add, "dataChange": True, "stats": stats, "deletionVector": vectors.add(now)}},
+        {
+            "add": {
+                **file.add,
+                "dataChange": True,
+                "stats": stats,
+                "deletionVector": vectors.add(now),
+            }
+        },
     ]
 
 
@@ -105,7 +123,9 @@ def all_removed(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     return [_removed(file.add) for file in files]
 
 
-def joined(layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str, Any]] = ()) -> list[dict[str, Any]]:
+def joined(
+    layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """The actions that put one new file with the same rows, and no others, into the place of files.
 
     The columns `filled` hold a value (pyarrow.Scalar) in each of these rows.
@@ -114,7 +134,10 @@ def joined(layout: Layout, files: Sequence[DataFile], filled: Sequence[tuple[str
     for file in files:
         for rows in pieces(layout, file.add, vectors.read(file.add.get("deletionVector"))):
             new.add(_with(rows, filled))
-    return [*(_removed(file.add, data_change=changed) for file in files), *new.close(data_change=changed)]
+    return [
+        *(_removed(file.add, data_change=changed) for file in files),
+        *new.close(data_change=changed),
+    ]
 
 
 def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
@@ -126,7 +149,9 @@ def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
 
 
 def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
-    """Columns of a file as they are in `schema`, masked rows included, and the position of each row as `_row`."""
+    """Columns of a file as they are in `schema`, masked rows included,
+    and the position of each row as `_row`.
+    """
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
     rows = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
@@ -139,7 +164,11 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
 def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, Any]:
     names = ("path", "partitionValues", "size", "deletionVector")
     identity = {name: add[name] for name in names if name in add}
-    fields = {"deletionTimestamp": now_ms(), "dataChange": data_change, "extendedFileMetadata": True}
+    fields = {
+        "deletionTimestamp": now_ms(),
+        "dataChange": data_change,
+        "extendedFileMetadata": True,
+    }
     return {"remove": identity | fields}
 
 
@@ -147,4 +176,7 @@ def _loose(stats: str | None, rows: int) -> str:
     """Statistics of a file, some rows of which are masked."""
     if not stats or '"numRecords"' not in stats:
         return json.dumps({"numRecords": rows, "tightBounds": False})
-    return '{"tightBounds":false,' + stats.replace(',"tightBounds":true', "").replace('"tightBounds":false,', "")[1:]
+    return (
+        '{"tightBounds":false,'
+        + stats.replace(',"tightBounds":true', "").replace('"tightBounds":false,', "")[1:]
+    )

@@ -1,4 +1,6 @@
-"""Modes `append` (every change is a row) and `scd2` (every version of a row, with the time in which it was valid)."""
+"""Modes `append` (every change is a row) and `scd2` (every version of a row,
+with the time in which it was valid).
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import fitted
 
 MOST_SEARCHED_BYTES = 128 << 20
-"""So much of a table the driver reads to find the versions that a cut ends; more is work for executors."""
+"""So much of a table the driver reads to find the versions that a cut ends;
+more is work for executors.
+"""
 
 
 class Append:
@@ -34,18 +38,25 @@ class Append:
     def apply(self, changes: Changes) -> bool:
         """Append a cut, without Spark if the driver may write the file."""
         if changes.in_arrow and self._tables.apply(
-            changes, lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema))
+            changes,
+            lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema)),
         ):
             return True
         self._tables.append(changes, self._rows(changes))
         return True
 
     def _rows(self, changes: Changes) -> Any:
-        return changes.arrow if changes.here else changes.frame(self._tables.session(changes.table.name))
+        return (
+            changes.arrow
+            if changes.here
+            else changes.frame(self._tables.session(changes.table.name))
+        )
 
 
 class History:
-    """Versions of rows: a change ends its key's current version and begins the next; a delete only ends."""
+    """Versions of rows: a change ends its key's current version and begins the next;
+    a delete only ends.
+    """
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
@@ -61,7 +72,9 @@ class History:
         return True
 
     def apply(self, changes: Changes) -> bool:
-        """Apply a later cut, without Spark if the driver may write the files and what it must search is not much."""
+        """Apply a later cut, without Spark if the driver may write the files and what it must
+        search is not much.
+        """
         return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
 
     def _by_driver(self, changes: Changes) -> bool:
@@ -76,17 +89,23 @@ class History:
 
         def actions(current: Listing) -> Actions:
             again = self._tables.inserted.there(name, current, inserted.select(list(key)))
-            still_open = inserted.join(again, keys=list(key), join_type="left semi", use_threads=False)
+            still_open = inserted.join(
+                again, keys=list(key), join_type="left semi", use_threads=False
+            )
             return replaced(current, new, pa.concat_tables([ends, still_open]))
 
         return self._tables.apply(changes, actions)
 
     def _merge(self, changes: Changes) -> bool:
-        """One MERGE: rows with a null for `_ends` match nothing and are inserted, the others end a version."""
+        """One MERGE: rows with a null for `_ends` match nothing and are inserted,
+        the others end a version.
+        """
         name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
         frame = changes.frame(self._tables.session(name))
         new = versions(frame, key, columns).withColumn("_ends", F.lit(None).cast("long"))
-        new.unionByName(endings(frame, key), allowMissingColumns=True).createOrReplaceTempView("changes")
+        new.unionByName(endings(frame, key), allowMissingColumns=True).createOrReplaceTempView(
+            "changes"
+        )
         match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
         names = [quoted(column) for column in columns]
         with self._tables.fenced(changes) as session:
@@ -106,19 +125,27 @@ class History:
 
 
 def versions(changes: DataFrame, key: tuple[str, ...], columns: list[str]) -> DataFrame:
-    """The versions that changes begin; those that end at the commit_ts of their begin are left out."""
+    """The versions that changes begin; those that end at the commit_ts of their begin are left
+    out.
+    """
     order = Window.partitionBy(*[F.col(quoted(name)) for name in key]).orderBy("_commit_ts", "_seq")
     timed = (
         changes.withColumn(VALID_TO, F.lead("_commit_ts").over(order))
         .withColumn(VALID_FROM, F.col("_commit_ts"))
         .withColumn(IS_CURRENT, F.col(VALID_TO).isNull())
     )
-    lasting = timed.where(f"_op <> '{DELETE}' AND ({VALID_TO} IS NULL OR {VALID_TO} > {VALID_FROM})")
+    lasting = timed.where(
+        f"_op <> '{DELETE}' AND ({VALID_TO} IS NULL OR {VALID_TO} > {VALID_FROM})"
+    )
     return lasting.select(*[F.col(quoted(name)) for name in columns])
 
 
 def endings(changes: DataFrame, key: tuple[str, ...]) -> DataFrame:
-    """For each key when the version ends that may be there before; of an insert, too: only what matches is ended."""
+    """For each key when the version ends that may be there before; of an insert, too:
+    only what matches is ended.
+    """
     first = F.min(F.struct("_commit_ts", "_seq")).alias("_first")
     ended = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(first)
-    return ended.select(*[F.col(quoted(name)) for name in key], F.col("_first._commit_ts").alias("_ends"))
+    return ended.select(
+        *[F.col(quoted(name)) for name in key], F.col("_first._commit_ts").alias("_ends")
+    )

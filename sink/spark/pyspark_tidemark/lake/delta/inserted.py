@@ -1,4 +1,6 @@
-"""The keys of a cut's inserts that a table has already: their rows are replaced, counted and told, never doubled."""
+"""The keys of a cut's inserts that a table has already: their rows are replaced,
+counted and told, never doubled.
+"""
 
 from functools import reduce
 from typing import Any, Final
@@ -24,25 +26,34 @@ class Inserted:
         self._replaced: dict[str, int] = {}
 
     def there(self, table: str, listing: Listing, keys: Any) -> Any:
-        """Those of `keys` (pyarrow.Table, each key once) that the table shows, in mode `scd2` as current versions."""
+        """Those of `keys` (pyarrow.Table, each key once) that the table shows,
+        in mode `scd2` as current versions.
+        """
         searched = meeting((file for file in listing.files.values() if not file.ended), keys)
         again = keys.slice(0, 0)
         if searched:
             columns = tuple(listing.layout.physical[name] for name in keys.column_names)
             self._index.keep_only(table, [(path, columns) for path in listing.files])
             digests = numbers(keys)
-            hits = [self._hits(table, listing.layout, file, (digests, keys.schema, columns)) for file in searched]
+            hits = [
+                self._hits(table, listing.layout, file, (digests, keys.schema, columns))
+                for file in searched
+            ]
             candidates = keys.filter(pa.array(reduce(np.logical_or, hits)))
             for file, among in zip(searched, hits, strict=True):
                 if among.any():
                     shown = _shown(listing.layout, file, keys.schema)
-                    present = candidates.join(shown, keys=keys.column_names, join_type="left semi", use_threads=False)
+                    present = candidates.join(
+                        shown, keys=keys.column_names, join_type="left semi", use_threads=False
+                    )
                     again = pa.concat_tables([again, present])
         self.replacing(table, len(again))
         return again
 
     def replacing(self, table: str, rows: int) -> None:
-        """So many rows are replaced by the cut that is being applied; an earlier try of the same cut does not count."""
+        """So many rows are replaced by the cut that is being applied;
+        an earlier try of the same cut does not count.
+        """
         self._replaced[table] = rows
 
     def replaced(self, table: str) -> int:
@@ -53,7 +64,9 @@ class Inserted:
         """The table is gone."""
         self._index.forget(table)
 
-    def _hits(self, table: str, layout: Layout, file: DataFile, keys: tuple[Any, Any, tuple[str, ...]]) -> Any:
+    def _hits(
+        self, table: str, layout: Layout, file: DataFile, keys: tuple[Any, Any, tuple[str, ...]]
+    ) -> Any:
         digests, schema, columns = keys
         rows = file.rows or file.size // _FEWEST_BYTES_A_ROW
 
@@ -66,7 +79,9 @@ class Inserted:
 def _shown(layout: Layout, file: DataFile, schema: Any) -> Any:
     """The keys in a file that the table shows (mode `scd2`: of current versions)."""
     versioned = IS_CURRENT in layout.schema.names
-    stored = numbered(layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema)
+    stored = numbered(
+        layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema
+    )
     live = np.ones(len(stored), bool)
     live[DeletionVectors(layout.root).read(file.add.get("deletionVector"))] = False
     if versioned:

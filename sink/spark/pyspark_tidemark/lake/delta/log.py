@@ -1,10 +1,11 @@
-"""A Delta table's log without Spark: what the newest version shows, and the next version put beside it.
+"""A Delta table's log without Spark: what the newest version shows,
+and the next version put beside it.
 
-Delta runs Spark jobs for each version, whatever its size: to commit it, and to read it. A commit is a file of actions
-that must not be there yet, as Delta's protocol says; Delta's log store creates it, so it is as exclusive as Delta's
-own. Invariants:
-1. A commit follows the version that its actions were made from. If somebody else has committed, nothing is written;
-   the table is read again, and the actions are made anew.
+Delta runs Spark jobs for each version, whatever its size: to commit it, and to read it. A commit is
+a file of actions that must not be there yet, as Delta's protocol says; Delta's log store creates
+it, so it is as exclusive as Delta's own. Invariants:
+1. A commit follows the version that its actions were made from. If somebody else has committed,
+   nothing is written; the table is read again, and the actions are made anew.
 2. Only tables of which all properties and features are known are written like that.
 """
 
@@ -38,7 +39,10 @@ _KNOWN_PROPERTIES = {
     "delta.columnMapping.maxColumnId",
     "delta.enableTypeWidening",
 }
-_OF_OLD = ["appendOnly", "invariants"]  # old writer versions name these, too; without a property they ask for nothing
+_OF_OLD = [
+    "appendOnly",
+    "invariants",
+]  # old writer versions name these, too; without a property they ask for nothing
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
     *_OF_OLD,
@@ -81,13 +85,19 @@ class Listing:
         metadata, layout, files_before = self.metadata, self.layout, self.files
         for metadata in by_kind["metaData"]:
             layout = _layout(metadata, layout.root)
-            files_before = {path: DataFile.of(file.add, layout) for path, file in files_before.items()}
+            files_before = {
+                path: DataFile.of(file.add, layout) for path, file in files_before.items()
+            }
         removed = {remove["path"] for remove in by_kind["remove"]}
         files = {path: file for path, file in files_before.items() if path not in removed}
         files |= {add["path"]: DataFile.of(add, layout) for add in by_kind["add"]}
-        positions = {**self.positions} | {txn["appId"]: int(txn["version"]) for txn in by_kind["txn"]}
+        positions = {**self.positions} | {
+            txn["appId"]: int(txn["version"]) for txn in by_kind["txn"]
+        }
         [protocol] = by_kind["protocol"] or [self.protocol]
-        return Listing(self.version + 1, layout, files, time.monotonic(), metadata, positions, protocol)
+        return Listing(
+            self.version + 1, layout, files, time.monotonic(), metadata, positions, protocol
+        )
 
 
 def listing(spark: SparkSession, snapshot: Any, root: str) -> Listing | None:
@@ -99,12 +109,17 @@ def listing(spark: SparkSession, snapshot: Any, root: str) -> Listing | None:
     rows = DataFrame(snapshot.allFiles().toJSON().toDF(), spark).collect()
     files = [DataFile.of(json.loads(row.value), layout) for row in rows]
     by_path = {file.add["path"]: file for file in files}
-    return Listing(version, layout, by_path, time.monotonic(), metadata, positions(snapshot), protocol)
+    return Listing(
+        version, layout, by_path, time.monotonic(), metadata, positions(snapshot), protocol
+    )
 
 
 def version_of(snapshot: Any) -> tuple[int, Mapping[str, Any], Mapping[str, Any]]:
     """The version of a snapshot of Delta's, its metadata and its protocol."""
-    metadata, protocol = json.loads(snapshot.metadata().json()), json.loads(snapshot.protocol().json())
+    metadata, protocol = (
+        json.loads(snapshot.metadata().json()),
+        json.loads(snapshot.protocol().json()),
+    )
     return int(snapshot.version()), metadata["metaData"], protocol["protocol"]
 
 
@@ -120,7 +135,8 @@ def positions(snapshot: Any) -> Mapping[str, int]:
 def replayed(root: str) -> Listing | None:
     """What the commits of a local table's log come to, which is the same without a Spark job.
 
-    None: there is no table, only Delta may write to it, or Delta must read it, since its log has a checkpoint.
+    None: there is no table, only Delta may write to it, or Delta must read it, since its log has a
+    checkpoint.
     """
     log = Path(root) / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
@@ -128,21 +144,36 @@ def replayed(root: str) -> Listing | None:
     whole = commits == [_commit_name(version) for version in range(len(commits))]
     if not commits or not whole or any("checkpoint" in name for name in names):
         return None
-    versions = [[json.loads(line) for line in (log / name).read_bytes().splitlines()] for name in commits]
-    newest = {kind: value for actions in versions for action in actions for kind, value in action.items()}
+    versions = [
+        [json.loads(line) for line in (log / name).read_bytes().splitlines()] for name in commits
+    ]
+    newest = {
+        kind: value for actions in versions for action in actions for kind, value in action.items()
+    }
     if not _known(newest["metaData"], newest["protocol"]):
         return None
     return reduce(Listing.after, versions, Listing.before_the_first(root))
 
 
-def beginning(schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The actions that make a table with the columns of `schema` (pyarrow.Schema), their identities, and properties."""
+def beginning(
+    schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The actions that make a table with the columns of `schema` (pyarrow.Schema),
+    their identities, and properties.
+    """
     fields = from_arrow_schema(schema).jsonValue()
     for field in fields["fields"]:
         field["nullable"] = True
         field["metadata"] = {COLUMN_ID.decode(): ids[field["name"]]} if field["name"] in ids else {}
-    least = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": _OF_OLD}
-    protocol = with_features(least, ["deletionVectors", *(["timestampNtz"] if has_times_without_zone(schema) else [])])
+    least = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [],
+        "writerFeatures": _OF_OLD,
+    }
+    protocol = with_features(
+        least, ["deletionVectors", *(["timestampNtz"] if has_times_without_zone(schema) else [])]
+    )
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
@@ -156,7 +187,10 @@ def beginning(schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]
 
 def with_features(protocol: Mapping[str, Any], features: Iterable[str]) -> Mapping[str, Any]:
     """A protocol of Delta's feature lists that asks readers and writers for `features`, too."""
-    lists = {kind: list(dict.fromkeys([*protocol[kind], *features])) for kind in ("readerFeatures", "writerFeatures")}
+    lists = {
+        kind: list(dict.fromkeys([*protocol[kind], *features]))
+        for kind in ("readerFeatures", "writerFeatures")
+    }
     return {**protocol, **lists}
 
 
@@ -182,7 +216,9 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
 
 
 def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
-    """When a version was written, by the clock of what keeps the log; None: the log does not go back so far."""
+    """When a version was written, by the clock of what keeps the log; None:
+    the log does not go back so far.
+    """
     path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     try:
         status = path.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(path)
@@ -195,8 +231,16 @@ def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
 
 def told(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:
     """The action that says what a commit of ours is."""
-    info: dict[str, Any] = {"timestamp": now_ms(), "readVersion": read_version, "isBlindAppend": False}
-    info |= {"operation": operation, "operationParameters": dict(parameters), "engineInfo": "tidemark"}
+    info: dict[str, Any] = {
+        "timestamp": now_ms(),
+        "readVersion": read_version,
+        "isBlindAppend": False,
+    }
+    info |= {
+        "operation": operation,
+        "operationParameters": dict(parameters),
+        "engineInfo": "tidemark",
+    }
     return {"commitInfo": info}
 
 
@@ -214,7 +258,9 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
     return (
         properties.get("delta.enableDeletionVectors") == "true"
         and properties.get("delta.columnMapping.mode", "name") in ("name", "none")
-        and all(name in _KNOWN_PROPERTIES or name.startswith("delta.feature.") for name in properties)
+        and all(
+            name in _KNOWN_PROPERTIES or name.startswith("delta.feature.") for name in properties
+        )
         and features is not None
         and _KNOWN_FEATURES.issuperset(features)
         and not metadata["partitionColumns"]
@@ -224,7 +270,10 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
 def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
     fields = json.loads(metadata["schemaString"])
     mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
-    physical = {name: details.get("delta.columnMapping.physicalName", name) for name, details in mapping.items()}
+    physical = {
+        name: details.get("delta.columnMapping.physicalName", name)
+        for name, details in mapping.items()
+    }
     ids = {
         name: int(details["delta.columnMapping.id"])
         for name, details in mapping.items()

@@ -1,8 +1,9 @@
-"""What Delta tables need between cuts: compaction after some commits, removal of old files once in a while.
+"""What Delta tables need between cuts: compaction after some commits,
+removal of old files once in a while.
 
-Both are bounded in what they do at a time: the driver joins what is small, Delta's OPTIMIZE what is more, which leaves
-files alone that are large already; and a table is vacuumed at most once an hour. Only the tables that need it are
-touched, and one each time, so that no cut waits for long.
+Both are bounded in what they do at a time: the driver joins what is small, Delta's OPTIMIZE what is
+more, which leaves files alone that are large already; and a table is vacuumed at most once an hour.
+Only the tables that need it are touched, and one each time, so that no cut waits for long.
 """
 
 import math
@@ -19,14 +20,18 @@ from pyspark_tidemark.lake.target import Health, Kept
 
 VACUUM_EVERY_S = 3600.0
 VACUUM_MARGIN_S = 3600.0
-"""Files are kept so much longer than they must be: the clocks of this machine and of what keeps the log differ."""
+"""Files are kept so much longer than they must be:
+the clocks of this machine and of what keeps the log differ.
+"""
 _TRIES = 3
 _SETTINGS = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # the manifest says what is kept
+    # the manifest says what is kept
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # else listing is ten thousand tasks
+    # else listing is ten thousand tasks
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 
 
@@ -57,7 +62,11 @@ class Maintenance:
             self.compact(name)
             return health(self._tables, name)
         name = min(self._vacuumed, key=lambda table: self._vacuumed[table], default=None)
-        if name is None or not self._compact_every or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S:
+        if (
+            name is None
+            or not self._compact_every
+            or time.monotonic() - self._vacuumed[name] < VACUUM_EVERY_S
+        ):
             return None
         self._vacuumed[name] = time.monotonic()
         self.vacuum(name, kept)
@@ -79,19 +88,26 @@ class Maintenance:
         """Remove files that no kept cut shows; Delta takes whole hours."""
         retention_s = self.retention_s(name, kept)
         if retention_s is not None:
-            self._sql(name, f"VACUUM {self._tables.sql_name(name)} RETAIN {math.ceil(retention_s / 3600)} HOURS")
+            self._sql(
+                name,
+                f"VACUUM {self._tables.sql_name(name)} RETAIN {math.ceil(retention_s / 3600)} "
+                "HOURS",
+            )
 
     def retention_s(self, name: str, kept: Kept) -> float | None:
-        """For how long a file stays that was taken out of the table; None: for ever, as the log does not say enough.
+        """For how long a file stays that was taken out of the table; None: for ever,
+        as the log does not say enough.
 
-        A compaction takes out files that the cut before it shows. So what was taken out since the oldest version of a
-        kept cut stays, however old that version is.
+        A compaction takes out files that the cut before it shows. So what was taken out since the
+        oldest version of a kept cut stays, however old that version is.
         """
         oldest = min(kept.versions(name), default=None)
         shown_since = kept.horizon if oldest is None else self._tables.committed_at(name, oldest)
         if shown_since is None:
             return None
-        return (datetime.now(UTC) - min(kept.horizon, shown_since)).total_seconds() + VACUUM_MARGIN_S
+        return (
+            datetime.now(UTC) - min(kept.horizon, shown_since)
+        ).total_seconds() + VACUUM_MARGIN_S
 
     def _sql(self, name: str, statement: str) -> None:
         session = self._tables.session(name)

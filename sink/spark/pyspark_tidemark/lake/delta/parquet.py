@@ -1,7 +1,8 @@
-"""The Parquet files of a Delta table: written in pieces, with statistics of all of them; read without deleted rows.
+"""The Parquet files of a Delta table: written in pieces, with statistics of all of them;
+read without deleted rows.
 
-A `Layout` says where a table's files are, and what they call its columns: with column mapping, by physical names and
-field ids that renaming leaves alone.
+A `Layout` says where a table's files are, and what they call its columns: with column mapping, by
+physical names and field ids that renaming leaves alone.
 
 Invariant: however large files are, what is in memory of them is a few pieces.
 """
@@ -86,17 +87,26 @@ class NewFile:
             return []
         self._writer.close()
         size = self._system.get_file_info(self._path).size
-        common = {"path": self._name, "partitionValues": {}, "size": size, "modificationTime": now_ms()}
+        common = {
+            "path": self._name,
+            "partitionValues": {},
+            "size": size,
+            "modificationTime": now_ms(),
+        }
         return [{"add": common | {"dataChange": data_change, "stats": self._statistics()}}]
 
     def _flush(self) -> None:
-        rows = pa.concat_tables(self._pending) if self._pending else self._layout.schema.empty_table()
+        rows = (
+            pa.concat_tables(self._pending) if self._pending else self._layout.schema.empty_table()
+        )
         self._pending = []
         if not len(rows):
             return
         schema = self._layout.stored
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._path, schema, filesystem=self._system, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                self._path, schema, filesystem=self._system, compression="zstd"
+            )
         self._writer.write_table(pa.Table.from_arrays(rows.columns, schema=schema))
         self._rows += len(rows)
         self._ends = hull(self._ends, extent(rows, self._columns))
@@ -117,15 +127,25 @@ class NewFile:
 
 
 def pieces(layout: Layout, add: Mapping[str, Any], gone: Any) -> Iterator[Any]:
-    """The rows of a file in order, without those at the positions `gone`, as the table's columns are now."""
+    """The rows of a file in order, without those at the positions `gone`,
+    as the table's columns are now.
+    """
     system, path = file_system(layout.location(add))
     with pq.ParquetFile(path, filesystem=system) as file:
-        there = {name: stored for name, stored in layout.physical.items() if stored in file.schema_arrow.names}
+        there = {
+            name: stored
+            for name, stored in layout.physical.items()
+            if stored in file.schema_arrow.names
+        }
         live = np.ones(file.metadata.num_rows, bool)
         live[gone] = False
         at = 0
         for batch in file.iter_batches(_PIECE_ROWS, columns=list(there.values())):
-            rows = pa.Table.from_batches([batch]).select(list(there.values())).rename_columns(list(there))
+            rows = (
+                pa.Table.from_batches([batch])
+                .select(list(there.values()))
+                .rename_columns(list(there))
+            )
             kept = live[at : at + len(batch)]
             at += len(batch)
             if kept.any():

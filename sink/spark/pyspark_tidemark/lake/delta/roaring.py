@@ -1,7 +1,9 @@
-"""Deletion vectors as bytes: the positions of rows that a data file has and its table does not. Pure.
+"""Deletion vectors as bytes: the positions of rows that a data file has and its table does not.
 
-Written as Delta's protocol says (PROTOCOL.md, "Deletion Vector Format"): a 64-bit portable Roaring bitmap, in a file
-with a size before and a CRC-32 behind each, or in the log itself as Z85 text.
+Pure.
+
+Written as Delta's protocol says (PROTOCOL.md, "Deletion Vector Format"): a 64-bit portable Roaring
+bitmap, in a file with a size before and a CRC-32 behind each, or in the log itself as Z85 text.
 """
 
 import struct
@@ -89,7 +91,9 @@ def _roaring(positions: Any) -> bytes:
     highs, starts = np.unique(positions >> 16, return_index=True)
     parts = np.split((positions & 0xFFFF).astype("<u2"), starts[1:]) if len(highs) else []
     bodies = [_container(part) for part in parts]
-    head = b"".join(struct.pack("<HH", high, len(part) - 1) for high, part in zip(highs, parts, strict=True))
+    head = b"".join(
+        struct.pack("<HH", high, len(part) - 1) for high, part in zip(highs, parts, strict=True)
+    )
     first = 8 + 8 * len(parts)
     offsets = np.cumsum([first, *map(len, bodies)])[:-1].astype("<u4")
     return struct.pack("<II", _PLAIN, len(parts)) + head + offsets.tobytes() + b"".join(bodies)
@@ -112,7 +116,9 @@ def _unroaring(data: bytes, at: int) -> tuple[Any, int]:
     if with_runs:
         count, flags = (cookie >> 16) + 1, at + 4
         at = flags + (count + 7) // 8
-        runs = np.unpackbits(np.frombuffer(data, np.uint8, at - flags, flags), bitorder="little")[:count]
+        runs = np.unpackbits(np.frombuffer(data, np.uint8, at - flags, flags), bitorder="little")[
+            :count
+        ]
     else:
         (count,) = struct.unpack_from("<I", data, at + 4)
         at += 8
@@ -131,7 +137,9 @@ def _positions(data: bytes, at: int, count: int, *, run: bool) -> tuple[Any, int
     if run:
         (number,) = struct.unpack_from("<H", data, at)
         pairs = np.frombuffer(data, "<u2", 2 * number, at + 2).reshape(number, 2).tolist()
-        return np.concatenate([np.arange(start, start + more + 1) for start, more in pairs]), at + 2 + 4 * number
+        return np.concatenate(
+            [np.arange(start, start + more + 1) for start, more in pairs]
+        ), at + 2 + 4 * number
     if count <= _MOST_LISTED:
         return np.frombuffer(data, "<u2", count, at), at + 2 * count
     bits = np.frombuffer(data, np.uint8, _BITMAP_BYTES, at)

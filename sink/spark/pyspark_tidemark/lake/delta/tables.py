@@ -1,4 +1,6 @@
-"""The Delta tables under one directory: their sessions, their snapshots, and commits that carry the fence."""
+"""The Delta tables under one directory: their sessions, their snapshots,
+and commits that carry the fence.
+"""
 
 import json
 import logging
@@ -41,7 +43,10 @@ from pyspark_tidemark.lake.target import table_path
 
 _logger = logging.getLogger(__name__)
 
-PROPERTIES = {"delta.enableDeletionVectors": "true", "delta.checkpointInterval": str(CHECKPOINT_EVERY)}
+PROPERTIES = {
+    "delta.enableDeletionVectors": "true",
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+}
 MAPPING = {"delta.columnMapping.mode": "name"}
 _UNWRITABLE = frozenset(" ,;{}()\n\t=")
 """What no column's name may hold unless the table maps its columns by name."""
@@ -57,7 +62,9 @@ Actions = Sequence[Mapping[str, Any]]
 
 
 def needs_mapping(names: Iterable[str]) -> bool:
-    """Whether Delta takes these columns only with column mapping, which asks more of a table's readers."""
+    """Whether Delta takes these columns only with column mapping,
+    which asks more of a table's readers.
+    """
     return any(_UNWRITABLE & set(name) for name in names)
 
 
@@ -83,7 +90,9 @@ class DeltaTables:
         return f"delta.{quoted(self.path(name))}"
 
     def session(self, name: str) -> SparkSession:
-        """A table's own session: the fence is session configuration, and tables are written in parallel."""
+        """A table's own session: the fence is session configuration,
+        and tables are written in parallel.
+        """
         with self._lock:
             if name not in self._sessions:
                 self._sessions[name] = self._spark.newSession()
@@ -136,7 +145,11 @@ class DeltaTables:
     def schema(self, name: str) -> Any:
         """The pyarrow.Schema of the newest version, with the identities of its columns."""
         current = self.listing(name)
-        text = self.snapshot(name).schema().json() if current is None else current.metadata["schemaString"]
+        text = (
+            self.snapshot(name).schema().json()
+            if current is None
+            else current.metadata["schemaString"]
+        )
         fields = json.loads(text)
         ids = {
             field["name"]: field["metadata"][_COLUMN_ID]
@@ -160,12 +173,14 @@ class DeltaTables:
         by_app = positions(snapshot) if current is None else current.positions
         if self._app_id not in by_app:
             raise SourceError(
-                "ErrTargetForeign", f"{self.path(name)} exists, but not by this changefeed; choose another --target"
+                "ErrTargetForeign",
+                f"{self.path(name)} exists, but not by this changefeed; choose another --target",
             )
         return by_app[self._app_id]
 
     def create(self, changes: Changes, rows: Any) -> None:
-        """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of its columns.
+        """Make the table, with its first rows (pyarrow.Table or DataFrame) and the identities of
+        its columns.
 
         Raises:
             SourceError: ErrTargetBusy.
@@ -200,12 +215,19 @@ class DeltaTables:
         session = self.session(changes.table.name)
         return session.createDataFrame(rows, from_arrow_schema(rows.schema)).coalesce(1)
 
-    def _write(self, changes: Changes, frame: DataFrame, options: Mapping[str, str], mode: str = "append") -> None:
+    def _write(
+        self, changes: Changes, frame: DataFrame, options: Mapping[str, str], mode: str = "append"
+    ) -> None:
         with self.fenced(changes):
-            frame.write.format("delta").mode(mode).options(**options).save(self.path(changes.table.name))
+            frame.write.format("delta").mode(mode).options(**options).save(
+                self.path(changes.table.name)
+            )
 
-    def alter(self, name: str, evolved: Callable[[Mapping[str, Any], Mapping[str, Any]], Actions]) -> None:
-        """Commit what `evolved` makes of the newest version's metadata and protocol; the rows stay as they are.
+    def alter(
+        self, name: str, evolved: Callable[[Mapping[str, Any], Mapping[str, Any]], Actions]
+    ) -> None:
+        """Commit what `evolved` makes of the newest version's metadata and protocol;
+        the rows stay as they are.
 
         Raises:
             SourceError: ErrTargetBusy.
@@ -216,10 +238,13 @@ class DeltaTables:
         version, metadata, protocol = version_of(self.snapshot(name))
         actions = [told(_ALTERED, {}, version), *evolved(metadata, protocol)]
         if len(actions) > 1 and not commit(self._log(name), self._jvm, version + 1, actions):
-            raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
+            raise SourceError(
+                "ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True
+            )
 
     def change(self, name: str, made: Callable[[Listing], Actions]) -> bool:
-        """Commit other columns without Spark, as `made` from what is there, and again if somebody else was faster.
+        """Commit other columns without Spark, as `made` from what is there,
+        and again if somebody else was faster.
 
         False: only Delta may write to the table, or there is nothing to commit.
 
@@ -238,12 +263,15 @@ class DeltaTables:
     def listing(self, name: str) -> Listing | None:
         """What the table's newest version shows; None if only Delta may write to the table.
 
-        On other file systems than the local one that is every table: pyarrow would need credentials of its own.
+        On other file systems than the local one that is every table: pyarrow would need credentials
+        of its own.
         """
         current = self._listings.get(name)
         if (current is None or not current.fresh) and self._is_local:
             path = self.path(name)
-            current = self._listings[name] = replayed(path) or listing(self._spark, self.snapshot(name), path)
+            current = self._listings[name] = replayed(path) or listing(
+                self._spark, self.snapshot(name), path
+            )
         return current
 
     def forget_listing(self, name: str) -> None:
@@ -251,7 +279,8 @@ class DeltaTables:
         self._listings.pop(name, None)
 
     def apply(self, changes: Changes, made: Callable[[Listing], Actions]) -> bool:
-        """Commit a cut without Spark, as `made` from what is there, and again if somebody else has committed meanwhile.
+        """Commit a cut without Spark, as `made` from what is there,
+        and again if somebody else has committed meanwhile.
 
         False: only Delta may write to the table.
 
@@ -278,11 +307,16 @@ class DeltaTables:
         if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
         if (self.position(name) or 0) >= changes.end_ts:
-            raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
+            raise SourceError(
+                "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
+            )
         return False
 
     def rewrite(self, name: str, current: Listing, actions: Actions) -> bool:
-        """Put a version with the same rows beside `known`: no cut, so no fence. False if somebody else was faster."""
+        """Put a version with the same rows beside `known`: no cut, so no fence.
+
+        False if somebody else was faster.
+        """
         return self._put(name, current, [told("COMPACT", {}, current.version), *actions])
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
@@ -296,14 +330,19 @@ class DeltaTables:
         return True
 
     def _checkpoint(self, name: str) -> None:
-        """Spare readers the log before the newest version, and remove what of it is older than the log's retention.
+        """Spare readers the log before the newest version,
+        and remove what of it is older than the log's retention.
 
         Without it they read more of it.
         """
         try:
-            self._log(name).checkpointAndCleanUpDeltaLog(self.snapshot(name), self._jvm.scala.Option.empty())
+            self._log(name).checkpointAndCleanUpDeltaLog(
+                self.snapshot(name), self._jvm.scala.Option.empty()
+            )
         except Py4JError as err:
-            _logger.warning("no checkpoint of %s now, but after %s versions: %s", name, CHECKPOINT_EVERY, err)
+            _logger.warning(
+                "no checkpoint of %s now, but after %s versions: %s", name, CHECKPOINT_EVERY, err
+            )
 
     @contextmanager
     def fenced(self, changes: Changes) -> Iterator[SparkSession]:
@@ -322,10 +361,14 @@ class DeltaTables:
 
 
 def identified(frame: DataFrame, ids: Mapping[str, int]) -> DataFrame:
-    """The frame with the identities of its columns in their metadata, which Delta keeps in the table's schema."""
+    """The frame with the identities of its columns in their metadata,
+    which Delta keeps in the table's schema.
+    """
     return frame.select(
         [
-            F.col(quoted(name)).alias(name, metadata={_COLUMN_ID: ids[name]}) if name in ids else F.col(quoted(name))
+            F.col(quoted(name)).alias(name, metadata={_COLUMN_ID: ids[name]})
+            if name in ids
+            else F.col(quoted(name))
             for name in frame.columns
         ]
     )

@@ -1,4 +1,6 @@
-"""The Delta lake as a target: the mode's way of writing, schemas, and what may wait between cuts."""
+"""The Delta lake as a target: the mode's way of writing, schemas,
+and what may wait between cuts.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -35,7 +37,13 @@ class DeltaTarget:
     """The Delta tables under one directory, `<root>/<database>/<table>`."""
 
     def __init__(
-        self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
+        self,
+        spark: SparkSession,
+        root: str,
+        changefeed: str,
+        *,
+        mode: str = UPSERT,
+        compact_every: int = 64,
     ) -> None:
         self._spark = spark
         self._tables = DeltaTables(spark, root, changefeed)
@@ -52,8 +60,8 @@ class DeltaTarget:
         """The end_ts up to which `table` is applied; None if it does not exist yet.
 
         Raises:
-            SourceError: ErrTargetForeign, the table was not written by this changefeed; ErrTableNoKey;
-                ErrNameUnsupported.
+            SourceError: ErrTargetForeign, the table was not written by this changefeed;
+                ErrTableNoKey; ErrNameUnsupported.
         """
         check_key(table, self._mode)
         check_held(table, self._mode, "delta")
@@ -99,7 +107,9 @@ class DeltaTarget:
             evolution.end_current(self._tables, table.name, ts)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """One version without rows and with the new columns (upsert), else as `truncate`, then the columns."""
+        """One version without rows and with the new columns (upsert), else as `truncate`,
+        then the columns.
+        """
         if self._mode == UPSERT:
             evolution.begin_anew(self._tables, table)
         else:
@@ -113,7 +123,9 @@ class DeltaTarget:
         self._forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Rename the table's directory: Delta's paths are relative to it; a kept table of the new name is removed."""
+        """Rename the table's directory: Delta's paths are relative to it;
+        a kept table of the new name is removed.
+        """
         if self._tables.version(old.name) >= 0 and self.position(new) is not None:
             check_replaceable(self._mode, new.name)
             self.drop(new)
@@ -140,4 +152,9 @@ class DeltaTarget:
         name = changes.table.name
         self._maintenance.committed(name, grown=grown)
         counted = changes.counted(self._tables.session(name))
-        return Applied(counted.rows, self._tables.version(name), counted.checksum, self._tables.inserted.replaced(name))
+        return Applied(
+            counted.rows,
+            self._tables.version(name),
+            counted.checksum,
+            self._tables.inserted.replaced(name),
+        )

@@ -1,9 +1,9 @@
 """Mode `upsert`: a table equals its upstream at each cut.
 
-What the driver holds of a cut is written without Spark jobs: the files that may have its keys, by their statistics, are
-searched for them, rows found are masked, the rows that live are one new file. What only executors hold is merged, or
-appended if no file may have its keys. Inserts are searched for, too (`key_index`): a key that is there already is
-replaced.
+What the driver holds of a cut is written without Spark jobs: the files that may have its keys, by
+their statistics, are searched for them, rows found are masked, the rows that live are one new file.
+What only executors hold is merged, or appended if no file may have its keys. Inserts are searched
+for, too (`key_index`): a key that is there already is replaced.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,15 @@ class Upsert:
         self._tables = tables
 
     def create(self, changes: Changes) -> bool:
-        """Apply the first cut of a table: nothing can be there, so the rows that live on are appended."""
+        """Apply the first cut of a table: nothing can be there,
+        so the rows that live on are appended.
+        """
         if changes.here:
             rows = fold(changes.arrow, changes.table.key).live.select(lake_columns(changes.table))
         else:
-            last = fold_frame(changes.frame(self._tables.session(changes.table.name)), changes.table.key)
+            last = fold_frame(
+                changes.frame(self._tables.session(changes.table.name)), changes.table.key
+            )
             rows = _live(last, changes)
         self._tables.create(changes, rows)
         return True
@@ -52,7 +56,9 @@ class Upsert:
             return False
         if self._tables.apply(changes, lambda current: self._actions(name, current, folded, key)):
             return True
-        return self._merge(changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema))
+        return self._merge(
+            changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema)
+        )
 
     def _replace(self, changes: Changes) -> bool:
         """Put the rows of the cut in the place of all that the table holds, in one version."""
@@ -72,7 +78,9 @@ class Upsert:
         return True
 
     def _by_tasks(self, changes: Changes, listing: Listing | None) -> bool:
-        """A large cut: an append if no file holds one of its keys, as of most of a dump's, else a MERGE."""
+        """A large cut: an append if no file holds one of its keys, as of most of a dump's,
+        else a MERGE.
+        """
         name, key = changes.table.name, changes.table.key
         last = fold_frame(changes.frame(self._tables.session(name)), key)
         if listing is None:
@@ -89,7 +97,12 @@ class Upsert:
     def _inserted_again(self, name: str, last: DataFrame, key: Sequence[str]) -> int:
         """How many of the keys that a large cut inserts the table has already."""
         columns = [F.col(quoted(column)) for column in key]
-        table = self._tables.session(name).read.format("delta").load(self._tables.path(name)).select(*columns)
+        table = (
+            self._tables.session(name)
+            .read.format("delta")
+            .load(self._tables.path(name))
+            .select(*columns)
+        )
         inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
         return met_keys(table, inserted, key)
 
@@ -97,7 +110,9 @@ class Upsert:
         last.createOrReplaceTempView("changes")
         name = changes.table.name
         columns = [quoted(column) for column in lake_columns(changes.table)]
-        match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in changes.table.key)
+        match = " AND ".join(
+            f"t.{quoted(column)} = s.{quoted(column)}" for column in changes.table.key
+        )
         statement = (
             f"MERGE INTO {self._tables.sql_name(name)} t "  # noqa: S608 - quoted
             f"USING changes s ON {match} "
@@ -122,11 +137,15 @@ class Upsert:
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
     """The rows that the table must hold after a cut."""
-    return last.where(f"_op <> '{DELETE}'").select(*[quoted(name) for name in lake_columns(changes.table)])
+    return last.where(f"_op <> '{DELETE}'").select(
+        *[quoted(name) for name in lake_columns(changes.table)]
+    )
 
 
 def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bool, bool]:
-    """Whether a file may hold a key that may have been there, and one that is inserted; reads the changes once."""
+    """Whether a file may hold a key that may have been there, and one that is inserted;
+    reads the changes once.
+    """
     is_new = F.col("_first_op") == INSERT
     columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
     counts = [F.count_if(~is_new), F.count_if(is_new)]

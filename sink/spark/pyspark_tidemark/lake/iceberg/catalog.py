@@ -1,4 +1,6 @@
-"""Iceberg's Java table library, called by py4j: tables by name, commits with the fence, positions."""
+"""Iceberg's Java table library, called by py4j: tables by name,
+commits with the fence, positions.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +18,13 @@ from pyspark_tidemark.lake.target import path_part
 
 APP, CUT = "cdc.app", "cdc.cut"
 COLUMN_IDS = "tidemark.column-ids"
-"""The table property with the identities of columns: JSON, by the field ids of the table, which a rename keeps."""
+"""The table property with the identities of columns: JSON, by the field ids of the table,
+which a rename keeps.
+"""
 PROPERTIES = {
     "format-version": "3",
-    "commit.retry.num-retries": "0",  # a commit that lost a race must not be repeated: see the package, invariant 2
+    # a commit that lost a race must not be repeated: see the package, invariant 2
+    "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -34,7 +39,8 @@ class Catalog:
         self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
         self._iceberg = jvm.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
-        self._java = self._iceberg.hadoop.HadoopCatalog(spark.sparkContext._jsc.hadoopConfiguration(), root)  # noqa: SLF001
+        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        self._java = self._iceberg.hadoop.HadoopCatalog(settings, root)
         self._app = f"tidemark:{changefeed}"
 
     def load(self, name: str) -> Any:
@@ -50,11 +56,19 @@ class Catalog:
         """A table without rows, marked as this changefeed's."""
         properties = self._jvm.java.util.HashMap()
         ids = column_ids(schema)
-        recorded = {str(number): ids[column] for number, column in enumerate(schema.names, 1) if column in ids}
-        for setting, value in (PROPERTIES | {APP: self._app, COLUMN_IDS: json.dumps(recorded)}).items():
+        recorded = {
+            str(number): ids[column]
+            for number, column in enumerate(schema.names, 1)
+            if column in ids
+        }
+        for setting, value in (
+            PROPERTIES | {APP: self._app, COLUMN_IDS: json.dumps(recorded)}
+        ).items():
             properties.put(setting, value)
         parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
-        return self._java.createTable(self._name(name), parsed, self._iceberg.PartitionSpec.unpartitioned(), properties)
+        return self._java.createTable(
+            self._name(name), parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
+        )
 
     def position(self, table: Any, name: str) -> int | None:
         """The cut that the current snapshot holds; None if no cut was ever applied.
@@ -65,7 +79,8 @@ class Catalog:
         if table.properties().get(APP) != self._app:
             raise SourceError(
                 "ErrTargetForeign",
-                f"the Iceberg table {name} is there, but not by this changefeed; choose another --target",
+                f"the Iceberg table {name} is there, but not by this changefeed; choose another "
+                "--target",
             )
         snapshot = table.currentSnapshot()
         while snapshot is not None:
@@ -87,11 +102,15 @@ class Catalog:
             snapshot = None if parent is None else table.snapshot(parent)
         return snapshot_ids
 
-    def layout(self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None) -> Layout:
+    def layout(
+        self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None
+    ) -> Layout:
         """What is needed to write files of a table."""
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
-        return Layout(f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key), ranges)
+        return Layout(
+            f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key), ranges
+        )
 
     def schema(self, table: Any) -> Any:
         """The current pyarrow.Schema, with field ids."""
@@ -101,10 +120,16 @@ class Catalog:
         """The identities of the current columns, as far as they are recorded."""
         recorded = json.loads(table.properties().get(COLUMN_IDS) or "{}")
         fields = field_ids(self.schema(table))
-        return {name: recorded[str(number)] for name, number in fields.items() if str(number) in recorded}
+        return {
+            name: recorded[str(number)]
+            for name, number in fields.items()
+            if str(number) in recorded
+        }
 
     def record_column_ids(self, transaction: Any, ids: Mapping[str, int]) -> None:
-        """Put the identities of the columns, as they are in a transaction, into the same transaction."""
+        """Put the identities of the columns, as they are in a transaction,
+        into the same transaction.
+        """
         fields = field_ids(self.schema(transaction.table()))
         recorded = {str(fields[name]): number for name, number in ids.items() if name in fields}
         transaction.updateProperties().set(COLUMN_IDS, json.dumps(recorded)).commit()
@@ -115,14 +140,23 @@ class Catalog:
         return arrow_schema(self._iceberg.SchemaParser.toJson(schema))
 
     def has_widened(self, table: Any) -> bool:
-        """Whether a column had another type in an earlier schema, so that files may hold it as that."""
+        """Whether a column had another type in an earlier schema,
+        so that files may hold it as that.
+        """
         types: dict[int, str] = {}
-        schemas = [json.loads(self._iceberg.SchemaParser.toJson(each)) for each in table.schemas().values()]
+        schemas = [
+            json.loads(self._iceberg.SchemaParser.toJson(each)) for each in table.schemas().values()
+        ]
         fields = [field for schema in schemas for field in schema["fields"]]
-        return any(types.setdefault(field["id"], field["type"]) != field["type"] for field in fields)
+        return any(
+            types.setdefault(field["id"], field["type"]) != field["type"] for field in fields
+        )
 
-    def commit(self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int) -> list[Any]:
-        """One snapshot with the files, fenced by the cut; returns those with rows, as Iceberg names them.
+    def commit(
+        self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int
+    ) -> list[Any]:
+        """One snapshot with the files, fenced by the cut; returns those with rows,
+        as Iceberg names them.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has committed in between.
@@ -168,7 +202,9 @@ class Catalog:
             if "CommitFailedException" not in str(err.java_exception):
                 raise
             raise SourceError(
-                "ErrTargetBusy", f"somebody else writes to this Iceberg table: {err.java_exception}", retryable=True
+                "ErrTargetBusy",
+                f"somebody else writes to this Iceberg table: {err.java_exception}",
+                retryable=True,
             ) from None
 
     def commit_transaction(self, transaction: Any) -> None:
@@ -193,19 +229,28 @@ class Catalog:
         numbers = self._gateway.new_array(self._jvm.int, len(key))
         for at, column in enumerate(key):
             numbers[at] = ids[column]
-        builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(numbers)
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(
+            numbers
+        )
         return self._described(table, builder, path).build()
 
     def files(self, table: Any) -> list[Any]:
         """The data files that the current snapshot shows, with their columns' statistics."""
-        return [task.file() for task in self.listed(table.newScan().includeColumnStats().planFiles())]
+        return [
+            task.file() for task in self.listed(table.newScan().includeColumnStats().planFiles())
+        ]
 
     def bounds(self, file: Any, number: int, kind: Any) -> tuple[Any, Any] | None:
-        """The lowest and the highest value of a column in a file, or what bounds them; None if that is not known."""
+        """The lowest and the highest value of a column in a file, or what bounds them;
+        None if that is not known.
+        """
         low, high = file.lowerBounds(), file.upperBounds()
         if low is None or high is None or low.get(number) is None or high.get(number) is None:
             return None
-        ends = [self._iceberg.types.Conversions.fromByteBuffer(kind, bound.get(number)) for bound in (low, high)]
+        ends = [
+            self._iceberg.types.Conversions.fromByteBuffer(kind, bound.get(number))
+            for bound in (low, high)
+        ]
         plain = [str(end.toString()) if hasattr(end, "toString") else end for end in ends]
         return plain[0], plain[1]
 
@@ -234,9 +279,13 @@ class Catalog:
 
     def _described(self, table: Any, builder: Any, path: str) -> Any:
         file = table.io().newInputFile(path)
-        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(file, self._iceberg.MetricsConfig.forTable(table))
+        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
+            file, self._iceberg.MetricsConfig.forTable(table)
+        )
         return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
 
     def _name(self, name: str) -> Any:
         database, _, table = name.partition(".")
-        return self._iceberg.catalog.TableIdentifier.of(self.strings((path_part(database), path_part(table))))
+        return self._iceberg.catalog.TableIdentifier.of(
+            self.strings((path_part(database), path_part(table)))
+        )

@@ -1,7 +1,9 @@
-"""Schemas of Iceberg tables: columns renamed, dropped, widened and added in one commit, by Iceberg's own field ids.
+"""Schemas of Iceberg tables: columns renamed, dropped, widened and added in one commit,
+by Iceberg's own field ids.
 
-Columns that existing rows hold a value in come in a second commit, together with the rewritten rows: version 3 has
-`initial-default` for it, but Spark's Parquet reader, which reads the files here, does not know it.
+Columns that existing rows hold a value in come in a second commit, together with the rewritten
+rows: version 3 has `initial-default` for it, but Spark's Parquet reader, which reads the files
+here, does not know it.
 """
 
 from typing import Any
@@ -48,7 +50,8 @@ def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) ->
         return
     update = transaction.updateSchema()
     identifiers = set(transaction.table().schema().identifierFieldNames())
-    # Iceberg gives each rename to the identifiers by name, one after the other, and takes a swap back by that.
+    # Iceberg gives each rename to the identifiers by name, one after the other, and takes a swap
+    # back by that.
     update.setIdentifierFields(catalog.strings(()))
     for column in change.dropped:
         update.deleteColumn(column)
@@ -65,7 +68,8 @@ def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) ->
 
 
 def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaChange) -> None:
-    """Add the columns and their values in one commit: after a crash it is either done or all to be done.
+    """Add the columns and their values in one commit:
+    after a crash it is either done or all to be done.
 
     Nobody else may commit meanwhile.
     """
@@ -95,8 +99,8 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
 def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     """Another table of this name: no rows, its own columns and key, in one commit.
 
-    The columns have other field ids than before, so that no file of the earlier table can be taken for one of this;
-    snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
+    The columns have other field ids than before, so that no file of the earlier table can be taken
+    for one of this; snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
     """
     stored = catalog.load(table.name)
     transaction = stored.newTransaction()

@@ -1,4 +1,6 @@
-"""Parquet files of an Iceberg table, written by pyarrow to any file system that it knows, on the driver or by tasks."""
+"""Parquet files of an Iceberg table, written by pyarrow to any file system that it knows,
+on the driver or by tasks.
+"""
 
 import dataclasses
 import uuid
@@ -74,7 +76,9 @@ class _File:
         if self._writer is None:
             system, path = file_system(self._path)
             system.create_dir(path.rpartition("/")[0], recursive=True)
-            self._writer = pq.ParquetWriter(path, self._schema, filesystem=system, compression="zstd")
+            self._writer = pq.ParquetWriter(
+                path, self._schema, filesystem=system, compression="zstd"
+            )
         self._writer.write_table(rows.select(self._schema.names).cast(self._schema))
 
     def close(self) -> list[Written]:
@@ -91,14 +95,21 @@ def write(layout: Layout, live: Any, gone: Any) -> list[Written]:
 
 def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
     """One file of rows."""
-    return _write(layout, ((pa.Table.from_batches([batch]), layout.deletes.empty_table()) for batch in batches))
+    return _write(
+        layout,
+        ((pa.Table.from_batches([batch]), layout.deletes.empty_table()) for batch in batches),
+    )
 
 
 def written_by_task(layout: Layout) -> Any:
-    """For mapInArrow over the folded changes with `_first_op`: writes a task's files and yields their names."""
+    """For mapInArrow over the folded changes with `_first_op`:
+    writes a task's files and yields their names.
+    """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
-        yield _names(_write(layout, (_parted(layout, pa.Table.from_batches([batch])) for batch in batches)))
+        yield _names(
+            _write(layout, (_parted(layout, pa.Table.from_batches([batch])) for batch in batches))
+        )
 
     return run
 
@@ -115,10 +126,14 @@ def rows_by_task(layout: Layout) -> Any:
 def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
     """The rows that live, and those whose keys were there before."""
     live = last.filter(pc.not_equal(last["_op"], DELETE))
-    return live, last if layout.doubts_inserts else last.filter(pc.not_equal(last["_first_op"], INSERT))
+    return live, last if layout.doubts_inserts else last.filter(
+        pc.not_equal(last["_first_op"], INSERT)
+    )
 
 
-def _write(layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]) -> list[Written]:
+def _write(
+    layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]
+) -> list[Written]:
     rows, keys = _File(layout, deletes=False), _File(layout, deletes=True)
     for live, gone in parts:
         rows.add(live)

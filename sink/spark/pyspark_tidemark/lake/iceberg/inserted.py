@@ -1,7 +1,8 @@
-"""The keys of a cut's inserts that a table has already: a delete of them is written, and they are counted and told.
+"""The keys of a cut's inserts that a table has already: a delete of them is written,
+and they are counted and told.
 
-Which files a snapshot shows is read from its metadata when an insert falls within the table's bounds for the first
-time, and kept with each commit of ours.
+Which files a snapshot shows is read from its metadata when an insert falls within the table's
+bounds for the first time, and kept with each commit of ours.
 """
 
 import dataclasses
@@ -59,7 +60,9 @@ class Inserted:
     def there(self, name: str, table: Any, keys: Any) -> Any:
         """Those of `keys` (pyarrow.Table, each key once) that the table shows."""
         shown = self._shown(name, table, keys.column_names)
-        searched = list(itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data])))
+        searched = list(
+            itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data]))
+        )
         if not searched:
             return keys.slice(0, 0)
         ids = [field_ids(self._catalog.schema(table))[column] for column in keys.column_names]
@@ -72,8 +75,12 @@ class Inserted:
         holding = [file for file, among in zip(searched, hits, strict=True) if among.any()]
         return _living(candidates, holding, shown.deletes, ids)
 
-    def committed(self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]) -> None:
-        """A snapshot was put on top of another one: with files of rows, and of deletes at these locations."""
+    def committed(
+        self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]
+    ) -> None:
+        """A snapshot was put on top of another one: with files of rows,
+        and of deletes at these locations.
+        """
         cached, snapshot = self._known.get(name), table.currentSnapshot()
         if cached is None or snapshot.parentId() != cached.snapshot:
             self._known.pop(name, None)
@@ -103,7 +110,9 @@ class Inserted:
             cached = self._known[name] = _Shown(int(snapshot.snapshotId()), data, deletes)
         return cached
 
-    def _data(self, table: Any, key: Sequence[str], files: Sequence[Any], sequence: int | None) -> tuple[_File, ...]:
+    def _data(
+        self, table: Any, key: Sequence[str], files: Sequence[Any], sequence: int | None
+    ) -> tuple[_File, ...]:
         bounds = self._bounds_of(table, key, files)
         return tuple(
             _File(
@@ -127,11 +136,17 @@ def _delete(location: str, file: Any) -> _File:
 
 
 def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int]) -> Any:
-    """Those of `keys` that a data file holds and no younger delete names; one of another key counts for nothing."""
+    """Those of `keys` that a data file holds and no younger delete names;
+    one of another key counts for nothing.
+    """
     named = [file for file in deletes if file.key == frozenset(ids)]
     written, gone = (_last(keys, files, ids) for files in (data, named))
     both = written.join(
-        gone, keys=keys.column_names, join_type="left outer", right_suffix="_deleted", use_threads=False
+        gone,
+        keys=keys.column_names,
+        join_type="left outer",
+        right_suffix="_deleted",
+        use_threads=False,
     )
     shown = pc.greater_equal(both["_sequence"], pc.fill_null(both["_sequence_deleted"], -1))
     return both.filter(shown).select(keys.column_names).cast(keys.schema)
@@ -142,11 +157,20 @@ def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
     parts = [keys.slice(0, 0).append_column("_sequence", pa.array([], pa.int64()))]
     for file in files:
         matching = keys.join(
-            _read(file.location, ids, keys.schema), keys=keys.column_names, join_type="left semi", use_threads=False
+            _read(file.location, ids, keys.schema),
+            keys=keys.column_names,
+            join_type="left semi",
+            use_threads=False,
         )
-        parts.append(matching.append_column("_sequence", pa.array([file.sequence] * len(matching), pa.int64())))
+        parts.append(
+            matching.append_column(
+                "_sequence", pa.array([file.sequence] * len(matching), pa.int64())
+            )
+        )
     grouped = pa.concat_tables(parts, promote_options="permissive").group_by(keys.column_names)
-    return grouped.aggregate([("_sequence", "max")]).rename_columns([*keys.column_names, "_sequence"])
+    return grouped.aggregate([("_sequence", "max")]).rename_columns(
+        [*keys.column_names, "_sequence"]
+    )
 
 
 def _read(location: str, ids: Sequence[int], schema: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Which keys an Iceberg table may hold: a key that no data file's bounds include needs no equality delete.
+"""Which keys an Iceberg table may hold: a key that no data file's bounds include needs no equality
+delete.
 
-Rows of a dump come in key order, as updates; nearly all of their keys are new. Invariant: what is remembered of a table
-is that of its current snapshot, or of one before it that nobody but us has added rows to.
+Rows of a dump come in key order, as updates; nearly all of their keys are new. Invariant: what is
+remembered of a table is that of its current snapshot, or of one before it that nobody but us has
+added rows to.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,9 @@
-"""What Iceberg tables need beside the cuts: live rows rewritten without their deletes, old snapshots expired.
+"""What Iceberg tables need beside the cuts: live rows rewritten without their deletes,
+old snapshots expired.
 
-A rewrite runs in a thread of its own while cuts go on. Its files get the sequence number of the snapshot that it read,
-so deletes of later cuts apply to them as they would have to the files that they replace. Only its commit excludes
-others, for the time that takes.
+A rewrite runs in a thread of its own while cuts go on. Its files get the sequence number of the
+snapshot that it read, so deletes of later cuts apply to them as they would have to the files that
+they replace. Only its commit excludes others, for the time that takes.
 """
 
 import logging
@@ -37,7 +38,9 @@ _REST = 5.0
 class Maintenance:
     """Counts commits, and does the most urgent table's work in the background."""
 
-    def __init__(self, spark: SparkSession, catalog: Catalog, committing: threading.Lock, compact_every: int) -> None:
+    def __init__(
+        self, spark: SparkSession, catalog: Catalog, committing: threading.Lock, compact_every: int
+    ) -> None:
         self._spark = spark
         self._catalog = catalog
         self._committing = committing
@@ -97,7 +100,12 @@ class Maintenance:
             return
         layout = self._catalog.layout(table, ())
         rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
-        paths = [row.path for row in map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()]
+        paths = [
+            row.path
+            for row in map_in_arrow(
+                rows, rows_by_task(layout), from_arrow_schema(WRITTEN)
+            ).collect()
+        ]
         self._replacement(name, start, snapshot, paths)
 
     def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
@@ -121,7 +129,9 @@ class Maintenance:
         with self._committing:
             table = self._catalog.load(name)
             old = [int(snapshot.snapshotId()) for snapshot in table.snapshots()]
-            shown = kept.versions(name) & set(old[-MOST_SNAPSHOTS:]) | self._catalog.newest_cut(table)
+            shown = kept.versions(name) & set(old[-MOST_SNAPSHOTS:]) | self._catalog.newest_cut(
+                table
+            )
             gone = [snapshot_id for snapshot_id in old if snapshot_id not in shown]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
@@ -141,7 +151,9 @@ class Maintenance:
 
 
 def _result(done: Future[Health]) -> Health | None:
-    """What a piece of work found; if it failed, the next one may do better, and the cuts need not stop for it."""
+    """What a piece of work found; if it failed, the next one may do better,
+    and the cuts need not stop for it.
+    """
     try:
         return done.result()
     except (SourceError, PySparkException, Py4JError, OSError) as err:

@@ -1,8 +1,9 @@
 """Iceberg tables as Spark DataFrames at any snapshot, without Iceberg's Spark connector.
 
-The scan is planned by Iceberg: which data files a snapshot shows, and which equality deletes apply to each. A delete
-applies to the files that are older than it (Iceberg's specification, scan planning). Spark reads the Parquet files,
-by field id, so that renamed columns are found in old files, too.
+The scan is planned by Iceberg: which data files a snapshot shows, and which equality deletes apply
+to each. A delete applies to the files that are older than it (Iceberg's specification, scan
+planning). Spark reads the Parquet files, by field id, so that renamed columns are found in old
+files, too.
 """
 
 from collections.abc import Sequence
@@ -41,9 +42,14 @@ class Snapshot:
         schema = spark_schema(self._schema)
         self._spark.conf.set(_BY_ID, "true")
         if self._widened:
-            # Spark's vectorized reader fails on a dictionary of ints in a file from before its column became long.
+            # Spark's vectorized reader fails on a dictionary of ints in a file from before its
+            # column became long.
             self._spark.conf.set(_VECTORIZED, "false")
-        whole = self._read(self._whole, schema) if self._whole else self._spark.createDataFrame([], schema)
+        whole = (
+            self._read(self._whole, schema)
+            if self._whole
+            else self._spark.createDataFrame([], schema)
+        )
         if not self._masked:
             return whole
         return whole.unionByName(self._unmasked(schema))
@@ -53,10 +59,14 @@ class Snapshot:
         names = {number: name for name, number in field_ids(self._schema).items()}
         key = [names[number] for number in self.deletes[0].equalityFieldIds()]
         deleted = self._numbered(self.deletes, StructType([schema[name] for name in key]))
-        last = deleted.groupBy(*[F.col(quoted(name)) for name in key]).agg(F.max("_sequence").alias("_deleted"))
+        last = deleted.groupBy(*[F.col(quoted(name)) for name in key]).agg(
+            F.max("_sequence").alias("_deleted")
+        )
         rows = self._numbered(self._masked, schema).alias("r")
         same = [F.col(f"r.{quoted(name)}").eqNullSafe(F.col(f"d.{quoted(name)}")) for name in key]
-        kept = rows.join(last.alias("d"), [*same, F.col("r._sequence") < F.col("d._deleted")], "left_anti")
+        kept = rows.join(
+            last.alias("d"), [*same, F.col("r._sequence") < F.col("d._deleted")], "left_anti"
+        )
         return kept.select(*[F.col(quoted(name)) for name in schema.names])
 
     def _numbered(self, files: Sequence[Any], schema: StructType) -> DataFrame:
@@ -76,7 +86,10 @@ def spark_schema(schema: Any) -> StructType:
     return StructType(
         [
             StructField(
-                field.name, from_arrow_type(field.type), nullable=True, metadata={"parquet.field.id": ids[field.name]}
+                field.name,
+                from_arrow_type(field.type),
+                nullable=True,
+                metadata={"parquet.field.id": ids[field.name]},
             )
             for field in schema
         ]

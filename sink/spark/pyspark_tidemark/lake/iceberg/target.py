@@ -17,7 +17,14 @@ from pyspark_tidemark.lake.directory import remove
 from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.evolution import add_filled, begin_anew, evolve
-from pyspark_tidemark.lake.iceberg.files import WRITTEN, Layout, Written, rows_by_task, write, written_by_task
+from pyspark_tidemark.lake.iceberg.files import (
+    WRITTEN,
+    Layout,
+    Written,
+    rows_by_task,
+    write,
+    written_by_task,
+)
 from pyspark_tidemark.lake.iceberg.inserted import Inserted
 from pyspark_tidemark.lake.iceberg.key_ranges import KeyRanges
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
@@ -34,7 +41,13 @@ class IcebergTarget:
     """The Iceberg tables under one directory, `<root>/<database>/<table>`."""
 
     def __init__(
-        self, spark: SparkSession, root: str, changefeed: str, *, mode: str = UPSERT, compact_every: int = 64
+        self,
+        spark: SparkSession,
+        root: str,
+        changefeed: str,
+        *,
+        mode: str = UPSERT,
+        compact_every: int = 64,
     ) -> None:
         self._spark = spark
         self._root = root
@@ -78,18 +91,24 @@ class IcebergTarget:
         name = changes.table.name
         table = self._catalog.load(name)
         if table is None:
-            schema = with_column_ids(lake_schema(changes.table, self._mode), changes.table.column_ids)
+            schema = with_column_ids(
+                lake_schema(changes.table, self._mode), changes.table.column_ids
+            )
             table = self._catalog.create(name, schema, self._key(changes.table))
         return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
-        """Write the files, then commit them; without rows, too, if the table has no snapshot yet or is emptied."""
+        """Write the files, then commit them; without rows, too,
+        if the table has no snapshot yet or is emptied.
+        """
         return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """One commit with all steps and a snapshot that has the new schema; added columns with values in another.
+        """One commit with all steps and a snapshot that has the new schema;
+        added columns with values in another.
 
-        Readers take the schema of a snapshot, so that of the newest one must never be older than the table's.
+        Readers take the schema of a snapshot, so that of the newest one must never be older than
+        the table's.
         """
         self._forget(table.name)
         with self._committing:
@@ -107,7 +126,11 @@ class IcebergTarget:
         snapshot = stored.currentSnapshot()
         if snapshot is None:
             return True
-        return bool(Snapshot(self._spark.newSession(), self._catalog, stored, snapshot.snapshotId()).frame().isEmpty())
+        return bool(
+            Snapshot(self._spark.newSession(), self._catalog, stored, snapshot.snapshotId())
+            .frame()
+            .isEmpty()
+        )
 
     def truncate(self, table: TableMeta, ts: int) -> None:
         """A snapshot without rows (upsert), or as it is (append)."""
@@ -116,7 +139,9 @@ class IcebergTarget:
         with self._committing:
             stored = self._catalog.load(table.name)
             position = self._catalog.position(stored, table.name)
-            self._catalog.fenced(stored.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts)
+            self._catalog.fenced(
+                stored.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts
+            )
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """A snapshot without rows, and the new columns (upsert), else only the columns (append)."""
@@ -143,12 +168,15 @@ class IcebergTarget:
         if self._catalog.load(old.name) is not None:
             raise SourceError(
                 "ErrRenameUnsupported",
-                f"{old.name} was renamed to {new.name}, which Iceberg's Hadoop catalog cannot follow; "
+                f"{old.name} was renamed to {new.name}, which Iceberg's Hadoop catalog cannot "
+                "follow; "
                 "start a new changefeed and target",
             )
 
     def maintain(self, kept: Kept) -> Health | None:
-        """Rewrite tables that have many deletes, expire snapshots that no kept cut shows; beside the cuts."""
+        """Rewrite tables that have many deletes, expire snapshots that no kept cut shows;
+        beside the cuts.
+        """
         return self._maintenance.run(kept)
 
     def close(self) -> None:
@@ -166,20 +194,29 @@ class IcebergTarget:
     def _apply(self, table: Any, changes: Changes) -> Applied:
         key = self._key(changes.table)
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
-        written, replaced = self._written(table, changes, self._catalog.layout(table, key, key_ranges))
+        written, replaced = self._written(
+            table, changes, self._catalog.layout(table, key, key_ranges)
+        )
         if written or changes.emptied or table.currentSnapshot() is None:
             self._commit(table, changes, written)
-            self._maintenance.committed(changes.table.name, deletes=any(file.deletes for file in written))
+            self._maintenance.committed(
+                changes.table.name, deletes=any(file.deletes for file in written)
+            )
         counted = changes.counted(self._spark)
-        return Applied(counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced)
+        return Applied(
+            counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
+        )
 
     def _commit(self, table: Any, changes: Changes, written: list[Written]) -> None:
         name = changes.table.name
         with self._committing:
-            table.refresh()  # reads no more than names, unless somebody has committed since it was loaded
+            # reads no more than names, unless somebody has committed since it was loaded
+            table.refresh()
             position = self._catalog.position(table, name)
             if position is not None and position >= changes.end_ts:
-                raise SourceError("ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True)
+                raise SourceError(
+                    "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
+                )
             key = self._key(changes.table)
             if changes.emptied:
                 self._forget(name)
@@ -187,7 +224,9 @@ class IcebergTarget:
             else:
                 rows = self._catalog.commit(table, written, key, changes.end_ts)
             self._key_ranges.committed(name, table, key, rows)
-            self._inserted.committed(name, table, key, rows, [file.path for file in written if file.deletes])
+            self._inserted.committed(
+                name, table, key, rows, [file.path for file in written if file.deletes]
+            )
 
     def _written(self, table: Any, changes: Changes, layout: Layout) -> tuple[list[Written], int]:
         """The files of a cut, and how many of the keys that it inserts the table has already."""
@@ -212,7 +251,9 @@ class IcebergTarget:
         return write(layout, folded.live, pa.concat_tables([gone, there])), len(there)
 
     def _inserted_again(self, table: Any, last: DataFrame, layout: Layout) -> int:
-        """How many of the keys that a large cut inserts the table has already: looked for unless bounds exclude all."""
+        """How many of the keys that a large cut inserts the table has already:
+        looked for unless bounds exclude all.
+        """
         snapshot = table.currentSnapshot()
         if snapshot is None or not layout.key_ranges:
             return 0
@@ -222,7 +263,11 @@ class IcebergTarget:
         lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
         if not ends[0] or not any_near(layout.key, lows, highs, layout.key_ranges):
             return 0
-        shown = Snapshot(self._spark, self._catalog, table, snapshot.snapshotId()).frame().select(*columns)
+        shown = (
+            Snapshot(self._spark, self._catalog, table, snapshot.snapshotId())
+            .frame()
+            .select(*columns)
+        )
         return met_keys(shown, inserted, layout.key)
 
     @staticmethod

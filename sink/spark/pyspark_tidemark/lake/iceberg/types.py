@@ -1,4 +1,7 @@
-"""Iceberg's schemas as JSON, from and to Arrow; columns are known by field ids, in files, too. Pure."""
+"""Iceberg's schemas as JSON, from and to Arrow; columns are known by field ids, in files, too.
+
+Pure.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +23,9 @@ _NAMES = {
     pa.timestamp("us"): "timestamp",
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
-_TYPES = {name: found for found, name in _NAMES.items()}  # of those with one name the last: int is int32
+_TYPES = {
+    name: found for found, name in _NAMES.items()
+}  # of those with one name the last: int is int32
 _FIELD_ID = b"PARQUET:field_id"
 
 
@@ -35,11 +40,18 @@ def schema_json(schema: Any, key: Sequence[str]) -> str:
     """A new table's schema: field ids from 1, the key's columns required and its identifier."""
     ids = {name: number for number, name in enumerate(schema.names, 1)}
     fields = [
-        {"id": ids[field.name], "name": field.name, "required": field.name in key, "type": type_name(field.type)}
+        {
+            "id": ids[field.name],
+            "name": field.name,
+            "required": field.name in key,
+            "type": type_name(field.type),
+        }
         for field in schema
     ]
     identifier = [ids[name] for name in key]
-    return json.dumps({"type": "struct", "schema-id": 0, "identifier-field-ids": identifier, "fields": fields})
+    return json.dumps(
+        {"type": "struct", "schema-id": 0, "identifier-field-ids": identifier, "fields": fields}
+    )
 
 
 def storable(schema: Any) -> Any:

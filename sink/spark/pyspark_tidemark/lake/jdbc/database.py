@@ -29,7 +29,9 @@ class Database(Protocol):
         """The two identifiers of `database.table`: the first dot is between them."""
 
     def type_of(self, kind: Any, *, key_columns: int) -> str:
-        """The column type of an Arrow type; with `key_columns` > 0 one that an index of so many columns can hold."""
+        """The column type of an Arrow type; with `key_columns` > 0 one that an index of so many
+        columns can hold.
+        """
 
     def lock(self, cursor: Any, name: str) -> bool:
         """Take a lock for as long as the connection lives; False if somebody else has it."""
@@ -37,8 +39,12 @@ class Database(Protocol):
     def namespace(self, name: str) -> str:
         """The statement that makes a table's schema or database."""
 
-    def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:
-        """Put rows into a new `STAGED` whose columns are defined so; with `key` it may hold only each key's last."""
+    def stage(
+        self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]
+    ) -> None:
+        """Put rows into a new `STAGED` whose columns are defined so;
+        with `key` it may hold only each key's last.
+        """
 
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """The statements that bring `table` from `STAGED` up to date."""
@@ -47,16 +53,22 @@ class Database(Protocol):
         """The statement that ends the current versions of keys that are in `STAGED`."""
 
     def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
-        """The statements that change a table's columns; `mark` is left where they cannot be undone together."""
+        """The statements that change a table's columns;
+        `mark` is left where they cannot be undone together.
+        """
 
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
         """Whether a table bears a mark of `alter`."""
 
     def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
-        """The statements that give a table another primary key: columns with the types that an index can hold."""
+        """The statements that give a table another primary key:
+        columns with the types that an index can hold.
+        """
 
     def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
-        """The statements without which the table's key takes different values for one; `key` as in `rekeyed`."""
+        """The statements without which the table's key takes different values for one;
+        `key` as in `rekeyed`.
+        """
 
     def renamed(self, old: str, new: str) -> list[str]:
         """The statements that rename a table."""
@@ -69,7 +81,8 @@ def columns_of(cursor: Any, name: str) -> list[str]:
     """The columns of a table; none if there is no such table."""
     schema, _, table = name.partition(".")
     cursor.execute(
-        "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+        "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
+        "table_name = %s "
         "ORDER BY ordinal_position",
         (schema, table),
     )

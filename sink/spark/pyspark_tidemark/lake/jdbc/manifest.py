@@ -1,6 +1,8 @@
-"""The cuts of a database target, in its own table `_tidemark_cuts`; the right to write is a lock of one connection.
+"""The cuts of a database target, in its own table `_tidemark_cuts`;
+the right to write is a lock of one connection.
 
-The lock's connection commits the cuts: who lost it, as when the server restarted, can commit nothing.
+The lock's connection commits the cuts: who lost it, as when the server restarted, can commit
+nothing.
 """
 
 import time
@@ -22,7 +24,9 @@ _ENDING_S, _LOOK_S = 2.0, 0.05
 class DatabaseManifest:
     """See `lake.manifest.Manifest`."""
 
-    def __init__(self, database: Database, connection: Any, changefeed: str, last: CutRecord | None) -> None:
+    def __init__(
+        self, database: Database, connection: Any, changefeed: str, last: CutRecord | None
+    ) -> None:
         self._database = database
         self._connection = connection
         self._app = changefeed
@@ -35,7 +39,8 @@ class DatabaseManifest:
         """The manifest for the block, created if there is none.
 
         Raises:
-            SourceError: ErrTargetBusy, another job has the lock; ErrTargetUnavailable, ErrCredentials.
+            SourceError: ErrTargetBusy, another job has the lock; ErrTargetUnavailable,
+                ErrCredentials.
         """
         with explained(database):
             connection = database.connect()
@@ -48,7 +53,8 @@ class DatabaseManifest:
                 connection.commit()
             if not free:
                 raise SourceError(
-                    "ErrTargetBusy", f"another job writes the changefeed {changefeed!r} there; stop it first"
+                    "ErrTargetBusy",
+                    f"another job writes the changefeed {changefeed!r} there; stop it first",
                 )
             yield cls(database, connection, changefeed, last)
         finally:
@@ -70,7 +76,10 @@ class DatabaseManifest:
     def note_moved(self, ts: int) -> None:
         """See `Manifest`; a row among those of tables."""
         if not self.moved_at(ts):
-            self._execute(f"INSERT INTO {tables.TABLES} VALUES (%s, %s, %s, '', '')", (self._app, _moved(ts), ts))  # noqa: S608 - ours
+            self._execute(
+                f"INSERT INTO {tables.TABLES} VALUES (%s, %s, %s, '', '')",  # noqa: S608 - ours
+                (self._app, _moved(ts), ts),
+            )
 
     def moved_at(self, ts: int) -> bool:
         """See `Manifest`."""
@@ -88,7 +97,10 @@ class DatabaseManifest:
         """All kept cuts."""
         with explained(self._database):
             with self._connection.cursor() as cursor:
-                cursor.execute(f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts", (self._app,))  # noqa: S608 - ours
+                cursor.execute(
+                    f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts",  # noqa: S608 - ours
+                    (self._app,),
+                )
                 cuts = records(row[0] for row in cursor.fetchall())
             self._connection.commit()
         return cuts
@@ -112,7 +124,9 @@ class DatabaseManifest:
 
 
 def _locked(database: Database, cursor: Any, changefeed: str) -> bool:
-    """Take the lock; a job that has just ended may seem to have it, as servers notice late that a client is gone."""
+    """Take the lock; a job that has just ended may seem to have it,
+    as servers notice late that a client is gone.
+    """
     deadline = time.monotonic() + _ENDING_S
     while not (free := database.lock(cursor, changefeed)) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)

@@ -1,4 +1,6 @@
-"""MySQL and MariaDB: multi-row REPLACE into a temporary table, then INSERT … ON DUPLICATE KEY UPDATE."""
+"""MySQL and MariaDB: multi-row REPLACE into a temporary table,
+then INSERT … ON DUPLICATE KEY UPDATE.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,27 +68,46 @@ _CONNECT_S = 10
 
 
 class MySql:
-    """A MySQL or MariaDB server; the upstream's databases become databases, the URI's one holds our own tables."""
+    """A MySQL or MariaDB server; the upstream's databases become databases,
+    the URI's one holds our own tables.
+    """
 
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
     format = "mysql"
 
     def __init__(self, uri: SinkUri) -> None:
-        self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "database": uri.path}
-        self._settings |= {"password": password(uri).encode(), "connect_timeout": _CONNECT_S, "charset": "utf8mb4"}
+        self._settings: dict[str, Any] = {
+            "host": uri.host,
+            "port": uri.port,
+            "user": uri.user,
+            "database": uri.path,
+        }
+        self._settings |= {
+            "password": password(uri).encode(),
+            "connect_timeout": _CONNECT_S,
+            "charset": "utf8mb4",
+        }
         self._settings["server_is_verified"] = bool(uri.option("ca-path"))
         if uri.option("ca-path"):
-            self._settings |= {"ssl_ca": uri.option("ca-path"), "ssl_verify_cert": True, "ssl_verify_identity": True}
+            self._settings |= {
+                "ssl_ca": uri.option("ca-path"),
+                "ssl_verify_cert": True,
+                "ssl_verify_identity": True,
+            }
         self._key_collation = _MYSQL_KEYS
 
     def connect(self) -> Any:
-        """See `Database`; with backslash escapes, as `text.as_values` writes them, and without locks on gaps."""
+        """See `Database`; with backslash escapes, as `text.as_values` writes them,
+        and without locks on gaps.
+        """
         connection: Any = GuardedConnection(
             **self._settings,
             autocommit=False,
             init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
         )
-        self._key_collation = _MARIADB_KEYS if "mariadb" in connection.get_server_info().lower() else _MYSQL_KEYS
+        self._key_collation = (
+            _MARIADB_KEYS if "mariadb" in connection.get_server_info().lower() else _MYSQL_KEYS
+        )
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return connection
 
@@ -103,25 +124,34 @@ class MySql:
         if pa.types.is_decimal(kind):
             return f"decimal({kind.precision}, {kind.scale})"
         if key_columns and kind == pa.string():
-            return f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE {self._key_collation}"
+            return (
+                f"varchar({_KEY_BYTES // key_columns // 4}) CHARACTER SET utf8mb4 COLLATE "
+                f"{self._key_collation}"
+            )
         if key_columns and kind == pa.binary():
             return f"varbinary({_KEY_BYTES // key_columns})"
         if key_columns and kind == pa.timestamp("us", tz="UTC"):
-            return (
-                "timestamp(6) NOT NULL DEFAULT '2000-01-01 00:00:00'"  # without one, old servers set it by themselves
-            )
+            # without one, old servers set it by themselves
+            return "timestamp(6) NOT NULL DEFAULT '2000-01-01 00:00:00'"
         return _TYPES[kind]
 
     def lock(self, cursor: Any, name: str) -> bool:
         """A named lock of the connection."""
-        cursor.execute("SELECT GET_LOCK(%s, 0)", (f"tidemark:{hashlib.sha256(name.encode()).hexdigest()[:40]}",))
+        cursor.execute(
+            "SELECT GET_LOCK(%s, 0)",
+            (f"tidemark:{hashlib.sha256(name.encode()).hexdigest()[:40]}",),
+        )
         return bool(cursor.fetchone()[0])
 
     def namespace(self, name: str) -> str:
         """See `Database`."""
-        return f"CREATE DATABASE IF NOT EXISTS {quoted(name.partition('.')[0])} CHARACTER SET utf8mb4"
+        return (
+            f"CREATE DATABASE IF NOT EXISTS {quoted(name.partition('.')[0])} CHARACTER SET utf8mb4"
+        )
 
-    def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:
+    def stage(
+        self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]
+    ) -> None:
         """See `Database`; with `key` a later change of a key replaces an earlier one."""
         primary = f", PRIMARY KEY ({', '.join(quoted(column) for column in key)})" if key else ""
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {STAGED}")
@@ -137,7 +167,9 @@ class MySql:
         ordered = [column for column in columns if column != "_commit_ts"] + ["_commit_ts"]
         names = ", ".join(quoted(column) for column in ordered)
         newer = f"{name}.`_commit_ts` < VALUES(`_commit_ts`)"
-        sets = ", ".join(f"{quoted(c)} = IF({newer}, VALUES({quoted(c)}), {name}.{quoted(c)})" for c in ordered)
+        sets = ", ".join(
+            f"{quoted(c)} = IF({newer}, VALUES({quoted(c)}), {name}.{quoted(c)})" for c in ordered
+        )
         live, gone = f"_op <> '{DELETE}'", f"s._op = '{DELETE}' AND t._commit_ts < s._commit_ts"
         return [
             f"DELETE t FROM {name} t JOIN {STAGED} s ON {same} WHERE {gone}",
@@ -155,12 +187,19 @@ class MySql:
         )
 
     def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
-        """See `Database`; one statement that counts, each being a transaction: a default may stay behind, unused."""
+        """See `Database`; one statement that counts, each being a transaction:
+        a default may stay behind, unused.
+        """
         retyped = {field.name for field in change.widened}
         steps = [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
-        steps += [f"RENAME COLUMN {quoted(old)} TO {quoted(new)}" for old, new in change.renamed if new not in retyped]
         steps += [
-            f"CHANGE COLUMN {quoted(change.old_names.get(field.name, field.name))} {quoted(field.name)} "
+            f"RENAME COLUMN {quoted(old)} TO {quoted(new)}"
+            for old, new in change.renamed
+            if new not in retyped
+        ]
+        steps += [
+            f"CHANGE COLUMN {quoted(change.old_names.get(field.name, field.name))} "
+            f"{quoted(field.name)} "
             f"{self.type_of(field.type, key_columns=0)}"
             for field in change.widened
         ]
@@ -171,14 +210,19 @@ class MySql:
             for field in change.added
         ]
         name = f"ALTER TABLE {self.quoted_table(table)}"
-        plain = [", ".join(f"ALTER COLUMN {quoted(column)} DROP DEFAULT" for column in filled)] if filled else []
+        plain = (
+            [", ".join(f"ALTER COLUMN {quoted(column)} DROP DEFAULT" for column in filled)]
+            if filled
+            else []
+        )
         return [f"{name} {step}" for step in (", ".join([*steps, f"COMMENT = '{mark}'"]), *plain)]
 
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
         """See `Database`: the mark is the table's comment."""
         schema, _, name = table.partition(".")
         cursor.execute(
-            "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+            "SELECT table_comment FROM information_schema.tables WHERE table_schema = %s AND "
+            "table_name = %s",
             (schema, name),
         )
         row = cursor.fetchone()
@@ -188,7 +232,8 @@ class MySql:
         """See `Database`; one statement."""
         schema, _, name = table.partition(".")
         cursor.execute(
-            "SELECT 1 FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s "
+            "SELECT 1 FROM information_schema.statistics WHERE table_schema = %s AND table_name = "
+            "%s "
             "AND index_name = 'PRIMARY' LIMIT 1",
             (schema, name),
         )
@@ -201,30 +246,45 @@ class MySql:
         """See `Database`: earlier versions gave keys a collation that pads."""
         schema, _, name = table.partition(".")
         cursor.execute(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
+            "table_name = %s "
             "AND collation_name = 'utf8mb4_bin'",
             (schema, name),
         )
         padded = {row[0] for row in cursor.fetchall()}
-        steps = [f"MODIFY COLUMN {quoted(column)} {kind} NOT NULL" for column, kind in key.items() if column in padded]
+        steps = [
+            f"MODIFY COLUMN {quoted(column)} {kind} NOT NULL"
+            for column, kind in key.items()
+            if column in padded
+        ]
         return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"] if steps else []
 
     def renamed(self, old: str, new: str) -> list[str]:
         """See `Database`."""
-        return [self.namespace(new), f"RENAME TABLE {self.quoted_table(old)} TO {self.quoted_table(new)}"]
+        return [
+            self.namespace(new),
+            f"RENAME TABLE {self.quoted_table(old)} TO {self.quoted_table(new)}",
+        ]
 
     def explained(self, err: Exception) -> SourceError:
         """See `Database`."""
         number = err.args[0] if err.args and isinstance(err.args[0], int) else 0
         if number in _DISK_FULL:
-            return SourceError("ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True)
+            return SourceError(
+                "ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True
+            )
         if number == CR.CR_AUTH_PLUGIN_CANNOT_LOAD:
             return SourceError("ErrCredentials", f"{err.args[1]}: add ca-path=/path to the target")
         if number in _DENIED:
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
-        later = isinstance(err, (pymysql.OperationalError, pymysql.InterfaceError)) and number not in _REFUSED
+        later = (
+            isinstance(err, (pymysql.OperationalError, pymysql.InterfaceError))
+            and number not in _REFUSED
+        )
         return SourceError(
-            "ErrTargetUnavailable" if later else "ErrTargetRefused", f"the database says: {err}", retryable=later
+            "ErrTargetUnavailable" if later else "ErrTargetRefused",
+            f"the database says: {err}",
+            retryable=later,
         )
 
 

@@ -1,8 +1,9 @@
 """Logins to MySQL and MariaDB that give the password to nobody whose identity is not proved.
 
-The server chooses how a client logs in, also in the middle of a login. PyMySQL follows it: a server that asks for
-`mysql_clear_password`, or hands out an RSA key of its own, gets the password. Here only plugins that answer a challenge
-are followed, unless TLS has checked the server's certificate *and* its host name. The sources' log-ins use this, too.
+The server chooses how a client logs in, also in the middle of a login. PyMySQL follows it: a server
+that asks for `mysql_clear_password`, or hands out an RSA key of its own, gets the password. Here
+only plugins that answer a challenge are followed, unless TLS has checked the server's certificate
+*and* its host name. The sources' log-ins use this, too.
 """
 
 from typing import Any
@@ -18,18 +19,24 @@ _FAST_AUTH_DONE = 3
 
 
 class GuardedConnection(Connection):
-    """A connection of PyMySQL that logs in by challenge only, where `server_is_verified` is not set."""
+    """A connection of PyMySQL that logs in by challenge only,
+    where `server_is_verified` is not set.
+    """
 
     _auth_plugin_name: str
     """The plugin that the server's greeting names."""
 
     def __init__(self, *, server_is_verified: bool, **settings: Any) -> None:
-        guards: dict[Any, Any] = {} if server_is_verified else {_CACHING_SHA2: _CachingSha2Challenge}
+        guards: dict[Any, Any] = (
+            {} if server_is_verified else {_CACHING_SHA2: _CachingSha2Challenge}
+        )
         self._server_is_verified = server_is_verified
         super().__init__(**settings, local_infile=False, auth_plugin_map=guards)
 
     def query(self, sql: Any, unbuffered: bool = False) -> int:  # noqa: FBT001, FBT002 - PyMySQL's signature
-        """Run a statement; a server that answers it by asking for a file of this machine (LOAD LOCAL) gets none."""
+        """Run a statement; a server that answers it by asking for a file of this machine (LOAD
+        LOCAL) gets none.
+        """
         try:
             return super().query(sql, unbuffered)
         except RuntimeError as err:
@@ -39,7 +46,9 @@ class GuardedConnection(Connection):
             raise OperationalError(CR.CR_MALFORMED_PACKET, said) from None
 
     def _get_server_information(self) -> None:
-        """Read the greeting; PyMySQL would answer some plugins that it may name with the password itself."""
+        """Read the greeting; PyMySQL would answer some plugins that it may name with the password
+        itself.
+        """
         super()._get_server_information()  # type: ignore[misc]
         if not self._server_is_verified and self._auth_plugin_name not in CHALLENGES:
             self._auth_plugin_name = CHALLENGES[0]
@@ -53,13 +62,17 @@ class GuardedConnection(Connection):
 
 
 class _CachingSha2Challenge:
-    """caching_sha2_password without its second half, in which the client sends the password itself."""
+    """caching_sha2_password without its second half,
+    in which the client sends the password itself.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def authenticate(self, packet: Any) -> Any:
-        """Answer the challenge; PyMySQL calls it for a change of the plugin, and for what the server says after it."""
+        """Answer the challenge; PyMySQL calls it for a change of the plugin,
+        and for what the server says after it.
+        """
         from pymysql._auth import scramble_caching_sha2
 
         connection = self._connection
@@ -85,6 +98,7 @@ class _CachingSha2Challenge:
 def _refused(plugin: str) -> OperationalError:
     return OperationalError(
         CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-        f"the server asks for the password itself, by {plugin}; it is sent only over TLS that checks the server's "
+        f"the server asks for the password itself, by {plugin}; it is sent only over TLS that "
+        "checks the server's "
         "certificate and host name",
     )

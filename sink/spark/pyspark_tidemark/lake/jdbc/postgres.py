@@ -29,7 +29,12 @@ _TYPES = {
     pa.timestamp("us"): "timestamp",
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
-_LATER = (psycopg.OperationalError, psycopg.InterfaceError, errors.SerializationFailure, errors.DeadlockDetected)
+_LATER = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    errors.SerializationFailure,
+    errors.DeadlockDetected,
+)
 _NEVER = (errors.ProgramLimitExceeded, errors.TooManyColumns, errors.StatementTooComplex)
 """Limits, as of an index's entry, that the driver takes for trouble of the server's."""
 _CONNECT_S = 10
@@ -44,8 +49,17 @@ class Postgres:
     format = "postgresql"
 
     def __init__(self, uri: SinkUri) -> None:
-        self._settings: dict[str, Any] = {"host": uri.host, "port": uri.port, "user": uri.user, "dbname": uri.path}
-        self._settings |= {"password": password(uri), "connect_timeout": _CONNECT_S, "application_name": "tidemark"}
+        self._settings: dict[str, Any] = {
+            "host": uri.host,
+            "port": uri.port,
+            "user": uri.user,
+            "dbname": uri.path,
+        }
+        self._settings |= {
+            "password": password(uri),
+            "connect_timeout": _CONNECT_S,
+            "application_name": "tidemark",
+        }
         if uri.option("ca-path"):
             self._settings |= {"sslmode": "verify-full", "sslrootcert": uri.option("ca-path")}
         elif self._settings["password"]:
@@ -83,7 +97,13 @@ class Postgres:
         """See `Database`."""
         return f"CREATE SCHEMA IF NOT EXISTS {self.quoted(name.partition('.')[0])}"
 
-    def stage(self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]) -> None:  # noqa: ARG002 - keeps all
+    def stage(
+        self,
+        cursor: Any,
+        columns: Sequence[str],
+        batches: Iterable[Any],
+        key: Sequence[str],  # noqa: ARG002 - keeps all
+    ) -> None:
         """See `Database`; keeps all changes."""
         cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}) ON COMMIT DROP")
         with cursor.copy(f"COPY {STAGED} FROM STDIN (FORMAT csv)") as copy:
@@ -98,8 +118,12 @@ class Postgres:
         same = " AND ".join(f"t.{self.quoted(column)} = s.{self.quoted(column)}" for column in key)
         last = f"(SELECT DISTINCT ON ({keys}) * FROM {STAGED} ORDER BY {keys}, _commit_ts DESC, _seq DESC) s"  # noqa: S608 - quoted
         sets = ", ".join(f"{column} = excluded.{column}" for column in quoted)
-        insert = f"INSERT INTO {name} AS t ({', '.join(quoted)}) SELECT {', '.join(quoted)} FROM {last}"  # noqa: S608 - quoted
-        newer = f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE t._commit_ts < excluded._commit_ts"
+        insert = (
+            f"INSERT INTO {name} AS t ({', '.join(quoted)}) SELECT {', '.join(quoted)} FROM {last}"  # noqa: S608 - quoted
+        )
+        newer = (
+            f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE t._commit_ts < excluded._commit_ts"
+        )
         return [
             f"DELETE FROM {name} t USING {last} WHERE {same} AND s._op = '{DELETE}' AND t._commit_ts < s._commit_ts",  # noqa: S608 - quoted
             f"{insert} WHERE _op <> '{DELETE}' {newer}",
@@ -111,17 +135,27 @@ class Postgres:
         same = " AND ".join(f"t.{self.quoted(column)} = f.{self.quoted(column)}" for column in key)
         return (
             f"UPDATE {self.quoted_table(table)} t SET valid_to_ts = f.ts, is_current = false "  # noqa: S608 - quoted
-            f"FROM (SELECT {keys}, min(_commit_ts) AS ts FROM {STAGED} GROUP BY {keys}) f WHERE {same} AND t.is_current"
+            f"FROM (SELECT {keys}, min(_commit_ts) AS ts FROM {STAGED} GROUP BY {keys}) f WHERE "
+            f"{same} AND t.is_current"
         )
 
     def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:  # noqa: ARG002 - one transaction
         """See `Database`."""
         name, filled = f"ALTER TABLE {self.quoted_table(table)}", dict(change.filled)
         steps = [f"DROP COLUMN {self.quoted(column)}" for column in change.dropped]
-        # Names may be swapped or passed on, so no column gets its new name before all have left their old ones.
-        passing = [(old, f"_tidemark_{number}", new) for number, (old, new) in enumerate(change.renamed)]
-        steps += [f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(between)}" for old, between, _ in passing]
-        steps += [f"RENAME COLUMN {self.quoted(between)} TO {self.quoted(new)}" for _, between, new in passing]
+        # Names may be swapped or passed on, so no column gets its new name before all have left
+        # their old ones.
+        passing = [
+            (old, f"_tidemark_{number}", new) for number, (old, new) in enumerate(change.renamed)
+        ]
+        steps += [
+            f"RENAME COLUMN {self.quoted(old)} TO {self.quoted(between)}"
+            for old, between, _ in passing
+        ]
+        steps += [
+            f"RENAME COLUMN {self.quoted(between)} TO {self.quoted(new)}"
+            for _, between, new in passing
+        ]
         steps += [
             f"ALTER COLUMN {self.quoted(field.name)} TYPE {self.type_of(field.type, key_columns=0)}"
             for field in change.widened
@@ -138,10 +172,17 @@ class Postgres:
         """See `Database`; in the transaction of the cursor."""
         name = self.quoted_table(table)
         cursor.execute(
-            "SELECT conname FROM pg_constraint WHERE contype = 'p' AND conrelid = CAST(%s AS regclass)", (name,)
+            "SELECT conname FROM pg_constraint WHERE contype = 'p' AND conrelid = CAST(%s AS "
+            "regclass)",
+            (name,),
         )
-        statements = [f"ALTER TABLE {name} DROP CONSTRAINT {self.quoted(row[0])}" for row in cursor.fetchall()]
-        return [*statements, f"ALTER TABLE {name} ADD PRIMARY KEY ({', '.join(map(self.quoted, key))})"]
+        statements = [
+            f"ALTER TABLE {name} DROP CONSTRAINT {self.quoted(row[0])}" for row in cursor.fetchall()
+        ]
+        return [
+            *statements,
+            f"ALTER TABLE {name} ADD PRIMARY KEY ({', '.join(map(self.quoted, key))})",
+        ]
 
     def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - they are
         """See `Database`."""
@@ -154,16 +195,27 @@ class Postgres:
     def renamed(self, old: str, new: str) -> list[str]:
         """See `Database`."""
         (schema, _, table), (before, _, was) = new.partition("."), old.partition(".")
-        statements = [f"ALTER TABLE {self.quoted_table(old)} RENAME TO {self.quoted(table)}"] if table != was else []
-        moved = f"ALTER TABLE {self.quoted_table(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
+        statements = (
+            [f"ALTER TABLE {self.quoted_table(old)} RENAME TO {self.quoted(table)}"]
+            if table != was
+            else []
+        )
+        moved = (
+            f"ALTER TABLE {self.quoted_table(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
+        )
         return [*statements, *([self.namespace(new), moved] if schema != before else [])]
 
     def explained(self, err: Exception) -> SourceError:
         """See `Database`."""
         if isinstance(err, errors.DiskFull):
-            return SourceError("ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True)
+            return SourceError(
+                "ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True
+            )
         if "authentication method requirement" in str(err):
-            said = "the server asks for the password itself, which it gets only over verified TLS: add ca-path=/path"
+            said = (
+                "the server asks for the password itself, which it gets only over verified TLS: "
+                "add ca-path=/path"
+            )
             return SourceError("ErrCredentials", f"{said} to the target ({str(err).strip()})")
         if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
@@ -173,7 +225,8 @@ class Postgres:
 
 
 def _without_clear_text() -> str:
-    """What libpq must ask of a server that TLS has not verified: any login but one that sends the password itself.
+    """What libpq must ask of a server that TLS has not verified:
+    any login but one that sends the password itself.
 
     Raises:
         SourceError: ErrCredentials, this libpq cannot ask for it.
@@ -181,7 +234,8 @@ def _without_clear_text() -> str:
     if psycopg.pq.version() < _REQUIRE_AUTH_SINCE:
         raise SourceError(
             "ErrCredentials",
-            "this libpq gives the password to any server that asks for it in clear text: add ca-path=/path to the "
+            "this libpq gives the password to any server that asks for it in clear text: add "
+            "ca-path=/path to the "
             "target, or take a libpq of 16 or later (pip install 'psycopg[binary]')",
         )
     return "!password"

@@ -1,4 +1,6 @@
-"""Our own rows in a target database: which table is applied up to where (`_tidemark_tables`), and its columns."""
+"""Our own rows in a target database: which table is applied up to where (`_tidemark_tables`),
+and its columns.
+"""
 
 import base64
 import dataclasses
@@ -13,7 +15,10 @@ CUTS = "_tidemark_cuts"
 NOT_YET = -1
 """The end_ts of a table that is made, but has no cut yet."""
 _NAME, _TS = "varchar(200) NOT NULL", "bigint NOT NULL"
-_TABLE_COLUMNS = f"app {_NAME}, name {_NAME}, end_ts {_TS}, columns_now text NOT NULL, columns_next text NOT NULL"
+_TABLE_COLUMNS = (
+    f"app {_NAME}, name {_NAME}, end_ts {_TS}, columns_now text NOT NULL, columns_next text NOT "
+    "NULL"
+)
 _CUT_COLUMNS = f"app {_NAME}, end_ts {_TS}, applied_at varchar(40) NOT NULL, document text NOT NULL"
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS {TABLES} ({_TABLE_COLUMNS}, PRIMARY KEY (app, name))",
@@ -40,7 +45,8 @@ def known(cursor: Any, app: str, name: str, *, lock: bool = False) -> Known | No
     """A table's row, locked until the transaction's end if wanted.
 
     Raises:
-        SourceError: ErrTargetForeign, the row is of another table, whose name the database does not tell from this.
+        SourceError: ErrTargetForeign, the row is of another table, whose name the database does not
+            tell from this.
     """
     cursor.execute(
         f"SELECT end_ts, columns_now, columns_next, name FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
@@ -51,7 +57,8 @@ def known(cursor: Any, app: str, name: str, *, lock: bool = False) -> Known | No
     if row is not None and row[3] != name:
         raise SourceError(
             "ErrTargetForeign",
-            f"the database takes the names {row[3]} and {name} for one: give one of them another target",
+            f"the database takes the names {row[3]} and {name} for one: give one of them another "
+            "target",
         )
     return None if row is None else Known(int(row[0]), _schema(row[1]), _schema(row[2]))
 
@@ -59,12 +66,18 @@ def known(cursor: Any, app: str, name: str, *, lock: bool = False) -> Known | No
 def begin(cursor: Any, app: str, name: str, schema: Any) -> None:
     """A table that is about to be made."""
     text = _text(schema)
-    cursor.execute(f"INSERT INTO {TABLES} VALUES (%s, %s, %s, %s, %s)", (app, name, NOT_YET, text, text))  # noqa: S608 - ours
+    cursor.execute(
+        f"INSERT INTO {TABLES} VALUES (%s, %s, %s, %s, %s)",  # noqa: S608 - ours
+        (app, name, NOT_YET, text, text),
+    )
 
 
 def applied(cursor: Any, app: str, name: str, end_ts: int) -> None:
     """The table is at a cut."""
-    cursor.execute(f"UPDATE {TABLES} SET end_ts = %s WHERE app = %s AND name = %s", (end_ts, app, name))  # noqa: S608 - ours
+    cursor.execute(
+        f"UPDATE {TABLES} SET end_ts = %s WHERE app = %s AND name = %s",  # noqa: S608 - ours
+        (end_ts, app, name),
+    )
 
 
 def altering(cursor: Any, app: str, name: str, schema: Any) -> None:
@@ -77,7 +90,10 @@ def altering(cursor: Any, app: str, name: str, schema: Any) -> None:
 
 def altered(cursor: Any, app: str, name: str) -> None:
     """It has them."""
-    cursor.execute(f"UPDATE {TABLES} SET columns_now = columns_next WHERE app = %s AND name = %s", (app, name))  # noqa: S608 - ours
+    cursor.execute(
+        f"UPDATE {TABLES} SET columns_now = columns_next WHERE app = %s AND name = %s",  # noqa: S608 - ours
+        (app, name),
+    )
 
 
 def renamed(cursor: Any, app: str, old: str, new: str) -> None:

@@ -15,7 +15,16 @@ from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.jdbc import tables
 from pyspark_tidemark.lake.jdbc.database import STAGED, Database, columns_of, explained
-from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_held, check_key, lake_columns, lake_key, lake_schema
+from pyspark_tidemark.lake.mode import (
+    APPEND,
+    SCD2,
+    UPSERT,
+    check_held,
+    check_key,
+    lake_columns,
+    lake_key,
+    lake_schema,
+)
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
@@ -44,7 +53,8 @@ class JdbcTarget:
         """The end_ts in the table's row; None if no cut was ever applied.
 
         Raises:
-            SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey; ErrNameUnsupported.
+            SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey;
+                ErrNameUnsupported.
         """
         check_key(table, self._mode)
         check_held(table, self._mode, self._database.format)
@@ -53,7 +63,8 @@ class JdbcTarget:
             if fence is None and columns_of(cursor, table.name):
                 raise SourceError(
                     "ErrTargetForeign",
-                    f"the table {table.name} is there, but not by this changefeed; choose another --target",
+                    f"the table {table.name} is there, but not by this changefeed; choose another "
+                    "--target",
                 )
         return None if fence is None or fence.end_ts == tables.NOT_YET else fence.end_ts
 
@@ -62,13 +73,17 @@ class JdbcTarget:
         return self.position(table) or 0
 
     def schema(self, table: TableMeta) -> Any:
-        """What the table was made as, if it still has these columns; columns of somebody else count as text."""
+        """What the table was made as, if it still has these columns;
+        columns of somebody else count as text.
+        """
         with self._transaction() as cursor:
             fence = tables.known(cursor, self._app, table.name)
             assert fence is not None
             actual = columns_of(cursor, table.name)
             altered = self._database.is_altered(cursor, table.name, _mark(fence.next_schema))
-        for schema in (fence.next_schema, fence.schema) if altered else (fence.schema, fence.next_schema):
+        for schema in (
+            (fence.next_schema, fence.schema) if altered else (fence.schema, fence.next_schema)
+        ):
             if sorted(schema.names) == sorted(actual):
                 return schema
         named = {field.name: field for field in fence.schema}
@@ -96,7 +111,11 @@ class JdbcTarget:
         with self._transaction(table.name) as cursor:
             fence = tables.known(cursor, self._app, table.name, lock=True)
             if fence is not None and fence.end_ts >= changes.end_ts:
-                raise SourceError("ErrTargetBusy", f"another job has applied this cut to {table.name}", retryable=True)
+                raise SourceError(
+                    "ErrTargetBusy",
+                    f"another job has applied this cut to {table.name}",
+                    retryable=True,
+                )
             key = table.key if self._mode == UPSERT else ()
             self._database.stage(cursor, self._columns(table.schema, table.key), counting, key)
             if changes.emptied:
@@ -107,11 +126,15 @@ class JdbcTarget:
         return Applied(counting.rows, changes.end_ts, hexadecimal(counting.total))
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """Change the columns; what comes is noted before, since MySQL commits each statement by itself."""
+        """Change the columns; what comes is noted before,
+        since MySQL commits each statement by itself.
+        """
         with self._transaction() as cursor:
             tables.altering(cursor, self._app, table.name, self._remembered(table))
         with self._transaction() as cursor:
-            for statement in self._database.alter(table.name, change, _mark(self._remembered(table))):
+            for statement in self._database.alter(
+                table.name, change, _mark(self._remembered(table))
+            ):
                 cursor.execute(statement)
             tables.altered(cursor, self._app, table.name)
 
@@ -142,9 +165,11 @@ class JdbcTarget:
                 )
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """Make the table anew (upsert); one with history gets other columns, or another name if it cannot have them.
+        """Make the table anew (upsert); one with history gets other columns,
+        or another name if it cannot have them.
 
-        The name is `TABLE__until_TS`: what a changelog, or versions of rows, hold of the earlier table stays.
+        The name is `TABLE__until_TS`: what a changelog, or versions of rows, hold of the earlier
+        table stays.
         """
         if self._mode == UPSERT:
             self.drop(table)
@@ -202,7 +227,9 @@ class JdbcTarget:
     def _key_types(self, table: TableMeta) -> dict[str, str]:
         key = lake_key(table, self._mode)
         named = {field.name: field for field in lake_schema(table, self._mode)}
-        return {name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key}
+        return {
+            name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key
+        }
 
     def _remembered(self, table: TableMeta) -> Any:
         """The columns of the target's table, with their identities, as our own row keeps them."""
@@ -212,13 +239,17 @@ class JdbcTarget:
         schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
         primary = f", PRIMARY KEY ({', '.join(self._database.quoted(name) for name in key)})"
         columns = ", ".join(self._columns(schema, key))
-        return f"CREATE TABLE IF NOT EXISTS {self._database.quoted_table(table.name)} ({columns}{primary})"
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self._database.quoted_table(table.name)} "
+            f"({columns}{primary})"
+        )
 
     def _columns(self, schema: Any, key: Sequence[str]) -> list[str]:
         names = [self._database.quoted(field.name) for field in schema]
         indexed = [len(key) if field.name in key else 0 for field in schema]
         types = [
-            self._database.type_of(field.type, key_columns=count) for field, count in zip(schema, indexed, strict=True)
+            self._database.type_of(field.type, key_columns=count)
+            for field, count in zip(schema, indexed, strict=True)
         ]
         return [f"{name} {kind}" for name, kind in zip(names, types, strict=True)]
 
@@ -239,13 +270,15 @@ class JdbcTarget:
         ends = f"lead(_commit_ts) OVER (PARTITION BY {keys} ORDER BY _commit_ts, _seq)"
         return (
             f"INSERT INTO {self._database.quoted_table(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
-            f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM {STAGED}) s "
+            f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM "
+            f"{STAGED}) s "
             f"WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
         )
 
     @contextmanager
     def _transaction(self, about: str = "") -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block; each has a connection: tables go in parallel.
+        """A cursor whose work is committed at the end of the block; each has a connection:
+        tables go in parallel.
 
         Errors name the table that it is `about`.
         """
@@ -265,7 +298,9 @@ class JdbcTarget:
 
 
 def _until(name: str, ts: int) -> str:
-    """The name of a table that another one has taken the place of at `ts`, short enough for every database."""
+    """The name of a table that another one has taken the place of at `ts`,
+    short enough for every database.
+    """
     database, _, table = name.partition(".")
     suffix = f"__until_{ts}"
     kept = table.encode()[: _UNTIL_BYTES_MAX - len(suffix)].decode(errors="ignore")
@@ -273,7 +308,9 @@ def _until(name: str, ts: int) -> str:
 
 
 def _mark(schema: Any) -> str:
-    """What says that a table was altered to a schema: two may have the same names, as after a swap."""
+    """What says that a table was altered to a schema: two may have the same names,
+    as after a swap.
+    """
     return f"tidemark columns {hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()[:32]}"
 
 

@@ -1,4 +1,6 @@
-"""Arrow batches as the text that databases load: CSV for COPY, literals for INSERT. Pure, column by column."""
+"""Arrow batches as the text that databases load: CSV for COPY, literals for INSERT. Pure,
+column by column.
+"""
 
 import io
 from typing import Any
@@ -12,7 +14,9 @@ _DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def as_csv(batch: Any) -> bytes:
-    """For `COPY … (FORMAT csv)`: null is an empty field without quotes, binary is hexadecimal digits after a mark."""
+    """For `COPY … (FORMAT csv)`: null is an empty field without quotes,
+    binary is hexadecimal digits after a mark.
+    """
     columns = [_csv_column(column) for column in batch.columns]
     out = io.BytesIO()
     table = pa.Table.from_arrays(columns, names=batch.schema.names)
@@ -21,7 +25,8 @@ def as_csv(batch: Any) -> bytes:
 
 
 def as_values(batch: Any, most_bytes: int) -> list[str]:
-    """For `INSERT … VALUES`: texts `(literal, …),…` of many rows and about so many bytes each, at least one row.
+    """For `INSERT … VALUES`: texts `(literal, …),…` of many rows and about so many bytes each,
+    at least one row.
 
     They are for a session whose strings know backslash escapes.
     """
@@ -38,7 +43,9 @@ def as_values(batch: Any, most_bytes: int) -> list[str]:
 
 
 def as_quoted(value: Any) -> str:
-    """One value (pyarrow.Scalar) as a string literal of standard SQL, which PostgreSQL reads as any type."""
+    """One value (pyarrow.Scalar) as a string literal of standard SQL,
+    which PostgreSQL reads as any type.
+    """
     text: str = _csv_column(pa.array([value.as_py()], value.type)).cast(pa.string())[0].as_py()
     return "'" + text.replace("'", "''") + "'"
 

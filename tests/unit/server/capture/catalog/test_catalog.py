@@ -1,4 +1,6 @@
-"""The catalog: whatever DDLs come, whoever dies at whatever write, readers see the same tables at each ts."""
+"""The catalog: whatever DDLs come, whoever dies at whatever write,
+readers see the same tables at each ts.
+"""
 
 import asyncio
 import random
@@ -27,7 +29,9 @@ from tests.unit.server.capture.catalog.upstream import (
 
 
 async def told(catalog, changes, checkpoint_ts=START):
-    """Report changes as a log that is read from the checkpoint on; a rename into the filter ends it."""
+    """Report changes as a log that is read from the checkpoint on;
+    a rename into the filter ends it.
+    """
     for change in changes:
         if change.commit_ts > checkpoint_ts:
             try:
@@ -62,7 +66,10 @@ def test_each_ts_has_the_tables_that_the_filter_takes(statements):
                 for name, table in tables.items()
                 if not name.startswith("tmp_")
             )
-            found = [(it.name, it.span.table_id, it.mounter.columns) for it in catalog.at(change.commit_ts)]
+            found = [
+                (it.name, it.span.table_id, it.mounter.columns)
+                for it in catalog.at(change.commit_ts)
+            ]
             assert sorted(found) == expected
 
     asyncio.run(run())
@@ -137,7 +144,9 @@ def test_what_is_behind_the_checkpoint_is_collected(statements):
 
 @settings(deadline=None, max_examples=60)
 @given(STATEMENTS)
-def test_who_stands_at_a_change_sees_it_and_the_tables_before_it_after_a_collection_and_a_restart(statements):
+def test_who_stands_at_a_change_sees_it_and_the_tables_before_it_after_a_collection_and_a_restart(
+    statements,
+):
     async def run():
         database = evolved(statements)
         _, whole = await reference(database)
@@ -181,7 +190,10 @@ def test_the_change_that_left_no_table_stays_known_as_the_checkpoint_goes_on_wit
 
 
 def in_force(catalog, ts):
-    return sorted((version.name, version.span.table_id, version.mounter.columns) for version in catalog.versions.at(ts))
+    return sorted(
+        (version.name, version.span.table_id, version.mounter.columns)
+        for version in catalog.versions.at(ts)
+    )
 
 
 def catalog_of(*tables, ignore=False, rules=("s.*", "!s.tmp_*")):
@@ -191,7 +203,9 @@ def catalog_of(*tables, ignore=False, rules=("s.*", "!s.tmp_*")):
         saved.append(change)
 
     history = History([SchemaChange(START, tables=tables)])
-    return FeedCatalog(Terms("feed", TableFilter(rules), ignore), FakeSource(), history, START, save), saved
+    return FeedCatalog(
+        Terms("feed", TableFilter(rules), ignore), FakeSource(), history, START, save
+    ), saved
 
 
 def change(ts, *tables, dropped=(), truncated=()):
@@ -211,7 +225,9 @@ async def test_a_shadow_table_takes_the_place_of_a_table_whether_the_filter_take
         catalog, _ = catalog_of(record("a", 1))
         if shadow == "_a_gho":
             await catalog.change(change(105, record(shadow, 9, 2)))
-        await catalog.change(change(110, record("a", 9, 2), record("tmp_old", 1), dropped=(f"s.{shadow}",)))
+        await catalog.change(
+            change(110, record("a", 9, 2), record("tmp_old", 1), dropped=(f"s.{shadow}",))
+        )
         assert [(table.name, table.span.table_id) for table in catalog.at(110)] == [("s.a", 9)]
 
 

@@ -1,4 +1,6 @@
-"""Names that a target cannot hold are refused before rows flow, and what is printed then is a way out."""
+"""Names that a target cannot hold are refused before rows flow,
+and what is printed then is a way out.
+"""
 
 import re
 import shlex
@@ -41,12 +43,18 @@ ODD = (
 
 
 def record(name: str = "t", *columns: str, number: int = 7, schema: str = "shop") -> TableRecord:
-    made = tuple(Column(name=each, type=Type.LONG, nullable=each != "id") for each in ("id", *columns))
+    made = tuple(
+        Column(name=each, type=Type.LONG, nullable=each != "id") for each in ("id", *columns)
+    )
     return TableRecord(schema, Table(number, name, made, ("id",)).to_doc())
 
 
-def chosen(target: str, *records: TableRecord, rules: tuple[str, ...] = (), ignore: bool = False) -> Chosen:
-    return eligible(SOURCE, records, columns=ColumnRules(rules), ignore_ineligible=ignore, target=target)
+def chosen(
+    target: str, *records: TableRecord, rules: tuple[str, ...] = (), ignore: bool = False
+) -> Chosen:
+    return eligible(
+        SOURCE, records, columns=ColumnRules(rules), ignore_ineligible=ignore, target=target
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,9 @@ def chosen(target: str, *records: TableRecord, rules: tuple[str, ...] = (), igno
         ("parquet", ("Cut",)),
     ],
 )
-def test_the_printed_option_gives_columns_names_that_the_target_holds(target: str, names: tuple[str, ...]) -> None:
+def test_the_printed_option_gives_columns_names_that_the_target_holds(
+    target: str, names: tuple[str, ...]
+) -> None:
     table = record("odd table", "plain", *names)
     with pytest.raises(TableIneligibleError) as refused:
         chosen(target, table)
@@ -102,9 +112,15 @@ def test_a_name_that_no_rule_can_give_is_to_be_changed_at_the_source() -> None:
         chosen("postgresql", record("t", "a,b" + "n" * 64))
 
 
-@pytest.mark.parametrize("target", ["delta", "iceberg", "parquet", "postgresql", "mysql", "flight", ""])
+@pytest.mark.parametrize(
+    "target", ["delta", "iceberg", "parquet", "postgresql", "mysql", "flight", ""]
+)
 def test_what_a_target_holds_is_not_refused(target: str) -> None:
-    tables = [record("t", *ODD), record("x.y z", number=8), record("a;b", number=9, schema="{sch`ema}")]
+    tables = [
+        record("t", *ODD),
+        record("x.y z", number=8),
+        record("a;b", number=9, schema="{sch`ema}"),
+    ]
     assert len(chosen(target, *tables).tables) == 3
     if target != "postgresql":
         chosen(target, record("t" * 64, "n" * 64, "ctid", schema="pg_shop"))
@@ -115,7 +131,8 @@ def test_what_a_target_holds_is_not_refused(target: str) -> None:
 
 def test_mysql_takes_names_that_differ_in_case_only_for_one() -> None:
     with pytest.raises(
-        TableIneligibleError, match=r"takes shop\.Orders and shop\.orders for one.*--filter '!shop\.orders'"
+        TableIneligibleError,
+        match=r"takes shop\.Orders and shop\.orders for one.*--filter '!shop\.orders'",
     ):
         chosen("mysql", record("Orders"), record("orders", number=8))
 
@@ -139,16 +156,22 @@ async def test_a_ddl_that_brings_a_name_in_another_case_is_refused_where_the_tar
     async def save(_: SchemaChange) -> None: ...
 
     history = History([SchemaChange(1, tables=(record("t"),))])
-    catalog = FeedCatalog(Terms("feed", TableFilter(["*.*"]), target=target), SOURCE, history, 1, save)
+    catalog = FeedCatalog(
+        Terms("feed", TableFilter(["*.*"]), target=target), SOURCE, history, 1, save
+    )
     other = mysql_table(record("T", number=8))
     if target == "delta":
         await catalog.change(TableChange(10, "CREATE TABLE T", (other,)))
         assert {table.name for table in catalog.tables} == {"shop.t", "shop.T"}
         return
-    with pytest.raises(TableIneligibleError, match=r"takes shop\.t and shop\.T for one.*--filter '!shop\.T'"):
+    with pytest.raises(
+        TableIneligibleError, match=r"takes shop\.t and shop\.T for one.*--filter '!shop\.T'"
+    ):
         await catalog.change(TableChange(10, "CREATE TABLE T", (other,)))
     assert catalog.history.last_ts == 1, "nothing is durable"
-    await catalog.change(TableChange(11, "RENAME TABLE t TO T", (mysql_table(record("T")),), ("shop.t",)))
+    await catalog.change(
+        TableChange(11, "RENAME TABLE t TO T", (mysql_table(record("T")),), ("shop.t",))
+    )
     await catalog.change(TableChange(12, "DROP TABLE T", dropped=("shop.T",)))
     await catalog.change(TableChange(13, "CREATE TABLE t", (mysql_table(record("t", number=9)),)))
     assert [table.name for table in catalog.tables] == ["shop.t"]

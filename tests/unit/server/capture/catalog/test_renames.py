@@ -27,16 +27,28 @@ def info(table_id, name):
 
 
 class Cluster:
-    """Tables a, b and c of `shop`, ids 1 to 3, and x of `old`, id 4; and a changefeed that takes what `rules` take."""
+    """Tables a, b and c of `shop`, ids 1 to 3, and x of `old`, id 4;
+    and a changefeed that takes what `rules` take.
+    """
 
     def __init__(self, meta, *rules):
-        tables = [Table(1, "shop", info(1, "a")), Table(1, "shop", info(2, "b")), Table(1, "shop", info(3, "c"))]
+        tables = [
+            Table(1, "shop", info(1, "a")),
+            Table(1, "shop", info(2, "b")),
+            Table(1, "shop", info(3, "c")),
+        ]
         tables.append(Table(2, "old", info(4, "x")))
         self.history = SchemaHistory(START, DATABASES, tables)
-        self._source = TidbSource.__new__(TidbSource)  # its tables only: nothing is read from a store
+        self._source = TidbSource.__new__(
+            TidbSource
+        )  # its tables only: nothing is read from a store
         self._meta, self._rules = meta, TableFilter(rules)
         self._numbers = itertools.count(10)
-        taken = [record_of(table) for table in tables if self._rules.takes(table.schema_name, table.table_name)]
+        taken = [
+            record_of(table)
+            for table in tables
+            if self._rules.takes(table.schema_name, table.table_name)
+        ]
         self.start = SchemaChange(START, tables=by_id(taken))
 
     async def write(self, ops):
@@ -56,10 +68,26 @@ class Cluster:
 
     async def rename(self, catalog, ts, *steps):
         """One statement; steps are (table id, new name, new database)."""
-        arguments = [[1] * len(steps), [step[2] for step in steps], [], [step[0] for step in steps], []]
+        arguments = [
+            [1] * len(steps),
+            [step[2] for step in steps],
+            [],
+            [step[0] for step in steps],
+            [],
+        ]
         infos = [info(table_id, name) for table_id, name, _ in steps]
-        job = {"id": next(self._numbers), "type": Action.RENAME_TABLES, "state": 6, "schema_id": 1, "table_id": 0}
-        job |= {"query": f"RENAME at {ts}", "raw_args": arguments, "binlog": {"MultipleTableInfos": infos}}
+        job = {
+            "id": next(self._numbers),
+            "type": Action.RENAME_TABLES,
+            "state": 6,
+            "schema_id": 1,
+            "table_id": 0,
+        }
+        job |= {
+            "query": f"RENAME at {ts}",
+            "raw_args": arguments,
+            "binlog": {"MultipleTableInfos": infos},
+        }
         change = table_change(self.history.apply(Job.parse(json.dumps(job)), ts), catalog)
         if change is not None:
             await catalog.change(change)
@@ -78,7 +106,11 @@ def in_force(catalog, ts):
             {"shop.a": 2, "shop.b": 1, "shop.c": 3},
             {("shop.a", "shop.b"), ("shop.b", "shop.a")},
         ),
-        ([(1, "m", 1), (1, "n", 1)], {"shop.n": 1, "shop.b": 2, "shop.c": 3}, {("shop.a", "shop.n")}),
+        (
+            [(1, "m", 1), (1, "n", 1)],
+            {"shop.n": 1, "shop.b": 2, "shop.c": 3},
+            {("shop.a", "shop.n")},
+        ),
         (
             [(1, "tmp", 1), (3, "a", 1), (2, "c", 1), (1, "b", 1)],
             {"shop.a": 3, "shop.b": 1, "shop.c": 2},
@@ -88,7 +120,9 @@ def in_force(catalog, ts):
     ],
     ids=["swap", "chain", "cycle of three", "to another database"],
 )
-async def test_tables_renamed_in_one_statement_are_followed_and_a_restart_changes_nothing(meta, steps, after, renamed):
+async def test_tables_renamed_in_one_statement_are_followed_and_a_restart_changes_nothing(
+    meta, steps, after, renamed
+):
     cluster = Cluster(meta, "shop.*", "old.*")
     catalog = await cluster.catalog()
     change = await cluster.rename(catalog, 110, *steps)

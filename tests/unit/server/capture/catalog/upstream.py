@@ -1,4 +1,6 @@
-"""A database whose tables change by random DDLs, as a source reports them, and metadata whose writer may die."""
+"""A database whose tables change by random DDLs, as a source reports them,
+and metadata whose writer may die.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,14 +49,18 @@ class FakeSource:
         info = table.table_info
         if info.get("keyless"):
             raise TableIneligibleError(f"{table.name} has no key")
-        return SourceTable(table, Span(info["id"], b"%d" % info["id"], b""), Mounter(table.name, info["columns"]))
+        return SourceTable(
+            table, Span(info["id"], b"%d" % info["id"], b""), Mounter(table.name, info["columns"])
+        )
 
 
 @dataclass
 class Database:
     """`tables` by name; `changes` are those that a log of it tells."""
 
-    tables: dict[str, TableRecord] = field(default_factory=lambda: {"a": record("a", 1), "b": record("b", 2)})
+    tables: dict[str, TableRecord] = field(
+        default_factory=lambda: {"a": record("a", 1), "b": record("b", 2)}
+    )
     changes: list[TableChange] = field(default_factory=list)
     ts: int = START
     ids: int = 2
@@ -114,7 +120,11 @@ class Metadata:
         self.records = SchemaRecords(self, self.write)
 
     async def get_prefix(self, prefix):
-        return [KeyValue(key, self.pairs[key], 1, 1, 1) for key in sorted(self.pairs) if key.startswith(prefix)]
+        return [
+            KeyValue(key, self.pairs[key], 1, 1, 1)
+            for key in sorted(self.pairs)
+            if key.startswith(prefix)
+        ]
 
     async def write(self, ops):
         assert 0 < len(ops) <= 128
@@ -126,11 +136,15 @@ class Metadata:
                 self.pairs[op.key] = op.value
             elif isinstance(op, Delete):
                 end = op.range_end or op.key + b"\0"
-                self.pairs = {key: value for key, value in self.pairs.items() if not op.key <= key < end}
+                self.pairs = {
+                    key: value for key, value in self.pairs.items() if not op.key <= key < end
+                }
 
     async def begin(self, database: Database) -> None:
         """What the creation of a changefeed writes."""
-        taken = tuple(table for table in database.tables.values() if not table.table_name.startswith("tmp_"))
+        taken = tuple(
+            table for table in database.tables.values() if not table.table_name.startswith("tmp_")
+        )
         start = SchemaChange(START, tables=taken)
         await self.records.write_tables(FEED, start)
         await self.write([head_put(FEED, start)])
@@ -142,13 +156,18 @@ class Metadata:
         async def save(change: SchemaChange) -> None:
             await self.records.append(FEED, change)
 
-        return FeedCatalog(Terms(FEED, TableFilter(rules)), FakeSource(), history, checkpoint_ts, save)
+        return FeedCatalog(
+            Terms(FEED, TableFilter(rules)), FakeSource(), history, checkpoint_ts, save
+        )
 
 
 def seen(catalog: FeedCatalog, first_ts: int, last_ts: int) -> list[object]:
     """All that readers can learn of a catalog at and above `first_ts`."""
     by_ts = [
-        sorted((table.name, table.span.table_id, table.mounter.columns, version.from_ts) for table, version in pairs)
+        sorted(
+            (table.name, table.span.table_id, table.mounter.columns, version.from_ts)
+            for table, version in pairs
+        )
         for ts in range(first_ts, last_ts + 11, 10)
         for pairs in [[(catalog.of(version), version) for version in catalog.versions.at(ts)]]
     ]

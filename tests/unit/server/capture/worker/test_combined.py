@@ -74,7 +74,9 @@ class Side:
 
 def batch(commits: list[int], keys: list[bytes], values: list[bytes]) -> pa.RecordBatch:
     count = len(commits)
-    return raw_batch(commits, [ts - 1 for ts in commits], [INSERT] * count, keys, values, [None] * count)
+    return raw_batch(
+        commits, [ts - 1 for ts in commits], [INSERT] * count, keys, values, [None] * count
+    )
 
 
 def outcome(call):
@@ -88,7 +90,12 @@ TS = st.integers(0, HIGHEST)
 BOUND = st.none() | st.integers(0, 40)
 SPAN = st.none() | st.sampled_from(SPANS)
 OPERATIONS = st.lists(
-    st.tuples(st.just("feed"), st.sampled_from(SPANS), st.integers(0, 30), st.lists(st.integers(1, 12), max_size=20))
+    st.tuples(
+        st.just("feed"),
+        st.sampled_from(SPANS),
+        st.integers(0, 30),
+        st.lists(st.integers(1, 12), max_size=20),
+    )
     | st.tuples(st.just("cut"), TS, BOUND, st.none() | st.integers(0, 3000), SPAN)
     | st.tuples(st.just("plan"), TS, TS)
     | st.tuples(st.just("ack"), TS, SPAN),
@@ -102,16 +109,27 @@ def carry_out(sink, operation):
             limit = None if max_bytes is None else max_bytes + NEVER_A_SUM_BYTES
             return outcome(lambda: sink.cut(start_ts, max_rows, limit, span))
         case ("plan", start_ts, end_ts):
-            return outcome(lambda: sorted(sink.plan_tables(SPANS, start_ts, end_ts), key=lambda part: part.span))
+            return outcome(
+                lambda: sorted(
+                    sink.plan_tables(SPANS, start_ts, end_ts), key=lambda part: part.span
+                )
+            )
         case ("ack", ts, span):
             return outcome(lambda: sink.ack(ts, span))
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 2), min_size=len(SPANS), max_size=len(SPANS)), st.none() | TS, OPERATIONS)
+@given(
+    st.lists(st.integers(0, 2), min_size=len(SPANS), max_size=len(SPANS)),
+    st.none() | TS,
+    OPERATIONS,
+)
 def test_several_sinks_answer_as_one_with_all_tables(dealt, barrier_ts, operations):
     with tempfile.TemporaryDirectory() as directory:
-        one, several = Side(Path(directory, "one"), [0] * len(SPANS)), Side(Path(directory, "several"), dealt)
+        one, several = (
+            Side(Path(directory, "one"), [0] * len(SPANS)),
+            Side(Path(directory, "several"), dealt),
+        )
         [single], combined = one.sinks, CombinedSink(several.owners, Inline())
         if barrier_ts is not None:
             for sink in (single, *several.sinks):

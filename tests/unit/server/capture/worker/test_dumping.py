@@ -1,4 +1,6 @@
-"""A dump's rounds between a capture and its worker: what may be lost is known before anything counts."""
+"""A dump's rounds between a capture and its worker:
+what may be lost is known before anything counts.
+"""
 
 import asyncio
 from types import SimpleNamespace

@@ -40,7 +40,9 @@ def ready(workers):
 
 def test_each_next_worker_has_the_next_port_and_a_socket_of_its_own(tmp_path):
     with ready(launch(tmp_path).workers(3)) as workers:
-        assert [worker.location for worker in workers] == [f"grpc://capture:{port}" for port in (8310, 8311, 8312)]
+        assert [worker.location for worker in workers] == [
+            f"grpc://capture:{port}" for port in (8310, 8311, 8312)
+        ]
     assert len({worker.control for worker in workers}) == 3
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
     with ready(launch(tmp_path, flight_addr="127.0.0.1:0").workers(2)) as workers:
@@ -52,7 +54,9 @@ def test_with_tls_the_workers_have_the_captures_files(tmp_path):
     with ready(launch(tmp_path, security=security).workers(2)) as [first, _]:
         assert first.location.startswith("grpc+tls://")
         files = first.child._arguments
-        assert [files[files.index(flag) + 1] for flag in ("--ca-path", "--cert-path", "--key-path")] == [
+        assert [
+            files[files.index(flag) + 1] for flag in ("--ca-path", "--cert-path", "--key-path")
+        ] == [
             "ca",
             "cert",
             "key",
@@ -60,14 +64,18 @@ def test_with_tls_the_workers_have_the_captures_files(tmp_path):
 
 
 def test_the_workers_log_as_the_capture_does(tmp_path):
-    with ready(launch(tmp_path, log=LogConfig(log_level="debug", log_format="text")).workers(2)) as [first, _]:
+    with ready(
+        launch(tmp_path, log=LogConfig(log_level="debug", log_format="text")).workers(2)
+    ) as [first, _]:
         assert first.child._arguments[-4:] == ["--log-level", "debug", "--log-format", "text"]
 
 
 def test_the_workers_ask_readers_for_the_captures_token(tmp_path):
     with ready(launch(tmp_path, flight_token_file="tokens/readers").workers(2)) as workers:
         arguments = [worker.child._arguments for worker in workers]
-    assert all(each[each.index("--flight-token-file") + 1] == "tokens/readers" for each in arguments)
+    assert all(
+        each[each.index("--flight-token-file") + 1] == "tokens/readers" for each in arguments
+    )
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, WORKERS_MAX + 1])

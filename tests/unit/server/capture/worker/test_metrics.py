@@ -17,15 +17,29 @@ def shown(registry, name):
 def test_workers_samples_stand_in_the_captures_families_and_a_silent_worker_is_down():
     remote = CollectorRegistry()
     Counter("tidemark_sorter_rows_in_total", "as the sorter's", registry=remote).inc(7)
-    Counter("tidemark_only_there_total", "of workers only", ["by"], registry=remote).labels("x").inc()
+    Counter("tidemark_only_there_total", "of workers only", ["by"], registry=remote).labels(
+        "x"
+    ).inc()
     registry = WorkersRegistry()
     with socket.create_server(("127.0.0.1", 0)) as unused:
         nobody = f"127.0.0.1:{unused.getsockname()[1]}"
     with http.listen("127.0.0.1:0", ready=lambda: True, registry=remote) as address:
-        registry.workers = [SimpleNamespace(number=0, http=address), SimpleNamespace(number=1, http=nobody)]
-        assert 'tidemark_sorter_rows_in_total{worker="0"} 7.0' in shown(registry, "tidemark_sorter_rows_in_total")
+        registry.workers = [
+            SimpleNamespace(number=0, http=address),
+            SimpleNamespace(number=1, http=nobody),
+        ]
+        assert 'tidemark_sorter_rows_in_total{worker="0"} 7.0' in shown(
+            registry, "tidemark_sorter_rows_in_total"
+        )
         assert (
-            len([line for line in shown(registry, "tidemark_sorter_rows_in_total") if line.startswith("# TYPE")]) == 1
+            len(
+                [
+                    line
+                    for line in shown(registry, "tidemark_sorter_rows_in_total")
+                    if line.startswith("# TYPE")
+                ]
+            )
+            == 1
         )
         assert shown(registry, "tidemark_only_there_total") == [
             "# TYPE tidemark_only_there_total counter",

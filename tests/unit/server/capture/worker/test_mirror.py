@@ -15,9 +15,12 @@ TABLE, MOVED = Span(7, b"a", b"b"), Span(7, b"a", b"c")
 
 def progress(resolved_ts, checkpoint_ts, *tables):
     spans = [
-        worker_pb2.SpanProgress(span=span_message(span), resolved_ts=to, checkpoint_ts=at) for span, to, at in tables
+        worker_pb2.SpanProgress(span=span_message(span), resolved_ts=to, checkpoint_ts=at)
+        for span, to, at in tables
     ]
-    return worker_pb2.ShareProgress(resolved_ts=resolved_ts, checkpoint_ts=checkpoint_ts, spans=spans, regions=2)
+    return worker_pb2.ShareProgress(
+        resolved_ts=resolved_ts, checkpoint_ts=checkpoint_ts, spans=spans, regions=2
+    )
 
 
 def test_before_the_worker_speaks_all_stands_at_the_start():

@@ -1,4 +1,6 @@
-"""A worker's share, over real sockets: the capture's end and the worker's end in one process, an upstream in memory."""
+"""A worker's share, over real sockets: the capture's end and the worker's end in one process,
+an upstream in memory.
+"""
 
 import asyncio
 import json
@@ -69,7 +71,10 @@ async def worker(upstream, tmp_path):
     resources = Resources(context, tmp_path / "sorter", 64 << 20)
     async with asyncio.TaskGroup() as tasks:
         host = Host(tasks, partial(LocalProcessor, resources))
-        async with serving(WorkerService(host, sources(context)), seen), serving_flight(Rows(host), seen.rows):
+        async with (
+            serving(WorkerService(host, sources(context)), seen),
+            serving_flight(Rows(host), seen.rows),
+        ):
             yield seen
             seen.close()
         host.close()
@@ -115,10 +120,15 @@ async def test_a_share_tells_its_progress_and_answers_for_its_tables(worker, ups
         assert share.mirror.stats.pulled_ts == 1040
         assert await asyncio.to_thread(share.cut, 1000, 2, None, span) == 1029
         part = await asyncio.to_thread(share.cut_part, 1000, 1040, Bounds(max_rows=2))
-        assert (part.end_ts, [extent.commit_ts.tolist() for extent in part.extents]) == (1029, [[1010, 1020]])
+        assert (part.end_ts, [extent.commit_ts.tolist() for extent in part.extents]) == (
+            1029,
+            [[1010, 1020]],
+        )
         [plan] = await asyncio.to_thread(share.plan_tables, [span], 1000, 1040)
         assert (plan.span, plan.rows) == (span, 3)
-        rows = await asyncio.to_thread(lambda: [row for batch in share.read(span, 1010, 1040) for row in batch["id"]])
+        rows = await asyncio.to_thread(
+            lambda: [row for batch in share.read(span, 1010, 1040) for row in batch["id"]]
+        )
         assert [row.as_py() for row in rows] == [1020, 1030]
         assert await asyncio.to_thread(share.ack, 1020, span) == 1020
         assert share.checkpoint_ts() == 1020
@@ -134,7 +144,11 @@ async def test_an_error_of_the_share_arrives_with_its_name_and_kind(worker, upst
             await until(lambda: upstream.subscriptions, outcome)
             upstream.fail(sent)
             await until(lambda: outcome.error, outcome)
-        assert (outcome.error.code, outcome.error.kind, outcome.error.message) == (sent.code, sent.kind, sent.message)
+        assert (outcome.error.code, outcome.error.kind, outcome.error.message) == (
+            sent.code,
+            sent.kind,
+            sent.message,
+        )
         share.running.clear()
 
 

@@ -1,4 +1,6 @@
-"""Schema changes dealt to workers: together they have the tables of the whole at each ts, and each only its own."""
+"""Schema changes dealt to workers: together they have the tables of the whole at each ts,
+and each only its own.
+"""
 
 import asyncio
 import json
@@ -10,14 +12,25 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
 from server.capture.worker.schema_changes import changes_by_worker
-from tests.unit.server.capture.catalog.upstream import START, STATEMENTS, Database, FakeSource, Metadata, evolved
+from tests.unit.server.capture.catalog.upstream import (
+    START,
+    STATEMENTS,
+    Database,
+    FakeSource,
+    Metadata,
+    evolved,
+)
 
 
 def run_request(catalog, tables, changes):
-    request = pb.RunRequest(changefeed="feed", checkpoint_ts=START, changes=map(wire.change_message, changes))
+    request = pb.RunRequest(
+        changefeed="feed", checkpoint_ts=START, changes=map(wire.change_message, changes)
+    )
     for table in tables:
         text = json.dumps(table.record.table_info)
-        request.tables.append(changefeed_pb2.Table(schema_name=table.record.schema_name, table_info_json=text))
+        request.tables.append(
+            changefeed_pb2.Table(schema_name=table.record.schema_name, table_info_json=text)
+        )
     return pb.RunRequest.FromString(request.SerializeToString())
 
 
@@ -59,6 +72,10 @@ def test_the_shares_together_have_the_tables_of_the_whole(statements, owners, kn
             parts = [shown(share, ts) for share in shares.values()]
             assert set().union(*parts) == shown(whole, ts)
             assert sum(map(len, parts)) == len(shown(whole, ts))
-            assert all(owner(table.span) == worker for worker, share in shares.items() for table in share.at(ts))
+            assert all(
+                owner(table.span) == worker
+                for worker, share in shares.items()
+                for table in share.at(ts)
+            )
 
     asyncio.run(run())

@@ -27,7 +27,9 @@ def holds(known: metapb_pb2.Region, key: bytes) -> bool:
 
 
 def overlap(one: metapb_pb2.Region, two: metapb_pb2.Region) -> bool:
-    return (not two.end_key or one.start_key < two.end_key) and (not one.end_key or two.start_key < one.end_key)
+    return (not two.end_key or one.start_key < two.end_key) and (
+        not one.end_key or two.start_key < one.end_key
+    )
 
 
 REPORTS = st.lists(
@@ -39,7 +41,9 @@ REPORTS = st.lists(
 
 
 @given(REPORTS)
-def test_reports_leave_what_the_naive_map_leaves(reports: list[tuple[int, bytes, bytes, int, int]]) -> None:
+def test_reports_leave_what_the_naive_map_leaves(
+    reports: list[tuple[int, bytes, bytes, int, int]],
+) -> None:
     regions, naive = Regions(), dict[int, metapb_pb2.Region]()
     for report in reports:
         new = region(*report)
@@ -47,12 +51,16 @@ def test_reports_leave_what_the_naive_map_leaves(reports: list[tuple[int, bytes,
         old = naive.get(new.id)
         epochs = (old.region_epoch.version, old.region_epoch.conf_ver) if old else (0, 0)
         stale = new.region_epoch.version < epochs[0] or new.region_epoch.conf_ver < epochs[1]
-        stale = stale or any(new.region_epoch.version < other.region_epoch.version for other in others)
+        stale = stale or any(
+            new.region_epoch.version < other.region_epoch.version for other in others
+        )
         reported = regions.report(new, NOBODY)
         assert reported.stale == stale
         if not stale:
             assert sorted(reported.removed) == sorted(other.id for other in others)
-            naive = {known: kept for known, kept in naive.items() if kept not in others} | {new.id: new}
+            naive = {known: kept for known, kept in naive.items() if kept not in others} | {
+                new.id: new
+            }
         for key in (b"", b"a", b"aa", b"b", b"cc", b"e", b"z"):
             found = regions.find(key)
             wanted = [known for known in naive.values() if holds(known, key)]

@@ -39,7 +39,12 @@ def test_addresses_stay_unique_and_removals_final(wanted: list[metapb_pb2.Store]
 
 @pytest.mark.parametrize(
     ("text", "version"),
-    [("8.5.0", (8, 5, 0)), ("v7.5.0-alpha", (7, 5, 0)), ("6.0.0+build", (6, 0, 0)), ("", (1, 0, 0))],
+    [
+        ("8.5.0", (8, 5, 0)),
+        ("v7.5.0-alpha", (7, 5, 0)),
+        ("6.0.0+build", (6, 0, 0)),
+        ("", (1, 0, 0)),
+    ],
 )
 def test_versions_are_compared_as_numbers(text: str, version: tuple[int, int, int]) -> None:
     assert version_of(metapb_pb2.Store(version=text)) == version

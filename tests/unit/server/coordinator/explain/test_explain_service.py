@@ -14,13 +14,17 @@ from tests.unit.gcsafepoint.explain.situations import view
 
 
 def explainer(meta, leadership=None, after=lambda: None):
-    """Of a coordinator that leads while `leadership` is held; `after` happens when the safe points are read."""
+    """Of a coordinator that leads while `leadership` is held;
+    `after` happens when the safe points are read.
+    """
 
     async def read():
         after()
         return view()
 
-    term = leadership and SimpleNamespace(leadership=leadership, safe_points=SimpleNamespace(view=read))
+    term = leadership and SimpleNamespace(
+        leadership=leadership, safe_points=SimpleNamespace(view=read)
+    )
     members = Members(pdpb.Member(member_id=1))
     return Explainer(meta, SimpleNamespace(term=term), members, SecurityConfig())
 

@@ -1,4 +1,6 @@
-"""What is gathered when captures are silent, records are broken, or nothing is there; the metadata is the real one."""
+"""What is gathered when captures are silent, records are broken, or nothing is there;
+the metadata is the real one.
+"""
 
 import asyncio
 import json
@@ -7,7 +9,10 @@ from types import SimpleNamespace
 import grpc.aio
 import pytest
 from tidemarkpb.v1 import capture_pb2 as pb
-from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceServicer, add_CaptureServiceServicer_to_server
+from tidemarkpb.v1.capture_pb2_grpc import (
+    CaptureServiceServicer,
+    add_CaptureServiceServicer_to_server,
+)
 
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC
 from server.changefeed import keys
@@ -26,8 +31,12 @@ class Capture(CaptureServiceServicer):
         await self._answers.wait()
         region = pb.RegionBlockers(region_id=7, resolved_ts=9, store="s:1")
         region.locks.add(start_ts=10, primary=b"p", key=b"k", ttl_ms=3000, kind="put")
-        table = pb.TableBlockers(name="bank.t", table_id=1, checkpoint_ts=5, resolved_ts=9, regions=[region])
-        return pb.GetBlockersResponse(changefeeds=[pb.ChangefeedBlockers(changefeed="bank", tables=[table])])
+        table = pb.TableBlockers(
+            name="bank.t", table_id=1, checkpoint_ts=5, resolved_ts=9, regions=[region]
+        )
+        return pb.GetBlockersResponse(
+            changefeeds=[pb.ChangefeedBlockers(changefeed="bank", tables=[table])]
+        )
 
 
 @pytest.fixture
@@ -46,7 +55,9 @@ async def capture(meta):
 
 
 async def a_feed(meta, name="bank"):
-    info = ChangefeedInfo(id=name, sink_uri="delta:///x", start_ts=3, target_ts=0, create_time="", tables=())
+    info = ChangefeedInfo(
+        id=name, sink_uri="delta:///x", start_ts=3, target_ts=0, create_time="", tables=()
+    )
     await meta.put(keys.info(name), info.to_json())
     await meta.put(keys.status(name), status_json(5))
 

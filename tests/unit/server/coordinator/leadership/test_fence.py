@@ -48,7 +48,9 @@ WRITES: dict[str, Callable[[LeaderTerm], Awaitable[Any]]] = {
     "ids": lambda term: term.cluster.alloc_id(5000),
     "a store": lambda term: term.cluster.put_store(STORE),
     "regions": report_and_flush,
-    "a service safe point": lambda term: term.safe_points.update_services([ServiceUpdate("ticdc-a", 3600, 60)]),
+    "a service safe point": lambda term: term.safe_points.update_services(
+        [ServiceUpdate("ticdc-a", 3600, 60)]
+    ),
     "a gc safe point": lambda term: term.safe_points.update_gc_safe_point(40),
     "a txn safe point": lambda term: term.safe_points.advance_txn_safe_point(NULL_KEYSPACE, 60),
     "a barrier": lambda term: term.safe_points.set_barrier(NULL_KEYSPACE, "br", 60, 3600),

@@ -59,7 +59,10 @@ async def test_what_runs_throughout_is_interrupted_by_its_end_with_the_leaders_a
         waiting = tasks.create_task(_refused(waits()))
         await entered.wait()
         leadership.end()
-    assert waiting.result() == (grpc.StatusCode.UNAVAILABLE, "not leader; the leader is http://other:2379")
+    assert waiting.result() == (
+        grpc.StatusCode.UNAVAILABLE,
+        "not leader; the leader is http://other:2379",
+    )
 
 
 async def test_a_timeout_of_its_own_inside_is_not_taken_for_the_end() -> None:

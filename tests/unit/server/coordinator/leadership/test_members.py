@@ -43,7 +43,9 @@ def test_we_lead_by_our_own_leadership_only() -> None:
 
 
 @pytest.mark.parametrize("leader", [None, OTHER])
-def test_a_leader_whose_key_is_not_there_any_more_leads_no_longer(leader: pdpb_pb2.Member | None) -> None:
+def test_a_leader_whose_key_is_not_there_any_more_leads_no_longer(
+    leader: pdpb_pb2.Member | None,
+) -> None:
     members = Members(ME, clock=lambda: 5.0)
     members.leadership = Leadership(clock=lambda: 5.0)
     members.update(ME, [ME], read_at=5.1)

@@ -53,7 +53,9 @@ class Store:
         self.ts += 10
         return self.ts
 
-    async def page(self, begin: bytes, end: bytes, ts: int, limit: int) -> tuple[pa.Array, pa.Array]:
+    async def page(
+        self, begin: bytes, end: bytes, ts: int, limit: int
+    ) -> tuple[pa.Array, pa.Array]:
         assert ts == self.ts
         if self.failure is not None:
             raise self.failure
@@ -142,7 +144,9 @@ async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
                 dumping.cancel()
 
 
-async def test_what_the_checkpoint_has_not_reached_is_read_again_when_a_table_is_pulled_anew(house: House) -> None:
+async def test_what_the_checkpoint_has_not_reached_is_read_again_when_a_table_is_pulled_anew(
+    house: House,
+) -> None:
     lost, rows = house.sorter()
     with house.tables.pulled(TABLE, rows):
         await house.until(lambda table: table.rows_read == len(ROWS))
@@ -160,7 +164,9 @@ async def test_what_the_checkpoint_has_not_reached_is_read_again_when_a_table_is
 
 
 @pytest.mark.parametrize("store_fails", [True, False])
-async def test_what_stopped_a_chunk_is_told_and_it_is_read_again(house: House, *, store_fails: bool) -> None:
+async def test_what_stopped_a_chunk_is_told_and_it_is_read_again(
+    house: House, *, store_fails: bool
+) -> None:
     house.store.failure = UnavailableError("locked") if store_fails else None
     house.store.is_lost = not store_fails
     said = "locked" if store_fails else "ErrDumpSnapshotLost"
@@ -173,7 +179,9 @@ async def test_what_stopped_a_chunk_is_told_and_it_is_read_again(house: House, *
     assert rows.resolved_ts == 1, "the hold is over, and nothing was promised"
 
 
-async def test_a_table_that_was_chosen_by_its_name_is_dumped_under_another_one_as_well(house: House) -> None:
+async def test_a_table_that_was_chosen_by_its_name_is_dumped_under_another_one_as_well(
+    house: House,
+) -> None:
     house.store.rows, house.store.spans = MANY, (SPAN,)
     chosen = replace(house.job, tables=(TABLE.name,), rows_per_s=400)
     await house.records.put_job(house.job, chosen)
@@ -184,7 +192,9 @@ async def test_a_table_that_was_chosen_by_its_name_is_dumped_under_another_one_a
     after, rows = house.sorter()
     with house.tables.pulled(SimpleNamespace(span=SPAN, name="shop.renamed"), rows):  # type: ignore[arg-type]
         await house.until(lambda table: table.rows_read == len(MANY))
-    assert before.keys.keys() < MANY.keys() == after.keys.keys(), "nothing of it had reached the checkpoint"
+    assert before.keys.keys() < MANY.keys() == after.keys.keys(), (
+        "nothing of it had reached the checkpoint"
+    )
 
 
 async def test_a_table_with_other_partitions_is_read_anew(house: House) -> None:
@@ -208,7 +218,9 @@ async def test_a_table_that_ended_after_its_last_chunk_does_not_count_it(house: 
     assert sorter.keys.keys() == ROWS.keys()
 
 
-async def test_a_large_table_has_several_readers_and_a_share_that_never_goes_back(house: House) -> None:
+async def test_a_large_table_has_several_readers_and_a_share_that_never_goes_back(
+    house: House,
+) -> None:
     house.store.rows, house.store.spans = MANY, (SPAN,)
     sorter, rows = house.sorter()
     shares: list[float] = []
@@ -283,11 +295,17 @@ async def test_a_table_that_lags_is_not_read_from(house: House) -> None:
 
 
 async def test_what_an_older_version_said_of_all_tables_is_taken_back(house: House) -> None:
-    await house.records.put_tables([TableProgress("*", EVERY_TABLE, "j", TableState.FAILED, "workers")])
+    await house.records.put_tables(
+        [TableProgress("*", EVERY_TABLE, "j", TableState.FAILED, "workers")]
+    )
     _, rows = house.sorter()
     await house.records.put_job(house.job, job := replace(house.job, id="k"))
-    await house.records.put_tables([TableProgress("*", EVERY_TABLE, "k", TableState.FAILED, "workers")])
+    await house.records.put_tables(
+        [TableProgress("*", EVERY_TABLE, "k", TableState.FAILED, "workers")]
+    )
     house.job = job
     with house.tables.pulled(TABLE, rows):
-        await house.until(lambda table: table.table_id != EVERY_TABLE and table.rows_read == len(ROWS))
+        await house.until(
+            lambda table: table.table_id != EVERY_TABLE and table.rows_read == len(ROWS)
+        )
     assert EVERY_TABLE not in {each.table_id for each in await house.records.tables(job)}

@@ -1,4 +1,6 @@
-"""A hold against an oracle: the table is never resolved beyond it, never back, and nothing promised is lost."""
+"""A hold against an oracle: the table is never resolved beyond it, never back,
+and nothing promised is lost.
+"""
 
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -44,11 +46,15 @@ def chunk(ts: int) -> pa.RecordBatch:
     return snapshot_rows(pa.array([b"k"], pa.binary()), pa.array([b"v"], pa.binary()), ts)
 
 
-STEPS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["chunk", "give up", "refused"])), max_size=40)
+STEPS = st.lists(
+    st.one_of(st.integers(1, 9), st.sampled_from(["chunk", "give up", "refused"])), max_size=40
+)
 
 
 @given(STEPS)
-def test_a_chunk_always_comes_before_its_table_is_resolved_and_promises_are_kept(steps: list[int | str]) -> None:
+def test_a_chunk_always_comes_before_its_table_is_resolved_and_promises_are_kept(
+    steps: list[int | str],
+) -> None:
     sorter = Sorter()
     rows = HoldableRows(SPAN, 1, sorter)
     clock = promised = 1

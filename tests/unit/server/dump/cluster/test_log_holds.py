@@ -1,4 +1,6 @@
-"""Tables of a log under holds: one is held, the others go on; a schema change and a round never meet."""
+"""Tables of a log under holds: one is held, the others go on;
+a schema change and a round never meet.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -43,7 +45,9 @@ class Catalog:
         self.changes.append(change)
 
 
-ONE, OTHER, NEW = (Table(name, Span(number, b"%d" % number, b"%dz" % number)) for number, name in enumerate("abc"))
+ONE, OTHER, NEW = (
+    Table(name, Span(number, b"%d" % number, b"%dz" % number)) for number, name in enumerate("abc")
+)
 
 
 def log_of(*tables: Table) -> tuple[HoldableLogRows, HoldableLogCatalog, Rows, Catalog]:
@@ -73,7 +77,9 @@ def test_only_the_held_table_waits() -> None:
     assert rows.resolved[ONE.span] == 20
 
 
-async def test_a_schema_change_waits_for_the_round_under_way_and_the_next_finds_the_tables_after_it() -> None:
+async def test_a_schema_change_waits_for_the_round_under_way_and_the_next_finds_the_tables_after_it() -> (
+    None
+):
     held, catalog, _, changed = log_of(ONE, OTHER)
     generations = {table_id: each.generation for table_id, each in held.held.all().items()}
     async with asyncio.TaskGroup() as tasks:

@@ -1,4 +1,6 @@
-"""Ranges of a table of the cluster: they cover each part exactly, whatever its keys are; estimates are near."""
+"""Ranges of a table of the cluster: they cover each part exactly, whatever its keys are;
+estimates are near.
+"""
 
 import bisect
 import itertools
@@ -26,7 +28,9 @@ from storage.tidb.key import record_key, record_prefix, table_span
 KEYS = st.binary(min_size=1, max_size=24)
 
 
-def extent(first: bytes, last: bytes, bounds: list[bytes], *, is_small: bool, number: int) -> Extent:
+def extent(
+    first: bytes, last: bytes, bounds: list[bytes], *, is_small: bool, number: int
+) -> Extent:
     span = Span(number, b"%03d" % number, b"%03d" % (number + 1))
     prefix = span.start_key
     inner = tuple(sorted({prefix + key for key in bounds if first < key < last}))
@@ -44,7 +48,9 @@ def extents(draw: st.DrawFn) -> list[Extent]:
 
 
 @given(extents())
-def test_planned_ranges_cover_each_part_without_hole_or_overlap(given_extents: list[Extent]) -> None:
+def test_planned_ranges_cover_each_part_without_hole_or_overlap(
+    given_extents: list[Extent],
+) -> None:
     parts = [each.part for each in given_extents]
     planned = planned_ranges(given_extents)
     ranges = key_ranges(planned, parts)
@@ -58,7 +64,9 @@ def test_planned_ranges_cover_each_part_without_hole_or_overlap(given_extents: l
 
 
 @given(extents(), st.data())
-def test_ranges_of_other_parts_are_told_apart(given_extents: list[Extent], data: st.DataObject) -> None:
+def test_ranges_of_other_parts_are_told_apart(
+    given_extents: list[Extent], data: st.DataObject
+) -> None:
     planned = planned_ranges(given_extents)
     gone = data.draw(st.integers(0, len(given_extents) - 1))
     parts = [each.part for place, each in enumerate(given_extents) if place != gone]
@@ -72,7 +80,9 @@ def test_progress_of_a_version_that_had_one_range_for_each_part_goes_on() -> Non
 
 
 @given(KEYS, KEYS, st.lists(KEYS, max_size=80), st.integers(1, 40))
-def test_cuts_ascend_strictly_inside(left: bytes, right: bytes, bounds: list[bytes], pieces: int) -> None:
+def test_cuts_ascend_strictly_inside(
+    left: bytes, right: bytes, bounds: list[bytes], pieces: int
+) -> None:
     first, last = sorted((left, right))
     found = cuts(KeyScale([first, last]), sorted(set(bounds)), pieces)
     assert len(found) < pieces
@@ -120,7 +130,9 @@ def hexadecimal(number: int) -> bytes:
 
 @pytest.mark.parametrize("key_of", [numbered, lettered, hexadecimal])
 @pytest.mark.parametrize("step", [1, 7])
-def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(key_of: Callable[[int], bytes], step: int) -> None:
+def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(
+    key_of: Callable[[int], bytes], step: int
+) -> None:
     keys = sorted(key_of(number) for number in range(1, 40_000 * step, step))
     span = table_span(5)
     plan = Extent(span, KeyScale([*keys[:4096], keys[-1]]))
@@ -135,7 +147,12 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(key_of: Call
     left = outlook.left([(place, each.start_key) for place, each in enumerate(ranges)])
     assert 0.5 * len(keys) < left < 2 * len(keys)
     assert outlook.left([(len(ranges) - 1, keys[-1])]) == 0
-    small = Outlook([KeyRange(span.start_key, span.end_key)], [Extent(span, KeyScale(keys), rows=len(keys))])
+    small = Outlook(
+        [KeyRange(span.start_key, span.end_key)], [Extent(span, KeyScale(keys), rows=len(keys))]
+    )
     assert small.left([(0, span.start_key)]) == len(keys)
-    held = [bisect.bisect_left(keys, each.end_key) - bisect.bisect_left(keys, each.start_key) for each in ranges]
+    held = [
+        bisect.bisect_left(keys, each.end_key) - bisect.bisect_left(keys, each.start_key)
+        for each in ranges
+    ]
     assert max(held) < 6 * len(keys) / len(ranges), "ranges are of about the same size"

@@ -1,4 +1,6 @@
-"""Checks of chunks against a model: what the log explains is no fault, what it does not is always found."""
+"""Checks of chunks against a model: what the log explains is no fault,
+what it does not is always found.
+"""
 
 import random
 import zlib
@@ -10,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.mysql.check import FACTOR, Digests, Doubt, DumpChunkDiffersError, Repairs, unexplained
+from server.dump.mysql.check import (
+    FACTOR,
+    Digests,
+    Doubt,
+    DumpChunkDiffersError,
+    Repairs,
+    unexplained,
+)
 from server.dump.mysql.check_value import canonical, crc32s
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
 from server.dump.progress import Cell, Range
@@ -31,7 +40,9 @@ def digests(rows: Rows) -> Digests:
 @given(ROWS, ROWS)
 def test_the_keys_that_differ_are_those_of_an_oracle(one: Rows, other: Rows) -> None:
     found = digests(one).differing(digests(other)).to_pylist()
-    assert sorted(found) == sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+    assert sorted(found) == sorted(
+        key for key in one.keys() | other.keys() if one.get(key) != other.get(key)
+    )
 
 
 @given(st.lists(st.binary(max_size=300) | st.none()))
@@ -41,7 +52,9 @@ def test_checksums_of_many_texts_are_zlibs(texts: list[bytes | None]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_two_rows_that_swap_a_value_change_the_total_and_not_that_of_plain_checksums(seed: int) -> None:
+def test_two_rows_that_swap_a_value_change_the_total_and_not_that_of_plain_checksums(
+    seed: int,
+) -> None:
     """CRC-32 is linear: for texts of equal length its exclusive-or is that of the texts."""
     chance = random.Random(seed)
     rows = [[b"%07d" % chance.randrange(10**7) for _ in range(4)] for _ in range(50)]
@@ -49,16 +62,23 @@ def test_two_rows_that_swap_a_value_change_the_total_and_not_that_of_plain_check
     swapped[3][2], swapped[4][2] = rows[4][2], rows[3][2]
     sums = [[zlib.crc32(b",".join(row)) for row in each] for each in (rows, swapped)]
     assert reduce(int.__xor__, sums[0]) == reduce(int.__xor__, sums[1])
-    totals = [Digests(pa.array(range(50)), np.array(each, np.uint64) * np.uint64(FACTOR)).total for each in sums]
+    totals = [
+        Digests(pa.array(range(50)), np.array(each, np.uint64) * np.uint64(FACTOR)).total
+        for each in sums
+    ]
     assert totals[0] != totals[1]
 
 
 class Window:
-    """A table between two watermarks: written, read as a chunk (wrongly, of some keys), summed, asked row by row."""
+    """A table between two watermarks: written, read as a chunk (wrongly, of some keys),
+    summed, asked row by row.
+    """
 
     def __init__(self, chance: random.Random, wrong: set[bytes]) -> None:
         self.chance = chance
-        self.rows: Rows = {b"%d" % key: chance.randrange(1 << 62) for key in range(12) if chance.random() < 0.7}
+        self.rows: Rows = {
+            b"%d" % key: chance.randrange(1 << 62) for key in range(12) if chance.random() < 0.7
+        }
         self.changed: list[bytes] = []
         self.wrong = wrong
         self.windows = Windows()
@@ -82,10 +102,16 @@ class Window:
         total = digests(self.rows).total
         self.write()
         differing = ours.differing(digests(self.rows))
-        doubt = Doubt(Range(), differing, ours.total, total) if total != ours.total and len(differing) else None
+        doubt = (
+            Doubt(Range(), differing, ours.total, total)
+            if total != ours.total and len(differing)
+            else None
+        )
         self.write()
         read = Read(0, 0, None, True, len(ours.keys), 0, True)
-        chunk = Chunk(TABLE, 0, read, ours.keys, pa.array([b""] * len(ours.keys), pa.binary()), doubt)
+        chunk = Chunk(
+            TABLE, 0, read, ours.keys, pa.array([b""] * len(ours.keys), pa.binary()), doubt
+        )
         self.windows.watermark("low", LOW, 1)
         self.windows.fill("high", [chunk])
         if self.changed:
@@ -118,7 +144,14 @@ def test_the_error_names_the_table_the_range_and_both_sums() -> None:
     keys = unexplained(doubt, [pa.array([b"z"])])
     assert keys is not None
     text = str(DumpChunkDiffersError.of("shop.t", doubt, keys))
-    for part_of_it in ("ErrDumpChunkDiffers", "shop.t", "(5, x'0178', ]", str(doubt.ours), str(doubt.theirs), "6b"):
+    for part_of_it in (
+        "ErrDumpChunkDiffers",
+        "shop.t",
+        "(5, x'0178', ]",
+        str(doubt.ours),
+        str(doubt.theirs),
+        "6b",
+    ):
         assert part_of_it in text, text
 
 

@@ -38,7 +38,9 @@ def table(name: str, table_id: int) -> SourceTable:
 
 
 def progress(name: str, table_id: int, state: TableState) -> TableProgress:
-    return TableProgress(f"s.{name}", table_id, "j", state, ranges=HALF, rows=5, rows_read=5, chunks=1)
+    return TableProgress(
+        f"s.{name}", table_id, "j", state, ranges=HALF, rows=5, rows_read=5, chunks=1
+    )
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ async def records(tmp_path: Path) -> AsyncIterator[DumpRecords]:
 
 
 def dumping(records: DumpRecords, *tables: TableProgress) -> DumpCopying:
-    listener = DumpListener("shop", [table(name, table_id) for name, table_id in (("a", 1), ("b", 2), ("new", 3))])
+    listener = DumpListener(
+        "shop", [table(name, table_id) for name, table_id in (("a", 1), ("b", 2), ("new", 3))]
+    )
     listener.take_up({each.table_id: TableDump(each) for each in tables})
     keeper = ProgressKeeper("shop", records, listener)
     keeper.begin({each.table_id: each for each in tables})
@@ -56,18 +60,26 @@ def dumping(records: DumpRecords, *tables: TableProgress) -> DumpCopying:
 
 
 @pytest.mark.parametrize("state", [TableState.WAITING, TableState.DUMPING, TableState.FAILED])
-async def test_a_table_that_is_not_done_begins_anew_durably(records: DumpRecords, state: TableState) -> None:
+async def test_a_table_that_is_not_done_begins_anew_durably(
+    records: DumpRecords, state: TableState
+) -> None:
     tables = [progress("a", 1, state), progress("b", 2, TableState.DONE)]
     await records.put_tables(tables)
     copying = dumping(records, *tables)
     copying.taken_up(JOB)
     assert await copying.copies_anew(["s.a"])
     found = {each.name: each for each in await records.tables(JOB)}
-    assert (found["s.a"].state, found["s.a"].ranges, found["s.a"].rows) == (TableState.WAITING, (Range(),), 0)
+    assert (found["s.a"].state, found["s.a"].ranges, found["s.a"].rows) == (
+        TableState.WAITING,
+        (Range(),),
+        0,
+    )
     assert found["s.b"] == tables[1]
 
 
-async def test_nothing_changes_if_one_of_the_tables_is_done_or_not_asked_for(records: DumpRecords) -> None:
+async def test_nothing_changes_if_one_of_the_tables_is_done_or_not_asked_for(
+    records: DumpRecords,
+) -> None:
     tables = [progress("a", 1, TableState.DUMPING), progress("b", 2, TableState.DONE)]
     await records.put_tables(tables)
     copying = dumping(records, *tables)
@@ -81,7 +93,9 @@ async def test_nothing_changes_if_one_of_the_tables_is_done_or_not_asked_for(rec
     assert not await copying.copies_anew(["s.new"])
 
 
-async def test_new_tables_are_copied_if_the_job_takes_them_and_the_answer_waits_for_it(records: DumpRecords) -> None:
+async def test_new_tables_are_copied_if_the_job_takes_them_and_the_answer_waits_for_it(
+    records: DumpRecords,
+) -> None:
     copying = dumping(records)
     async with asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(copying.copies(["s.x", "s.y"]))
@@ -108,7 +122,9 @@ def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
 def again(ts: int, *ids: int) -> Again:
     names = {1: "s.a", 2: "s.b"}
     tables = {each: names[each] for each in ids}
-    return Again(ts, tables, dict.fromkeys(tables.values(), "MODIFY v INT NOT NULL: NULL becomes a value"))
+    return Again(
+        ts, tables, dict.fromkeys(tables.values(), "MODIFY v INT NOT NULL: NULL becomes a value")
+    )
 
 
 class Life:
@@ -144,14 +160,18 @@ class Life:
             self.listener.watermark(values, commit_ts)
 
 
-async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(records: DumpRecords) -> None:
+async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(
+    records: DumpRecords,
+) -> None:
     life = Life(records, progress("a", 1, TableState.DONE), progress("b", 2, TableState.DONE))
     assert await life.copying.reads_again(again(50, 1, 2))
     job = await records.job()
     assert job is not None
     assert (dict(job.since_ts), set(job.reasons)) == ({"s.a": 50, "s.b": 50}, {"s.a", "s.b"})
     assert (life.holds.open_since, life.holds.bound(60), life.listener.again) == (50, 50, {1, 2})
-    assert {each.state for each in await records.tables(Job("j"))} == {TableState.WAITING}, "durable, too"
+    assert {each.state for each in await records.tables(Job("j"))} == {TableState.WAITING}, (
+        "durable, too"
+    )
     life.read(1, 70)
     assert life.holds.bound(80) == 50
     life.read(2, 80)
@@ -159,13 +179,17 @@ async def test_cuts_wait_from_before_the_answer_until_all_tables_are_complete(re
     assert life.listener.again == frozenset()
 
 
-async def test_a_ddl_of_the_table_begins_it_anew_and_its_end_lets_the_others_go(records: DumpRecords) -> None:
+async def test_a_ddl_of_the_table_begins_it_anew_and_its_end_lets_the_others_go(
+    records: DumpRecords,
+) -> None:
     life = Life(records, progress("a", 1, TableState.DONE), progress("b", 2, TableState.DONE))
     await life.copying.reads_again(again(50, 1, 2))
     life.read(1, 70)
     life.listener.changed_schema(TableChange(75, "RENAME", (table("c", 1),)))
     life.read(2, 80)
-    assert life.holds.open_since == 50, "the chunks of `a` were of another name, perhaps of other columns"
+    assert life.holds.open_since == 50, (
+        "the chunks of `a` were of another name, perhaps of other columns"
+    )
     assert life.holds.waiting[1][0] == 75
     life.listener.changed_schema(TableChange(85, "DROP", dropped=("s.c",)))
     assert (life.holds.open_since, life.holds.bound(84), life.holds.bound(85)) == (0, 50, MAX_TS)
@@ -176,7 +200,9 @@ async def test_a_ddl_of_the_table_begins_it_anew_and_its_end_lets_the_others_go(
 async def test_whatever_was_durable_when_a_capture_died_the_next_one_reads_again(
     records: DumpRecords, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """The job, then the progress; the checkpoint stands at the DDL or before it, and never beyond."""
+    """The job, then the progress; the checkpoint stands at the DDL or before it,
+    and never beyond.
+    """
     done = progress("a", 1, TableState.DONE)
     await records.put_tables([done])
     life, left = Life(records, done), [steps]
@@ -215,7 +241,9 @@ async def test_whatever_was_durable_when_a_capture_died_the_next_one_reads_again
         assert not beyond.holds.open_since
 
 
-async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under_way(records: DumpRecords) -> None:
+async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under_way(
+    records: DumpRecords,
+) -> None:
     """Else the DDL, told once more, would begin it anew while cuts go on, and show it in part."""
     life = Life(records)
     await life.copying.reads_again(again(50, 1, 2))
@@ -233,7 +261,9 @@ async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under
     assert await beyond.copying.copies(["s.a"])
 
 
-async def test_a_table_that_cannot_be_read_again_is_told_until_it_is_tried_anew(records: DumpRecords) -> None:
+async def test_a_table_that_cannot_be_read_again_is_told_until_it_is_tried_anew(
+    records: DumpRecords,
+) -> None:
     life = Life(records, progress("a", 1, TableState.DONE))
     await life.copying.reads_again(again(50, 1))
     life.listener.cannot_read_again(2, "of no concern")

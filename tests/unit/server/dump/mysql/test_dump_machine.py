@@ -1,7 +1,9 @@
-"""A dump against a model: any interleaving of log, chunks, watermarks, DDL, acknowledgements, crashes and restarts.
+"""A dump against a model: any interleaving of log, chunks, watermarks, DDL,
+acknowledgements, crashes and restarts.
 
-The source is a dict, its log a list. What a reader has applied must at every cut hold nothing but rows as the source
-had them there, no row may go back in time, and once the dump is done the reader has every row.
+The source is a dict, its log a list. What a reader has applied must at every cut hold nothing but
+rows as the source had them there, no row may go back in time, and once the dump is done the reader
+has every row.
 """
 
 import itertools
@@ -55,7 +57,9 @@ class Round:
 class Process:
     """What a crash takes: windows, cursors ahead of the durable ones, rows in the sorter."""
 
-    def __init__(self, durable: dict[str, Any], position: int, schema: int, taken: set[str]) -> None:
+    def __init__(
+        self, durable: dict[str, Any], position: int, schema: int, taken: set[str]
+    ) -> None:
         self.windows = Windows(changed_bytes_max=40)
         self.table = TableDump(TableProgress.parse(durable))
         self.rounds: list[Round] = []
@@ -78,11 +82,15 @@ class Model:
         self.target: dict[bytes, str] = {}
         self.process = Process(self.durable, 0, 0, set())
         self.committing: tuple[str, dict[int, str | None]] = ("", {})
-        """An XA transaction that the log has committed, and no SELECT shows yet: what the rows were before."""
+        """An XA transaction that the log has committed, and no SELECT shows yet:
+        what the rows were before.
+        """
 
     # The source
 
-    def append(self, kind: str, rows: Rows, changes: list[tuple[int, str | None]], **more: Any) -> None:
+    def append(
+        self, kind: str, rows: Rows, changes: list[tuple[int, str | None]], **more: Any
+    ) -> None:
         schema = more.pop("schema", self.log[-1].schema)
         self.log.append(Event(kind, rows, schema, changes, **more))
 
@@ -110,9 +118,13 @@ class Model:
 
     def write(self, keys: list[int], keep: bool) -> None:
         version = next(self.versions)
-        changes = [(key, f"s{self.log[-1].schema} v{version:06d}" if keep else None) for key in keys]
+        changes = [
+            (key, f"s{self.log[-1].schema} v{version:06d}" if keep else None) for key in keys
+        ]
         rows = {key: value for key, value in self.rows.items() if key not in keys}
-        self.append("rows", rows | {key: value for key, value in changes if value is not None}, changes)
+        self.append(
+            "rows", rows | {key: value for key, value in changes if value is not None}, changes
+        )
 
     def move(self, old: int, new: int) -> None:
         if old in self.rows and new not in self.rows:
@@ -156,15 +168,24 @@ class Model:
         ahead, epoch = process.table.ahead(place)
         after = ahead.after[0].data if ahead.after else b""
         until = ahead.until[0].data if ahead.until else b"\xff"
-        found = sorted((key_of(key), value) for key, value in self.shown.items() if after < key_of(key) <= until)
+        found = sorted(
+            (key_of(key), value)
+            for key, value in self.shown.items()
+            if after < key_of(key) <= until
+        )
         taken = found[:limit]
         last = (Cell(3, taken[-1][0]),) if taken else None
         read = Read(place, epoch, last, len(found) < limit, len(taken), 10 * len(taken))
         version = process.windows.version(TABLE)
-        # An engine reads by the columns it knows: of a table that has others by now it gets rows of another shape.
+        # An engine reads by the columns it knows: of a table that has others by now it gets rows of
+        # another shape.
         stale = self.log[-1].schema != process.schema
-        values = pa.array([(b"bad" if stale else b"") + value.encode() for _, value in taken], pa.binary())
-        chunk = Chunk(TABLE, version, read, pa.array([key for key, _ in taken], pa.binary()), values)
+        values = pa.array(
+            [(b"bad" if stale else b"") + value.encode() for _, value in taken], pa.binary()
+        )
+        chunk = Chunk(
+            TABLE, version, read, pa.array([key for key, _ in taken], pa.binary()), values
+        )
         process.table.read(read)
         begun.chunks.append((chunk, read))
 
@@ -178,7 +199,9 @@ class Model:
             for _, read in begun.chunks:
                 process.table.again(read)
         else:
-            process.windows.fill(begun.high, [chunk for chunk, _ in begun.chunks], begun.xa_prepared)
+            process.windows.fill(
+                begun.high, [chunk for chunk, _ in begun.chunks], begun.xa_prepared
+            )
         self.append("rows", dict(self.rows), [], watermark=(begun.high, HIGH))
 
     # The log
@@ -204,7 +227,9 @@ class Model:
             process.schema = event.schema
             process.sorter.append((ts, 0, b"", f"s{event.schema}"))
         if event.changes:
-            process.windows.changed(TABLE, pa.array([key_of(key) for key, _ in event.changes], pa.binary()))
+            process.windows.changed(
+                TABLE, pa.array([key_of(key) for key, _ in event.changes], pa.binary())
+            )
         for key, value in event.changes:
             process.sorter.append((ts, DELETE if value is None else 3, key_of(key), value))
         if event.xa[0]:
@@ -223,7 +248,9 @@ class Model:
                 process.table.again(read)
             elif process.table.closed(read, ts):
                 assert each.rows["commit_ts"].to_pylist() == [ts] * each.rows.num_rows
-                pairs = zip(each.rows["key"].to_pylist(), each.rows["value"].to_pylist(), strict=True)
+                pairs = zip(
+                    each.rows["key"].to_pylist(), each.rows["value"].to_pylist(), strict=True
+                )
                 process.sorter += [(ts, 3, key, value.decode()) for key, value in pairs]
 
     # The reader
@@ -247,7 +274,9 @@ class Model:
         elif value is None:
             self.target.pop(key, None)
         else:
-            assert self.target.get(key, "s v").split()[1] <= value.split()[1], "a row went back in time"
+            assert self.target.get(key, "s v").split()[1] <= value.split()[1], (
+                "a row went back in time"
+            )
             self.target[key] = value
 
     def acknowledge(self) -> None:
@@ -258,9 +287,15 @@ class Model:
     # Faults
 
     def crash(self) -> None:
-        """Begin again at the checkpoint; the reader has what it has, and asks for what comes behind that."""
-        self.process = Process(self.durable, self.checkpoint, self.log[self.checkpoint].schema, set())
-        for event in self.log[: self.checkpoint + 1]:  # as the log is read from an anchor before the checkpoint
+        """Begin again at the checkpoint; the reader has what it has,
+        and asks for what comes behind that.
+        """
+        self.process = Process(
+            self.durable, self.checkpoint, self.log[self.checkpoint].schema, set()
+        )
+        for event in self.log[
+            : self.checkpoint + 1
+        ]:  # as the log is read from an anchor before the checkpoint
             if event.xa[0]:
                 self.process.windows.xa_moved(event.xa[0], waits=event.xa[1])
 
@@ -270,7 +305,9 @@ class Model:
         self.durable = self.process.table.durable.to_doc()
 
     def what_is_durable_is_at_the_target(self) -> None:
-        """Of ranges that count, no row that is in the source at the checkpoint and here is left out."""
+        """Of ranges that count, no row that is in the source at the checkpoint and here is left
+        out.
+        """
         if self.applied < self.checkpoint:
             return
         source = self.log[self.applied].rows
@@ -280,12 +317,20 @@ class Model:
         for each in progress.ranges:
             low = each.after[0].data if each.after and not each.done else b""
             for key in source:
-                inside = self.begin_of(each) < key_of(key) <= (each.until[0].data if each.until else b"\xff")
+                inside = (
+                    self.begin_of(each)
+                    < key_of(key)
+                    <= (each.until[0].data if each.until else b"\xff")
+                )
                 if inside and (each.done or key_of(key) <= low):
                     assert key_of(key) in self.target, (key, each)
 
     def begin_of(self, each: Range) -> bytes:
-        return key_of(4) if each.until is None and len(TableProgress.parse(self.durable).ranges) == 2 else b""
+        return (
+            key_of(4)
+            if each.until is None and len(TableProgress.parse(self.durable).ranges) == 2
+            else b""
+        )
 
     def finish(self) -> None:
         """Without further faults the dump ends, and the reader has every row."""
@@ -315,7 +360,9 @@ def step(model: Model, chance: random.Random) -> None:
         model.end_xa()
     reads = any(not each.filled for each in process.rounds)
     actions: dict[str, Callable[[], None]] = {
-        "write": lambda: model.write(chance.sample(range(KEYS), chance.choice((1, 1, 2, 5))), chance.random() < 0.7),
+        "write": lambda: model.write(
+            chance.sample(range(KEYS), chance.choice((1, 1, 2, 5))), chance.random() < 0.7
+        ),
         "move": lambda: model.move(key(KEYS), key(KEYS)),
         "truncate": model.truncate,
         "partitions": lambda: model.move_rows(key(KEYS)),
@@ -369,7 +416,9 @@ def test_any_interleaving_gives_the_source_and_never_an_older_row(seed: int) -> 
 
 
 def test_what_was_read_before_rows_moved_is_read_again_after_a_crash() -> None:
-    """The checkpoint passes the statement before anything of the table that began anew is at the target."""
+    """The checkpoint passes the statement before anything of the table that began anew is at the
+    target.
+    """
     model = Model()
     model.begin_round(lost=False)
     model.read_chunk(4)

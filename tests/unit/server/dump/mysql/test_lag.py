@@ -1,4 +1,6 @@
-"""How a dump gives way to the log: it backs off where rounds lag, comes back where they do not, and never stops."""
+"""How a dump gives way to the log: it backs off where rounds lag, comes back where they do not,
+and never stops.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,7 +62,12 @@ def test_a_machine_on_which_the_log_always_lags_is_no_reason_to_back_off() -> No
     assert guard.ease == 1
 
 
-@given(st.lists(st.tuples(st.booleans(), LAGS)), st.integers(1, 16), st.integers(1, 100_000), st.floats(0, 10))
+@given(
+    st.lists(st.tuples(st.booleans(), LAGS)),
+    st.integers(1, 16),
+    st.integers(1, 100_000),
+    st.floats(0, 10),
+)
 def test_whatever_is_measured_it_goes_on_within_bounds(
     lags: list[tuple[bool, float]], most: int, rows: int, read_s: float
 ) -> None:
@@ -90,5 +97,7 @@ def test_a_lag_is_known_when_both_ends_are_in_whatever_order() -> None:
     lags.forget("c")
     lags.written("c", 1.0)
     lags.arrived("c", 2.0)
-    assert lags.taken() == {"a": 0.5, "b": 0.0}, "one that was seen before its commit was answered did not lag"
+    assert lags.taken() == {"a": 0.5, "b": 0.0}, (
+        "one that was seen before its commit was answered did not lag"
+    )
     assert lags.taken() == {}

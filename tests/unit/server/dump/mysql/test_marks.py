@@ -1,4 +1,6 @@
-"""Watermarks whose lag is looked at: what comes late, or never, and what comes with the lag of somebody else."""
+"""Watermarks whose lag is looked at: what comes late, or never,
+and what comes with the lag of somebody else.
+"""
 
 from server.dump.mysql.lag import QUIET_FIRST
 from server.dump.mysql.listener import DumpListener
@@ -28,7 +30,11 @@ class Log:
             self.passed(self.waiting.pop())
 
     def passed(self, unique_identifier: str) -> None:
-        values: Values = {"changefeed_id": "feed", "unique_identifier": unique_identifier, "event_type": 1}
+        values: Values = {
+            "changefeed_id": "feed",
+            "unique_identifier": unique_identifier,
+            "event_type": 1,
+        }
         self.listener.watermark(values, 7)
 
 

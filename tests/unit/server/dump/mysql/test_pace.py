@@ -1,4 +1,6 @@
-"""How a round is paid for: what is allowed is kept on the average, and a change of it counts at once."""
+"""How a round is paid for: what is allowed is kept on the average,
+and a change of it counts at once.
+"""
 
 from dataclasses import replace
 
@@ -9,7 +11,9 @@ from server.dump.job import Job
 from server.dump.mysql.pace import Paid, Refusals, Refused
 from storage.model.errors import CorruptError
 
-ROUNDS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9), st.floats(0, 100)), max_size=20)
+ROUNDS = st.lists(
+    st.tuples(st.integers(0, 10**6), st.integers(0, 10**9), st.floats(0, 100)), max_size=20
+)
 
 
 @given(ROUNDS, st.integers(1, 10**6), st.integers(0, 10**9))
@@ -36,7 +40,9 @@ def test_another_pace_counts_for_the_rest_that_is_left() -> None:
 
 
 @given(st.integers(64, 65_536), st.integers(0, 10**6), st.integers(1, 16))
-def test_a_round_takes_no_more_than_a_second_allows_or_the_least(rows: int, rows_per_s: int, parallel: int) -> None:
+def test_a_round_takes_no_more_than_a_second_allows_or_the_least(
+    rows: int, rows_per_s: int, parallel: int
+) -> None:
     job = Job("j", rows_per_s=rows_per_s, parallel=parallel)
     assert job.step(rows) <= rows
     assert not rows_per_s or job.step(rows) * parallel <= max(rows_per_s, 64 * parallel)
@@ -45,7 +51,11 @@ def test_a_round_takes_no_more_than_a_second_allows_or_the_least(rows: int, rows
 
 def test_a_table_is_refused_for_good_the_third_time_in_a_row_in_one_version():
     refusals, error = Refusals(), CorruptError("why")
-    of = [Refused(7, 0, error), Refused(7, 0, error), Refused(8, 0, error)]  # two ranges of one table in one round
+    of = [
+        Refused(7, 0, error),
+        Refused(7, 0, error),
+        Refused(8, 0, error),
+    ]  # two ranges of one table in one round
     assert refusals.last(of) == refusals.last(of) == []
     refusals.over(8)
     assert refusals.last(of) == [of[1]]

@@ -19,7 +19,10 @@ def chunk(keys: list[bytes], version: int = 0, table_id: int = 1) -> Chunk:
 
 @given(KEYS, st.lists(KEYS, max_size=4), st.lists(KEYS, max_size=3), st.lists(KEYS, max_size=3))
 def test_rows_whose_keys_changed_between_the_watermarks_are_left_out(
-    keys: list[bytes], inside: list[list[bytes]], before: list[list[bytes]], after: list[list[bytes]]
+    keys: list[bytes],
+    inside: list[list[bytes]],
+    before: list[list[bytes]],
+    after: list[list[bytes]],
 ) -> None:
     windows = Windows()
     windows.begin("low", "high", [1])
@@ -45,13 +48,21 @@ def test_rows_whose_keys_changed_between_the_watermarks_are_left_out(
 @pytest.mark.parametrize(
     ("moves", "prepared", "given"),
     [
-        ([("x", True), ("x", False)], {"x"}, False),  # logged, and not yet done when the chunk was read
+        (
+            [("x", True), ("x", False)],
+            {"x"},
+            False,
+        ),  # logged, and not yet done when the chunk was read
         ([("x", True), ("x", False)], {"y"}, True),
         ([("x", True), ("x", False)], set(), True),
         ([("x", True)], {"x"}, True),  # it waits, in the log, too
         ([("x", True), ("x", False), ("x", True)], {"x"}, True),  # the next one of that name
         ([], {"x"}, True),  # prepared before all that the log was read for
-        ([("x", True), ("x", False), *((f"y{number}", False) for number in range(4095))], {"x"}, False),
+        (
+            [("x", True), ("x", False), *((f"y{number}", False) for number in range(4095))],
+            {"x"},
+            False,
+        ),
     ],
 )
 def test_a_chunk_that_may_not_show_an_xa_transaction_committed_before_low_is_read_again(

@@ -1,10 +1,9 @@
-"""The statements that a log of MariaDB 10.6 to 12 or MySQL 8.0 to 9 may hold, by what is done with each.
+"""The statements that a log of MariaDB 10.6 to 12 or MySQL 8.0 to 9 may hold,
+by what is done with each.
 
-The forms are those of both manuals' pages on data definition, account and administrative statements. The table in
-docs/design/0029-mysql-schema-tracker.md is made from this file.
+The forms are those of both manuals' pages on data definition, account and administrative
+statements. The table in docs/design/0029-mysql-schema-tracker.md is made from this file.
 """
-
-# ruff: noqa: E501 (statements are shown on one line)
 
 from typing import Final
 
@@ -17,12 +16,21 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     NO_EFFECT: {
         "CREATE, ALTER, DROP DATABASE (defaults)": (
             "CREATE DATABASE a",
-            "CREATE OR REPLACE SCHEMA IF NOT EXISTS a DEFAULT CHARACTER SET = utf8mb4 COLLATE utf8mb4_bin",
+            (
+                "CREATE OR REPLACE SCHEMA IF NOT EXISTS a DEFAULT CHARACTER SET = utf8mb4 COLLATE "
+                "utf8mb4_bin"
+            ),
             "ALTER DATABASE a CHARACTER SET utf8mb3",
         ),
         "views, triggers, routines, events, packages, sequences": (
-            "CREATE OR REPLACE ALGORITHM=MERGE DEFINER=`r`@`%` SQL SECURITY INVOKER VIEW v AS SELECT * FROM t",
-            "CREATE DEFINER=CURRENT_USER() TRIGGER tr BEFORE INSERT ON t FOR EACH ROW SET new.a = 1",
+            (
+                "CREATE OR REPLACE ALGORITHM=MERGE DEFINER=`r`@`%` SQL SECURITY INVOKER VIEW v AS "
+                "SELECT * FROM t"
+            ),
+            (
+                "CREATE DEFINER=CURRENT_USER() TRIGGER tr BEFORE INSERT ON t FOR EACH ROW SET new.a = "
+                "1"
+            ),
             "CREATE DEFINER=`root`@`localhost` PROCEDURE p() BEGIN DELETE FROM t; TRUNCATE t; END",
             "CREATE AGGREGATE FUNCTION f(x INT) RETURNS INT BEGIN RETURN 1; END",
             "CREATE FUNCTION f RETURNS STRING SONAME 'f.so'",
@@ -83,20 +91,62 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     UNDERSTOOD: {
         "savepoints": ("SAVEPOINT `s`", "ROLLBACK TO `s`", "ROLLBACK WORK TO SAVEPOINT s"),
         "CREATE TABLE": (
-            "CREATE TABLE u (id INT PRIMARY KEY, v VARCHAR(10) CHARACTER SET latin1 COLLATE latin1_bin NOT NULL DEFAULT 'x')",
-            "CREATE TABLE IF NOT EXISTS u (`a b` BIGINT UNSIGNED ZEROFILL NOT NULL AUTO_INCREMENT UNIQUE KEY COMMENT 'x')",
-            "CREATE TABLE u (id SERIAL, PRIMARY KEY USING BTREE (id DESC), KEY k (v(10)) COMMENT 'c' INVISIBLE, v TEXT)",
-            "CREATE TABLE u (a INT, b INT GENERATED ALWAYS AS (a + 1) VIRTUAL, c INT AS (a * 2) PERSISTENT, d INT AS (a) STORED)",
-            "CREATE TABLE u (e ENUM('a','b''c'), s SET('x','y') CHARACTER SET utf8mb4, f FLOAT(7,4), g DOUBLE PRECISION, h DECIMAL(65,30))",
-            "CREATE TABLE u (a NATIONAL VARCHAR(3), b NCHAR(2), c CHAR BYTE, d LONG VARCHAR, f CHARACTER VARYING(9), g BOOL, h INT1, i MIDDLEINT)",
-            "CREATE TABLE u (a DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6), b TIMESTAMP NULL DEFAULT NULL, c TIME(3), d YEAR(4))",
-            "CREATE TABLE u (a UUID DEFAULT uuid(), b INET6, c INET4, j JSON CHECK (json_valid(j)), v VECTOR(3), p POINT SRID 4326 NOT NULL)",
-            "CREATE TABLE u (a INT REFERENCES p (id) ON DELETE RESTRICT, CONSTRAINT c FOREIGN KEY f (a) REFERENCES d.p (id) MATCH FULL ON UPDATE NO ACTION)",
-            "CREATE TABLE u (a INT, CONSTRAINT c CHECK (a > 0) NOT ENFORCED, CHECK (a < 9), UNIQUE INDEX ((a + 1)), FULLTEXT KEY ft (v) WITH PARSER ngram, v TEXT)",
-            "CREATE TABLE u (a INT) ENGINE=InnoDB AUTO_INCREMENT=5 DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin ROW_FORMAT=DYNAMIC COMMENT='; DROP TABLE t' STATS_PERSISTENT=1",
-            "CREATE TABLE u (a INT) PAGE_COMPRESSED=1 ENCRYPTED=YES, TABLESPACE ts DATA DIRECTORY='/x' `custom`=ON",
-            "CREATE TABLE u (a INT) PARTITION BY RANGE (a) (PARTITION p0 VALUES LESS THAN (5) ENGINE = InnoDB, PARTITION p1 VALUES LESS THAN MAXVALUE)",
-            "CREATE TABLE u (a INT, b INT) PARTITION BY LIST COLUMNS (a) SUBPARTITION BY LINEAR KEY ALGORITHM=2 (b) SUBPARTITIONS 2 (PARTITION p VALUES IN (1))",
+            (
+                "CREATE TABLE u (id INT PRIMARY KEY, v VARCHAR(10) CHARACTER SET latin1 COLLATE "
+                "latin1_bin NOT NULL DEFAULT 'x')"
+            ),
+            (
+                "CREATE TABLE IF NOT EXISTS u (`a b` BIGINT UNSIGNED ZEROFILL NOT NULL AUTO_INCREMENT "
+                "UNIQUE KEY COMMENT 'x')"
+            ),
+            (
+                "CREATE TABLE u (id SERIAL, PRIMARY KEY USING BTREE (id DESC), KEY k (v(10)) COMMENT "
+                "'c' INVISIBLE, v TEXT)"
+            ),
+            (
+                "CREATE TABLE u (a INT, b INT GENERATED ALWAYS AS (a + 1) VIRTUAL, c INT AS (a * 2) "
+                "PERSISTENT, d INT AS (a) STORED)"
+            ),
+            (
+                "CREATE TABLE u (e ENUM('a','b''c'), s SET('x','y') CHARACTER SET utf8mb4, f "
+                "FLOAT(7,4), g DOUBLE PRECISION, h DECIMAL(65,30))"
+            ),
+            (
+                "CREATE TABLE u (a NATIONAL VARCHAR(3), b NCHAR(2), c CHAR BYTE, d LONG VARCHAR, f "
+                "CHARACTER VARYING(9), g BOOL, h INT1, i MIDDLEINT)"
+            ),
+            (
+                "CREATE TABLE u (a DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE "
+                "CURRENT_TIMESTAMP(6), b TIMESTAMP NULL DEFAULT NULL, c TIME(3), d YEAR(4))"
+            ),
+            (
+                "CREATE TABLE u (a UUID DEFAULT uuid(), b INET6, c INET4, j JSON CHECK "
+                "(json_valid(j)), v VECTOR(3), p POINT SRID 4326 NOT NULL)"
+            ),
+            (
+                "CREATE TABLE u (a INT REFERENCES p (id) ON DELETE RESTRICT, CONSTRAINT c FOREIGN KEY "
+                "f (a) REFERENCES d.p (id) MATCH FULL ON UPDATE NO ACTION)"
+            ),
+            (
+                "CREATE TABLE u (a INT, CONSTRAINT c CHECK (a > 0) NOT ENFORCED, CHECK (a < 9), "
+                "UNIQUE INDEX ((a + 1)), FULLTEXT KEY ft (v) WITH PARSER ngram, v TEXT)"
+            ),
+            (
+                "CREATE TABLE u (a INT) ENGINE=InnoDB AUTO_INCREMENT=5 DEFAULT CHARSET=utf8mb4 "
+                "COLLATE=utf8mb4_bin ROW_FORMAT=DYNAMIC COMMENT='; DROP TABLE t' STATS_PERSISTENT=1"
+            ),
+            (
+                "CREATE TABLE u (a INT) PAGE_COMPRESSED=1 ENCRYPTED=YES, TABLESPACE ts DATA "
+                "DIRECTORY='/x' `custom`=ON"
+            ),
+            (
+                "CREATE TABLE u (a INT) PARTITION BY RANGE (a) (PARTITION p0 VALUES LESS THAN (5) "
+                "ENGINE = InnoDB, PARTITION p1 VALUES LESS THAN MAXVALUE)"
+            ),
+            (
+                "CREATE TABLE u (a INT, b INT) PARTITION BY LIST COLUMNS (a) SUBPARTITION BY LINEAR "
+                "KEY ALGORITHM=2 (b) SUBPARTITIONS 2 (PARTITION p VALUES IN (1))"
+            ),
             "CREATE TABLE u (a INT) PARTITION BY HASH (a) PARTITIONS 4",
             "CREATE TABLE u LIKE d.t",
             "CREATE TABLE u (LIKE t)",
@@ -104,7 +154,10 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, v INT)",
             "/*!50001 CREATE /*M!100301 OR REPLACE */ */ TABLE u (a INT)",
             "CREATE /*M!100301 OR REPLACE */ TABLE u (a INT)",
-            "CREATE TABLE u (a INT INVISIBLE, b VARCHAR(10) COMPRESSED, c BLOB COMPRESSED=zlib, d TEXT ASCII, e CHAR(3) BINARY)",
+            (
+                "CREATE TABLE u (a INT INVISIBLE, b VARCHAR(10) COMPRESSED, c BLOB COMPRESSED=zlib, d "
+                "TEXT ASCII, e CHAR(3) BINARY)"
+            ),
         ),
         "ALTER TABLE: columns": (
             "ALTER TABLE t ADD COLUMN x INT, DROP COLUMN y",
@@ -119,21 +172,45 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "# x\nALTER TABLE t CHANGE t.v w BIGINT",
             "ALTER ONLINE TABLE t WAIT 5 CHANGE COLUMN IF EXISTS `v` `w` INT AFTER id",
             "ALTER TABLE t NOWAIT MODIFY v BIGINT FIRST, ALGORITHM=INPLACE, LOCK=NONE",
-            "ALTER TABLE t ALTER COLUMN v SET DEFAULT 5, ALTER v DROP DEFAULT, ALTER w SET DEFAULT (uuid())",
+            (
+                "ALTER TABLE t ALTER COLUMN v SET DEFAULT 5, ALTER v DROP DEFAULT, ALTER w SET "
+                "DEFAULT (uuid())"
+            ),
             "ALTER TABLE t ALTER COLUMN v SET INVISIBLE",
             "ALTER TABLE t DROP v, ADD v INT DEFAULT 5",
             "ALTER TABLE t ADD z INT DEFAULT 8 COMMENT 'rename column v to z later'",
-            "SET STATEMENT lock_wait_timeout=5, sql_mode=CONCAT('a', 'b') FOR ALTER TABLE t ADD w INT DEFAULT 5",
+            (
+                "SET STATEMENT lock_wait_timeout=5, sql_mode=CONCAT('a', 'b') FOR ALTER TABLE t ADD w "
+                "INT DEFAULT 5"
+            ),
             "/*!50000 ALTER TABLE t CHANGE v w INT */",
         ),
         "ALTER TABLE: keys": (
             "ALTER TABLE t ADD PRIMARY KEY (a, b), DROP PRIMARY KEY",
-            "ALTER TABLE t ADD CONSTRAINT c UNIQUE KEY k USING HASH (a), ADD FULLTEXT INDEX (v), ADD SPATIAL KEY s (p)",
-            "ALTER TABLE t ADD UNIQUE IF NOT EXISTS u (a), DROP INDEX IF EXISTS k, DROP KEY l, DROP CONSTRAINT c",
-            "ALTER TABLE t RENAME INDEX a TO b, RENAME KEY IF EXISTS c TO d, ALTER INDEX b INVISIBLE, ALTER KEY d NOT IGNORED",
-            "ALTER TABLE t ADD CONSTRAINT FOREIGN KEY (a) REFERENCES p (id) ON DELETE RESTRICT, DROP FOREIGN KEY IF EXISTS f",
-            "ALTER TABLE t ADD CONSTRAINT c CHECK (v > 0), DROP CHECK d, ALTER CHECK c NOT ENFORCED",
-            "CREATE UNIQUE INDEX IF NOT EXISTS i USING BTREE ON t (a(5) DESC, (b + 1)) COMMENT 'x' ALGORITHM=INPLACE LOCK=NONE",
+            (
+                "ALTER TABLE t ADD CONSTRAINT c UNIQUE KEY k USING HASH (a), ADD FULLTEXT INDEX (v), "
+                "ADD SPATIAL KEY s (p)"
+            ),
+            (
+                "ALTER TABLE t ADD UNIQUE IF NOT EXISTS u (a), DROP INDEX IF EXISTS k, DROP KEY l, "
+                "DROP CONSTRAINT c"
+            ),
+            (
+                "ALTER TABLE t RENAME INDEX a TO b, RENAME KEY IF EXISTS c TO d, ALTER INDEX b "
+                "INVISIBLE, ALTER KEY d NOT IGNORED"
+            ),
+            (
+                "ALTER TABLE t ADD CONSTRAINT FOREIGN KEY (a) REFERENCES p (id) ON DELETE RESTRICT, "
+                "DROP FOREIGN KEY IF EXISTS f"
+            ),
+            (
+                "ALTER TABLE t ADD CONSTRAINT c CHECK (v > 0), DROP CHECK d, ALTER CHECK c NOT "
+                "ENFORCED"
+            ),
+            (
+                "CREATE UNIQUE INDEX IF NOT EXISTS i USING BTREE ON t (a(5) DESC, (b + 1)) COMMENT "
+                "'x' ALGORITHM=INPLACE LOCK=NONE"
+            ),
             "CREATE FULLTEXT INDEX i ON t (v)",
             "CREATE OR REPLACE INDEX i ON t (v)",
             "DROP INDEX IF EXISTS i ON a.t WAIT 5 ALGORITHM=COPY",
@@ -150,7 +227,10 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "ALTER TABLE t AUTO_INCREMENT = 100",
             "ALTER TABLE t ADD PARTITION (PARTITION p3 VALUES LESS THAN (9))",
             "ALTER TABLE t ADD PARTITION PARTITIONS 2",
-            "ALTER TABLE t REORGANIZE PARTITION p0 INTO (PARTITION a VALUES LESS THAN (3), PARTITION b VALUES LESS THAN (5))",
+            (
+                "ALTER TABLE t REORGANIZE PARTITION p0 INTO (PARTITION a VALUES LESS THAN (3), "
+                "PARTITION b VALUES LESS THAN (5))"
+            ),
             "ALTER TABLE t COALESCE PARTITION 1",
             "ALTER TABLE t REBUILD PARTITION p0, p1",
             "ALTER TABLE t PARTITION BY KEY () PARTITIONS 4",
@@ -164,7 +244,10 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "TRUNCATE t",
             "TRUNCATE TABLE a.t NOWAIT",
             "SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE t",
-            "SET STATEMENT lock_wait_timeout=0 FOR SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE t",
+            (
+                "SET STATEMENT lock_wait_timeout=0 FOR SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE "
+                "TABLE t"
+            ),
             "DROP TABLE IF EXISTS `a`.`t`,`c` /* generated by server */",
             "DROP TABLES a, b WAIT 1 CASCADE",
             "SET STATEMENT lock_wait_timeout=5 FOR DROP DATABASE d",
@@ -209,7 +292,10 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         ),
         "system versioning, foreign keys that change rows, engines without transactions": (
             "ALTER TABLE t ADD SYSTEM VERSIONING",
-            "CREATE TABLE u (a INT, s TIMESTAMP(6) GENERATED ALWAYS AS ROW START, e TIMESTAMP(6) GENERATED ALWAYS AS ROW END, PERIOD FOR SYSTEM_TIME (s, e)) WITH SYSTEM VERSIONING",
+            (
+                "CREATE TABLE u (a INT, s TIMESTAMP(6) GENERATED ALWAYS AS ROW START, e TIMESTAMP(6) "
+                "GENERATED ALWAYS AS ROW END, PERIOD FOR SYSTEM_TIME (s, e)) WITH SYSTEM VERSIONING"
+            ),
             "ALTER TABLE c ADD FOREIGN KEY (p) REFERENCES p (id) ON DELETE CASCADE",
             "ALTER TABLE t ENGINE=MyISAM",
         ),

@@ -1,4 +1,6 @@
-"""Calls to a server that may hang: so many at once, and a process that ends without their answers."""
+"""Calls to a server that may hang: so many at once,
+and a process that ends without their answers.
+"""
 
 import asyncio
 import subprocess

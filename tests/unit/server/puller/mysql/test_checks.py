@@ -1,4 +1,6 @@
-"""The preflight's rules: what is refused, what is only told, and each with a way out; and the URI's options."""
+"""The preflight's rules: what is refused, what is only told, and each with a way out;
+and the URI's options.
+"""
 
 from dataclasses import replace
 
@@ -26,7 +28,9 @@ GOOD = {
     "binlog_checksum": "CRC32",
     "expire_logs_days": "10.000000",
 }
-FACTS = Facts(Flavor("10.11.19-MariaDB-log"), GOOD, grants=["GRANT ALL PRIVILEGES ON *.* TO `root`@`%`"])
+FACTS = Facts(
+    Flavor("10.11.19-MariaDB-log"), GOOD, grants=["GRANT ALL PRIVILEGES ON *.* TO `root`@`%`"]
+)
 
 
 def states(facts: Facts) -> dict[str, str]:
@@ -54,8 +58,14 @@ def test_a_good_server_passes() -> None:
         ("sync_binlog", "0", WARNING),
     ],
 )
-def test_each_setting_that_would_make_us_wrong_is_told_with_its_fix(variable: str, value: str, state: str) -> None:
-    (check,) = [each for each in check_settings(replace(FACTS, variables=GOOD | {variable: value})) if each.state != OK]
+def test_each_setting_that_would_make_us_wrong_is_told_with_its_fix(
+    variable: str, value: str, state: str
+) -> None:
+    (check,) = [
+        each
+        for each in check_settings(replace(FACTS, variables=GOOD | {variable: value}))
+        if each.state != OK
+    ]
     assert (check.name, check.state, check.found) == (variable, state, value)
     assert check.why
     assert variable in check.fix or variable == "log_bin"
@@ -64,14 +74,26 @@ def test_each_setting_that_would_make_us_wrong_is_told_with_its_fix(variable: st
 def test_filters_versions_retention_domains_clocks_and_replicas_are_looked_at() -> None:
     assert states(replace(FACTS, flavor=Flavor("10.4.2-MariaDB"))) == {"version": FAILURE}
     assert states(replace(FACTS, log_status={"Binlog_Do_DB": "a"})) == {"binlog_do_db": FAILURE}
-    assert states(replace(FACTS, variables=GOOD | {"expire_logs_days": "0.5"})) == {"log retention": WARNING}
-    assert states(replace(FACTS, variables=GOOD | {"binlog_expire_logs_seconds": "60"})) == {"log retention": WARNING}
-    assert states(replace(FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"})) == {"gtid domains": WARNING}
-    several = replace(FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"}, several_hosts=True)
+    assert states(replace(FACTS, variables=GOOD | {"expire_logs_days": "0.5"})) == {
+        "log retention": WARNING
+    }
+    assert states(replace(FACTS, variables=GOOD | {"binlog_expire_logs_seconds": "60"})) == {
+        "log retention": WARNING
+    }
+    assert states(replace(FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"})) == {
+        "gtid domains": WARNING
+    }
+    several = replace(
+        FACTS, variables=GOOD | {"gtid_binlog_pos": "0-1-2,1-1-3"}, several_hosts=True
+    )
     assert states(several) == {"gtid domains": FAILURE}
     assert states(replace(FACTS, clock_skew_s=-5.0)) == {"clock": WARNING}
-    assert states(replace(FACTS, grants=["GRANT SELECT ON `a`.* TO `u`@`%`"])) == {"tables seen": WARNING}
-    replica = replace(FACTS, replica_status=[{"Replicate_Do_DB": "a", "Replicate_Ignore_Table": ""}])
+    assert states(replace(FACTS, grants=["GRANT SELECT ON `a`.* TO `u`@`%`"])) == {
+        "tables seen": WARNING
+    }
+    replica = replace(
+        FACTS, replica_status=[{"Replicate_Do_DB": "a", "Replicate_Ignore_Table": ""}]
+    )
     assert states(replica) == {"log_slave_updates": FAILURE, "replication filters": FAILURE}
     mysql = replace(FACTS, flavor=Flavor("8.0.36"), variables=GOOD | {"gtid_mode": "OFF"})
     assert states(mysql) == {"gtid_mode": WARNING}
@@ -82,7 +104,10 @@ def test_tables_without_keys_and_foreign_keys_that_change_rows_fail() -> None:
     columns = (Column(name="id", type=Type.LONG, nullable=False),)
     facts = replace(
         FACTS,
-        definitions=[Definition(("s", "good"), columns, ("id",)), Definition(("s", "bad"), columns, ())],
+        definitions=[
+            Definition(("s", "good"), columns, ("id",)),
+            Definition(("s", "bad"), columns, ()),
+        ],
         cascades=[(("s", "child"), "fk", "ON DELETE CASCADE")],
     )
     found = {check.name: (check.state, check.fix) for check in check_tables(facts, mysql_table)}
@@ -95,7 +120,12 @@ def test_options_of_the_uri_are_read() -> None:
     text = "mysql://cdc@one,[::1]:3307?password-file=/p&ca=/ca&server-id=7&heartbeat-ms=500&idle-row-ms=0"
     options = MySqlOptions.of(SourceUri.parse(text))
     assert [(each.host, each.port) for each in options.addresses] == [("one", 3306), ("::1", 3307)]
-    assert (options.user, options.tls, options.server_id, options.idle_row_ms) == ("cdc", "verify", 7, 0)
+    assert (options.user, options.tls, options.server_id, options.idle_row_ms) == (
+        "cdc",
+        "verify",
+        7,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,22 +148,42 @@ def test_bad_options_are_refused_by_name(text: str, message: str) -> None:
 
 
 def test_a_type_nobody_knows_has_no_column() -> None:
-    names = ("character_octet_length", "numeric_precision", "numeric_scale", "datetime_precision", "collation_name")
-    row = dict.fromkeys(names) | {"column_name": "c", "is_nullable": "YES", "data_type": "cube", "column_type": "cube"}
+    names = (
+        "character_octet_length",
+        "numeric_precision",
+        "numeric_scale",
+        "datetime_precision",
+        "collation_name",
+    )
+    row = dict.fromkeys(names) | {
+        "column_name": "c",
+        "is_nullable": "YES",
+        "data_type": "cube",
+        "column_type": "cube",
+    }
     assert column_of(row, {}) is None
 
 
 def test_explain_gives_columns_by_name_everywhere() -> None:
-    """MySQL 9.7 was seen to answer plain EXPLAIN with one column of text, which a dump with a WHERE ended at."""
+    """MySQL 9.7 was seen to answer plain EXPLAIN with one column of text,
+    which a dump with a WHERE ended at.
+    """
     assert Flavor("9.7.4").explain == "EXPLAIN FORMAT=TRADITIONAL"
     assert Flavor("10.11.19-MariaDB-log").explain == "EXPLAIN EXTENDED"
 
 
 def test_several_domains_are_read_from_one_server_only() -> None:
-    """Between domains each server has its own order, so another one would give rows other commit_ts."""
+    """Between domains each server has its own order,
+    so another one would give rows other commit_ts.
+    """
     one, two = (MySqlOptions.of(SourceUri.parse(f"mysql://u@{hosts}")) for hosts in ("a", "a,b"))
     check_domains(one, Anchor(1, "0-1-5,7-1-2"))
     check_domains(two, Anchor(1, "7-1-2"))
-    check_domains(two, Anchor(1, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2,4c22d75d-e5e0-11f1-ba82-02fc00000001:1"))
+    check_domains(
+        two,
+        Anchor(
+            1, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2,4c22d75d-e5e0-11f1-ba82-02fc00000001:1"
+        ),
+    )
     with pytest.raises(GtidDomainsError, match="DELETE_DOMAIN_ID"):
         check_domains(two, Anchor(1, "0-1-5,7-1-2"))

@@ -1,4 +1,6 @@
-"""Odd times move nothing, and each transaction gets the same commit_ts whenever, and from wherever, it is read."""
+"""Odd times move nothing, and each transaction gets the same commit_ts whenever,
+and from wherever, it is read.
+"""
 
 from dataclasses import dataclass, field
 
@@ -55,7 +57,9 @@ def transactions(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_a_transaction_has_the_same_commit_ts_whenever_it_is_read(
     log: list[tuple[int, int]], cuts: list[int], data: st.DataObject
 ) -> None:
-    """First as it is written; then again from any transaction on, in other pieces, at any later present."""
+    """First as it is written; then again from any transaction on, in other pieces,
+    at any later present.
+    """
     reader = Reader()
     first: list[int] = []
     start_ts = compose(NOW_MS - 1)
@@ -87,13 +91,22 @@ def test_commit_ts_are_never_further_ahead_than_the_skew(log: list[tuple[int, in
 
 def test_transactions_behind_an_odd_one_have_their_own_times() -> None:
     reader = Reader()
-    ts = reader.read(compose(NOW_MS), [NOW_MS + 1, NOW_MS + 10**12, NOW_MS + 10**12, NOW_MS + 2], NOW_MS + 3)
-    assert ts == [compose(NOW_MS + 1), compose(NOW_MS + 1) + STEP, compose(NOW_MS + 1) + 2 * STEP, compose(NOW_MS + 2)]
+    ts = reader.read(
+        compose(NOW_MS), [NOW_MS + 1, NOW_MS + 10**12, NOW_MS + 10**12, NOW_MS + 2], NOW_MS + 3
+    )
+    assert ts == [
+        compose(NOW_MS + 1),
+        compose(NOW_MS + 1) + STEP,
+        compose(NOW_MS + 1) + 2 * STEP,
+        compose(NOW_MS + 2),
+    ]
     assert reader.odd == 2
 
 
 def test_a_log_that_is_read_hours_late_needs_one_judgement() -> None:
-    """A replica's log has the primary's times; times of the past are believed, the order of the log is kept."""
+    """A replica's log has the primary's times; times of the past are believed,
+    the order of the log is kept.
+    """
     reader = Reader()
     times = [NOW_MS - 7_200_000 + 1000 * number for number in range(7200)]
     ts = reader.read(0, times, NOW_MS)
@@ -121,13 +134,21 @@ def test_the_clock_is_read_as_it_was_written_and_nothing_else_is() -> None:
     clock = Clock([Horizon(0, 5, 7), Horizon(9, 10)])
     assert clock.to_json() == b'{"horizons":[[0,5,7],[9,10,-1]]}'
     assert Clock.from_json(clock.to_json()).horizons == clock.horizons
-    for damaged in (b"", b"[]", b"{}", b'{"horizons":[]}', b'{"horizons":[[1,2]]}', b'{"horizons":7}'):
+    for damaged in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"horizons":[]}',
+        b'{"horizons":[[1,2]]}',
+        b'{"horizons":7}',
+    ):
         with pytest.raises(CorruptError):
             Clock.from_json(damaged)
 
 
 @pytest.mark.parametrize(
-    ("text", "skew_ms"), [("1s", 1000), ("10m", 600_000), ("2h", 7_200_000), ("36500d", 3153600000000)]
+    ("text", "skew_ms"),
+    [("1s", 1000), ("10m", 600_000), ("2h", 7_200_000), ("36500d", 3153600000000)],
 )
 def test_the_skew_is_an_option_of_the_source(text: str, skew_ms: int) -> None:
     uri = SourceUri.parse(f"mysql://u@h?max-clock-skew={text}")

@@ -1,4 +1,6 @@
-"""Transactions of MySQL that are taken many at once are those that are taken one after the other."""
+"""Transactions of MySQL that are taken many at once are those that are taken one after the
+other.
+"""
 
 import struct
 import uuid
@@ -49,7 +51,9 @@ def log_of(commits: list[Commit]) -> list[bytes]:
         last[server] += 1 + skipped
         anonymous = kind == "anonymous"
         times = struct.pack("<Q", 5 | ORIGINAL)[:7] + struct.pack("<Q", 1000 * ms)[:7]
-        body = b"\0" + (bytes(24) if anonymous else SERVERS[server].bytes + struct.pack("<Q", last[server]))
+        body = b"\0" + (
+            bytes(24) if anonymous else SERVERS[server].bytes + struct.pack("<Q", last[server])
+        )
         body += bytes(17) + (times if replica else times[7:]) + b"\x2a"
         gtid = event(33 + anonymous, body, timestamp=1_700_000_000)
         parts.append(gtid[:13] + struct.pack("<I", number) + gtid[17:])
@@ -92,5 +96,7 @@ def test_usual_transactions_are_plain_so_that_no_statement_of_theirs_is_read() -
     marks = Marks.of(events(log_of(usual * 9)))
     assert marks.plain.all()
     assert np.array_equal(marks.kinds[0::2], [EventType.GTID] * 18)
-    marks = Marks.of(events(log_of([Commit(0, 0, 1, False, "ddl"), Commit(0, 0, 1, False, "rolled back")])))
+    marks = Marks.of(
+        events(log_of([Commit(0, 0, 1, False, "ddl"), Commit(0, 0, 1, False, "rolled back")]))
+    )
     assert not marks.plain.any()

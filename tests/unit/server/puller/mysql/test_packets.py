@@ -1,4 +1,6 @@
-"""Packets of a log connection, however they arrive: whole, in parts, beyond 16 MB, with errors among them."""
+"""Packets of a log connection, however they arrive: whole, in parts, beyond 16 MB,
+with errors among them.
+"""
 
 import struct
 import zlib
@@ -8,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.puller.mysql import commands
-from server.puller.mysql.errors import LogBehindError, LogDamagedError, LogPurgedError, ServerIdTakenError
+from server.puller.mysql.errors import (
+    LogBehindError,
+    LogDamagedError,
+    LogPurgedError,
+    ServerIdTakenError,
+)
 from server.puller.mysql.packets import Packets
 from storage.model.errors import CorruptError
 from storage.mysql.errors import EventChecksumError
@@ -30,8 +37,14 @@ def bodies(packets: Packets, data: bytes, sizes: list[int]) -> list[bytes]:
     return found
 
 
-@given(st.lists(st.binary(max_size=40), max_size=20), st.lists(st.integers(0, 60), max_size=20), st.booleans())
-def test_any_parts_give_the_same_events(contents: list[bytes], sizes: list[int], checksums: bool) -> None:
+@given(
+    st.lists(st.binary(max_size=40), max_size=20),
+    st.lists(st.integers(0, 60), max_size=20),
+    st.booleans(),
+)
+def test_any_parts_give_the_same_events(
+    contents: list[bytes], sizes: list[int], checksums: bool
+) -> None:
     whole = [event(EventType.XID, body + b"sum!" * checksums) for body in contents]
     stream = b"".join(packet(b"\0" + each) for each in whole)
     assert bodies(Packets(checksums=checksums), stream, sizes) == contents
@@ -45,7 +58,10 @@ def test_an_event_of_16_mb_is_joined(extra: int) -> None:
     if len(parts[-1]) == PACKET_BYTES_MAX:
         parts.append(b"")
     stream = b"".join(map(packet, parts)) + packet(b"\0" + event(EventType.XID, b"after"))
-    assert [len(each) for each in bodies(Packets(checksums=False), stream, [7, 1 << 20])] == [len(body), 5]
+    assert [len(each) for each in bodies(Packets(checksums=False), stream, [7, 1 << 20])] == [
+        len(body),
+        5,
+    ]
 
 
 def test_a_damaged_event_is_seen_by_its_checksum_unless_it_is_trusted() -> None:
@@ -55,7 +71,9 @@ def test_a_damaged_event_is_seen_by_its_checksum_unless_it_is_trusted() -> None:
         data = packet(b"\0" + whole[:-4] + crc).replace(b"body", b"bodi" if damage else b"body")
         assert len(bodies(Packets(checksums=True, verify=verify), data, [])) == 1
     with pytest.raises(EventChecksumError):
-        Packets(checksums=True, verify=True).take(packet(b"\0" + whole[:-4] + crc).replace(b"body", b"bodi"))
+        Packets(checksums=True, verify=True).take(
+            packet(b"\0" + whole[:-4] + crc).replace(b"body", b"bodi")
+        )
 
 
 def error(number: int, text: str) -> bytes:
@@ -96,12 +114,13 @@ def test_what_is_no_event_is_refused(payload: bytes) -> None:
 
 
 def test_commands_are_those_of_the_protocol() -> None:
-    assert commands.register(7, "h").hex() == "13000000" + "15" + "07000000" + "0168" + "0000" + "0000" + "00000000" * 2
+    assert (
+        commands.register(7, "h").hex()
+        == "13000000" + "15" + "07000000" + "0168" + "0000" + "0000" + "00000000" * 2
+    )
     assert (
         commands.dump(7, "f", 4, commands.NON_BLOCK).hex()
         == "0c000000" + "12" + "04000000" + "0100" + "07000000" + "66"
     )
     gtids = commands.dump_gtid(7, b"\1\2")
-    assert (
-        gtids.hex() == "19000000" + "1e" + "0400" + "07000000" + "00000000" + "0400000000000000" + "02000000" + "0102"
-    )
+    assert gtids.hex() == "190000001e040007000000000000000400000000000000020000000102"

@@ -1,4 +1,6 @@
-"""Rows of transactions that have not ended: within the limit in memory, beyond it on disk, and gone with their end."""
+"""Rows of transactions that have not ended: within the limit in memory, beyond it on disk,
+and gone with their end.
+"""
 
 import random
 from collections.abc import Iterator
@@ -32,7 +34,9 @@ class LargeLog(Log):
         for place, body in enumerate(padded):
             event = self.parts[2 * place - 2 * count + 1]
             size = len(event) + ROW_BYTES
-            self.parts[2 * place - 2 * count + 1] = event[:9] + size.to_bytes(4, "little") + event[13:19] + body
+            self.parts[2 * place - 2 * count + 1] = (
+                event[:9] + size.to_bytes(4, "little") + event[13:19] + body
+            )
         return padded
 
 
@@ -98,7 +102,9 @@ def test_a_break_of_the_connection_forgets_what_is_read_again_on_disk_too(
     transactions.reconnected(fold_case=False)
     assert (shared.spilled, shared.used_bytes, files(tmp_path)) == (0, 0, [])
     log.finish(1001, commit=True)
-    assert [row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)] == log.wanted
+    assert [
+        row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)
+    ] == log.wanted
 
 
 def test_without_a_directory_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +113,9 @@ def test_without_a_directory_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(4):
         log.prepare(1000, 90)
         log.finish(1001, commit=True)
-    assert [row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)] == log.wanted
+    assert [
+        row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)
+    ] == log.wanted
     began = len(log.parts)
     log.prepare(1000, 150)
     with pytest.raises(XaTooLargeError, match="XA RECOVER"):
@@ -128,10 +136,14 @@ def test_a_disk_that_refuses_holds_the_log_until_it_takes_more(
     log, transactions = LargeLog(), reading(shared)
     log.prepare(1000, 300)
     log.finish(1001, commit=True)
-    assert [row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)] == log.wanted
+    assert [
+        row for item in read(transactions, log) if isinstance(item, Commits) for row in rows(item)
+    ] == log.wanted
 
 
-def test_whoever_waits_for_the_disk_is_let_go(shared: OpenTransactions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_for_the_disk_is_let_go(
+    shared: OpenTransactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         transactions.end()
         raise DirectoryUnusableError("no space")

@@ -14,7 +14,11 @@ from storage.model.ts import compose, physical_ms
 from storage.mysql.control import MariaGtid
 
 TIMES = st.lists(
-    st.one_of(st.integers(0, 5), st.integers(1_700_000_000_000, 1_700_000_010_000), st.just(1000 * 0xFFFFFFFF))
+    st.one_of(
+        st.integers(0, 5),
+        st.integers(1_700_000_000_000, 1_700_000_010_000),
+        st.just(1000 * 0xFFFFFFFF),
+    )
 )
 
 
@@ -27,12 +31,18 @@ def folded_one_by_one(previous_ts: int, times: list[int]) -> list[int]:
 
 
 @given(st.integers(0, compose(1_700_000_005_000)), TIMES)
-def test_the_fold_is_that_of_one_transaction_after_the_other(previous_ts: int, times: list[int]) -> None:
-    assert fold(previous_ts, np.array(times, np.int64)).tolist() == folded_one_by_one(previous_ts, times)
+def test_the_fold_is_that_of_one_transaction_after_the_other(
+    previous_ts: int, times: list[int]
+) -> None:
+    assert fold(previous_ts, np.array(times, np.int64)).tolist() == folded_one_by_one(
+        previous_ts, times
+    )
 
 
 @given(st.integers(0, compose(1_700_000_005_000)), TIMES, st.integers(0, 20))
-def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(start_ts: int, times: list[int], cut: int) -> None:
+def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(
+    start_ts: int, times: list[int], cut: int
+) -> None:
     whole = fold(start_ts, np.array(times, np.int64)).tolist()
     first = fold(start_ts, np.array(times[:cut], np.int64)).tolist()
     rest = fold(first[-1] if first else start_ts, np.array(times[cut:], np.int64)).tolist()
@@ -61,12 +71,18 @@ def test_an_anchor_is_read_as_it_was_written_and_nothing_else_is() -> None:
 
 
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=60), st.integers(0, 10_000_000))
-def test_anchors_lie_no_further_apart_than_a_share_of_their_age(gaps: list[int], since_ms: int) -> None:
+def test_anchors_lie_no_further_apart_than_a_share_of_their_age(
+    gaps: list[int], since_ms: int
+) -> None:
     kept = [compose(1_700_000_000_000 + ms) for ms in np.cumsum(gaps).tolist()]
     now_ms = physical_ms(kept[-1]) + since_ms
     spare = set(spare_anchors(kept, now_ms))
     left = [ts for ts in kept if ts not in spare]
     assert (left[0], left[-1]) == (kept[0], kept[-1])
     for before, after in itertools.pairwise(left):
-        widest = max((physical_ms(b) - physical_ms(a) for a, b in itertools.pairwise(kept)), default=0)
-        assert physical_ms(after) - physical_ms(before) <= max(widest, (now_ms - physical_ms(before)) // 32)
+        widest = max(
+            (physical_ms(b) - physical_ms(a) for a, b in itertools.pairwise(kept)), default=0
+        )
+        assert physical_ms(after) - physical_ms(before) <= max(
+            widest, (now_ms - physical_ms(before)) // 32
+        )

@@ -1,4 +1,6 @@
-"""ROLLBACK TO SAVEPOINT undoes the rows behind the savepoint, in whatever buffers they come, given already or not."""
+"""ROLLBACK TO SAVEPOINT undoes the rows behind the savepoint, in whatever buffers they come,
+given already or not.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -84,11 +86,20 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 def read(
-    parts: Sequence[bytes], borders: Sequence[int], *, held_bytes: int, torn: dict[tuple[str, int], RowRanges | None]
+    parts: Sequence[bytes],
+    borders: Sequence[int],
+    *,
+    held_bytes: int,
+    torn: dict[tuple[str, int], RowRanges | None],
 ) -> list[Item]:
     found: list[Item] = []
-    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", held_bytes)) as shared:
-        transactions = Transactions(LogPosition(Anchor(0, "")), held_bytes=held_bytes, torn=torn, shared=shared)
+    with (
+        TemporaryDirectory() as directory,
+        closing(OpenTransactions(Path(directory) / "open", held_bytes)) as shared,
+    ):
+        transactions = Transactions(
+            LogPosition(Anchor(0, "")), held_bytes=held_bytes, torn=torn, shared=shared
+        )
         for begin, end in itertools.pairwise(borders):
             found += transactions.take(events(list(parts[begin:end])))
     return found
@@ -127,13 +138,18 @@ def test_rows_behind_the_savepoint_are_undone(log: Log, cuts: list[int], held_by
 
 
 def test_table_maps_stay_when_the_rows_behind_them_are_undone() -> None:
-    """A trigger goes back to its savepoint in the middle of a statement, whose later rows have no TABLE_MAP anew."""
+    """A trigger goes back to its savepoint in the middle of a statement,
+    whose later rows have no TABLE_MAP anew.
+    """
     log = Log()
     log.begin(0, 1000)
     log.query("SAVEPOINT `s`")
     log.write(1)
     log.query("ROLLBACK TO `s`")
-    log.parts += [event(EventType.WRITE_ROWS_V1, b"of the same map"), event(EventType.XID, bytes(8))]
+    log.parts += [
+        event(EventType.WRITE_ROWS_V1, b"of the same map"),
+        event(EventType.XID, bytes(8)),
+    ]
     (item,) = read(log.parts, [0, len(log.parts)], held_bytes=1 << 20, torn={})
     assert isinstance(item, Commits)
     assert len(item.events.of(EventType.TABLE_MAP)) == 1
@@ -173,6 +189,8 @@ def test_an_unclear_savepoint_stops_only_whoever_has_one_of_its_tables() -> None
     tables.check_savepoint(unclear, nested=lambda: True)
     tables.by_name["d", "t"] = None  # type: ignore[assignment]
     tables.check_savepoint(unclear, nested=lambda: False)
-    tables.check_savepoint(UnclearSavepoint(1, "s", frozenset({("d", "u")}), "x"), nested=lambda: True)
+    tables.check_savepoint(
+        UnclearSavepoint(1, "s", frozenset({("d", "u")}), "x"), nested=lambda: True
+    )
     with pytest.raises(SavepointUnclearError, match="in the transaction at 1"):
         tables.check_savepoint(unclear, nested=lambda: True)

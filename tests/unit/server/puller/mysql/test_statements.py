@@ -1,6 +1,6 @@
-"""What is done with each statement of the manuals; and what of a statement is not understood is never passed over."""
-
-# ruff: noqa: E501 (statements are shown on one line)
+"""What is done with each statement of the manuals;
+and what of a statement is not understood is never passed over.
+"""
 
 from pathlib import Path
 
@@ -12,12 +12,23 @@ from server.puller.mysql.ddl import read_statement
 from server.puller.mysql.statement import Kind, Statement
 from server.puller.mysql.tokens import Dialect
 from storage.mysql.event import EventType
-from tests.unit.server.puller.mysql.statements import NO_EFFECT, READ_AGAIN, STATEMENTS, STOP, UNDERSTOOD
+from tests.unit.server.puller.mysql.statements import (
+    NO_EFFECT,
+    READ_AGAIN,
+    STATEMENTS,
+    STOP,
+    UNDERSTOOD,
+)
 from tests.unit.server.puller.mysql.verdicts import PAGE, TYPES, final_of_event, page
 
 SERVER = Dialect(version=101119)
 KINDS = {NO_EFFECT: {Kind.NOTHING}, UNDERSTOOD: {Kind.DDL}, READ_AGAIN: {Kind.DDL}}
-ALL = [(verdict, kind, query) for verdict, kinds in STATEMENTS.items() for kind in kinds for query in kinds[kind]]
+ALL = [
+    (verdict, kind, query)
+    for verdict, kinds in STATEMENTS.items()
+    for kind in kinds
+    for query in kinds[kind]
+]
 DESIGN = Path(__file__).parents[5] / "docs/design/0029-mysql-schema-tracker.md"
 
 
@@ -37,11 +48,17 @@ def test_each_statement_has_its_verdict(verdict: str, kind: str, query: str) -> 
     assert (statement.tree is None) == (statement.kind is Kind.UNKNOWN)
 
 
-@pytest.mark.parametrize("query", [query for verdict, _, query in ALL if verdict in (UNDERSTOOD, READ_AGAIN)])
+@pytest.mark.parametrize(
+    "query", [query for verdict, _, query in ALL if verdict in (UNDERSTOOD, READ_AGAIN)]
+)
 def test_a_rest_that_is_not_understood_makes_all_of_it_unknown(query: str) -> None:
     if read(query.split("--", maxsplit=1)[0] + " x").kind is not Kind.UNKNOWN:
         assert any(word in query for word in ("SELECT", "`")), "only a query may go on"
-    assert read(query + " FROBNICATE (").kind is Kind.UNKNOWN or "SELECT" in query or query.endswith("-- end")
+    assert (
+        read(query + " FROBNICATE (").kind is Kind.UNKNOWN
+        or "SELECT" in query
+        or query.endswith("-- end")
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,15 +70,22 @@ def test_a_rest_that_is_not_understood_makes_all_of_it_unknown(query: str) -> No
         (r"ALTER TABLE t COMMENT 'it\'s', ADD x INT", 0, "t"),
     ],
 )
-def test_names_and_strings_are_those_of_the_sessions_sql_mode(query: str, mode: int, name: str) -> None:
+def test_names_and_strings_are_those_of_the_sessions_sql_mode(
+    query: str, mode: int, name: str
+) -> None:
     statement = read(query, Dialect(sql_mode=mode, version=101119))
     assert [action.name[1] for action in statement.actions] == [name]
 
 
 def test_executable_comments_run_where_the_server_runs_them() -> None:
-    query = "ALTER TABLE t /*!50701 ADD a INT, */ /*!80000 ADD b INT, */ /*M!101100 ADD c INT, */ /*!999999 ADD d INT, */ FORCE"
+    query = (
+        "ALTER TABLE t /*!50701 ADD a INT, */ /*!80000 ADD b INT, */ /*M!101100 ADD c INT, */ "
+        "/*!999999 ADD d INT, */ FORCE"
+    )
     names = {
-        dialect: [spec.column.name for spec in read(query, dialect).tree.specs if hasattr(spec, "column")]  # type: ignore[union-attr]
+        dialect: [
+            spec.column.name for spec in read(query, dialect).tree.specs if hasattr(spec, "column")
+        ]  # type: ignore[union-attr]
         for dialect in (Dialect(version=101119), Dialect(mariadb=False, version=80046))
     }
     assert list(names.values()) == [["c"], ["a", "b"]]
@@ -69,7 +93,12 @@ def test_executable_comments_run_where_the_server_runs_them() -> None:
 
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_not_understood(query: str) -> None:
-    for text in (query, f"ALTER TABLE t {query}", f"CREATE TABLE t (a {query})", f"SET STATEMENT {query}"):
+    for text in (
+        query,
+        f"ALTER TABLE t {query}",
+        f"CREATE TABLE t (a {query})",
+        f"SET STATEMENT {query}",
+    ):
         read(text)
 
 
@@ -78,7 +107,8 @@ def test_the_table_in_the_design_is_made_of_these() -> None:
     for verdict, kinds in STATEMENTS.items():
         for kind, queries in kinds.items():
             shown = "; ".join(
-                f"`{' '.join(query.split())[:70].replace('|', '/').replace('`', '')}`" for query in queries[:3]
+                f"`{' '.join(query.split())[:70].replace('|', '/').replace('`', '')}`"
+                for query in queries[:3]
             )
             lines.append(f"| {kind} | {verdict} | {shown} |")
     table = "\n".join(lines)
@@ -86,7 +116,9 @@ def test_the_table_in_the_design_is_made_of_these() -> None:
 
 
 def test_the_page_of_verdicts_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.unit.server.puller.mysql.verdicts"
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "python -m tests.unit.server.puller.mysql.verdicts"
+    )
 
 
 @pytest.mark.parametrize("number", TYPES)

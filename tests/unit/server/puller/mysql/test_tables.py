@@ -1,4 +1,6 @@
-"""What statements do to the tables of a changefeed: ids stay with tables, through renames and ghosts."""
+"""What statements do to the tables of a changefeed: ids stay with tables,
+through renames and ghosts.
+"""
 
 from typing import Any
 
@@ -95,7 +97,11 @@ def test_rows_that_no_event_brings_are_told_by_table(query: str, moved: str, fil
 
 
 def test_a_table_that_becomes_a_partition_is_gone() -> None:
-    assert effect("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES LESS THAN (9)") == ({"a": 1}, ["b"], [])
+    assert effect("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES LESS THAN (9)") == (
+        {"a": 1},
+        ["b"],
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +112,9 @@ def test_a_table_that_becomes_a_partition_is_gone() -> None:
         ("REORGANIZE THE `A`", DdlUnknownError),
     ],
 )
-def test_statements_that_may_change_rows_of_ours_are_refused(query: str, expected: type[Exception]) -> None:
+def test_statements_that_may_change_rows_of_ours_are_refused(
+    query: str, expected: type[Exception]
+) -> None:
     with pytest.raises(expected, match=r"binlog\.000001:9"):
         tables().check(read_statement(query, "s"), query, "binlog.000001:9", 7)
 
@@ -125,11 +133,17 @@ def test_statements_about_other_tables_are_not_refused() -> None:
 def test_a_renamed_table_is_known_by_its_new_name_only() -> None:
     held = tables()
     held.apply([table("c", 1)], [("s", "b")])
-    assert sorted(map(name_of, held.by_name.values())) == [("other", "x"), ("s", "c")] == sorted(held.by_name)
+    assert (
+        sorted(map(name_of, held.by_name.values()))
+        == [("other", "x"), ("s", "c")]
+        == sorted(held.by_name)
+    )
 
 
 def test_new_ids_depend_on_name_and_commit_ts_and_are_not_those_of_snapshots() -> None:
-    ids = {new_id(ts, name) for ts in range(50) for name in (("a", "b.c"), ("a.b", "c"), ("x", "y"))}
+    ids = {
+        new_id(ts, name) for ts in range(50) for name in (("a", "b.c"), ("a.b", "c"), ("x", "y"))
+    }
     assert len(ids) == 150
     assert all(1 << 48 <= each < 1 << 53 for each in ids)
     assert new_id(7, ("a", "b")) == 509880632073864
@@ -137,7 +151,11 @@ def test_new_ids_depend_on_name_and_commit_ts_and_are_not_those_of_snapshots() -
 
 def test_what_makes_a_table_ineligible_is_kept_in_its_record() -> None:
     with pytest.raises(TableIneligibleError, match="no transactions"):
-        mysql_table(record_of(Definition(("s", "t"), COLUMNS, ("id",), "MyISAM", ("it has no transactions",)), 1))
+        mysql_table(
+            record_of(
+                Definition(("s", "t"), COLUMNS, ("id",), "MyISAM", ("it has no transactions",)), 1
+            )
+        )
     with pytest.raises(TableIneligibleError, match="primary key"):
         mysql_table(record_of(Definition(("s", "t"), COLUMNS, ()), 1))
 
@@ -147,13 +165,21 @@ def looked(*queries: str) -> dict[TableName, str]:
     look = Lookahead(Dialect(), sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
     for query in queries:
         look._see_statement(read_statement(query, "s"))
-    return {each.name: "gone" for each in look.done} | {each.name: now[1] for now, each in look.sought.items()}
+    return {each.name: "gone" for each in look.done} | {
+        each.name: now[1] for now, each in look.sought.items()
+    }
 
 
 def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
     assert looked("RENAME TABLE a TO t, b TO a, t TO b") == {("s", "a"): "b", ("s", "b"): "a"}
-    assert looked("RENAME TABLE a TO t", "DROP TABLE t, b") == {("s", "a"): "gone", ("s", "b"): "gone"}
-    assert looked("DROP DATABASE s", "CREATE TABLE a (id INT)") == {("s", "a"): "gone", ("s", "b"): "gone"}
+    assert looked("RENAME TABLE a TO t", "DROP TABLE t, b") == {
+        ("s", "a"): "gone",
+        ("s", "b"): "gone",
+    }
+    assert looked("DROP DATABASE s", "CREATE TABLE a (id INT)") == {
+        ("s", "a"): "gone",
+        ("s", "b"): "gone",
+    }
 
 
 def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None:
@@ -177,8 +203,16 @@ def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
-        (Column(name="k", type=Type.LONG), Column(name="k", type=Type.LONGLONG, unsigned=True), True),
-        (Column(name="k", type=Type.LONG), Column(name="k", type=Type.VARCHAR, meta=80, collation=45), False),
+        (
+            Column(name="k", type=Type.LONG),
+            Column(name="k", type=Type.LONGLONG, unsigned=True),
+            True,
+        ),
+        (
+            Column(name="k", type=Type.LONG),
+            Column(name="k", type=Type.VARCHAR, meta=80, collation=45),
+            False,
+        ),
         (
             Column(name="k", type=Type.VARCHAR, meta=80, collation=45),
             Column(name="k", type=Type.BLOB, meta=2, collation=45),
@@ -189,10 +223,19 @@ def test_places_of_a_log_are_ordered_by_the_number_of_their_file() -> None:
             Column(name="k", type=Type.VARCHAR, meta=80, collation=46),
             False,
         ),
-        (Column(name="k", type=Type.ENUM, elems=("a", "b")), Column(name="k", type=Type.ENUM, elems=("b", "a")), False),
+        (
+            Column(name="k", type=Type.ENUM, elems=("a", "b")),
+            Column(name="k", type=Type.ENUM, elems=("b", "a")),
+            False,
+        ),
         (Column(name="k", type=Type.LONG), Column(name="other", type=Type.LONG), False),
     ],
 )
-def test_keys_are_the_same_where_their_values_are_in_the_same_order(before: Column, after: Column, same: bool) -> None:
-    versions = [mysql_table(record_of(Definition(("s", "t"), (each,), (each.name,)), 1)) for each in (before, after)]
+def test_keys_are_the_same_where_their_values_are_in_the_same_order(
+    before: Column, after: Column, same: bool
+) -> None:
+    versions = [
+        mysql_table(record_of(Definition(("s", "t"), (each,), (each.name,)), 1))
+        for each in (before, after)
+    ]
     assert same_keys(*versions) == same

@@ -1,4 +1,6 @@
-"""What tables are after statements, by identity: renames, swaps, what is dropped and added, values that change."""
+"""What tables are after statements, by identity: renames, swaps, what is dropped and added,
+values that change.
+"""
 
 # ruff: noqa: E501 (statements are shown on one line)
 
@@ -16,13 +18,21 @@ from server.puller.mysql.tree import AlterTable, CreateTable
 STRICT = Dialect(version=101119, sql_mode=1 << 21)
 LAX = Dialect(version=101119, sql_mode=0)
 COLLATIONS = Collations(
-    {"utf8mb4_general_ci": 45, "utf8mb4_bin": 46, "latin1_swedish_ci": 8, "latin1_bin": 47, "utf8mb3_general_ci": 33},
+    {
+        "utf8mb4_general_ci": 45,
+        "utf8mb4_bin": 46,
+        "latin1_swedish_ci": 8,
+        "latin1_bin": 47,
+        "utf8mb3_general_ci": 33,
+    },
     {"utf8mb4": 45, "latin1": 8, "utf8mb3": 33},
 )
 
 
 def table_of(definition: str, dialect: Dialect = STRICT) -> Tracked:
-    tree = read_statement(f"CREATE TABLE t ({definition}) CHARSET utf8mb4", "db", dialect=dialect).tree
+    tree = read_statement(
+        f"CREATE TABLE t ({definition}) CHARSET utf8mb4", "db", dialect=dialect
+    ).tree
     assert isinstance(tree, CreateTable)
     return created(tree, 1, 1, Context(COLLATIONS, dialect))
 
@@ -67,11 +77,18 @@ def test_columns_keep_their_identity(statement: str, expected: dict[str, int]) -
     tracked = after(T, statement)
     assert list(ids(tracked).items()) == list(expected.items())
     assert not tracked.unclear
-    assert tracked.table.primary_key == (next(iter(name for name, number in expected.items() if number == 1)),)
+    assert tracked.table.primary_key == (
+        next(iter(name for name, number in expected.items() if number == 1)),
+    )
 
 
 def test_ids_are_never_given_out_again() -> None:
-    tracked = after(T, "ALTER TABLE t ADD n INT DEFAULT 5", "ALTER TABLE t DROP n", "ALTER TABLE t ADD n INT DEFAULT 6")
+    tracked = after(
+        T,
+        "ALTER TABLE t ADD n INT DEFAULT 5",
+        "ALTER TABLE t DROP n",
+        "ALTER TABLE t ADD n INT DEFAULT 6",
+    )
     assert ids(tracked)["n"] == 6
     again = type(tracked.table).parse(tracked.table.to_doc())
     assert again == tracked.table
@@ -80,7 +97,9 @@ def test_ids_are_never_given_out_again() -> None:
 
 def test_several_alters_are_followed_each_by_itself() -> None:
     tracked = after(T, "ALTER TABLE t ADD n INT DEFAULT 5", "ALTER TABLE t RENAME COLUMN n TO m")
-    assert [(column.id, column.held) for column in tracked.table.columns if column.name == "m"] == [(5, 5)]
+    assert [(column.id, column.held) for column in tracked.table.columns if column.name == "m"] == [
+        (5, 5)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,14 +139,20 @@ def test_several_alters_are_followed_each_by_itself() -> None:
         ("c INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (c)", False, True),
     ],
 )
-def test_what_changes_stored_values_is_read_again(column: str, statement: str, strict: bool, lax: bool) -> None:
+def test_what_changes_stored_values_is_read_again(
+    column: str, statement: str, strict: bool, lax: bool
+) -> None:
     for dialect, expected in ((STRICT, strict), (LAX, lax)):
-        tracked = after(f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect)
+        tracked = after(
+            f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect
+        )
         assert bool(tracked.unclear) == expected, tracked.unclear
 
 
 def test_ignore_takes_rows_away() -> None:
-    tracked = after("id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "ALTER IGNORE TABLE t MODIFY c VARCHAR(20)")
+    tracked = after(
+        "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "ALTER IGNORE TABLE t MODIFY c VARCHAR(20)"
+    )
     assert tracked.unclear
 
 
@@ -193,7 +218,9 @@ def b64(data: bytes) -> str:
     ],
 )  # fmt: skip
 def test_a_constant_default_is_what_rows_hold_that_are_older(declared: str, value: Any) -> None:
-    tracked = after("id INT PRIMARY KEY", f"ALTER TABLE t ADD COLUMN IF NOT EXISTS c {declared} AFTER id")
+    tracked = after(
+        "id INT PRIMARY KEY", f"ALTER TABLE t ADD COLUMN IF NOT EXISTS c {declared} AFTER id"
+    )
     assert tracked.table.columns[1].held == value
     assert not tracked.unclear
 

@@ -1,4 +1,6 @@
-"""Whatever buffers a log comes in, and wherever its connection breaks: the same transactions, never half of one."""
+"""Whatever buffers a log comes in, and wherever its connection breaks: the same transactions,
+never half of one.
+"""
 
 import itertools
 import json
@@ -34,7 +36,9 @@ FDE = event(EventType.FORMAT_DESCRIPTION, bytes(60))
 
 @dataclass
 class Log:
-    """Events of a server, and what should come of them: (commit_ts, the bodies of row events) and statements."""
+    """Events of a server, and what should come of them: (commit_ts,
+    the bodies of row events) and statements.
+    """
 
     parts: list[bytes] = field(default_factory=list)
     wanted: list[tuple[int, object]] = field(default_factory=list)
@@ -48,8 +52,14 @@ class Log:
     def begin(self, flags: int, second: int, xid: bytes = b"") -> None:
         self.seq += 1
         self.ts = max(self.ts + 2, compose(second * 1000))
-        tail = struct.pack("<IBB", 1, len(xid), 0) + xid if flags & (PREPARED | COMPLETED) else bytes(6)
-        gtid = event(EventType.MARIADB_GTID, struct.pack("<QIB", self.seq, 0, flags) + tail, timestamp=second)
+        tail = (
+            struct.pack("<IBB", 1, len(xid), 0) + xid
+            if flags & (PREPARED | COMPLETED)
+            else bytes(6)
+        )
+        gtid = event(
+            EventType.MARIADB_GTID, struct.pack("<QIB", self.seq, 0, flags) + tail, timestamp=second
+        )
         next_position = struct.pack("<I", len(self.parts) + 1)
         self.parts.append(gtid[:13] + next_position + gtid[17:])
 
@@ -58,11 +68,16 @@ class Log:
         for _ in range(count):
             self.rows += 1
             bodies.append(b"row %d" % self.rows)
-            self.parts += [event(EventType.TABLE_MAP, MAP), event(EventType.WRITE_ROWS_V1, bodies[-1])]
+            self.parts += [
+                event(EventType.TABLE_MAP, MAP),
+                event(EventType.WRITE_ROWS_V1, bodies[-1]),
+            ]
         return bodies
 
     def query(self, sql: str) -> None:
-        self.parts.append(event(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0" + sql.encode()))
+        self.parts.append(
+            event(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0" + sql.encode())
+        )
 
     def end(self, *wanted: tuple[int, object]) -> None:
         self.wanted += wanted
@@ -97,7 +112,9 @@ class Log:
         self.begin(PREPARED, second, xid)
         self.prepared[xid] = self.write(count)
         self.query(f"XA END X'{xid.hex()}',X'',1")
-        self.parts.append(event(EventType.XA_PREPARE, struct.pack("<BIII", 0, 1, len(xid), 0) + xid))
+        self.parts.append(
+            event(EventType.XA_PREPARE, struct.pack("<BIII", 0, 1, len(xid), 0) + xid)
+        )
         self.end()
 
     def finish(self, second: int, *, commit: bool) -> None:
@@ -124,7 +141,11 @@ def logs(draw: st.DrawFn) -> Log:
     for _ in range(draw(st.integers(0, 12))):
         second = draw(st.integers(1000, 1003))
         many = st.integers(1, 30)
-        kind = draw(st.sampled_from(["many", "one", "ddl", "select", "rollback", "prepare", "commit", "undo", "torn"]))
+        kind = draw(
+            st.sampled_from(
+                ["many", "one", "ddl", "select", "rollback", "prepare", "commit", "undo", "torn"]
+            )
+        )
         if kind == "many":
             for _ in range(draw(many)):
                 log.transaction(second, 1)
@@ -133,8 +154,14 @@ def logs(draw: st.DrawFn) -> Log:
         elif kind in ("commit", "undo"):
             log.finish(second, commit=kind == "commit")
         else:
-            write = {"one": log.transaction, "select": log.create_select, "rollback": log.rolled_back}
-            (write | {"prepare": log.prepare, "torn": log.torn})[kind](second, draw(st.integers(0, 3)))
+            write = {
+                "one": log.transaction,
+                "select": log.create_select,
+                "rollback": log.rolled_back,
+            }
+            (write | {"prepare": log.prepare, "torn": log.torn})[kind](
+                second, draw(st.integers(0, 3))
+            )
     return log
 
 
@@ -157,19 +184,26 @@ def taken(transactions: Transactions, parts: list[bytes]) -> list[tuple[int, obj
 def test_any_buffers_give_the_same_transactions(limit: int, log: Log, cuts: list[int]) -> None:
     borders = sorted({0, len(log.parts), *(cut % (len(log.parts) + 1) for cut in cuts)})
     found = []
-    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", limit)) as shared:
+    with (
+        TemporaryDirectory() as directory,
+        closing(OpenTransactions(Path(directory) / "open", limit)) as shared,
+    ):
         transactions = Transactions(LogPosition(Anchor(0, "")), shared=shared)
         for begin, end in itertools.pairwise(borders):
             found += taken(transactions, log.parts[begin:end])
             assert shared.used_bytes <= limit
-        assert bool(shared.spilled or shared.used_bytes) == bool(log.prepared), "what has ended is held no more"
+        assert bool(shared.spilled or shared.used_bytes) == bool(log.prepared), (
+            "what has ended is held no more"
+        )
     assert found == log.wanted
     assert (transactions.position.ts, transactions.is_at_rest) == (log.ts, not log.prepared)
     assert transactions.position.anchor.gtids == (f"0-1-{log.seq}" if log.seq else "")
 
 
 @given(logs(), st.integers(0, 200))
-def test_a_connection_that_breaks_anywhere_is_gone_on_from_the_last_complete_transaction(log: Log, cut: int) -> None:
+def test_a_connection_that_breaks_anywhere_is_gone_on_from_the_last_complete_transaction(
+    log: Log, cut: int
+) -> None:
     cut %= len(log.parts) + 1
     transactions = Transactions(LogPosition(Anchor(0, "")))
     found = taken(transactions, log.parts[:cut])
@@ -178,7 +212,9 @@ def test_a_connection_that_breaks_anywhere_is_gone_on_from_the_last_complete_tra
     assert found + taken(transactions, log.parts[resumed:]) == log.wanted
 
 
-def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_then_left_out() -> None:
+def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_then_left_out() -> (
+    None
+):
     log = Log()
     log.transaction(1000, 1)
     log.torn(1000, 3)
@@ -186,9 +222,13 @@ def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_the
     eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
     with pytest.raises(TornTransactionError) as told:
         [taken(eager, [part]) for part in log.parts]
-    warned = Transactions(LogPosition(Anchor(0, "")), held_bytes=1, torn={told.value.place: told.value.rows})
+    warned = Transactions(
+        LogPosition(Anchor(0, "")), held_bytes=1, torn={told.value.place: told.value.rows}
+    )
     found = [each for part in log.parts for each in taken(warned, [part])]
-    assert found == log.wanted, "the transaction after it has its GTID and commit_ts, and is not left out"
+    assert found == log.wanted, (
+        "the transaction after it has its GTID and commit_ts, and is not left out"
+    )
     assert warned.position.ts == log.ts
 
 
@@ -196,13 +236,20 @@ def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> 
     log = Log()
     log.transaction(1000, 3)
     eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
-    items = [item for part in log.parts for item in eager.take(events([part])) if isinstance(item, Commits)]
+    items = [
+        item
+        for part in log.parts
+        for item in eager.take(events([part]))
+        if isinstance(item, Commits)
+    ]
     assert {int(ts) for item in items for ts in item.commit_ts} == {log.ts}
     assert [item.part for item in items] == [*range(1, len(log.parts)), 0]
 
 
 def test_a_packed_transaction_is_given_as_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.puller.mysql.transactions.expanded", partial(expanded, piece_bytes=1000))
+    monkeypatch.setattr(
+        "server.puller.mysql.transactions.expanded", partial(expanded, piece_bytes=1000)
+    )
     log = Log()
     log.transaction(1000, 500)
     eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=5000)
@@ -227,7 +274,9 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     began = len(log.parts)
     log.finish(1001, commit=True)
     rest = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts[began:]]))
-    assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [compose(1001 * 1000)]
+    assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [
+        compose(1001 * 1000)
+    ]
     whole = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts]))
     assert not [item for item in whole if isinstance(item, Unprepared)]
 
@@ -248,13 +297,19 @@ def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
 
 @pytest.mark.parametrize("golden", MYSQL, ids=[each["version"] for each in MYSQL])
 @pytest.mark.parametrize("kind", ["gtid", "tagged"])
-def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(golden: dict[str, Any], kind: str) -> None:
+def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(
+    golden: dict[str, Any], kind: str
+) -> None:
     """The second in a replica's GTID event is that of the last statement, not of the commit."""
     positions = []
     for side in golden.get(kind, {}):
         gtid = bytes.fromhex(golden[kind][side])
         begin = event(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0BEGIN")
-        parts = [gtid[:9] + struct.pack("<I", len(gtid)) + gtid[13:], begin, event(EventType.XID, bytes(8))]
+        parts = [
+            gtid[:9] + struct.pack("<I", len(gtid)) + gtid[13:],
+            begin,
+            event(EventType.XID, bytes(8)),
+        ]
         transactions = Transactions(LogPosition(Anchor(7, "")))
         (item,) = list(transactions.take(events(parts)))
         assert isinstance(item, Commits)
@@ -264,11 +319,19 @@ def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(golden: dict[str,
 
 
 @pytest.mark.parametrize("golden", MYSQL, ids=[each["version"] for each in MYSQL])
-def test_a_file_of_mysql_that_is_read_from_its_beginning_tells_the_gtids_before_it(golden: dict[str, Any]) -> None:
+def test_a_file_of_mysql_that_is_read_from_its_beginning_tells_the_gtids_before_it(
+    golden: dict[str, Any],
+) -> None:
     previous = bytes.fromhex(golden["previous"])
     transactions = Transactions(LogPosition(Anchor(7, "", "binlog.000002")))
-    assert not list(transactions.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]])))
+    assert not list(
+        transactions.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]]))
+    )
     assert transactions.position.anchor.gtids == golden["executed"]
-    read_on = Transactions(LogPosition(Anchor(7, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2", "binlog.000002")))
-    assert not list(read_on.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]])))
+    read_on = Transactions(
+        LogPosition(Anchor(7, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2", "binlog.000002"))
+    )
+    assert not list(
+        read_on.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]]))
+    )
     assert read_on.position.anchor.gtids == "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2"

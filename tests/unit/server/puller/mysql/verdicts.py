@@ -1,8 +1,10 @@
-"""The final verdict on every statement and event of a log: what a changefeed does when it comes, by the product's code.
+"""The final verdict on every statement and event of a log: what a changefeed does when it comes,
+by the product's code.
 
     python -m tests.unit.server.puller.mysql.verdicts     writes docs/format/mysql-verdicts.md
 
-A statement is about the captured table `db.t`, which has the columns and keys it speaks of, or about others.
+A statement is about the captured table `db.t`, which has the columns and keys it speaks of, or
+about others.
 """
 
 # ruff: noqa: E501 (the tables of the page are wide)
@@ -40,7 +42,13 @@ from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
 from storage.mysql.errors import EventUnsupportedError
 from storage.mysql.event import ROWS, EventType, split_events
-from tests.unit.server.puller.mysql.statements import NO_EFFECT, READ_AGAIN, STATEMENTS, STOP, UNDERSTOOD
+from tests.unit.server.puller.mysql.statements import (
+    NO_EFFECT,
+    READ_AGAIN,
+    STATEMENTS,
+    STOP,
+    UNDERSTOOD,
+)
 
 PAGE: Final = Path(__file__).parents[5] / "docs/format/mysql-verdicts.md"
 SERVERS: Final = {
@@ -50,7 +58,13 @@ SERVERS: Final = {
     "MySQL 9": Dialect(mariadb=False, version=90000),
 }
 COLLATIONS: Final = Collations(
-    {"utf8mb4_general_ci": 45, "utf8mb4_bin": 46, "latin1_swedish_ci": 8, "latin1_bin": 47, "utf8mb3_general_ci": 33},
+    {
+        "utf8mb4_general_ci": 45,
+        "utf8mb4_bin": 46,
+        "latin1_swedish_ci": 8,
+        "latin1_bin": 47,
+        "utf8mb3_general_ci": 33,
+    },
     {"utf8mb4": 45, "latin1": 8, "utf8mb3": 33, "ascii": 11},
 )
 _TEXTS: Final = ("char", "varchar", "text", "tinytext", "mediumtext", "longtext")
@@ -61,13 +75,24 @@ def final(query: str, dialect: Dialect = SERVERS["MariaDB 12"]) -> tuple[str, st
     statement = read_statement(query, "db", dialect=dialect)
     if statement.kind is Kind.NOTHING:
         return NO_EFFECT, ""
-    renamed = [old for old, _ in statement.tree.pairs] if isinstance(statement.tree, RenameTables) else []
+    renamed = (
+        [old for old, _ in statement.tree.pairs] if isinstance(statement.tree, RenameTables) else []
+    )
     altered = [statement.tree.name] if isinstance(statement.tree, AlterTable) else []
     names = list(dict.fromkeys([("db", "t"), *renamed, *altered]))
     if statement.kind in (Kind.SAVEPOINT, Kind.ROLLBACK_TO):
-        return UNDERSTOOD, f"rows behind it are undone; {SavepointUnclearError.code} where the log does not tell which"
+        return (
+            UNDERSTOOD,
+            (
+                f"rows behind it are undone; {SavepointUnclearError.code} where the log does not tell "
+                "which"
+            ),
+        )
     tables = Tables(
-        [mysql_table(record_of(_captured(statement, name), number)) for number, name in enumerate(names, 1)]
+        [
+            mysql_table(record_of(_captured(statement, name), number))
+            for number, name in enumerate(names, 1)
+        ]
     )
     catalog: Any = SimpleNamespace(wants=lambda schema, _: schema in ("db", "a"))
     rows: Any = SimpleNamespace(ignored=set())
@@ -80,7 +105,10 @@ def final(query: str, dialect: Dialect = SERVERS["MariaDB 12"]) -> tuple[str, st
     if statement.kind is Kind.UNKNOWN:
         return NO_EFFECT, "it names no captured table; ErrMySQLDDLUnknown if it does"
     if statement.kind is not Kind.DDL:
-        return NO_EFFECT, "as far as its table is a base table without triggers: the catalogue is asked"
+        return (
+            NO_EFFECT,
+            "as far as its table is a base table without triggers: the catalogue is asked",
+        )
     outcome = changes.outcome(stated, effect, Helps(COLLATIONS, "utf8mb4_general_ci"))
     if any(outcome.faults.values()) or any(tracked.faults for tracked in outcome.tracked.values()):
         return STOP, "ErrTableIneligible"
@@ -97,7 +125,11 @@ def _captured(statement: Statement, name: TableName) -> Definition:
     """A table with the columns and keys that a statement speaks of."""
     texts, columns, keys = {"text"}, ["id", "v", "other", "text"], ["PRIMARY KEY (id)"]
     specs = statement.tree.specs if isinstance(statement.tree, AlterTable) else ()
-    new = {spec.column.name.lower() for spec in specs if hasattr(spec, "column") and not isinstance(spec, ChangeColumn)}
+    new = {
+        spec.column.name.lower()
+        for spec in specs
+        if hasattr(spec, "column") and not isinstance(spec, ChangeColumn)
+    }
     for spec in specs:
         match spec:
             case DropColumn(name=column) | RenameColumn(old=column) | ChangeColumn(old=column):
@@ -105,22 +137,38 @@ def _captured(statement: Statement, name: TableName) -> Definition:
                 if isinstance(spec, ChangeColumn) and spec.column.type.base in _TEXTS:
                     texts.add(column)
             case AddKey(key=key):
-                columns += [part.column for part in key.parts if part.column and part.column.lower() not in new]
-            case DropKey(kind="key", name=index) | RenameKey(old=index) if index.upper() != "PRIMARY":
+                columns += [
+                    part.column
+                    for part in key.parts
+                    if part.column and part.column.lower() not in new
+                ]
+            case DropKey(kind="key", name=index) | RenameKey(old=index) if (
+                index.upper() != "PRIMARY"
+            ):
                 keys.append(f"KEY `{index}` (other)")
         position = getattr(spec, "position", None)
         if isinstance(position, Position) and position.after and position.after.lower() not in new:
             columns.append(position.after)
     listed = [
-        f"`{each}` {'VARCHAR(9)' if each in texts else 'INT'} {'NOT NULL' if each == 'id' else 'NULL'}"
+        f"`{each}` {'VARCHAR(9)' if each in texts else 'INT'} "
+        f"{'NOT NULL' if each == 'id' else 'NULL'}"
         for each in dict.fromkeys(column.lower() for column in columns)
     ]
-    tree = read_statement(f"CREATE TABLE t ({', '.join([*listed, *keys])}) CHARSET utf8mb4", "db").tree
+    tree = read_statement(
+        f"CREATE TABLE t ({', '.join([*listed, *keys])}) CHARSET utf8mb4", "db"
+    ).tree
     assert isinstance(tree, CreateTable)
     tracked = created(tree, 1, 1, Context(COLLATIONS))
     table = tracked.table
     return Definition(
-        name, table.columns, table.primary_key, "", (), table.indexes, table.collation, table.free_column_id
+        name,
+        table.columns,
+        table.primary_key,
+        "",
+        (),
+        table.indexes,
+        table.collation,
+        table.free_column_id,
     )
 
 
@@ -131,7 +179,9 @@ def final_of_event(number: int) -> tuple[str, str]:
     except EventUnsupportedError as err:
         return STOP, err.code
     kind = EventType(number)
-    return next(((verdict, why) for kinds, verdict, why in _EVENTS if kind in kinds), (NO_EFFECT, ""))
+    return next(
+        ((verdict, why) for kinds, verdict, why in _EVENTS if kind in kinds), (NO_EFFECT, "")
+    )
 
 
 def _event(number: int) -> bytes:
@@ -158,19 +208,34 @@ _EVENTS: Final[tuple[tuple[Collection[int], str, str], ...]] = (
     ((EventType.TRANSACTION_PAYLOAD,), UNDERSTOOD, "by the events that it holds"),
     ((EventType.PARTIAL_UPDATE_ROWS,), STOP, EventUnsupportedError.code),
     ((EventType.INCIDENT,), STOP, LogDamagedError.code),
-    ((EventType.XID, EventType.XA_PREPARE), UNDERSTOOD, "the end of a transaction, or of its first phase"),
+    (
+        (EventType.XID, EventType.XA_PREPARE),
+        UNDERSTOOD,
+        "the end of a transaction, or of its first phase",
+    ),
     (
         (EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED, EventType.MARIADB_GTID),
         UNDERSTOOD,
         "a transaction begins",
     ),
     (
-        (EventType.ROTATE, EventType.FORMAT_DESCRIPTION, EventType.PREVIOUS_GTIDS, EventType.MARIADB_GTID_LIST),
+        (
+            EventType.ROTATE,
+            EventType.FORMAT_DESCRIPTION,
+            EventType.PREVIOUS_GTIDS,
+            EventType.MARIADB_GTID_LIST,
+        ),
         UNDERSTOOD,
         "the place in the log",
     ),
     (
-        (EventType.INTVAR, EventType.RAND, EventType.USER_VAR, EventType.APPEND_BLOCK, EventType.BEGIN_LOAD_QUERY),
+        (
+            EventType.INTVAR,
+            EventType.RAND,
+            EventType.USER_VAR,
+            EventType.APPEND_BLOCK,
+            EventType.BEGIN_LOAD_QUERY,
+        ),
         NO_EFFECT,
         "they belong to a statement, which has its own verdict",
     ),
@@ -181,13 +246,25 @@ TYPES: Final = (*range(43), *range(160, 172))
 
 def page() -> str:
     """The document."""
-    lines = [_HEAD, "## Events", "", "| type | event | verdict | why, or the error |", "|---|---|---|---|"]
+    lines = [
+        _HEAD,
+        "## Events",
+        "",
+        "| type | event | verdict | why, or the error |",
+        "|---|---|---|---|",
+    ]
     for number in TYPES:
         name = EventType(number).name if number in set(EventType) else "not known"
         verdict, why = final_of_event(number)
         lines.append(f"| {number} | {name} | {verdict} | {why} |")
-    lines += ["", "All other types: stop. An event that its writer marks as ignorable is passed over.", ""]
-    kinds = [(kind, queries) for by_kind in STATEMENTS.values() for kind, queries in by_kind.items()]
+    lines += [
+        "",
+        "All other types: stop. An event that its writer marks as ignorable is passed over.",
+        "",
+    ]
+    kinds = [
+        (kind, queries) for by_kind in STATEMENTS.values() for kind, queries in by_kind.items()
+    ]
     for kind, queries in kinds:
         lines += [
             f"## {kind[:1].upper()}{kind[1:]}",
@@ -205,7 +282,10 @@ def _line(query: str) -> str:
     shown = " ".join(query.split()).replace("|", "/").replace("`", "")
     if len(verdicts) == 1:
         return f"| `{shown}` | {verdicts[0][0]} | {verdicts[0][1]} |"
-    of = {each: ", ".join(name for name, mine in by_server.items() if mine == each) for each in verdicts}
+    of = {
+        each: ", ".join(name for name, mine in by_server.items() if mine == each)
+        for each in verdicts
+    }
     says = "; ".join(f"{each[0]} ({of[each]})" for each in verdicts)
     return f"| `{shown}` | {says} | {'; '.join(filter(None, (why for _, why in verdicts)))} |"
 

@@ -75,7 +75,9 @@ def test_a_pump_that_goes_back_is_refused() -> None:
     merge = Merge(10)
     merge.add("a")
     merge.push("a", txn(12))
-    with pytest.raises(BinlogInvalidError, match="pump a sent a transaction with commit_ts 11 after one with 12"):
+    with pytest.raises(
+        BinlogInvalidError, match="pump a sent a transaction with commit_ts 11 after one with 12"
+    ):
         merge.push("a", txn(11))
 
 

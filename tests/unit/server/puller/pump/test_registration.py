@@ -1,4 +1,6 @@
-"""The entry that pumps know a changefeed by lives exactly as long as the changefeed, whoever still runs at its end."""
+"""The entry that pumps know a changefeed by lives exactly as long as the changefeed,
+whoever still runs at its end.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -45,7 +47,12 @@ async def test_the_entry_has_the_checkpoint_and_goes_with_the_changefeed_for_goo
 ) -> None:
     clock: Any = Clock()
     info = ChangefeedInfo(
-        id="feed", sink_uri="flight://", source_uri="pump://", start_ts=5, target_ts=0, create_time=""
+        id="feed",
+        sink_uri="flight://",
+        source_uri="pump://",
+        start_ts=5,
+        target_ts=0,
+        create_time="",
     )
     await records.create(info, [])
     registration = Registration("feed", clock, meta, 5)
@@ -54,14 +61,19 @@ async def test_the_entry_has_the_checkpoint_and_goes_with_the_changefeed_for_goo
     await registration.renew()
     found = await meta.get(keys.drainer("feed"))
     assert found is not None
-    assert (json.loads(found.value)["nodeId"], json.loads(found.value)["maxCommitTS"]) == ("tidemark-feed", 7)
+    assert (json.loads(found.value)["nodeId"], json.loads(found.value)["maxCommitTS"]) == (
+        "tidemark-feed",
+        7,
+    )
     await records.remove("feed")
     assert await meta.get(keys.drainer("feed")) is None
     await registration.renew()  # its puller has not ended yet
     assert await meta.get(keys.drainer("feed")) is None
 
 
-async def test_a_creation_clears_what_an_older_version_left(meta: EtcdMeta, records: Records) -> None:
+async def test_a_creation_clears_what_an_older_version_left(
+    meta: EtcdMeta, records: Records
+) -> None:
     await meta.put(keys.drainer("feed"), b"{}")
     await meta.put(keys.drainer("other"), b"{}")
     await records.clear("feed")

@@ -59,7 +59,9 @@ def test_rows_of_a_table_that_no_schema_change_brought_stop_the_feed() -> None:
 def test_rows_that_cannot_be_read_stop_the_feed() -> None:
     with pytest.raises(BinlogInvalidError, match="committed at 10 cannot be read"):
         list(batches([Transaction(10, 9, b"\xff", 0, b"")], tables()))
-    broken = binlog_pb2.TableMutation(table_id=7, inserted_rows=[b"\xff"], sequence=[binlog_pb2.Insert])
+    broken = binlog_pb2.TableMutation(
+        table_id=7, inserted_rows=[b"\xff"], sequence=[binlog_pb2.Insert]
+    )
     with pytest.raises(MutationError, match=r"table 7 .*commit_ts 10"):
         list(batches([txn(10, broken)], tables()))
 

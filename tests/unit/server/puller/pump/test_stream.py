@@ -21,7 +21,9 @@ def test_a_commit_with_its_rows_is_a_transaction() -> None:
 
 
 def test_a_schema_change_has_no_rows() -> None:
-    found = sent(tp=binlog_pb2.Commit, start_ts=8, commit_ts=9, ddl_job_id=5, ddl_query=b"drop table t")
+    found = sent(
+        tp=binlog_pb2.Commit, start_ts=8, commit_ts=9, ddl_job_id=5, ddl_query=b"drop table t"
+    )
     assert (found.ddl_job_id, found.ddl_query) == (5, b"drop table t")
 
 
@@ -39,8 +41,12 @@ def test_a_heartbeat_is_empty() -> None:
         (binlog_pb2.Rollback, 8, 0),
     ],
 )
-def test_what_is_no_committed_transaction_is_refused(tp: int, start_ts: int, commit_ts: int) -> None:
-    with pytest.raises(BinlogInvalidError, match=f"start_ts {start_ts} and commit_ts {commit_ts} after 7"):
+def test_what_is_no_committed_transaction_is_refused(
+    tp: int, start_ts: int, commit_ts: int
+) -> None:
+    with pytest.raises(
+        BinlogInvalidError, match=f"start_ts {start_ts} and commit_ts {commit_ts} after 7"
+    ):
         sent(tp=tp, start_ts=start_ts, commit_ts=commit_ts, prewrite_value=b"rows")
 
 

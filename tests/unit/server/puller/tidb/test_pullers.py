@@ -63,7 +63,9 @@ def jobs(*found: tuple[int, int, int], **more: Any) -> pa.RecordBatch:
     values = [encode_row({JOB_META_COLUMN_ID: json.dumps(doc).encode()}) for doc in docs]
     times = [commit_ts for commit_ts, _, _ in found]
     keys = [job_key(number) for _, number, _ in found]
-    return raw_batch(times, [ts - 1 for ts in times], [INSERT] * len(found), keys, values, [None] * len(found))
+    return raw_batch(
+        times, [ts - 1 for ts in times], [INSERT] * len(found), keys, values, [None] * len(found)
+    )
 
 
 async def test_jobs_come_in_order_once_they_are_done_and_complete() -> None:
@@ -85,7 +87,9 @@ async def test_jobs_come_in_order_once_they_are_done_and_complete() -> None:
 
 def several(*found: tuple[int, int, int], revertible: bool) -> pa.RecordBatch:
     """ALTERs with several changes."""
-    return jobs(*found, type=61, multi_schema_info={"sub_jobs": [{"type": 5}], "revertible": revertible})
+    return jobs(
+        *found, type=61, multi_schema_info={"sub_jobs": [{"type": 5}], "revertible": revertible}
+    )
 
 
 async def nothing_more(rows: JobRows, above_ts: int) -> bool:
@@ -98,22 +102,32 @@ async def nothing_more(rows: JobRows, above_ts: int) -> bool:
 
 
 @pytest.mark.parametrize("is_disordered", [False, True])
-async def test_an_alter_with_several_changes_is_told_where_users_had_them_once_it_is_done(is_disordered: bool) -> None:
+async def test_an_alter_with_several_changes_is_told_where_users_had_them_once_it_is_done(
+    is_disordered: bool,
+) -> None:
     rows = JobRows(100)
     rows.loop = asyncio.get_running_loop()
-    public = [several((110, 1, 1), revertible=True), several((120, 1, 1), (123, 1, 1), revertible=False)]
+    public = [
+        several((110, 1, 1), revertible=True),
+        several((120, 1, 1), (123, 1, 1), revertible=False),
+    ]
     for batch in reversed(public) if is_disordered else public:
         rows.add(job_span(), batch)
     rows.add(job_span(), jobs((115, 2, 4), (125, 3, 4)))
     rows.resolve(job_span(), 130)
-    assert await rows.wait_resolved(100) == 119, "nothing is known from 120 on: who knows which columns came"
+    assert await rows.wait_resolved(100) == 119, (
+        "nothing is known from 120 on: who knows which columns came"
+    )
     assert [(ts, job.id) for ts, job in rows.take(119)] == [(115, 2)]
     assert await nothing_more(rows, 119)
     rows.add(job_span(), several((140, 1, 4), revertible=False))
     assert await rows.wait_resolved(119) == 130
     rows.resolve(job_span(), 150)
     assert await rows.wait_resolved(119) == 150
-    assert [(ts, job.id, job.added_columns) for ts, job in rows.take(150)] == [(120, 1, 1), (125, 3, 0)]
+    assert [(ts, job.id, job.added_columns) for ts, job in rows.take(150)] == [
+        (120, 1, 1),
+        (125, 3, 0),
+    ]
     rows.add(job_span(), several((120, 1, 1), revertible=False))
     assert await nothing_more(rows, 150)
     rows.resolve(job_span(), 160)

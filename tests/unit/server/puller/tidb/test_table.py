@@ -110,7 +110,9 @@ def test_a_change_names_what_is_new_dropped_and_truncated() -> None:
     assert found is not None
     tables = [table.name for table in found.tables]
     assert (tables, found.truncated) == (["a.t"], ("a.t",))
-    assert found.dropped == ("a.t", "b.t"), "the catalog has to see that a table came from outside of the filter"
+    assert found.dropped == ("a.t", "b.t"), (
+        "the catalog has to see that a table came from outside of the filter"
+    )
 
 
 def test_what_moves_rows_without_writing_them_is_refused_for_wanted_tables_only() -> None:
@@ -121,13 +123,19 @@ def test_what_moves_rows_without_writing_them_is_refused_for_wanted_tables_only(
     assert table_change(Change(9, "q", (Table(2, "b", DOC),), moved="why"), Wants()) is None
 
 
-def test_the_advice_of_a_ddl_that_cannot_be_followed_names_the_ts_from_which_another_changefeed_begins() -> None:
+def test_the_advice_of_a_ddl_that_cannot_be_followed_names_the_ts_from_which_another_changefeed_begins() -> (
+    None
+):
     moved = Change(9, "ALTER TABLE t EXCHANGE …", (Table(1, "a", DOC),), moved="rows move")
-    with pytest.raises(DdlUnsupportedError, match=r"a\.t: rows move.*Create another changefeed with --start-ts 9"):
+    with pytest.raises(
+        DdlUnsupportedError, match=r"a\.t: rows move.*Create another changefeed with --start-ts 9"
+    ):
         table_change(moved, Wants())
 
 
-def test_a_changefeed_that_begins_at_an_exchange_or_leaves_its_tables_out_is_not_stopped_by_it() -> None:
+def test_a_changefeed_that_begins_at_an_exchange_or_leaves_its_tables_out_is_not_stopped_by_it() -> (
+    None
+):
     exchange = {
         "id": 5, "type": Action.EXCHANGE_PARTITION, "state": 6, "schema_id": 1, "table_id": 7, "query": "EXCHANGE",
         "binlog": {"TableInfo": None}, "raw_args": [9, 1, 8],
@@ -136,7 +144,9 @@ def test_a_changefeed_that_begins_at_an_exchange_or_leaves_its_tables_out_is_not
     parted_info = parted(9, 10).table_info | {"id": 8, "name": {"O": "p", "L": "p"}}
 
     def history(database: str) -> SchemaHistory:
-        return SchemaHistory(10, {1: database}, [Table(1, database, DOC), Table(1, database, parted_info)])
+        return SchemaHistory(
+            10, {1: database}, [Table(1, database, DOC), Table(1, database, parted_info)]
+        )
 
     taken = history("a").apply(job, 20)
     assert taken is not None
@@ -162,7 +172,9 @@ def with_columns(**ids: int) -> TableRecord:
 
 def test_a_column_that_tidb_has_built_anew_is_still_the_same_column() -> None:
     first = with_columns(id=1, v=2, w=3)
-    second = keeping_identities(with_columns(id=1, v=4, w=3), first)  # MODIFY v, by a reorganization
+    second = keeping_identities(
+        with_columns(id=1, v=4, w=3), first
+    )  # MODIFY v, by a reorganization
     third = keeping_identities(with_columns(id=1, u=4, w=5), second)  # RENAME v TO u, MODIFY w
     fourth = keeping_identities(with_columns(id=1, u=4, w=5, v=6), third)  # ADD v
     assert [identities(each) for each in (first, second, third, fourth)] == [
@@ -175,7 +187,9 @@ def test_a_column_that_tidb_has_built_anew_is_still_the_same_column() -> None:
 
 @dataclass
 class Followed:
-    """A table that a real history takes from DDL to DDL, each told to a catalog that has the table of before."""
+    """A table that a real history takes from DDL to DDL,
+    each told to a catalog that has the table of before.
+    """
 
     table: SourceTable
 
@@ -191,7 +205,9 @@ class Followed:
     def table_of(self, record: TableRecord) -> SourceTable:
         return tidb_table(following(record, self.table.record))
 
-    def ddl(self, action: int, *columns: Column, late: bool = False, several: Any = None, **more: Any) -> TableChange:
+    def ddl(
+        self, action: int, *columns: Column, late: bool = False, several: Any = None, **more: Any
+    ) -> TableChange:
         """A DDL that leaves these columns."""
         doc = {
             "id": self._ts, "type": action, "state": 4, "schema_id": 1, "table_id": 7, "query": "ALTER",
@@ -241,10 +257,25 @@ def followed(*columns: Column) -> Followed:
         (replace(INT, flen=20, type=Type.LONGLONG), replace(V, id=3), True),
         (INT, replace(V, id=3, name="w"), True),
         (V, replace(V, id=3, name="w", flen=3), False),
-        (replace(V, type=Type.ENUM, elems=("x", "y")), replace(V, id=3, type=Type.ENUM, elems=("y", "x")), False),
-        (replace(V, type=Type.DATETIME, flen=26, decimal=6), replace(V, id=3, type=Type.DATETIME, flen=19), False),
+        (
+            replace(V, type=Type.ENUM, elems=("x", "y")),
+            replace(V, id=3, type=Type.ENUM, elems=("y", "x")),
+            False,
+        ),
+        (
+            replace(V, type=Type.DATETIME, flen=26, decimal=6),
+            replace(V, id=3, type=Type.DATETIME, flen=19),
+            False,
+        ),
     ],
-    ids=["shorter", "another type", "another type and name", "shorter and another name", "members", "no microseconds"],
+    ids=[
+        "shorter",
+        "another type",
+        "another type and name",
+        "shorter and another name",
+        "members",
+        "no microseconds",
+    ],
 )
 def test_a_modify_that_rewrites_values_has_the_table_read_again_behind_it(
     old: Column, new: Column, emptied: bool
@@ -252,7 +283,10 @@ def test_a_modify_that_rewrites_values_has_the_table_read_again_behind_it(
     table = followed(old)
     before = table.table
     change = table.ddl(Action.MODIFY_COLUMN, new)
-    assert (reread_of(table.table.record), change.truncated) == (Reread(20, emptied), ("a.t",) * emptied)
+    assert (reread_of(table.table.record), change.truncated) == (
+        Reread(20, emptied),
+        ("a.t",) * emptied,
+    )
     assert table.table.span != before.span
     assert table.table.span.contains(record_key(7, 5))
     assert identities(table.table.record)[new.name] == 2, "the same column"
@@ -267,16 +301,34 @@ def test_a_modify_that_rewrites_values_has_the_table_read_again_behind_it(
         (ADD_COLUMN, (INT, replace(V, id=3, name="w", origin_default="7"))),
         (Action.MULTI_SCHEMA_CHANGE, (replace(INT, type=Type.LONGLONG, flen=20),)),
         (Action.MULTI_SCHEMA_CHANGE, ()),
-        (Action.MULTI_SCHEMA_CHANGE, (INT, replace(V, id=3, name="_V$_i_0", hidden=True, generated="v + 1"))),
+        (
+            Action.MULTI_SCHEMA_CHANGE,
+            (INT, replace(V, id=3, name="_V$_i_0", hidden=True, generated="v + 1")),
+        ),
         (ADD_INDEX, (INT, replace(V, id=3, name="_V$_i_0", hidden=True, generated="v + 1"))),
     ],
-    ids=["wider", "not null", "name", "added", "several wider", "dropped", "several with an index", "index"],
+    ids=[
+        "wider",
+        "not null",
+        "name",
+        "added",
+        "several wider",
+        "dropped",
+        "several with an index",
+        "index",
+    ],
 )
-def test_a_ddl_that_leaves_stored_values_reads_nothing_again(action: int, columns: Sequence[Column]) -> None:
+def test_a_ddl_that_leaves_stored_values_reads_nothing_again(
+    action: int, columns: Sequence[Column]
+) -> None:
     table = followed(INT)
     before = table.table.span
     change = table.ddl(action, *columns)
-    assert (reread_of(table.table.record), change.truncated, table.table.span) == (Reread(), (), before)
+    assert (reread_of(table.table.record), change.truncated, table.table.span) == (
+        Reread(),
+        (),
+        before,
+    )
 
 
 def test_columns_that_only_change_places_are_not_read_again() -> None:
@@ -287,7 +339,8 @@ def test_columns_that_only_change_places_are_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "late", "is_reread"), [((5,), False, False), ((12,), False, True), ((5,), True, True), ((), True, True)]
+    ("changes", "late", "is_reread"),
+    [((5,), False, False), ((12,), False, True), ((5,), True, True), ((), True, True)],
 )
 def test_new_columns_of_an_alter_with_several_changes_are_read_again_unless_rows_with_them_come_behind_it(
     changes: Sequence[int], late: bool, is_reread: bool
@@ -309,8 +362,17 @@ def test_a_column_that_was_being_built_when_the_changefeed_began_is_read_again()
 
 
 def test_a_key_with_other_values_empties_the_table() -> None:
-    unique = {"is_unique": True, "is_primary": False, "state": 5, "idx_name": {"O": "u", "L": "u"}, "id": 1}
-    index = {"index_info": [unique | {"idx_cols": [{"offset": 1, "length": -1}]}], "pk_is_handle": False}
+    unique = {
+        "is_unique": True,
+        "is_primary": False,
+        "state": 5,
+        "idx_name": {"O": "u", "L": "u"},
+        "id": 1,
+    }
+    index = {
+        "index_info": [unique | {"idx_cols": [{"offset": 1, "length": -1}]}],
+        "pk_is_handle": False,
+    }
     key = replace(V, flags=Flag.NOT_NULL)
     table = Followed(tidb_table(TableRecord("a", info_of(key) | index)))
     change = table.ddl(Action.MODIFY_COLUMN, replace(key, id=3, flen=3), **index)
@@ -323,7 +385,11 @@ def test_a_table_stays_where_it_began_anew_until_it_does_so_again() -> None:
     begun = table.table.span
     table.ddl(ADD_COLUMN, replace(V, id=3, flen=3), replace(INT, id=4, name="w"))
     change = table.ddl(Action.RENAME_TABLE, replace(V, id=3, flen=3), name={"O": "u", "L": "u"})
-    assert (table.table.name, table.table.span, reread_of(table.table.record).ts) == ("a.u", begun, 20)
+    assert (table.table.name, table.table.span, reread_of(table.table.record).ts) == (
+        "a.u",
+        begun,
+        20,
+    )
     assert not change.truncated
     table.ddl(Action.MODIFY_COLUMN, replace(V, id=5, flen=2))
     assert (table.table.span != begun, reread_of(table.table.record).ts) == (True, 50)
@@ -333,4 +399,8 @@ def test_a_table_stays_where_it_began_anew_until_it_does_so_again() -> None:
 
 def test_columns_that_swap_their_names_swap_nothing_else() -> None:
     first = with_columns(id=1, v=2, w=3)
-    assert identities(keeping_identities(with_columns(id=1, v=3, w=2), first)) == {"id": 1, "v": 3, "w": 2}
+    assert identities(keeping_identities(with_columns(id=1, v=3, w=2), first)) == {
+        "id": 1,
+        "v": 3,
+        "w": 2,
+    }

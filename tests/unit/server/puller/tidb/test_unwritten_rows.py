@@ -19,12 +19,17 @@ from storage.tidb.schema_history import REMOVED
 DOC = json.loads(TableInfo.build(7, "t", [Column.bigint("id"), Column.bigint("v")]).to_json())
 PARTS = {
     "enable": True,
-    "definitions": [{"id": 8, "name": {"O": "p", "L": "p"}}, {"id": 9, "name": {"O": "q", "L": "q"}}],
+    "definitions": [
+        {"id": 8, "name": {"O": "p", "L": "p"}},
+        {"id": 9, "name": {"O": "q", "L": "q"}},
+    ],
 }
 
 
 class FakeSchemas:
-    """A store whose tables and partitions have two rows each, in two pages; it notes when they are read."""
+    """A store whose tables and partitions have two rows each, in two pages;
+    it notes when they are read.
+    """
 
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
@@ -44,14 +49,18 @@ def table(**members: Any) -> SourceTable:
     return tidb_table(TableRecord("a", DOC | members))
 
 
-async def rows(source: SourceTable, start_ts: int, *, own_keys: bool = False) -> list[dict[str, Any]]:
+async def rows(
+    source: SourceTable, start_ts: int, *, own_keys: bool = False
+) -> list[dict[str, Any]]:
     schemas: Any = FakeSchemas()
     batches = [each async for each in unwritten_rows(schemas, source, start_ts, own_keys=own_keys)]
     assert all(ts == 101 or source.record.table_info.get(REMOVED) for _, ts in schemas.read)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-async def test_a_table_that_is_read_again_has_all_its_rows_as_updates_right_behind_the_ddl() -> None:
+async def test_a_table_that_is_read_again_has_all_its_rows_as_updates_right_behind_the_ddl() -> (
+    None
+):
     reread = table(tidemark_reread={"ts": 100, "emptied": False})
     counted = metrics.UNWRITTEN_ROWS._value.get()
     found = await rows(reread, 100)
@@ -69,7 +78,9 @@ async def test_a_table_that_is_read_again_has_all_its_rows_as_updates_right_behi
 async def test_so_have_its_partitions(own_keys: bool, tables: tuple[int, ...]) -> None:
     reread = table(tidemark_reread={"ts": 100, "emptied": True}, partition=PARTS)
     found = await rows(reread, 100, own_keys=own_keys)
-    assert [row["key"] for row in found] == [record_key(each, 1 + place % 2) for place, each in enumerate(tables)]
+    assert [row["key"] for row in found] == [
+        record_key(each, 1 + place % 2) for place, each in enumerate(tables)
+    ]
 
 
 async def test_rows_of_removed_partitions_are_deleted() -> None:
@@ -81,7 +92,9 @@ async def test_rows_of_removed_partitions_are_deleted() -> None:
     ]
 
 
-async def test_keys_of_removed_partitions_that_users_have_written_to_others_by_then_stay_in_binlogs() -> None:
+async def test_keys_of_removed_partitions_that_users_have_written_to_others_by_then_stay_in_binlogs() -> (
+    None
+):
     removed = table(partition=PARTS, **{REMOVED: {"ts": 100, "partition_ids": [5]}})
     found = await rows(removed, 100, own_keys=True)
     assert [(row["key"], row["op"]) for row in found] == [(record_key(7, 1), DELETE)]

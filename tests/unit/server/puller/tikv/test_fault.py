@@ -1,7 +1,12 @@
 import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.puller.tikv.fault import ClusterIdMismatchError, FeedRefusedError, HistoryLostError, fault_of
+from server.puller.tikv.fault import (
+    ClusterIdMismatchError,
+    FeedRefusedError,
+    HistoryLostError,
+    fault_of,
+)
 
 
 @pytest.mark.parametrize("name", ["not_leader", "epoch_not_match", "region_not_found"])
@@ -25,11 +30,20 @@ def test_an_error_of_a_newer_store_is_waited_out():
 @pytest.mark.parametrize(
     ("error", "kind", "told"),
     [
-        (cdcpb.Error(cluster_id_mismatch={"current": 7, "request": 8}), ClusterIdMismatchError, "cluster 7"),
+        (
+            cdcpb.Error(cluster_id_mismatch={"current": 7, "request": 8}),
+            ClusterIdMismatchError,
+            "cluster 7",
+        ),
         (cdcpb.Error(compatibility={"required_version": "9.9.9"}), FeedRefusedError, "9.9.9"),
         (cdcpb.Error(duplicate_request={"region_id": 5}), FeedRefusedError, "region 5"),
         (
-            cdcpb.Error(server_is_busy={"reason": "[TM:ErrSnapshotLostByGC] GC has passed 7", "backoff_ms": 5000}),
+            cdcpb.Error(
+                server_is_busy={
+                    "reason": "[TM:ErrSnapshotLostByGC] GC has passed 7",
+                    "backoff_ms": 5000,
+                }
+            ),
             HistoryLostError,
             "GC has passed 7",
         ),

@@ -95,7 +95,10 @@ def test_resolved_is_the_minimum_over_all_keys_and_never_goes_back(data):
             else:
                 new = data.draw(st.integers(1, 50))
                 frontier.advance(name, new)
-                ts = [max(old, new) if held == name else old for old, held in zip(ts, owner, strict=True)]
+                ts = [
+                    max(old, new) if held == name else old
+                    for old, held in zip(ts, owner, strict=True)
+                ]
         assert frontier.resolved_ts == min(ts) >= last
         last = frontier.resolved_ts
         uncovered = [

@@ -44,7 +44,9 @@ INITIALIZED = Row(matcher.INITIALIZED)
 def pulled(rows, start_ts=0):
     out = Changes()
     Matcher(start_ts).apply(rows, out)
-    return list(zip(out.commit_ts, out.start_ts, out.key, out.op, out.value, out.old_value, strict=True))
+    return list(
+        zip(out.commit_ts, out.start_ts, out.key, out.op, out.value, out.old_value, strict=True)
+    )
 
 
 def test_a_commit_takes_the_value_of_its_prewrite():
@@ -65,7 +67,12 @@ def test_a_put_without_old_value_is_an_insert_and_a_delete_has_no_value():
 
 
 def test_a_fake_prewrite_of_a_heartbeat_does_not_overwrite():
-    rows = [INITIALIZED, prewrite(5, b"k", b"real"), prewrite(5, b"k", b"", old=b"?"), commit(5, b"k", 9)]
+    rows = [
+        INITIALIZED,
+        prewrite(5, b"k", b"real"),
+        prewrite(5, b"k", b"", old=b"?"),
+        commit(5, b"k", 9),
+    ]
     assert pulled(rows) == [(9, 5, b"k", INSERT, b"real", None)]
 
 
@@ -87,7 +94,9 @@ def test_before_initialized_a_delete_waits_for_the_scan():
 
 
 def test_before_initialized_a_commit_may_come_before_its_prewrite():
-    assert pulled([commit(5, b"k", 9), prewrite(5, b"k", b"x"), INITIALIZED]) == [(9, 5, b"k", INSERT, b"x", None)]
+    assert pulled([commit(5, b"k", 9), prewrite(5, b"k", b"x"), INITIALIZED]) == [
+        (9, 5, b"k", INSERT, b"x", None)
+    ]
 
 
 def test_an_early_commit_that_the_scan_brought_is_not_repeated():
@@ -96,7 +105,12 @@ def test_an_early_commit_that_the_scan_brought_is_not_repeated():
 
 
 def test_a_delete_behind_its_fake_prewrite_keeps_its_old_value():
-    rows = [INITIALIZED, prewrite(5, b"k", b"", DEL), prewrite(5, b"k", b"", DEL, b"o"), commit(5, b"k", 9, DEL)]
+    rows = [
+        INITIALIZED,
+        prewrite(5, b"k", b"", DEL),
+        prewrite(5, b"k", b"", DEL, b"o"),
+        commit(5, b"k", 9, DEL),
+    ]
     assert pulled(rows) == [(9, 5, b"k", DELETE, None, b"o")]
     rows[1:3] = rows[2:0:-1]
     assert pulled(rows) == [(9, 5, b"k", DELETE, None, b"o")]
@@ -121,7 +135,12 @@ def test_after_initialized_a_commit_without_prewrite_is_an_error():
 
 
 def test_changes_at_or_below_the_start_are_dropped():
-    rows = [Row(matcher.COMMITTED, 5, b"k", 9, PUT, b"x"), INITIALIZED, prewrite(6, b"k"), commit(6, b"k", 9)]
+    rows = [
+        Row(matcher.COMMITTED, 5, b"k", 9, PUT, b"x"),
+        INITIALIZED,
+        prewrite(6, b"k"),
+        commit(6, b"k", 9),
+    ]
     assert pulled(rows, start_ts=9) == []
 
 
@@ -154,7 +173,9 @@ def test_changes_become_a_batch_of_the_raw_schema():
 
 @st.composite
 def histories(draw):
-    """Transactions on disjoint moments of each key, as the live stream of events with the moment they happened."""
+    """Transactions on disjoint moments of each key,
+    as the live stream of events with the moment they happened.
+    """
     ts, live, committed = 1, [], []
     state: dict[bytes, bytes] = {}
     open_txns: list[tuple[int, dict[bytes, Row]]] = []
@@ -202,20 +223,33 @@ def scanned(live, start_ts):
         elif kind == "commit":
             data = locks.pop(at)
             if row.commit_ts > start_ts:
-                found.append(Row(matcher.COMMITTED, *at, row.commit_ts, data.op_type, data.value, data.old_value))
+                found.append(
+                    Row(
+                        matcher.COMMITTED,
+                        *at,
+                        row.commit_ts,
+                        data.op_type,
+                        data.value,
+                        data.old_value,
+                    )
+                )
     return found + list(locks.values())
 
 
 def still_open(live):
     """The rows of transactions that have not ended after the events `live`."""
     locked = {(row.start_ts, row.key) for kind, row in live if kind == "lock"}
-    return locked - {(row.start_ts, row.key) for kind, row in live if kind in ("commit", "rollback")}
+    return locked - {
+        (row.start_ts, row.key) for kind, row in live if kind in ("commit", "rollback")
+    }
 
 
 @pytest.mark.parametrize("limit", [1 << 30, 900, 0])
 @settings(max_examples=60)
 @given(history=histories(), data=st.data())
-def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_nothing_else(limit, history, data):
+def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_nothing_else(
+    limit, history, data
+):
     live, committed = history
     start_ts = data.draw(st.integers(0, 6))
     attach = data.draw(st.integers(0, len(live)))
@@ -229,7 +263,10 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
     ready = data.draw(st.integers(0, len(tail)))
     merged += [*tail[:ready], INITIALIZED, *tail[ready:]]
 
-    with TemporaryDirectory() as directory, closing(OpenTransactions(Path(directory) / "open", limit)) as shared:
+    with (
+        TemporaryDirectory() as directory,
+        closing(OpenTransactions(Path(directory) / "open", limit)) as shared,
+    ):
         region, out = Matcher(start_ts, shared), Changes()
         while merged:
             size = data.draw(st.integers(1, len(merged)))
@@ -239,7 +276,11 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
         assert shared.spilled == sum(rows.spilled for rows in region._maps)
         assert len(region) == len(still_open(live)), "entries of ended transactions remain"
         region.clear()
-        assert (shared.spilled, shared.used_bytes, Path(directory, "open").exists()) == (0, 0, False)
+        assert (shared.spilled, shared.used_bytes, Path(directory, "open").exists()) == (
+            0,
+            0,
+            False,
+        )
 
     expected = {
         (
@@ -253,7 +294,9 @@ def test_whatever_the_interleaving_each_commit_after_the_start_comes_out_and_not
         for ts, row in committed
         if ts > start_ts
     }
-    got = set(zip(out.commit_ts, out.start_ts, out.key, out.op, out.value, out.old_value, strict=True))
+    got = set(
+        zip(out.commit_ts, out.start_ts, out.key, out.op, out.value, out.old_value, strict=True)
+    )
     assert got == expected
 
 
@@ -276,4 +319,7 @@ def test_of_a_scanned_run_only_what_is_above_the_start_comes_out():
         Row(matcher.COMMITTED, 7, b"b", 12, DEL, b"", b"o"),
         Row(matcher.COMMITTED, 8, b"c", 13, PUT, b"y", b"o"),
     ]
-    assert pulled(rows, start_ts=9) == [(12, 7, b"b", DELETE, None, b"o"), (13, 8, b"c", UPDATE, b"y", b"o")]
+    assert pulled(rows, start_ts=9) == [
+        (12, 7, b"b", DELETE, None, b"o"),
+        (13, 8, b"c", UPDATE, b"y", b"o"),
+    ]

@@ -1,4 +1,6 @@
-"""Rows of open transactions within their limit: on disk beyond it, and gone with their transaction."""
+"""Rows of open transactions within their limit: on disk beyond it,
+and gone with their transaction.
+"""
 
 import asyncio
 import random
@@ -14,7 +16,14 @@ from server.puller.tikv.open_transactions import ENTRY_BYTES, OpenTransactions
 from storage.leveldb import DirectoryUnusableError, LevelDB
 from tests.small_disk import small_disk
 from tests.unit.server.puller.tikv.test_matcher import INITIALIZED, commit, prewrite
-from tests.unit.server.puller.tikv.test_puller import Pd, entries, initialized, pulling, region, send
+from tests.unit.server.puller.tikv.test_puller import (
+    Pd,
+    entries,
+    initialized,
+    pulling,
+    region,
+    send,
+)
 
 LIMIT = 64 << 10
 Row = cdcpb.Event.Row
@@ -32,7 +41,10 @@ def fed(matcher: Matcher, rows: list, out: Changes) -> None:
 
 
 def large(start_ts: int, count: int) -> list:
-    return [prewrite(start_ts, b"%06d" % at, random.Random(at).randbytes(1000), old=b"o%d" % at) for at in range(count)]
+    return [
+        prewrite(start_ts, b"%06d" % at, random.Random(at).randbytes(1000), old=b"o%d" % at)
+        for at in range(count)
+    ]
 
 
 def test_a_transaction_beyond_the_limit_is_on_disk_and_comes_out_whole(tmp_path: Path) -> None:
@@ -51,7 +63,9 @@ def test_a_transaction_beyond_the_limit_is_on_disk_and_comes_out_whole(tmp_path:
         order = list(rows)
         random.Random(1).shuffle(order)
         fed(matcher, [commit(5, row.key, 9) for row in order], out)
-        got = dict(zip(out.key, zip(out.value, out.old_value, out.commit_ts, strict=True), strict=True))
+        got = dict(
+            zip(out.key, zip(out.value, out.old_value, out.commit_ts, strict=True), strict=True)
+        )
         assert got == {row.key: (row.value, row.old_value, 9) for row in rows}
         assert out.key == [row.key for row in order]
         assert (shared.spilled, shared.used_bytes, files(tmp_path)) == (0, 0, [])
@@ -110,7 +124,9 @@ def test_a_disk_that_refuses_once_is_written_again_with_what_is_there_still_read
         fed(matcher, rows[200:], out)
         assert next(refusals, None) is None
         assert shared.disk_error == ""
-        again = [prewrite(5, row.key, b"", old=row.old_value) for row in rows[:100]]  # heartbeats change nothing
+        again = [
+            prewrite(5, row.key, b"", old=row.old_value) for row in rows[:100]
+        ]  # heartbeats change nothing
         fed(matcher, again, out)
         fed(matcher, [commit(5, row.key, 9) for row in rows], out)
         assert dict(zip(out.key, out.value, strict=True)) == {row.key: row.value for row in rows}
@@ -129,7 +145,10 @@ async def test_a_full_disk_pauses_the_feed_which_goes_on_when_there_is_room(tmp_
             rows = large(15, 3000)
             await send(only, initialized())
             for first in range(0, 3000, 100):
-                some = [Row(type=1, op_type=1, start_ts=15, key=row.key, value=row.value) for row in rows[first:][:100]]
+                some = [
+                    Row(type=1, op_type=1, start_ts=15, key=row.key, value=row.value)
+                    for row in rows[first:][:100]
+                ]
                 await send(only, entries(*some))
             async with asyncio.timeout(60):
                 while not shared.waiting:  # noqa: ASYNC110 - it waits in a thread
@@ -151,9 +170,16 @@ async def test_a_table_that_is_removed_while_the_disk_is_full_ends_at_once(
 
     monkeypatch.setattr(LevelDB, "write", refuse)
     with closing(OpenTransactions(tmp_path / "open", 0, retry_s=3600)) as shared:
-        async with asyncio.timeout(60), pulling(Pd(region(1, b"", b"")), shared=shared) as (feeds, _, _, _):
+        async with (
+            asyncio.timeout(60),
+            pulling(Pd(region(1, b"", b"")), shared=shared) as (feeds, _, _, _),
+        ):
             only = await feeds.next()
-            await send(only, initialized(), entries(Row(type=1, op_type=1, start_ts=15, key=b"k", value=b"v")))
+            await send(
+                only,
+                initialized(),
+                entries(Row(type=1, op_type=1, start_ts=15, key=b"k", value=b"v")),
+            )
             while not shared.waiting:  # noqa: ASYNC110 - it waits in a thread
                 await asyncio.sleep(0.01)
         assert shared.used_bytes == 0
@@ -171,7 +197,10 @@ async def test_a_batch_for_the_sorter_is_bounded_whatever_small_commits_bring(
                 row = Row(type=1, op_type=1, start_ts=15, key=b"%04d" % at, value=bytes(2000))
                 await send(only, entries(row))
             for at in range(300):
-                await send(only, entries(Row(type=2, op_type=1, start_ts=15, commit_ts=20, key=b"%04d" % at)))
+                await send(
+                    only,
+                    entries(Row(type=2, op_type=1, start_ts=15, commit_ts=20, key=b"%04d" % at)),
+                )
             await send(only, 20)
             await sorter.until(20)
             assert len(sorter.rows) == 300

@@ -39,7 +39,8 @@ class Pd:
         touching = [
             route
             for route in self.routes
-            if (not end or route.region.start_key < end) and (not route.region.end_key or route.region.end_key > start)
+            if (not end or route.region.start_key < end)
+            and (not route.region.end_key or route.region.end_key > start)
         ]
         return touching[:limit]
 
@@ -93,7 +94,9 @@ class Sorter:
 async def pulling(pd, start_ts=10, shared=None):
     feeds, sorter = Feeds(), Sorter()
     with ThreadPoolExecutor(1) as executor:
-        puller = TablePuller(SPAN, start_ts, Upstream(pd, feeds, executor, shared or OpenTransactions()), sorter)
+        puller = TablePuller(
+            SPAN, start_ts, Upstream(pd, feeds, executor, shared or OpenTransactions()), sorter
+        )
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(puller.run())
             yield feeds, sorter, puller, task
@@ -109,7 +112,16 @@ def initialized():
 
 
 def committed(ts, key):
-    return entries(Row(type=cdcpb.Event.COMMITTED, op_type=Row.PUT, start_ts=ts - 1, commit_ts=ts, key=key, value=b"v"))
+    return entries(
+        Row(
+            type=cdcpb.Event.COMMITTED,
+            op_type=Row.PUT,
+            start_ts=ts - 1,
+            commit_ts=ts,
+            key=key,
+            value=b"v",
+        )
+    )
 
 
 def error(**fields):
@@ -132,7 +144,12 @@ async def test_rows_are_in_the_sorter_before_they_are_resolved():
 
 
 async def test_the_span_is_resolved_as_far_as_its_slowest_region():
-    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b""))) as (feeds, sorter, puller, _):
+    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b""))) as (
+        feeds,
+        sorter,
+        puller,
+        _,
+    ):
         left, right = await feeds.next(), await feeds.next()
         assert puller.regions == 2
         await send(left, initialized(), 30)
@@ -142,7 +159,12 @@ async def test_the_span_is_resolved_as_far_as_its_slowest_region():
 
 
 async def test_the_slowest_regions_come_first_and_what_nobody_serves_is_one_of_them():
-    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b"t"))) as (feeds, sorter, puller, _):
+    async with pulling(Pd(region(1, b"", b"m"), region(2, b"m", b"t"))) as (
+        feeds,
+        sorter,
+        puller,
+        _,
+    ):
         left, right = await feeds.next(), await feeds.next()
         await send(left, initialized(), 30)
         await send(right, initialized(), 20)
@@ -189,7 +211,12 @@ async def test_a_commit_without_prewrite_is_read_again_from_the_store():
     async with pulling(Pd(region(1, b"", b""))) as (feeds, sorter, _, _):
         first = await feeds.next()
         await send(first, initialized(), 15)
-        await send(first, entries(Row(type=cdcpb.Event.COMMIT, op_type=Row.PUT, start_ts=16, commit_ts=17, key=b"k")))
+        await send(
+            first,
+            entries(
+                Row(type=cdcpb.Event.COMMIT, op_type=Row.PUT, start_ts=16, commit_ts=17, key=b"k")
+            ),
+        )
         again = await feeds.next()
         assert again.matcher.start_ts == 15
         assert sorter.rows == []

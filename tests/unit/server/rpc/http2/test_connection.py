@@ -56,7 +56,12 @@ def test_bytes_may_be_cut_anywhere(size: int) -> None:
 
 def test_calls_may_be_interleaved() -> None:
     client = Client()
-    client.send(client.headers(1), client.headers(3), data(3, message(b"three")[:4]), data(1, message(b"one")))
+    client.send(
+        client.headers(1),
+        client.headers(3),
+        data(3, message(b"three")[:4]),
+        data(1, message(b"one")),
+    )
     client.send(data(3, message(b"three")[4:], end_stream=True), data(1, b"", end_stream=True))
     assert [one.got for one in client.host.opened] == [[b"one"], [b"three"]]
 
@@ -73,19 +78,31 @@ def test_settings_come_first(first: bytes) -> None:
 
 FAULTS = {
     "frame too large": (frame(frames.DATA, 0, 1, bytes(16_385)), ErrorCode.FRAME_SIZE_ERROR),
-    "length of a frame too large, without its bytes": (b"\xff\xff\xff\0\0\0\0\0\1", ErrorCode.FRAME_SIZE_ERROR),
+    "length of a frame too large, without its bytes": (
+        b"\xff\xff\xff\0\0\0\0\0\1",
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "data of stream 0": (frame(frames.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR),
     "data of an idle stream": (frame(frames.DATA, 0, 7, b"x"), ErrorCode.PROTOCOL_ERROR),
     "headers of stream 0": (frame(frames.HEADERS, 5, 0, b"\x82"), ErrorCode.PROTOCOL_ERROR),
     "headers of an even stream": (frame(frames.HEADERS, 5, 2, b"\x82"), ErrorCode.PROTOCOL_ERROR),
-    "headers padded beyond their end": (frame(frames.HEADERS, 0xD, 1, b"\x05\x82"), ErrorCode.PROTOCOL_ERROR),
+    "headers padded beyond their end": (
+        frame(frames.HEADERS, 0xD, 1, b"\x05\x82"),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "headers padded without a length": (frame(frames.HEADERS, 0xD, 1), ErrorCode.FRAME_SIZE_ERROR),
-    "headers with half a priority": (frame(frames.HEADERS, 0x25, 1, b"\0\0"), ErrorCode.FRAME_SIZE_ERROR),
+    "headers with half a priority": (
+        frame(frames.HEADERS, 0x25, 1, b"\0\0"),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "headers that depend on themselves": (
         frame(frames.HEADERS, 0x25, 1, (1).to_bytes(4) + b"\0\x82"),
         ErrorCode.PROTOCOL_ERROR,
     ),
-    "continuation of nothing": (frame(frames.CONTINUATION, 4, 1, b"\x82"), ErrorCode.PROTOCOL_ERROR),
+    "continuation of nothing": (
+        frame(frames.CONTINUATION, 4, 1, b"\x82"),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "a ping between headers and their continuation": (
         frame(frames.HEADERS, 0, 1, b"\x82") + frame(frames.PING, 0, 0, bytes(8)),
         ErrorCode.PROTOCOL_ERROR,
@@ -100,18 +117,48 @@ FAULTS = {
     ),
     "an index no table has": (frame(frames.HEADERS, 5, 1, b"\xfe"), ErrorCode.COMPRESSION_ERROR),
     "an index of 0": (frame(frames.HEADERS, 5, 1, b"\x80"), ErrorCode.COMPRESSION_ERROR),
-    "a literal that is cut off": (frame(frames.HEADERS, 5, 1, b"\x40\x0aabc"), ErrorCode.COMPRESSION_ERROR),
-    "an integer without end": (frame(frames.HEADERS, 5, 1, b"\xff" + b"\xff" * 12), ErrorCode.COMPRESSION_ERROR),
-    "a table that is too large": (frame(frames.HEADERS, 5, 1, b"\x3f\xff\xff\x03"), ErrorCode.COMPRESSION_ERROR),
-    "a table resized after a field": (frame(frames.HEADERS, 5, 1, b"\x82\x20"), ErrorCode.COMPRESSION_ERROR),
-    "a Huffman string with wrong padding": (frame(frames.HEADERS, 5, 1, b"\0\x81\0\0"), ErrorCode.COMPRESSION_ERROR),
-    "priority of stream 0": (frame(frames.PRIORITY, 0, 0, PRIORITY_BYTES), ErrorCode.PROTOCOL_ERROR),
+    "a literal that is cut off": (
+        frame(frames.HEADERS, 5, 1, b"\x40\x0aabc"),
+        ErrorCode.COMPRESSION_ERROR,
+    ),
+    "an integer without end": (
+        frame(frames.HEADERS, 5, 1, b"\xff" + b"\xff" * 12),
+        ErrorCode.COMPRESSION_ERROR,
+    ),
+    "a table that is too large": (
+        frame(frames.HEADERS, 5, 1, b"\x3f\xff\xff\x03"),
+        ErrorCode.COMPRESSION_ERROR,
+    ),
+    "a table resized after a field": (
+        frame(frames.HEADERS, 5, 1, b"\x82\x20"),
+        ErrorCode.COMPRESSION_ERROR,
+    ),
+    "a Huffman string with wrong padding": (
+        frame(frames.HEADERS, 5, 1, b"\0\x81\0\0"),
+        ErrorCode.COMPRESSION_ERROR,
+    ),
+    "priority of stream 0": (
+        frame(frames.PRIORITY, 0, 0, PRIORITY_BYTES),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "rst_stream of stream 0": (frame(frames.RST_STREAM, 0, 0, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "rst_stream of an idle stream": (frame(frames.RST_STREAM, 0, 9, bytes(4)), ErrorCode.PROTOCOL_ERROR),
-    "rst_stream that is too short": (frame(frames.RST_STREAM, 0, 1, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+    "rst_stream of an idle stream": (
+        frame(frames.RST_STREAM, 0, 9, bytes(4)),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
+    "rst_stream that is too short": (
+        frame(frames.RST_STREAM, 0, 1, bytes(3)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "settings of a stream": (frame(frames.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR),
-    "settings of an odd length": (frame(frames.SETTINGS, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "acknowledged settings with settings": (frame(frames.SETTINGS, 1, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR),
+    "settings of an odd length": (
+        frame(frames.SETTINGS, 0, 0, bytes(7)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
+    "acknowledged settings with settings": (
+        frame(frames.SETTINGS, 1, 0, bytes(6)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "enable_push of 2": (frames.settings({2: 2}), ErrorCode.PROTOCOL_ERROR),
     "a window of 2^31": (frames.settings({4: 1 << 31}), ErrorCode.FLOW_CONTROL_ERROR),
     "a largest frame that is too small": (frames.settings({5: 16_383}), ErrorCode.PROTOCOL_ERROR),
@@ -121,7 +168,10 @@ FAULTS = {
     "ping that is too short": (frame(frames.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
     "goaway of a stream": (frame(frames.GOAWAY, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
     "goaway that is too short": (frame(frames.GOAWAY, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
-    "window_update that is too short": (frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)), ErrorCode.FRAME_SIZE_ERROR),
+    "window_update that is too short": (
+        frame(frames.WINDOW_UPDATE, 0, 0, bytes(3)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
     "window_update of an idle stream": (window_update(5, 1), ErrorCode.PROTOCOL_ERROR),
     "window_update by nothing": (window_update(0, 0), ErrorCode.PROTOCOL_ERROR),
     "a window beyond 2^31 - 1": (window_update(0, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
@@ -136,15 +186,25 @@ def test_a_connection_fault_ends_the_connection_with_its_code(fault: str) -> Non
 
 def test_calls_of_a_connection_that_ends_are_given_up() -> None:
     client = Client()
-    client.send(client.headers(1, path="/hold"), client.headers(3, path="/hold"), frame(frames.PUSH_PROMISE, 4, 1))
+    client.send(
+        client.headers(1, path="/hold"),
+        client.headers(3, path="/hold"),
+        frame(frames.PUSH_PROMISE, 4, 1),
+    )
     assert ended_with(client) is ErrorCode.PROTOCOL_ERROR
     assert [one.was_aborted for one in client.host.opened] == [True, True]
     assert client.host.open_now == 0
 
 
 STREAM_FAULTS = {
-    "priority that is too short": (frame(frames.PRIORITY, 0, 1, bytes(4)), ErrorCode.FRAME_SIZE_ERROR),
-    "priority on itself": (frame(frames.PRIORITY, 0, 1, (1).to_bytes(4) + b"\0"), ErrorCode.PROTOCOL_ERROR),
+    "priority that is too short": (
+        frame(frames.PRIORITY, 0, 1, bytes(4)),
+        ErrorCode.FRAME_SIZE_ERROR,
+    ),
+    "priority on itself": (
+        frame(frames.PRIORITY, 0, 1, (1).to_bytes(4) + b"\0"),
+        ErrorCode.PROTOCOL_ERROR,
+    ),
     "window_update by nothing": (window_update(1, 0), ErrorCode.PROTOCOL_ERROR),
     "a window beyond 2^31 - 1": (window_update(1, (1 << 31) - 1), ErrorCode.FLOW_CONTROL_ERROR),
     "data after the end": (data(1, b"", end_stream=True) + data(1, b"x"), ErrorCode.STREAM_CLOSED),
@@ -183,7 +243,9 @@ def test_a_malformed_request_resets_its_stream_only(fault: str) -> None:
     assert [one.number for one in client.host.opened] == [1001]
 
 
-@pytest.mark.parametrize(("changed", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")])
+@pytest.mark.parametrize(
+    ("changed", "status"), [((":method", "GET"), "405"), (("content-type", "text/html"), "415")]
+)
 def test_what_is_no_call_gets_an_http_status(changed: tuple[str, str], status: str) -> None:
     client = Client()
     fields = [changed if name == changed[0] else (name, value) for name, value in CALL]
@@ -194,7 +256,9 @@ def test_what_is_no_call_gets_an_http_status(changed: tuple[str, str], status: s
 def test_padding_is_dropped_and_counted() -> None:
     client = Client()
     block = client.block()
-    client.send(frame(frames.HEADERS, 0x4 | 0x8 | 0x20, 1, b"\x03" + PRIORITY_BYTES + block + bytes(3)))
+    client.send(
+        frame(frames.HEADERS, 0x4 | 0x8 | 0x20, 1, b"\x03" + PRIORITY_BYTES + block + bytes(3))
+    )
     client.send(data(1, b"\x02" + message(b"hi") + bytes(2), flags=frames.PADDED, end_stream=True))
     assert client.answer(1)[1] == message(b"hi")
     assert client.connection._credit == (16 << 20) - len(message(b"hi")) - 3
@@ -204,21 +268,31 @@ def test_headers_may_be_continued() -> None:
     client = Client()
     block = client.block(("key", "v" * 100))
     client.send(frame(frames.HEADERS, frames.END_STREAM, 1, block[:10]))
-    client.send(frame(frames.CONTINUATION, 0, 1, block[10:20]), frame(frames.CONTINUATION, 4, 1, block[20:]))
+    client.send(
+        frame(frames.CONTINUATION, 0, 1, block[10:20]), frame(frames.CONTINUATION, 4, 1, block[20:])
+    )
     assert dict(client.host.opened[0].head.invocation_metadata)["key"] == "v" * 100
     assert client.host.opened[0].remote_closed
 
 
 def test_unknown_frames_settings_and_trailers_are_taken_as_nothing() -> None:
     client = Client()
-    client.send(frame(0xEE, 0xFF, 1, b"?"), frames.settings({0xABCD: 1}), client.headers(1), data(1, message(b"x")))
+    client.send(
+        frame(0xEE, 0xFF, 1, b"?"),
+        frames.settings({0xABCD: 1}),
+        client.headers(1),
+        data(1, message(b"x")),
+    )
     client.send(frame(frames.HEADERS, 5, 1, client.encoder.encode([("checksum", "1")])))
     assert client.answer(1)[1] == message(b"x")
 
 
 def test_headers_that_do_not_end_a_call_reset_it() -> None:
     client = Client()
-    client.send(client.headers(1, path="/hold"), frame(frames.HEADERS, 4, 1, client.encoder.encode([("a", "b")])))
+    client.send(
+        client.headers(1, path="/hold"),
+        frame(frames.HEADERS, 4, 1, client.encoder.encode([("a", "b")])),
+    )
     assert reset_with(client, 1) is ErrorCode.PROTOCOL_ERROR
 
 
@@ -241,7 +315,9 @@ def test_pings_are_answered_and_pongs_are_heard() -> None:
     client.connection.ping()
     (ping,) = client.take()
     assert client.connection.awaited_pong
-    client.send(frame(frames.PING, frames.ACK, 0, ping.payload), frame(frames.PING, 0, 0, b"12345678"))
+    client.send(
+        frame(frames.PING, frames.ACK, 0, ping.payload), frame(frames.PING, 0, 0, b"12345678")
+    )
     (pong,) = client.take()
     assert (pong.kind, pong.flags, pong.payload) == (frames.PING, frames.ACK, b"12345678")
     assert not client.connection.awaited_pong
@@ -249,7 +325,9 @@ def test_pings_are_answered_and_pongs_are_heard() -> None:
 
 def test_metadata_that_is_too_large_is_refused_and_its_block_still_counts() -> None:
     client = Client()
-    client.send(client.headers(1, *((f"key-{number}", "v" * 100) for number in range(130)), end_stream=True))
+    client.send(
+        client.headers(1, *((f"key-{number}", "v" * 100) for number in range(130)), end_stream=True)
+    )
     assert client.answer(1)[0]["grpc-status"] == "8"
     assert client.send(client.call(3, b"next")).answer(3)[1] == message(b"next")
 
@@ -287,7 +365,9 @@ def test_floods_end_the_connection_but_not_below_their_bound(flood: str) -> None
 def test_calls_opened_and_reset_without_end_are_a_flood() -> None:
     client = Client(bounds=Bounds(metadata_bytes=1 << 14, streams=10, pings=20, pings_per_s=1))
     for number in range(1, 50_000, 2):
-        client.send(client.headers(number, path="/hold"), frame(frames.RST_STREAM, 0, number, bytes(4)))
+        client.send(
+            client.headers(number, path="/hold"), frame(frames.RST_STREAM, 0, number, bytes(4))
+        )
         if client.connection.failed:
             break
     assert ended_with(client) is ErrorCode.ENHANCE_YOUR_CALM
@@ -359,7 +439,9 @@ def test_the_encoders_of_clients_may_use_every_form() -> None:
     plain, encoder = Client(), Encoder()
     for number, huffman in enumerate((True, False, True, False)):
         encoder.header_table_size = (0, 4096, 100, 4096)[number]
-        block = encoder.encode([*CALL, ("key", "välue"[number:].encode("ascii", "ignore"))], huffman=huffman)
+        block = encoder.encode(
+            [*CALL, ("key", "välue"[number:].encode("ascii", "ignore"))], huffman=huffman
+        )
         plain.send(frame(frames.HEADERS, 5, 2 * number + 1, block))
     assert len(plain.host.opened) == 4
     assert all(isinstance(one, Echo) for one in plain.host.opened)

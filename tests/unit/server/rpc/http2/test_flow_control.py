@@ -1,4 +1,6 @@
-"""Windows: nothing is sent beyond the peer's, everything once there is room; ours bound what a peer may send."""
+"""Windows: nothing is sent beyond the peer's, everything once there is room;
+ours bound what a peer may send.
+"""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +75,9 @@ class Answers(RuleBasedStateMachine):
         for number, whole in self.given.items():
             assert whole.startswith(self.got[number])
             assert (number in self.ended) == (whole == self.got[number])
-            stuck = number not in self.ended and self.windows[number] > 0 and self.connection_window > 0
+            stuck = (
+                number not in self.ended and self.windows[number] > 0 and self.connection_window > 0
+            )
             assert not stuck, "there is room, but it is not used"
         assert self.client.connection.failed is None
 
@@ -105,7 +109,9 @@ def test_more_data_than_windows_allow_is_a_fault() -> None:
     stream = client.host.opened[0]
     stream._credit = 10
     client.send(data(1, bytes(11)))
-    assert [one.code for one in client.take() if one.kind == frames.RST_STREAM] == [ErrorCode.FLOW_CONTROL_ERROR]
+    assert [one.code for one in client.take() if one.kind == frames.RST_STREAM] == [
+        ErrorCode.FLOW_CONTROL_ERROR
+    ]
     client.connection._credit = 10
     client.send(client.headers(3), data(3, bytes(11)))
     assert client.take()[-1].code is ErrorCode.FLOW_CONTROL_ERROR

@@ -13,7 +13,15 @@ BLOCK = Client().block()
 PAYLOADS = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(
-        [BLOCK, BLOCK[:7], message(b"x"), message(bytes(50))[:20], b"\0\4\0\0\0\1", (1).to_bytes(4), bytes(8)]
+        [
+            BLOCK,
+            BLOCK[:7],
+            message(b"x"),
+            message(bytes(50))[:20],
+            b"\0\4\0\0\0\1",
+            (1).to_bytes(4),
+            bytes(8),
+        ]
     ),
 )
 FRAMES = st.builds(frame, KINDS, st.integers(0, 255), NUMBERS, PAYLOADS)
@@ -37,7 +45,11 @@ def test_any_frames_in_any_cut_end_the_connection_at_most(sent: list[bytes], cut
     assert (client.host.open_now, client.host.held, connection.unsent_bytes) == (0, 0, 0)
 
 
-@given(st.binary(max_size=200).filter(lambda sent: len(sent) <= 24 or not sent.startswith(frames.PREFACE)))
+@given(
+    st.binary(max_size=200).filter(
+        lambda sent: len(sent) <= 24 or not sent.startswith(frames.PREFACE)
+    )
+)
 def test_any_first_bytes_end_the_connection_at_most(sent: bytes) -> None:
     client = Client(ready=False).send(sent)
     client.take()
@@ -45,10 +57,19 @@ def test_any_first_bytes_end_the_connection_at_most(sent: bytes) -> None:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=3)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=3)), min_size=1, max_size=6
+    )
+)
 def test_a_good_conversation_with_wrong_bytes_in_it(changes: list[tuple[int, bytes]]) -> None:
     client = Client()
-    good = bytearray(client.call(1, b"one") + client.headers(3) + client.call(5, bytes(100)) + client.call(7, b"x"))
+    good = bytearray(
+        client.call(1, b"one")
+        + client.headers(3)
+        + client.call(5, bytes(100))
+        + client.call(7, b"x")
+    )
     for place, wrong in changes:
         at = place % len(good)
         good[at : at + len(wrong)] = wrong

@@ -1,4 +1,6 @@
-"""Header blocks: what the library reads in them we read, whatever was remembered of those before."""
+"""Header blocks: what the library reads in them we read,
+whatever was remembered of those before.
+"""
 
 import pytest
 from hpack import Decoder, Encoder
@@ -19,7 +21,12 @@ def decoder(max_bytes: int = MAX_BYTES) -> HeaderDecoder[tuple[Field, ...]]:
 
 
 @given(
-    st.lists(st.tuples(FIELDS, st.booleans(), st.sampled_from([None, 0, 64, 200, 4096]), st.integers(1, 3)), max_size=8)
+    st.lists(
+        st.tuples(
+            FIELDS, st.booleans(), st.sampled_from([None, 0, 64, 200, 4096]), st.integers(1, 3)
+        ),
+        max_size=8,
+    )
 )
 def test_a_connections_blocks_mean_what_the_library_says(
     blocks: list[tuple[list[Field], bool, int | None, int]],
@@ -34,7 +41,9 @@ def test_a_connections_blocks_mean_what_the_library_says(
 
 
 @given(st.lists(st.binary(max_size=30), max_size=5))
-def test_any_bytes_are_read_as_the_library_reads_them_or_end_the_connection(blocks: list[bytes]) -> None:
+def test_any_bytes_are_read_as_the_library_reads_them_or_end_the_connection(
+    blocks: list[bytes],
+) -> None:
     ours, library = decoder(), Decoder(MAX_BYTES)
     for block in blocks:
         try:

@@ -1,4 +1,6 @@
-"""Sockets that get stuck: peers that break the protocol, say nothing, or take nothing are let go in time."""
+"""Sockets that get stuck: peers that break the protocol, say nothing,
+or take nothing are let go in time.
+"""
 
 import asyncio
 from typing import Any

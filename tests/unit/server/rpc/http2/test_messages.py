@@ -1,4 +1,6 @@
-"""Messages in DATA: any cut gives the same ones, and none is larger than allowed, compressed or not."""
+"""Messages in DATA: any cut gives the same ones, and none is larger than allowed,
+compressed or not.
+"""
 
 import gzip
 import zlib
@@ -80,7 +82,9 @@ def test_a_bomb_is_refused_before_it_is_large(encoding: bytes) -> None:
         (b"gzip", message(b"x", flag=2), grpc.StatusCode.INTERNAL),
     ],
 )
-def test_what_cannot_be_read_has_a_status(encoding: bytes, sent: bytes, status: grpc.StatusCode) -> None:
+def test_what_cannot_be_read_has_a_status(
+    encoding: bytes, sent: bytes, status: grpc.StatusCode
+) -> None:
     with pytest.raises(MessageError) as refused:
         MessageReader(100, encoding).feed(sent)
     assert refused.value.status is status

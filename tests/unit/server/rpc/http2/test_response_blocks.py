@@ -18,7 +18,10 @@ def fields(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def test_heads_and_trailers_are_grpcs() -> None:
-    assert fields(response_blocks.HEAD) == [(b":status", b"200"), (b"content-type", b"application/grpc")]
+    assert fields(response_blocks.HEAD) == [
+        (b":status", b"200"),
+        (b"content-type", b"application/grpc"),
+    ]
     assert fields(response_blocks.TRAILERS_OK) == [(b"grpc-status", b"0")]
     assert fields(response_blocks.head([("Key", "v"), ("id-bin", b"\0\1")]))[2:] == [
         (b"key", b"v"),
@@ -40,11 +43,15 @@ def test_texts_are_percent_encoded(text: str) -> None:
 
 
 def test_a_status_without_text_has_none() -> None:
-    assert fields(response_blocks.trailers(grpc.StatusCode.NOT_FOUND, "")) == [(b"grpc-status", b"5")]
+    assert fields(response_blocks.trailers(grpc.StatusCode.NOT_FOUND, "")) == [
+        (b"grpc-status", b"5")
+    ]
 
 
 def test_clients_whose_encoding_we_do_not_know_learn_which_we_do() -> None:
-    assert dict(fields(response_blocks.trailers(grpc.StatusCode.UNIMPLEMENTED, "no")))[b"grpc-accept-encoding"]
+    assert dict(fields(response_blocks.trailers(grpc.StatusCode.UNIMPLEMENTED, "no")))[
+        b"grpc-accept-encoding"
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 10, MAX_FRAME_BYTES, MAX_FRAME_BYTES + 1, 50_000])

@@ -1,4 +1,6 @@
-"""Turns of the loop: what a peer sends or does not read costs the others a bounded time, and us bounded memory."""
+"""Turns of the loop: what a peer sends or does not read costs the others a bounded time,
+and us bounded memory.
+"""
 
 import asyncio
 import gzip
@@ -33,7 +35,9 @@ async def turns(is_over: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_does_not_fit_into_a_turn_is_handled_in_the_next_ones_and_not_read_meanwhile() -> None:
+async def test_what_does_not_fit_into_a_turn_is_handled_in_the_next_ones_and_not_read_meanwhile() -> (
+    None
+):
     host = EchoHost(turn=-1.0)  # every turn is over at once: one frame each
     link, transport, client = ready(host)
     await turns(lambda: not link.connection.behind)
@@ -73,7 +77,10 @@ def test_answers_wait_in_their_streams_while_the_socket_is_full() -> None:
 def test_one_turn_writes_no_more_than_a_socket_takes() -> None:
     client = Client().send(WINDOWS)
     client.take()
-    client.send(client.headers(1), *(data(1, message(bytes(16_000))[at : at + 8000]) for at in (0, 8000, 16_000)))
+    client.send(
+        client.headers(1),
+        *(data(1, message(bytes(16_000))[at : at + 8000]) for at in (0, 8000, 16_000)),
+    )
     stream = client.host.opened[0]
     stream.send_message(bytes(10 * ROOM_BYTES))
     first = client.connection.take()
@@ -82,7 +89,11 @@ def test_one_turn_writes_no_more_than_a_socket_takes() -> None:
 
 
 def test_an_answer_beyond_what_may_wait_is_not_kept_and_its_call_says_so() -> None:
-    client = Client(bounds=Bounds(metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1, unsent_bytes=10_000))
+    client = Client(
+        bounds=Bounds(
+            metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1, unsent_bytes=10_000
+        )
+    )
     client.send(frames.settings({4: 0}))
     client.send(client.headers(1), client.headers(3))
     client.host.opened[0].answer(bytes(20_000))
@@ -107,8 +118,12 @@ def test_windows_that_grow_by_bytes_are_looked_at_once_in_a_turn() -> None:
 
 
 def test_many_streams_that_take_a_byte_each_are_served_a_part_in_each_turn() -> None:
-    client = Client(EchoHost(most=5000), Bounds(metadata_bytes=16 << 10, streams=5000, pings=20, pings_per_s=1))
-    client.send(frames.settings({4: 0}), *(client.call(number, b"x" * 100) for number in range(1, 4001, 2)))
+    client = Client(
+        EchoHost(most=5000), Bounds(metadata_bytes=16 << 10, streams=5000, pings=20, pings_per_s=1)
+    )
+    client.send(
+        frames.settings({4: 0}), *(client.call(number, b"x" * 100) for number in range(1, 4001, 2))
+    )
     client.take()
     client.send(*(frames.window_update(number, 1) for number in range(1, 4001, 2)))
     first = client.connection.take()
@@ -158,7 +173,9 @@ async def test_a_request_that_goes_on_too_slowly_is_ended(size: int, ends: bool)
 
 
 def call_of(connection: Any, number: int, started: list[int]) -> Any:
-    return SimpleNamespace(connection=connection, number=number, start=lambda: started.append(number))
+    return SimpleNamespace(
+        connection=connection, number=number, start=lambda: started.append(number)
+    )
 
 
 def peer_that_reads(reads: bool = True) -> Any:
@@ -204,7 +221,9 @@ def test_a_compressed_message_takes_as_many_turns_as_it_needs() -> None:
     client = Client(host, ready=False).send(frames.PREFACE + frames.settings({}))
     body = bytes(1 << 20)
     packed = gzip.compress(body)
-    call = client.headers(1, ("grpc-encoding", "gzip")) + data(1, message(packed, flag=1), end_stream=True)
+    call = client.headers(1, ("grpc-encoding", "gzip")) + data(
+        1, message(packed, flag=1), end_stream=True
+    )
     client.send(call)
     turns = 0
     while client.connection.behind:

@@ -16,7 +16,9 @@ from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.stream import Stream
 
 METHOD = "/tikvpb.Tikv/RawGet"
-BOUNDS = Bounds(metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1, unsent_bytes=64 << 20)
+BOUNDS = Bounds(
+    metadata_bytes=16 << 10, streams=100, pings=20, pings_per_s=1, unsent_bytes=64 << 20
+)
 CALL = (
     (":method", "POST"),
     (":scheme", "http"),
@@ -39,7 +41,9 @@ class Frame:
     @property
     def code(self) -> ErrorCode:
         """Of RST_STREAM and GOAWAY."""
-        return ErrorCode(int.from_bytes(self.payload[4:8] if self.kind == frames.GOAWAY else self.payload))
+        return ErrorCode(
+            int.from_bytes(self.payload[4:8] if self.kind == frames.GOAWAY else self.payload)
+        )
 
 
 class Echo(Stream):
@@ -84,7 +88,9 @@ class EchoHost:
     buffered: int = 0
     errors: list[Exception] = field(default_factory=list)
 
-    def open(self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None) -> Stream:
+    def open(
+        self, connection: Connection, number: int, head: RequestHead, timeout_s: float | None
+    ) -> Stream:
         if self.open_now >= self.most:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "no more")
         self.open_now += 1
@@ -157,7 +163,9 @@ class Client:
     def block(self, *more: tuple[str, str], fields: Any = CALL) -> bytes:
         return self.encoder.encode([*fields, *more])
 
-    def headers(self, stream: int, *more: tuple[str, str], end_stream: bool = False, path: str = METHOD) -> bytes:
+    def headers(
+        self, stream: int, *more: tuple[str, str], end_stream: bool = False, path: str = METHOD
+    ) -> bytes:
         fields = [(name, path if name == ":path" else value) for name, value in CALL]
         flags = frames.END_HEADERS | (frames.END_STREAM if end_stream else 0)
         return frame(frames.HEADERS, flags, stream, self.block(*more, fields=fields))
@@ -172,7 +180,9 @@ class Client:
         body = b""
         for one in self.take():
             if one.kind in (frames.HEADERS, frames.CONTINUATION):
-                decoded = {str(name): str(value) for name, value in self._decoder.decode(one.payload)}
+                decoded = {
+                    str(name): str(value) for name, value in self._decoder.decode(one.payload)
+                }
                 fields |= decoded if one.stream == stream else {}
             elif one.kind == frames.DATA and one.stream == stream:
                 body += one.payload

@@ -1,4 +1,6 @@
-"""What a lake in a database can be asked for; its rows are read from real servers in tests/integration/verify."""
+"""What a lake in a database can be asked for; its rows are read from real servers in
+tests/integration/verify.
+"""
 
 import pyarrow as pa
 import pytest
@@ -18,7 +20,9 @@ ASKED = Question("shop.t", 50, 7, ("id",), SCHEMA, Ranges(), ())
 class Reader:
     """A database with one row, at a cut and with fences."""
 
-    def __init__(self, cut=50, fences=(("shop.t", 40), ("shop.new", 60), ("shop.made", -1)), mode="upsert"):
+    def __init__(
+        self, cut=50, fences=(("shop.t", 40), ("shop.new", 60), ("shop.made", -1)), mode="upsert"
+    ):
         self._record = CutRecord("feed", 0, cut, 0, "", (), mode).to_json() if cut else None
         self._fences = dict(fences)
 
@@ -43,12 +47,19 @@ def lake(**given):
 def test_the_newest_cut_is_told_with_the_tables_that_are_further():
     for at in (None, 50, 70):
         found = lake().cut(at)
-        assert found == {"cut": 50, "mode": "upsert", "beyond": {"shop.new": 60}, "newest_only": True}
+        assert found == {
+            "cut": 50,
+            "mode": "upsert",
+            "beyond": {"shop.new": 60},
+            "newest_only": True,
+        }
 
 
 @pytest.mark.parametrize(("at", "cut"), [(49, 50), (None, None)])
 def test_an_older_cut_is_refused_with_the_reason(at, cut):
-    with pytest.raises(SourceError, match=r"ErrCutNotFound.*(newest cut only, which ends at 50|no cut of feed yet)"):
+    with pytest.raises(
+        SourceError, match=r"ErrCutNotFound.*(newest cut only, which ends at 50|no cut of feed yet)"
+    ):
         lake(cut=cut).cut(at)
 
 
@@ -60,7 +71,11 @@ def test_a_table_that_has_no_cut_yet_has_no_rows():
 
 @pytest.mark.parametrize(
     ("name", "mode", "reason"),
-    [("shop.t", "append", "not histories"), ("shop.new", "upsert", "not ended"), ("shop.none", "upsert", "anew")],
+    [
+        ("shop.t", "append", "not histories"),
+        ("shop.new", "upsert", "not ended"),
+        ("shop.none", "upsert", "anew"),
+    ],
 )
 def test_what_cannot_be_repaired_is_refused(name, mode, reason):
     lake().check_repair(ASKED)
@@ -69,4 +84,9 @@ def test_what_cannot_be_repaired_is_refused(name, mode, reason):
 
 
 def test_current_rows_of_a_changelog_begin_behind_what_emptied_the_table():
-    assert current_rows(str.upper, ASKED.name, ASKED, "append").count("_commit_ts <= 50 AND _commit_ts > 7") == 1
+    assert (
+        current_rows(str.upper, ASKED.name, ASKED, "append").count(
+            "_commit_ts <= 50 AND _commit_ts > 7"
+        )
+        == 1
+    )

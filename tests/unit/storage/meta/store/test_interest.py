@@ -1,4 +1,6 @@
-"""Watches that are woken for their own changes only show what watches that look at every change show."""
+"""Watches that are woken for their own changes only show what watches that look at every change
+show.
+"""
 
 from typing import Any
 
@@ -28,7 +30,9 @@ def test_a_watch_from_before_it_was_asked_for_skips_nothing() -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Two equal client streams: one with an subscriptions, which is asked only when it was woken, and one without."""
+    """Two equal client streams: one with an subscriptions,
+    which is asked only when it was woken, and one without.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -44,7 +48,14 @@ class Streams(RuleBasedStateMachine):
     @rule(key=KEYS, end=ENDS, back=st.integers(-2, 4), prev_kv=st.booleans())
     def create(self, key: bytes, end: bytes, back: int, *, prev_kv: bool) -> None:
         start = max(1, self.durable + 1 - back)
-        self.ask(create_request={"key": key, "range_end": end, "start_revision": start, "prev_kv": prev_kv})
+        self.ask(
+            create_request={
+                "key": key,
+                "range_end": end,
+                "start_revision": start,
+                "prev_kv": prev_kv,
+            }
+        )
 
     @rule(watch_id=st.integers(0, 5))
     def cancel(self, watch_id: int) -> None:
@@ -75,7 +86,9 @@ class Streams(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        """A compaction that cuts off a watch whose changes were none of its own is no news to the quick one."""
+        """A compaction that cuts off a watch whose changes were none of its own is no news to the
+        quick one.
+        """
         quick = list(self.quick.responses(lambda: self.durable)) if self.woken else []
         self.woken = False
         plain = list(self.plain.responses(lambda: self.durable))
@@ -86,7 +99,9 @@ class Streams(RuleBasedStateMachine):
             told for told in quick if told.watch_id not in cut_off
         ]
         for watch_id in cut_off:
-            self.quick.handle(rpc_pb2.WatchRequest(cancel_request={"watch_id": watch_id}), self.durable)
+            self.quick.handle(
+                rpc_pb2.WatchRequest(cancel_request={"watch_id": watch_id}), self.durable
+            )
         list(self.quick.responses(lambda: self.durable))
 
     @invariant()

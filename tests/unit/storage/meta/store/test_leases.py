@@ -9,7 +9,9 @@ from storage.meta.store.leases import MAX_TTL_S, Leases
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 8)), max_size=40))
-def test_a_lease_is_over_exactly_when_its_ttl_passed_since_the_last_renewal(steps: list[tuple[int, int]]) -> None:
+def test_a_lease_is_over_exactly_when_its_ttl_passed_since_the_last_renewal(
+    steps: list[tuple[int, int]],
+) -> None:
     leases, deadlines, now = Leases(), dict[int, int](), 0
     for lease, wait in steps:
         now += wait

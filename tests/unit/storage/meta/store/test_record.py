@@ -50,7 +50,9 @@ def test_the_golden_bytes_are_read_back() -> None:
 def test_forgotten_changes_that_are_still_there_are_not_read() -> None:
     kv = written()
     batch = WriteBatch()
-    stale = rpc_pb2.WatchResponse(events=[kv_pb2.Event(kv=kv_pb2.KeyValue(key=b"a", mod_revision=2))])
+    stale = rpc_pb2.WatchResponse(
+        events=[kv_pb2.Event(kv=kv_pb2.KeyValue(key=b"a", mod_revision=2))]
+    )
     batch.put(b"e" + (2).to_bytes(8), stale.SerializeToString())
     kv.write(batch, sync=True)
     state, _ = record.load(kv)
@@ -65,7 +67,9 @@ def test_alarms_are_read_back() -> None:
     assert record.load_alarms(kv) == {rpc_pb2.NOSPACE}
 
 
-@pytest.mark.parametrize(("key", "value"), [(b"h", b""), (b"kx", b"\xff"), (b"lshort", b""), (b"e1", b"\xff")])
+@pytest.mark.parametrize(
+    ("key", "value"), [(b"h", b""), (b"kx", b"\xff"), (b"lshort", b""), (b"e1", b"\xff")]
+)
 def test_a_record_that_cannot_be_read_is_corrupt(key: bytes, value: bytes) -> None:
     kv, batch = written(), WriteBatch()
     batch.put(key, value)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage.kv import WriteBatch
-from storage.meta.errors import CompactedError, FutureRevisionError, LeaseNotFoundError, MetaRequestError
+from storage.meta.errors import (
+    CompactedError,
+    FutureRevisionError,
+    LeaseNotFoundError,
+    MetaRequestError,
+)
 from storage.meta.store import record
 from storage.meta.store.state import State
 from tests.memory_kv import MemoryKV
@@ -30,7 +35,9 @@ class Row:
 
 
 class StateMachine(RuleBasedStateMachine):
-    """Every request is made of both; the state is also written to a store after each, and can be had back from it."""
+    """Every request is made of both; the state is also written to a store after each,
+    and can be had back from it.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -114,8 +121,12 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, wanted=st.integers(0, 4), puts=st.lists(KEYS, max_size=3), value=VALUES)
     def txn(self, key: bytes, wanted: int, puts: list[bytes], value: bytes) -> None:
-        test = rpc_pb2.Compare(key=key, target=rpc_pb2.Compare.VERSION, result=rpc_pb2.Compare.EQUAL, version=wanted)
-        ops = [rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=put, value=value)) for put in puts]
+        test = rpc_pb2.Compare(
+            key=key, target=rpc_pb2.Compare.VERSION, result=rpc_pb2.Compare.EQUAL, version=wanted
+        )
+        ops = [
+            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=put, value=value)) for put in puts
+        ]
         asked = rpc_pb2.TxnRequest(compare=[test], success=ops)
         if len(set(puts)) < len(puts):
             with pytest.raises(MetaRequestError, match="duplicate key"):
@@ -178,7 +189,9 @@ class StateMachine(RuleBasedStateMachine):
         answer = self.state.read(asked)
         assert answer.count == len(wanted)
         assert answer.more == (0 < limit < len(wanted))
-        assert [as_row(pair) for pair in answer.kvs] == [rows[found] for found in wanted[: limit or None]]
+        assert [as_row(pair) for pair in answer.kvs] == [
+            rows[found] for found in wanted[: limit or None]
+        ]
 
     @invariant()
     def same_after_restart(self) -> None:
@@ -187,10 +200,18 @@ class StateMachine(RuleBasedStateMachine):
         if self.revision > 1 or self.compacted:
             everything = rpc_pb2.RangeRequest(key=b"\0", range_end=b"\0")
             assert again.read(everything) == self.state.read(everything)
-            assert (again.revision, again.compact_revision) == (self.state.revision, self.state.compact_revision)
+            assert (again.revision, again.compact_revision) == (
+                self.state.revision,
+                self.state.compact_revision,
+            )
             assert set(ttls) == self.leases
-            assert all(again.events(old) == self.state.events(old) for old in range(1, self.revision + 1))
-            assert (again.live_bytes, again.log_bytes) == (self.state.live_bytes, self.state.log_bytes)
+            assert all(
+                again.events(old) == self.state.events(old) for old in range(1, self.revision + 1)
+            )
+            assert (again.live_bytes, again.log_bytes) == (
+                self.state.live_bytes,
+                self.state.log_bytes,
+            )
             assert again.hash_kv(0).hash == self.state.hash_kv(0).hash
             assert {lease: again.leases[lease] for lease in ttls} == self.state.leases
 
@@ -232,7 +253,9 @@ def test_the_conditions_of_an_inner_transaction_are_judged_before_anything_is_wr
 
 
 def test_inner_transactions_share_the_bound_of_operations_with_the_outer_ones() -> None:
-    inner = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(success=[put(b"%d" % number) for number in range(100)]))
+    inner = rpc_pb2.RequestOp(
+        request_txn=rpc_pb2.TxnRequest(success=[put(b"%d" % number) for number in range(100)])
+    )
     others = [put(b"x%d" % number) for number in range(28)]
     State().txn(rpc_pb2.TxnRequest(success=[inner, *others[:27]]))
     with pytest.raises(MetaRequestError, match="too many operations"):
@@ -240,7 +263,9 @@ def test_inner_transactions_share_the_bound_of_operations_with_the_outer_ones() 
 
 
 def test_a_put_inside_a_deleted_range_of_the_same_transaction_is_refused() -> None:
-    doomed = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"a", range_end=b"c"))
+    doomed = rpc_pb2.RequestOp(
+        request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"a", range_end=b"c")
+    )
     with pytest.raises(MetaRequestError, match="duplicate key"):
         State().txn(rpc_pb2.TxnRequest(success=[put(b"b"), doomed]))
 

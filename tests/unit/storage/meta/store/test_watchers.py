@@ -29,8 +29,12 @@ def created(watchers: Watchers, revision: int, **fields: Any) -> None:
     assert next(watchers.responses(lambda: 0)).created
 
 
-@given(st.lists(st.sampled_from([b"a/1", b"a/2", b"b"]), max_size=30), st.integers(0, 30), st.data())
-def test_a_watch_sees_each_change_from_its_start_once(keys: list[bytes], start: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.sampled_from([b"a/1", b"a/2", b"b"]), max_size=30), st.integers(0, 30), st.data()
+)
+def test_a_watch_sees_each_change_from_its_start_once(
+    keys: list[bytes], start: int, data: st.DataObject
+) -> None:
     state = State()
     watchers = Watchers(state)
     created(watchers, state.revision, key=b"a/", range_end=b"a0", start_revision=start)
@@ -38,10 +42,18 @@ def test_a_watch_sees_each_change_from_its_start_once(keys: list[bytes], start: 
     for key in keys:
         put(state, key)
         shown = data.draw(st.integers(2, state.revision))
-        fresh = [event.kv.mod_revision for response in answers(watchers, shown) for event in response.events]
+        fresh = [
+            event.kv.mod_revision
+            for response in answers(watchers, shown)
+            for event in response.events
+        ]
         assert all(revision <= shown for revision in fresh)
         seen += fresh
-    seen += [event.kv.mod_revision for response in answers(watchers, state.revision) for event in response.events]
+    seen += [
+        event.kv.mod_revision
+        for response in answers(watchers, state.revision)
+        for event in response.events
+    ]
     assert not answers(watchers, state.revision)
     wanted = [number + 2 for number, key in enumerate(keys) if key != b"b"]
     assert seen == [revision for revision in wanted if revision >= max(start, 2)]
@@ -91,7 +103,9 @@ def test_asked_for_progress_is_told_after_all_that_it_covers() -> None:
     created(watchers, 1, key=b"a", start_revision=1)
     for _ in range(3 * limits.MAX_EVENTS):
         put(state, b"a")
-    watchers.handle(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()), state.revision)
+    watchers.handle(
+        rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()), state.revision
+    )
     told = answers(watchers, state.revision)
     assert [response.watch_id for response in told] == [0, 0, 0, -1]
     assert told[-1].header.revision == told[-2].events[-1].kv.mod_revision == state.revision
@@ -145,4 +159,6 @@ def test_a_stream_has_a_bounded_number_of_watches() -> None:
     watchers = Watchers(State())
     for _ in range(limits.MAX_WATCHES + 1):
         watchers.handle(create(key=b"a"), 1)
-    assert [response.canceled for response in answers(watchers, 1)] == [False] * limits.MAX_WATCHES + [True]
+    assert [response.canceled for response in answers(watchers, 1)] == [
+        False
+    ] * limits.MAX_WATCHES + [True]
