@@ -2,7 +2,7 @@
 there is memory.
 
 One thread takes the slowest table with something new off the heap, acquires the memory a task
-begins with, and passes the task through a channel (the seed's sinkTaskChan) to an idle worker; the
+begins with, and passes the task through a channel (TiCDC's sinkTaskChan) to an idle worker; the
 worker gives the table back to the heap. No task waits for a worker, so only running tasks hold
 memory that is not a table's.
 

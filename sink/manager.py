@@ -25,13 +25,13 @@ from sink.errors import TableDamagedError, TableNotFoundError
 from sink.holds import Holds
 from sink.metrics import SinkStats
 from sink.mounted import Mount
-from sink.mounter import Mounter
 from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
 from sink.selected import whole_mounter
 from sink.table_sink import TableSink
 from sink.tables import TableSinks
+from sink.tidb_mounter import TidbMounter
 from sink.versions import Version
 from sorter import Extent, Sorter
 from storage.model.span import Span
@@ -349,7 +349,7 @@ class SinkManager:
 
 def _mounting(version: Version) -> Mounting:
     whole = whole_mounter(version.mounter)
-    moves_keys = isinstance(whole, Mounter) and not whole.table.handle_is_key
+    moves_keys = isinstance(whole, TidbMounter) and not whole.table.handle_is_key
     return Mounting(
         version.mounter.mount,
         WithBefore(version.mounter).mount,

@@ -4,7 +4,7 @@ typed rows in columns out.
 Invariants:
 1. The rows of the output are the rows of the input, in the same order: the log's reader has made
    updates that change a key into a delete and an insert already.
-2. Mounting has no state; `_seq` as in `sink.mounter`.
+2. Mounting has no state; `_seq` as in `sink.tidb_mounter`.
 3. The same row has the same values, whichever of the two forms it came in.
 docs/format/mysql-rows.md.
 """

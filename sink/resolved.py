@@ -45,7 +45,7 @@ class Acquire(enum.Enum):
 
 
 def acquire_mode(*, txn_finished: bool, split_txn: bool) -> Acquire:
-    """The seed's rule for a task that has used up its memory."""
+    """TiCDC's rule for a task that has used up its memory."""
     if txn_finished:
         return Acquire.TRY
     return Acquire.BLOCK if split_txn else Acquire.FORCE
@@ -59,7 +59,7 @@ def advance_to(
     batch_id: int,
     split_txn: bool,
 ) -> ResolvedTs | None:
-    """What may be announced (None: nothing new); the seed's doEmitAndAdvance.
+    """What may be announced (None: nothing new); TiCDC's doEmitAndAdvance.
 
     `last` is the position of the last finished transaction, `current_commit_ts` that of the
     transaction being read, `previous_commit_ts` the last one before it that was read to its end.

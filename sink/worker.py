@@ -1,10 +1,10 @@
 """A sink task: fetch a table's next rows from the sorter, mount them and stage them,
 as far as the memory goes.
 
-The seed's handleTask, a batch at a time: memory is acquired before rows are appended, so only an
-unfinished transaction that must not be split ever exceeds the quota. When memory is short between
-two transactions the task is given up, and the table's next task begins at the next transaction;
-what it read by then is still compared with what the sorter had been given.
+As TiCDC's handleTask, but a batch at a time. Memory is acquired before rows are appended, so only
+an unfinished transaction that must not be split ever exceeds the quota. When memory is short
+between two transactions the task is given up, and the table's next task begins at the next
+transaction; what it read by then is still compared with what the sorter had been given.
 """
 
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ from sorter.errors import (
 )
 from sorter.spill import Spiller
 from sorter.stats import Counters, SorterStats, TableStats
-from sorter.store import BlockStore, get_db, open_shards
+from sorter.store import BlockStore, open_shards, shard_of
 from sorter.table import Table
 from storage.model.errors import CorruptError
 from storage.model.event import RAW_SCHEMA, Position
@@ -106,7 +106,10 @@ class Sorter:
                 raise TableExistsError(
                     f"table {span.table_id} is being sorted already; remove it first"
                 )
-            store, unique_id = self._stores[get_db(span, len(self._stores))], next(self._unique_ids)
+            store, unique_id = (
+                self._stores[shard_of(span, len(self._stores))],
+                next(self._unique_ids),
+            )
             self._tables[span] = Table(
                 span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS]
             )

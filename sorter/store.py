@@ -1,7 +1,7 @@
 """Blocks of many tables on disk: rows in segments, their index in LevelDB. A cache of the upstream.
 
 `BlockStore` is one directory of segments and one index. A sorter has a few of them and deals its
-tables to them (`get_db`), so that one slow write to a disk stops only some of the tables. A block
+tables to them (`shard_of`), so that one slow write to a disk stops only some of the tables. A block
 is first appended to a segment and then put into the index; it is dead once it is in no index, and
 its segment is unlinked once all its blocks are dead.
 """
@@ -262,7 +262,7 @@ def open_shards(
     return stores
 
 
-def get_db(span: Span, count: int) -> int:
+def shard_of(span: Span, count: int) -> int:
     """The number of the store that a span belongs to, in `[0, count)`;
     spans of one table may have different ones.
 

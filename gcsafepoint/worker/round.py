@@ -41,7 +41,7 @@ class Phase(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """Its name for people, as in the seed: "resolve locks"."""
+        """Its name for people, as TiDB's documents have it: "resolve locks"."""
         return self.name.lower().replace("_", " ")
 
 

@@ -24,6 +24,7 @@ from sink.columns import META_FIELDS
 from storage.meta.meta import Meta
 
 MYSQL: Final = "mysql"
+_READ_TABLE: Final = {"": tidb_table, "pump": tidb_table, MYSQL: mysql_table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ async def tables_at(
         )
     if cut.newest_only:
         _check_at_rest(history, cut, names)
-    read = mysql_table if scheme_of(info) == MYSQL else tidb_table
+    read = _READ_TABLE[scheme_of(info)]
     truncated = {
         each: change.commit_ts
         for change in history

@@ -19,7 +19,7 @@ from typing import TypeAlias
 from storage.kv import KV
 from storage.model.errors import UnavailableError
 from storage.pump.binlog import parse
-from storage.pump.committer import IndexQueue
+from storage.pump.group_commit import IndexQueue
 from storage.pump.index import START, Entry, Index
 from storage.pump.threads import Threads
 from storage.segment import SegmentMissingError

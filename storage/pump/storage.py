@@ -1,6 +1,6 @@
 """The storage of a Pump as a whole: the way of a binlog from a writer to the readers.
 
-    write -> Committer -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
+    write -> GroupCommit -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
     Matcher) -> pull
 
 What blocks runs in three kinds of threads (`threads`); GC runs in the index's, between two groups.
@@ -19,8 +19,8 @@ from storage.kv import KV
 from storage.leveldb import LevelDB
 from storage.model.errors import CorruptError, NotFoundError
 from storage.pump.binlog import Binlog, parse
-from storage.pump.committer import Committer, IndexQueue, PumpClosedError
 from storage.pump.gc import Collected, Collector, Throttle
+from storage.pump.group_commit import GroupCommit, IndexQueue, PumpClosedError
 from storage.pump.index import Index
 from storage.pump.indexer import Indexer, Recovery, recover
 from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
@@ -66,7 +66,7 @@ class PumpStorage:
         self._index = index
         self._threads = threads
         self._index_queue = IndexQueue(log.end)
-        self._committer = Committer(log, threads.log, self._index_queue)
+        self._group_commit = GroupCommit(log, threads.log, self._index_queue)
         self.indexer = Indexer(log, index, self._index_queue, threads, self._notify)
         self._collector = Collector(log, index, self.readers, threads, throttle)
         self._changed = asyncio.Event()
@@ -110,11 +110,11 @@ class PumpStorage:
     async def write(self, binlogs: Sequence[Binlog]) -> None:
         """Store binlogs in order; durable when it returns.
 
-        Empty ones are not stored. See `Committer.write`.
+        Empty ones are not stored. See `GroupCommit.write`.
         """
         stored = [binlog for binlog in binlogs if not binlog.is_empty]
         if stored:
-            await self._committer.write(stored)
+            await self._group_commit.write(stored)
             self.written += len(stored)
 
     async def get(self, ts: int) -> bytes:
@@ -192,13 +192,13 @@ class PumpStorage:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the pipeline's loops as children of `tasks`; they end after `close`."""
-        tasks.create_task(self._committer.run(), name="pump-committer")
+        tasks.create_task(self._group_commit.run(), name="pump-commit")
         tasks.create_task(self.indexer.run(), name="pump-index")
 
     def close(self) -> None:
         """Accept no more binlogs; the loops end when all are stored and indexed."""
         self.end_pulls()
-        self._committer.close()
+        self._group_commit.close()
 
     async def _wait_beyond(self, ts: int) -> int:
         while self._pulling:

@@ -2,7 +2,7 @@
 
 A record key holds the integer primary key, or the clustered primary key's columns (`HandleCells`,
 `handle_cells`). `encode_record` and `decode_record` are the scalar way, for writers and for single
-rows. Batches go through `sink.mounter`, which must give the same values.
+rows. Batches go through `sink.tidb_mounter`, which must give the same values.
 """
 
 from collections.abc import Mapping

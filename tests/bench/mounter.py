@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, UPDATE, raw_batch
 from storage.tidb.cell import Value, encode_cell
 from storage.tidb.datum import encode_datum
@@ -122,7 +122,7 @@ class Rows:
 
 def _work(form: str, rows: Rows, count: int) -> Iterator[tuple[int, Callable[[], Any]]]:
     """Batches, made before the clock runs, and what is measured of each."""
-    mounter = Mounter(rows.table, "bench")
+    mounter = TidbMounter(rows.table, "bench")
     for begin in range(0, count, BATCH_ROWS):
         end = min(count, begin + BATCH_ROWS)
         if form == "binlog":

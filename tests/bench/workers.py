@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from sink.manager import SinkManager
 from sorter import Sorter
-from sorter.store import get_db
+from sorter.store import shard_of
 from storage.model.span import Span
 from tests.bench.sink import mount
 from tests.bench.sorter_workload import BASE_TS, Window, Workload
@@ -87,7 +87,7 @@ def work(pipe: Connection, directory: str, args: argparse.Namespace, number: int
     """One process: make the rows, say so, wait for the start, run, tell what it took."""
     workload = Workload(args.rows, args.tables, args.value_bytes, 1, args.seed)
     mine = {
-        span for span in workload.spans if get_db(span, of * _SHARDS) // _SHARDS == number
+        span for span in workload.spans if shard_of(span, of * _SHARDS) // _SHARDS == number
     }  # as the capture does
     windows = [window for window in workload.windows() if window.span in mine]
     with tempfile.TemporaryDirectory(dir=directory) as place:

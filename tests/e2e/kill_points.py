@@ -17,13 +17,13 @@ import threading
 from pyspark_tidemark import job
 from pyspark_tidemark.lake import changelog, changes
 from pyspark_tidemark.lake.cut import CutApplier
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.mysql import MySql
+from pyspark_tidemark.lake.databases.postgres import Postgres
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.mysql import MySql
-from pyspark_tidemark.lake.jdbc.postgres import Postgres
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 
 from tests.around import wrap
@@ -32,7 +32,7 @@ STEPS = ("files", "tables", "manifest", "ack", "commit", "random")
 STEPS_OF = {"delta": (*STEPS, "rewrite", "rewritten")}
 """Those of targets that have more."""
 WAYS = ("driver", "tasks")
-TARGETS = (DeltaTarget, IcebergTarget, JdbcTarget, changelog.ChangelogTarget)
+TARGETS = (DeltaTarget, IcebergTarget, DatabaseTarget, changelog.ChangelogTarget)
 
 
 class Death:

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.databases.database import Database
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.tables import create
 from pyspark_tidemark.lake.files import LocalFiles
-from pyspark_tidemark.lake.jdbc.database import Database
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.tables import create
 from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.session import open_session

@@ -21,7 +21,7 @@ from server.capture.worker import metrics
 from server.capture.worker.directory import control_socket, flight_socket
 from server.child import Child
 from server.rpc.limits import MAX_MESSAGE_BYTES
-from sorter.store import get_db
+from sorter.store import shard_of
 from storage.model.span import Span
 from storage.tasks import beside
 
@@ -92,7 +92,7 @@ class Pool:
         """The table's worker: the same as long as their number is."""
         # a worker's sorter deals its tables by the same hash: by the part of it that is not used
         # here
-        return self.workers[get_db(span, len(self.workers) * _SORTER_SHARDS) // _SORTER_SHARDS]
+        return self.workers[shard_of(span, len(self.workers) * _SORTER_SHARDS) // _SORTER_SHARDS]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

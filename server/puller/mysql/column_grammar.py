@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from server.puller.mysql.reader import TokenReader, shown
+from server.puller.mysql.token_reader import TokenReader, shown
 from server.puller.mysql.tokens import ORACLE, NotUnderstoodError, Sort
 from server.puller.mysql.tree import ColumnDef, Default, Expression, Key, KeyPart, Literal, TypeSpec
 

@@ -18,7 +18,7 @@ from pymysql.connections import Connection
 from pymysql.constants import CR
 from pymysql.cursors import Cursor
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.jdbc.mysql_login import GuardedConnection
+from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.sink_uri import read_secret
 
 from server.changefeed.source_uri import Address

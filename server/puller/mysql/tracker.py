@@ -20,7 +20,7 @@ from server.puller.mysql.column_types import (
     column_of_definition,
 )
 from server.puller.mysql.conversion import change_of_values
-from server.puller.mysql.held import UnclearValueError, held_value
+from server.puller.mysql.default_value import UnclearValueError, held_value
 from server.puller.mysql.tokens import Dialect
 from server.puller.mysql.tree import (
     AddColumn,

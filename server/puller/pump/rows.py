@@ -15,8 +15,8 @@ from server.changefeed.table import SourceTable
 from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
 from server.puller.tidb.table import part_spans
-from sink.mounter import Mounter
 from sink.selected import whole_mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.span import Span
 from storage.tidb.key import record_prefix
 from storage.tidb.mutation import TableMutations
@@ -130,5 +130,5 @@ def _mutations(transaction: Transaction) -> Sequence[binlog_pb2.TableMutation]:
 
 def _info(table: SourceTable) -> TableInfo:
     mounter = whole_mounter(table.mounter)
-    assert isinstance(mounter, Mounter), "tables of TiDB are mounted by its mounter"
+    assert isinstance(mounter, TidbMounter), "tables of TiDB are mounted by its mounter"
     return mounter.table

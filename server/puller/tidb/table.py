@@ -14,7 +14,7 @@ from typing import Final
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from sink.columns import COLUMN_ID
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.tidb.document import PUBLIC
@@ -117,7 +117,7 @@ def reread_of(record: TableRecord) -> Reread:
     return Reread(**(record.table_info.get(_REREAD) or {}))
 
 
-def _is_retyped(before: Mounter, now: Mounter) -> bool:
+def _is_retyped(before: TidbMounter, now: TidbMounter) -> bool:
     """Whether readers have a column of another type."""
     types = {field.metadata[COLUMN_ID]: field.type for field in before.schema if field.metadata}
     fields = (field for field in now.schema if field.metadata)
@@ -155,8 +155,8 @@ def identities_in(record: TableRecord) -> dict[int, int]:
     }
 
 
-def _mounter(info: TableInfo, record: TableRecord) -> Mounter:
-    return Mounter(info, record.schema_name, identities_in(record))
+def _mounter(info: TableInfo, record: TableRecord) -> TidbMounter:
+    return TidbMounter(info, record.schema_name, identities_in(record))
 
 
 def _column_ids(record: TableRecord) -> dict[str, int]:

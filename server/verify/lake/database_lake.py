@@ -20,9 +20,9 @@ import pyarrow as pa
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
-from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.jdbc.database import STAGED, Database, explained
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.lake.jdbc import tables
+from pyspark_tidemark.lake.databases import tables
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source_uri import Address

@@ -10,9 +10,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
-from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.jdbc.database import explained
-from pyspark_tidemark.lake.jdbc.postgres import Postgres
+from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases.database import explained
+from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.sink_uri import SinkUri
 
 _PIECE_BYTES = 4 << 20

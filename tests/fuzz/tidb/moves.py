@@ -27,8 +27,8 @@ import pyarrow as pa
 
 from sink.columns import COLUMN_ID, DEFAULT
 from sink.manager import SinkManager
-from sink.mounter import Mounter
 from sink.mounts import Mounting
+from sink.tidb_mounter import TidbMounter
 from sorter import Sorter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.model.span import Span
@@ -359,11 +359,11 @@ def _cell(value: Any) -> bytes | None:
     return value.encode() if isinstance(value, str) else value.to_bytes(8, "little", signed=True)
 
 
-def _mounter(columns: tuple[Column, ...]) -> Mounter:
+def _mounter(columns: tuple[Column, ...]) -> TidbMounter:
     placed = tuple(replace(each, offset=place) for place, each in enumerate(columns))
     (key,) = (each.offset for each in placed if each.id == KEY)
     primary = Index(1, "PRIMARY", (key,), unique=True, primary=True, public=True, whole=True)
-    return Mounter(TableInfo(TABLE, "t", placed, (primary,)), "db")
+    return TidbMounter(TableInfo(TABLE, "t", placed, (primary,)), "db")
 
 
 def _mounting(columns: tuple[Column, ...]) -> Mounting:

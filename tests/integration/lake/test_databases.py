@@ -9,9 +9,9 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.jdbc import manifest, tables
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.databases import manifest, tables
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -21,7 +21,7 @@ CUTS = (10, 30, 200, 210, 600, 1000)
 
 
 def applier(changefeed, database, manifest, mode, **policy):
-    target = JdbcTarget(database, "bank", mode=mode)
+    target = DatabaseTarget(database, "bank", mode=mode)
     return CutApplier(
         changefeed,
         "bank",

@@ -13,12 +13,12 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.log import listing, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.targets import database as database_of
@@ -50,7 +50,7 @@ class Database:
         return DatabaseManifest.opened(database_of(SinkUri.parse(self._uri)), "evolving")
 
     def target(self):
-        return JdbcTarget(database_of(SinkUri.parse(self._uri)), "evolving")
+        return DatabaseTarget(database_of(SinkUri.parse(self._uri)), "evolving")
 
     def rows(self, table, ts):
         return rows(self._uri, table)
@@ -602,7 +602,9 @@ def test_history_in_a_database_stays_under_another_name_where_columns_cannot_bec
     database_place, mode
 ):
     place, feed = database_place, recreated_feed()
-    place.target = lambda: JdbcTarget(database_of(SinkUri.parse(place._uri)), "evolving", mode=mode)
+    place.target = lambda: DatabaseTarget(
+        database_of(SinkUri.parse(place._uri)), "evolving", mode=mode
+    )
     keep(place, feed, feed.cut_ends(10, 40, 55, 70, 90), die_at=(40, 70), policy=Policy(mode))
     assert [
         row["id"]

@@ -14,8 +14,8 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.sink_uri import SinkUri
@@ -50,7 +50,7 @@ class DiedError(Exception):
     """The lake's job was killed."""
 
 
-class DyingTarget(JdbcTarget):
+class DyingTarget(DatabaseTarget):
     """Dies once before, and once right behind, it has applied the rows of a table that is read
     again.
     """

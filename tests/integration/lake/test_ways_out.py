@@ -20,9 +20,9 @@ from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.postgres import Postgres
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.postgres import Postgres
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.options import parse
@@ -138,7 +138,7 @@ class Keeper:
         """The target and its manifest."""
         database = Postgres(SinkUri.parse(self._shop.target))
         with DatabaseManifest.opened(database, self._shop.name) as manifest:
-            yield JdbcTarget(database, self._shop.name, mode=self._mode), manifest
+            yield DatabaseTarget(database, self._shop.name, mode=self._mode), manifest
 
     def _live(self):
         with self._opened() as (target, manifest):

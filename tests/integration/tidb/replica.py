@@ -19,7 +19,7 @@ from server.changefeed.table import SourceTable, TableIneligibleError, TableReco
 from server.puller.source import Merging, Peer, Puller, Source, TableChange
 from server.puller.tidb.table import removed_from, reread_of
 from server.puller.tikv.open_transactions import OpenTransactions
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.errors import TidemarkError
 from storage.model.event import DELETE
 from storage.model.span import Span
@@ -139,7 +139,7 @@ class Replica:
             return self._source.table(record, self._records.get(record.table_info["id"]))
         except TableIneligibleError:
             info = TableInfo.parse(record.table_info_json)
-            return SourceTable(record, table_span(info.id), Mounter(info, record.schema_name))
+            return SourceTable(record, table_span(info.id), TidbMounter(info, record.schema_name))
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

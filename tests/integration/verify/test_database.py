@@ -13,8 +13,8 @@ import pytest
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.sink_uri import SinkUri
@@ -49,7 +49,7 @@ class Lake:
         """Apply cuts until it says so; returns the end of the last one."""
         deadline = time.monotonic() + WAIT_S
         with DatabaseManifest.opened(self._database, self._name) as manifest:
-            target = JdbcTarget(self._database, self._name, mode=self._mode)
+            target = DatabaseTarget(self._database, self._name, mode=self._mode)
             cuts = CutApplier(
                 Changefeed(self._options),
                 self._name,

@@ -11,7 +11,7 @@ from pyspark_tidemark.defaults import defaults_of, scalar, without_metadata
 
 from sink.before import schema_of
 from sink.columns import DEFAULT, plain, with_default
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.field_type import Type
 from storage.tidb.key import record_key
@@ -56,7 +56,7 @@ def test_a_column_of_tidb_tells_what_rows_from_before_it_are_mounted_with() -> N
         Column(name="note", type=Type.VARCHAR, flen=9, charset="utf8mb4"),
     ]
     table = TableInfo.build(7, "t", columns)
-    mounter = Mounter(table, "bank")
+    mounter = TidbMounter(table, "bank")
     mounted = mounter.mount(
         raw_batch([2], [1], [INSERT], [record_key(7, 1)], [encode_row({})], [None])
     )

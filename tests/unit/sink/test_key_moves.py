@@ -16,8 +16,8 @@ from pyspark_tidemark.lake.fold import fold
 from sink.key_change import deletes_first
 from sink.manager import SinkManager
 from sink.mounted import SequenceMount
-from sink.mounter import Mounter
 from sink.mounts import Mounting
+from sink.tidb_mounter import TidbMounter
 from sorter import Sorter
 from storage.model.event import DELETE, INSERT, UPDATE, Position, raw_batch
 from storage.model.span import Span
@@ -32,7 +32,7 @@ COLUMNS = tuple(
     for number, name in enumerate("ab")
 )
 PRIMARY = Index(1, "PRIMARY", (0,), unique=True, primary=True, public=True, whole=True)
-MOUNTER = Mounter(TableInfo(TABLE, "t", COLUMNS, (PRIMARY,)), "db")
+MOUNTER = TidbMounter(TableInfo(TABLE, "t", COLUMNS, (PRIMARY,)), "db")
 ROWS = 20_000
 
 

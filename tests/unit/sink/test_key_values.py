@@ -15,8 +15,8 @@ from server.changefeed.table import TableRecord
 from server.puller.mysql.conversion import change_of_values
 from server.puller.mysql.tokens import Dialect
 from sink.columns import DEFAULT
-from sink.mounter import Mounter
 from sink.mysql_mounter import MysqlMounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.errors import KeyValueError
 from storage.model.event import DELETE, INSERT, raw_batch
 from storage.mysql.charset import decode_text, is_exact, is_one_to_one
@@ -188,7 +188,9 @@ def test_no_two_exact_values_of_a_character_set_have_one_text(charset: str) -> N
     assert is_one_to_one("latin1")
 
 
-def tidb(zero_dates: str = "null", kind: TidbType = TidbType.DATE, *, clustered: bool) -> Mounter:
+def tidb(
+    zero_dates: str = "null", kind: TidbType = TidbType.DATE, *, clustered: bool
+) -> TidbMounter:
     columns = (
         TidbColumn(name="k", type=kind, id=1, offset=0, flags=REQUIRED, decimal=0),
         TidbColumn(
@@ -206,10 +208,10 @@ def tidb(zero_dates: str = "null", kind: TidbType = TidbType.DATE, *, clustered:
         whole=True,
     )
     table = TableInfo(1, "t", columns, (key,), is_common_handle=clustered)
-    return Mounter(table.showing_dates(zero_dates), "shop")
+    return TidbMounter(table.showing_dates(zero_dates), "shop")
 
 
-def tidb_rows(mounter: Mounter, text: str) -> pa.RecordBatch:
+def tidb_rows(mounter: TidbMounter, text: str) -> pa.RecordBatch:
     table, date = mounter.table, CoreTime.parse(text)
     cells = {
         column.id: encode_cell(column, 5 if column.name == "id" else date)

@@ -1,3 +1,4 @@
-"""The lake: whole cuts of a changefeed applied to Delta tables or to a Parquet changelog,
-exactly once.
+"""The lake: whole cuts of a changefeed applied exactly once.
+
+Targets are Delta and Iceberg tables, Parquet changelogs, and tables in PostgreSQL or MySQL.
 """

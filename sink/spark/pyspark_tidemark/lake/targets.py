@@ -12,14 +12,14 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
 from pyspark_tidemark.lake.claims import check_idle
+from pyspark_tidemark.lake.databases.database import Database
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
+from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.files import Files, LocalFiles
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.jdbc.database import Database
-from pyspark_tidemark.lake.jdbc.manifest import DatabaseManifest
-from pyspark_tidemark.lake.jdbc.target import JdbcTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest
 from pyspark_tidemark.lake.remote_changelog import RemoteChangelog
 from pyspark_tidemark.lake.target import Target
@@ -87,7 +87,7 @@ def open_target(arguments: Arguments, spark: SparkSession) -> Target:
             spark, root, changefeed, mode=mode, compact_every=arguments.compact_every
         )
     if arguments.target.is_database:
-        return JdbcTarget(database(arguments.target), changefeed, mode=mode)
+        return DatabaseTarget(database(arguments.target), changefeed, mode=mode)
     assert arguments.target.format == "parquet", f"no target writes {arguments.target.format}"
     if arguments.target.is_remote:
         return RemoteChangelog(spark, root, arguments.checkpoint_dir)
@@ -120,10 +120,10 @@ def database(uri: SinkUri) -> Database:
     """
     try:
         if uri.format == "postgresql":
-            from pyspark_tidemark.lake.jdbc.postgres import Postgres
+            from pyspark_tidemark.lake.databases.postgres import Postgres
 
             return Postgres(uri)
-        from pyspark_tidemark.lake.jdbc.mysql import MySql
+        from pyspark_tidemark.lake.databases.mysql import MySql
 
         return MySql(uri)
     except ImportError as err:

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.jdbc import tables
+from pyspark_tidemark.lake.databases import tables
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 

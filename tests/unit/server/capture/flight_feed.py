@@ -11,7 +11,7 @@ from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import TableChange
 from sink.holds import Holds
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from sink.versions import Versions
 from sorter import Sorter
 from storage.model.event import INSERT, raw_batch
@@ -36,7 +36,9 @@ class Shape:
 
     @property
     def source(self):
-        return SourceTable(TableRecord("s", {}), table_span(self.info.id), Mounter(self.info, "s"))
+        return SourceTable(
+            TableRecord("s", {}), table_span(self.info.id), TidbMounter(self.info, "s")
+        )
 
     def row(self, identity, **values):
         return encode_record(self.info, {"id": identity} | values)

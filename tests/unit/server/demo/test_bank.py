@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.demo.bank import ACCOUNTS, OPENING_BALANCE, SCHEMA, TABLES, Bank
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.schema import TableInfo
 
 
 def mounted(key: bytes, row: bytes) -> dict[str, object]:
     raw = raw_batch([10], [9], [INSERT], [key], [row], [None])
-    batch: pa.RecordBatch = Mounter(ACCOUNTS, SCHEMA).mount(raw)
+    batch: pa.RecordBatch = TidbMounter(ACCOUNTS, SCHEMA).mount(raw)
     found: dict[str, object] = batch.to_pylist()[0]
     return found
 

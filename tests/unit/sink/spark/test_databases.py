@@ -3,8 +3,8 @@
 import pymysql
 import pytest
 from pymysql.constants import CR, ER
-from pyspark_tidemark.lake.jdbc.mysql import MySql
-from pyspark_tidemark.lake.jdbc.postgres import Postgres
+from pyspark_tidemark.lake.databases.mysql import MySql
+from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.sink_uri import SinkUri
 
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.barrier import IGNORE, Barrier, Policy
-from pyspark_tidemark.lake.jdbc.text import as_quoted
+from pyspark_tidemark.lake.databases.text import as_quoted
 from pyspark_tidemark.lake.mode import lake_schema
 
 OLD = pa.schema(

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.jdbc.text import as_csv, as_values, hexadecimal
+from pyspark_tidemark.lake.databases.text import as_csv, as_values, hexadecimal
 
 SCHEMA = pa.schema(
     [

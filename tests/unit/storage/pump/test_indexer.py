@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
-from storage.pump.committer import GROUPS_MAX, Group, IndexQueue
+from storage.pump.group_commit import GROUPS_MAX, Group, IndexQueue
 from storage.pump.storage import PumpStorage
 from storage.value_log import Pointer
 from storage.vfs.memory import MemFS
@@ -28,7 +28,7 @@ from tests.unit.storage.pump.storages import (
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.pump.indexer.RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("storage.pump.committer.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("storage.pump.group_commit.SLOW_SECONDS", 0.0)
 
 
 class FaultyKV(MemoryKV):

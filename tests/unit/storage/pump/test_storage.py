@@ -11,8 +11,8 @@ from tipb import binlog_pb2
 
 from storage.kv import WriteBatch
 from storage.pump.binlog import parse
-from storage.pump.committer import PumpClosedError
 from storage.pump.gc import Collected
+from storage.pump.group_commit import PumpClosedError
 from storage.pump.pull import BinlogPurgedError
 from storage.pump.storage import BinlogNotFoundError
 from storage.segment import SegmentMissingError

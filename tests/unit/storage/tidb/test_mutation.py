@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.tidb.datum import encode_datum
 from storage.tidb.integer import encode_varint
@@ -281,7 +281,7 @@ def test_every_real_transaction_mounts_to_the_same_rows_from_its_binlog_and_from
             for mutation in prewrites[txn["start_ts"]]:
                 table = state.table(mutation.table_id)
                 assert table is not None
-                mounter = Mounter(TableInfo.parse(json.dumps(table.info)), table.schema_name)
+                mounter = TidbMounter(TableInfo.parse(json.dumps(table.info)), table.schema_name)
                 ids = table.partition_ids or (table.id,)
                 stored = kv.filter(
                     pa.array(
@@ -312,6 +312,6 @@ def _of_store(txn: dict[str, Any]) -> pa.RecordBatch:
     return raw_batch(commit_ts, start_ts, ops, keys, values, old_values)
 
 
-def _mounted(mounter: Mounter, batch: pa.RecordBatch) -> list[str]:
+def _mounted(mounter: TidbMounter, batch: pa.RecordBatch) -> list[str]:
     mounted = mounter.mount(batch.sort_by([("op", "ascending"), ("key", "ascending")]))
     return sorted(repr(it) for it in mounted.drop_columns(["_seq"]).to_pylist())

@@ -11,7 +11,7 @@ from server.capture.worker.pool import Pool
 from server.config import ConfigError
 from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
-from sorter.store import get_db
+from sorter.store import shard_of
 from storage.tidb.key import table_span
 
 
@@ -101,7 +101,7 @@ def test_every_table_has_one_worker_and_the_tables_of_a_worker_use_all_its_sorte
     spans = [table_span(table) for table in range(100, 164)]
     owners = [pool.owner(span).number for span in spans]
     assert owners == [pool.owner(span).number for span in spans]
-    assert {(owner, get_db(span, 4)) for owner, span in zip(owners, spans, strict=True)} == {
+    assert {(owner, shard_of(span, 4)) for owner, span in zip(owners, spans, strict=True)} == {
         (owner, shard) for owner in range(2) for shard in range(4)
     }
     pool.executor.shutdown()

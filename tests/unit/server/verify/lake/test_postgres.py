@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.jdbc.text import as_csv
+from pyspark_tidemark.lake.databases.text import as_csv
 
 from server.verify.lake.postgres import read_csv
 

@@ -1,8 +1,8 @@
 """Group commit: all binlogs that wait go into the value log together,
 with one write and one fdatasync.
 
-`Committer` writes a group, acknowledges it, and passes it to the `IndexQueue`, in this order. There
-is no timer: while one group is on its way to the disk, the next one gathers.
+`GroupCommit` writes a group, acknowledges it, and passes it to the `IndexQueue`, in this order.
+There is no timer: while one group is on its way to the disk, the next one gathers.
 """
 
 import asyncio
@@ -125,7 +125,7 @@ class _Write(NamedTuple):
     done: "asyncio.Future[None]"
 
 
-class Committer:
+class GroupCommit:
     """The queue in front of the value log and the loop that empties it."""
 
     def __init__(self, log: ValueLog, thread: Executor, index_queue: IndexQueue) -> None:

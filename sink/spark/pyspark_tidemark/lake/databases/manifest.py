@@ -13,8 +13,8 @@ from typing import Any
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, records
-from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.jdbc.database import Database, explained
+from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases.database import Database, explained
 from pyspark_tidemark.lake.manifest import check_follows
 
 _TIDY_EVERY = 256

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sink.before import WithBefore, schema_of
 from sink.mounted import SequenceMount
-from sink.mounter import Mounter
+from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.tidb.arrow import arrow_value
@@ -38,7 +38,7 @@ ACCOUNTS = TableInfo.build(
         Column.bigint("updated_at"),
     ],
 )
-MOUNTER = Mounter(ACCOUNTS, "bank")
+MOUNTER = TidbMounter(ACCOUNTS, "bank")
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 ROWS = st.fixed_dictionaries(
     {"id": INT64},
@@ -66,14 +66,14 @@ def scalar(table: TableInfo, change: Change) -> dict[str, Any]:
     columns = {
         column.name: arrow_value(column, decoded[column.name]) for column in table.stored_columns
     }
-    schema = Mounter(table, "db").schema
+    schema = TidbMounter(table, "db").schema
     return {
         name: pa.array([value], schema.field(name).type)[0].as_py()
         for name, value in columns.items()
     }
 
 
-def mounted(mounter: Mounter, raw: pa.RecordBatch) -> list[dict[str, Any]]:
+def mounted(mounter: TidbMounter, raw: pa.RecordBatch) -> list[dict[str, Any]]:
     out = mounter.mount(raw)
     out.validate(full=True)
     assert out.schema == mounter.schema
@@ -172,7 +172,7 @@ def test_a_delete_without_old_value_has_its_key_only() -> None:
 def test_a_delete_without_old_value_is_refused_where_its_record_key_is_no_key_of_readers() -> None:
     key = Index(1, "u", (1,), unique=True, primary=False, public=True, whole=True)
     columns = tuple(replace(column, flags=Flag.NOT_NULL) for column in ACCOUNTS.columns)
-    mounter = Mounter(TableInfo(101, "heap", columns, (key,)), "bank")
+    mounter = TidbMounter(TableInfo(101, "heap", columns, (key,)), "bank")
     row = encode_row({2: b"Zoe"})
     whole: Change = (2, 1, DELETE, record_key(101, 42), None, row)
     assert mounter.mount(batch([whole]))["owner"].to_pylist() == ["Zoe"]
@@ -247,7 +247,7 @@ def test_rows_older_than_a_column_hold_its_default() -> None:
             for n, cells in enumerate([{}, {2: b"\1"}, {2: None}])
         ]
     )
-    assert [row["z"] for row in mounted(Mounter(table, "db"), raw)] == [5, 1, None]
+    assert [row["z"] for row in mounted(TidbMounter(table, "db"), raw)] == [5, 1, None]
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.data())
@@ -318,13 +318,13 @@ def test_every_type_mounts_as_its_single_rows(rows: list[dict[str, Any]]) -> Non
     changes: list[Change] = [
         (2, 1, INSERT, *encode_record(EVERY_TYPE, values), None) for values in rows
     ]
-    assert mounted(Mounter(EVERY_TYPE, "db"), batch(changes)) == [
+    assert mounted(TidbMounter(EVERY_TYPE, "db"), batch(changes)) == [
         scalar(EVERY_TYPE, change) for change in changes
     ]
 
 
 def test_every_type_has_the_type_that_spark_reads() -> None:
-    schema = Mounter(EVERY_TYPE, "db").schema
+    schema = TidbMounter(EVERY_TYPE, "db").schema
     assert {str(field.type) for field in schema} == {
         *("int8", "int16", "int32", "int64", "float", "double", "string", "binary"),
         *("date32[day]", "timestamp[us]", "timestamp[us, tz=UTC]", "decimal128(20, 0)"),
@@ -352,7 +352,7 @@ def _unclustered() -> TableInfo:
 
 def test_rows_that_exchange_their_hidden_key_are_deleted_before_they_are_inserted() -> None:
     one, two = (encode_row({1: bytes((a,)), 2: b"\7"}) for a in (1, 2))
-    mounter = Mounter(_unclustered(), "db")
+    mounter = TidbMounter(_unclustered(), "db")
     raw = batch(
         [
             (5, 4, UPDATE, record_key(9, 1), two, one),
@@ -378,7 +378,7 @@ def test_rows_that_exchange_their_hidden_key_are_deleted_before_they_are_inserte
 
 def test_before_images_follow_rows_whose_key_changes() -> None:
     one, two, three = (encode_row({1: bytes((a,)), 2: b"\7"}) for a in (1, 2, 3))
-    mounter = Mounter(_unclustered(), "db")
+    mounter = TidbMounter(_unclustered(), "db")
     raw = batch(
         [
             (5, 4, UPDATE, record_key(9, 1), two, one),
@@ -414,7 +414,7 @@ def test_key_changes_split_like_one_by_one(updates: list[tuple[int, int, int]]) 
         for number, (old, new, txn) in enumerate(sorted(updates, key=lambda update: update[2]))
     ]
     expected = [scalar(table, change) for change in split(table, changes)]
-    assert mounted(Mounter(table, "db"), batch(changes)) == expected
+    assert mounted(TidbMounter(table, "db"), batch(changes)) == expected
 
 
 @vectors.needed
@@ -422,7 +422,7 @@ def test_every_change_of_a_real_tidb_mounts_as_its_single_rows() -> None:
     rows = 0
     for name, table, changes in _by_table():
         expected = [scalar(table, change) for change in split(table, changes)]
-        assert mounted(Mounter(table, "vec"), batch(changes)) == expected, name
+        assert mounted(TidbMounter(table, "vec"), batch(changes)) == expected, name
         rows += len(changes)
     assert rows > 5000
 
@@ -447,7 +447,7 @@ def test_real_rows_mount_alike_from_row_format_v1() -> None:
                 for column_id, cell in cells.items()
             ]
             old_form.append((commit_ts, start_ts, op, key, b"".join(pairs) or bytes((NIL,)), None))
-        mounter = Mounter(table, "vec")
+        mounter = TidbMounter(table, "vec")
         assert mounted(mounter, batch(old_form)) == mounted(mounter, batch(inserts)), name
 
 
@@ -459,7 +459,7 @@ def test_deletes_of_real_rows_without_old_values_keep_their_key() -> None:
         if not deletes or not clustered or name == "vec.cipk":  # cipk's key holds a sort key
             continue
         bare: list[Change] = [(*change[:4], None, None) for change in deletes]
-        mounter = Mounter(table, "vec")
+        mounter = TidbMounter(table, "vec")
         keys = list(mounter.key_columns)
         assert mounter.mount(batch(bare)).select(keys) == mounter.mount(batch(deletes)).select(
             keys

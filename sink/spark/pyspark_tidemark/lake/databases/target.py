@@ -13,8 +13,8 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.jdbc import tables
-from pyspark_tidemark.lake.jdbc.database import STAGED, Database, columns_of, explained
+from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases.database import STAGED, Database, columns_of, explained
 from pyspark_tidemark.lake.mode import (
     APPEND,
     SCD2,
@@ -32,7 +32,7 @@ _UNTIL_BYTES_MAX = 63
 """Of the name of a table that was put aside: PostgreSQL has 63 bytes, MySQL 64 characters."""
 
 
-class JdbcTarget:
+class DatabaseTarget:
     """The tables of one changefeed in a database."""
 
     def __init__(self, database: Database, changefeed: str, *, mode: str = UPSERT) -> None:

@@ -42,7 +42,7 @@ from storage.tidb.schema import Column, TableInfo
 _FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})
 
 
-class Mounter:
+class TidbMounter:
     """Mounts the changes of one table; immutable, so any number of threads may share it."""
 
     def __init__(

@@ -10,8 +10,8 @@ from psycopg import errors
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
-from pyspark_tidemark.lake.jdbc.database import STAGED, password
-from pyspark_tidemark.lake.jdbc.text import as_csv, as_quoted
+from pyspark_tidemark.lake.databases.database import STAGED, password
+from pyspark_tidemark.lake.databases.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.pump import committer as module
+from storage.pump import group_commit as module
 from storage.pump.binlog import Binlog, fake, parse
-from storage.pump.committer import Committer, IndexQueue, PumpBusyError, PumpClosedError
+from storage.pump.group_commit import GroupCommit, IndexQueue, PumpBusyError, PumpClosedError
 from storage.value_log import ValueLog
 from storage.vfs.hooked import HookedFS
 from storage.vfs.memory import MemFS
@@ -36,14 +36,14 @@ def binlog(ts: int) -> Binlog:
 async def test_what_waits_while_the_disk_works_is_one_group() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.index_queue)
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(committer.run())
-            writers = [tasks.create_task(committer.write([binlog(ts)])) for ts in range(1, 101)]
+            tasks.create_task(group_commit.run())
+            writers = [tasks.create_task(group_commit.write([binlog(ts)])) for ts in range(1, 101)]
             await asyncio.sleep(0)
             disk.released.set()
             await asyncio.gather(*writers)
-            committer.close()
+            group_commit.close()
     assert disk.syncs <= 2
     entries = []
     while group := await disk.index_queue.get():
@@ -55,62 +55,62 @@ async def test_what_waits_while_the_disk_works_is_one_group() -> None:
 async def test_nothing_is_acknowledged_before_the_disk_has_it() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.index_queue)
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(committer.run())
-            writer = tasks.create_task(committer.write([binlog(1)]))
+            tasks.create_task(group_commit.run())
+            writer = tasks.create_task(group_commit.write([binlog(1)]))
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(writer), 0.05)
             disk.released.set()
             await writer
-            committer.close()
+            group_commit.close()
 
 
 async def test_a_queue_beyond_its_bound_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", 50)
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.index_queue)
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
-            waiting = [tasks.create_task(committer.write([binlog(1 << 60)])) for _ in range(2)]
+            waiting = [tasks.create_task(group_commit.write([binlog(1 << 60)])) for _ in range(2)]
             await asyncio.sleep(0)
             with pytest.raises(PumpBusyError, match="bytes wait for the disk"):
-                await committer.write([binlog(1 << 60)])
+                await group_commit.write([binlog(1 << 60)])
             disk.released.set()
-            tasks.create_task(committer.run())
+            tasks.create_task(group_commit.run())
             await asyncio.gather(*waiting)
-            committer.close()
+            group_commit.close()
 
 
 async def test_refusing_answers_those_who_wait() -> None:
     disk = Disk()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.index_queue)
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(_refusal(committer))
+            waiting = tasks.create_task(_refusal(group_commit))
             await asyncio.sleep(0)
-            committer.refuse(UnavailableError("the index is full"))
+            group_commit.refuse(UnavailableError("the index is full"))
             assert "the index is full" in await waiting
-            committer.close()
-            assert "the index is full" in await _refusal(committer)
+            group_commit.close()
+            assert "the index is full" in await _refusal(group_commit)
 
 
-async def test_a_closed_committer_stores_what_waits_and_refuses_the_rest() -> None:
+async def test_a_closed_commit_stores_what_waits_and_refuses_the_rest() -> None:
     disk = Disk()
     disk.released.set()
     with ThreadPoolExecutor(1) as thread:
-        committer = Committer(disk.log, thread, disk.index_queue)
+        group_commit = GroupCommit(disk.log, thread, disk.index_queue)
         async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(committer.write([binlog(1)]))
+            waiting = tasks.create_task(group_commit.write([binlog(1)]))
             await asyncio.sleep(0)
-            committer.close()
-            tasks.create_task(committer.run())
+            group_commit.close()
+            tasks.create_task(group_commit.run())
             await waiting
             with pytest.raises(PumpClosedError):
-                await committer.write([binlog(2)])
+                await group_commit.write([binlog(2)])
 
 
-async def _refusal(committer: Committer) -> str:
+async def _refusal(group_commit: GroupCommit) -> str:
     with pytest.raises(UnavailableError) as caught:
-        await committer.write([binlog(1)])
+        await group_commit.write([binlog(1)])
     return str(caught.value)
