@@ -63,7 +63,8 @@ class Child:
             stdin=PIPE,
             stdout=PIPE,
             limit=_LINE_BYTES,
-            start_new_session=True,  # Ctrl-C reaches the parent only, which drains in order
+            # Ctrl-C reaches the parent only, which drains in order
+            start_new_session=True,
         )
         try:
             async with asyncio.timeout(READY_SECONDS):

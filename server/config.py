@@ -181,7 +181,8 @@ _TYPE_NAMES = {
 
 def _bounded(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
     least = field.metadata.get("least", 0)
-    if isinstance(value, int | float) and not value >= least:  # NaN is none of these
+    # NaN is none of these
+    if isinstance(value, int | float) and not value >= least:
         faults.append(f"{_kebab(field.name)} must be at least {least:g}, not {value!r}")
         return field.default
     return value

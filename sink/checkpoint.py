@@ -41,7 +41,8 @@ class Checkpoint:
     def __init__(self, start_ts: int) -> None:
         self.checkpoint_ts = start_ts
         self.previous_ts = start_ts
-        self._ahead: dict[int, int] | None = None  # start -> end of disjoint ranges above a gap
+        # start -> end of disjoint ranges above a gap
+        self._ahead: dict[int, int] | None = None
 
     def ack(self, start_ts: int, end_ts: int) -> int:
         """Acknowledge the rows in `(start_ts, end_ts]`; returns the checkpoint.

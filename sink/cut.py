@@ -20,7 +20,8 @@ from storage.model.span import Span
 _COMPACT_ROWS = 1 << 16
 SLICES_MAX: Final = 1000
 """Of one table: more would cost readers more than they give."""
-_EXTENTS_PER_SLICE: Final = 8  # extents smaller than that share of a slice are not looked into
+# extents smaller than that share of a slice are not looked into
+_EXTENTS_PER_SLICE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

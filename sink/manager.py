@@ -56,7 +56,8 @@ class SinkManager:
         self._quota = MemQuota(memory_quota_bytes)
         self._changed = threading.Condition()
         self._tables = TableSinks()
-        self._awaited: Counter[Span] = Counter()  # tables that somebody waits for
+        # tables that somebody waits for
+        self._awaited: Counter[Span] = Counter()
         self._lives = itertools.count(1)
         self._ranges = Ranges(sorter, self._tables, self._changed)
         upper = self._tables.upper_ts
@@ -104,7 +105,8 @@ class SinkManager:
             self._dispatcher.add_table(table)
             self._changed.notify_all()
         metrics.TABLES.inc()
-        with contextlib.suppress(TableNotFoundError):  # the sorter's table is to come
+        # the sorter's table is to come
+        with contextlib.suppress(TableNotFoundError):
             self._on_resolve(span, self._sorter.resolved_ts(span))
 
     def follow(self, versions: Sequence[Version], start_ts: int) -> None:

@@ -58,7 +58,8 @@ class SinkStats:
     used_bytes: int
     reads_staged: int
     reads_sorter: int
-    sorted_ts: int = 0  # how far all tables are sorted, whether it may be read or not
+    # how far all tables are sorted, whether it may be read or not
+    sorted_ts: int = 0
     slowest: Span | None = None  # the table with the least checkpoint_ts
     failures: Mapping[Span, str] = field(
         default_factory=dict

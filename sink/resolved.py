@@ -38,10 +38,12 @@ class ResolvedTs:
 class Acquire(enum.Enum):
     """How a task asks for more memory."""
 
-    TRY = "try"  # stop here if there is none: the task is at the end of a transaction
+    # stop here if there is none: the task is at the end of a transaction
+    TRY = "try"
     # go on in any case: an unfinished transaction cannot be handed over, so waiting would deadlock
     FORCE = "force"
-    BLOCK = "block"  # wait: what was handed over of the split transaction can drain meanwhile
+    # wait: what was handed over of the split transaction can drain meanwhile
+    BLOCK = "block"
 
 
 def acquire_mode(*, txn_finished: bool, split_txn: bool) -> Acquire:

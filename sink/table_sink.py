@@ -87,7 +87,8 @@ class TableSink:
         self._shared = shared
         self._lock = threading.Lock()
         self._checkpoint = Checkpoint(start_ts)
-        self._staging: Staging | None = None  # made when there is something to stage
+        # made when there is something to stage
+        self._staging: Staging | None = None
         self._staged_from = start_ts
         self._removed = False
 

@@ -32,7 +32,8 @@ class Slowest(Generic[Key]):
         self._heap: list[
             tuple[int, int, Key]
         ] = []  # of each key an entry at or below its timestamp
-        self._serials = itertools.count()  # of entries with one timestamp the first comes up first
+        # of entries with one timestamp the first comes up first
+        self._serials = itertools.count()
 
     def __len__(self) -> int:
         return len(self._ts)
@@ -102,7 +103,8 @@ class TableSinks:
                 f"table {table.span.table_id} is in the sink already; remove it first"
             )
         if table.start_ts < self.shared.position.checkpoint_ts:
-            self.settle()  # what was acknowledged of all tables was not of this one
+            # what was acknowledged of all tables was not of this one
+            self.settle()
         self._tables[table.span] = table
         self._resolved.add(table.span, table.resolved_ts)
         self._checkpoints.add(table.span, table.checkpoint_ts)

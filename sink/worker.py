@@ -66,7 +66,8 @@ class TaskRun:
         self._request_bytes = self._spare_bytes = request_bytes
         self._next_lower = task.lower
         self._last: Position | None = None  # the last row appended
-        self._previous_commit_ts = 0  # the last commit_ts below it: read to its end
+        # the last commit_ts below it: read to its end
+        self._previous_commit_ts = 0
 
     def run(self, sorter: Sorter) -> TaskResult:
         """Stage rows until the end of the range, or of the memory.

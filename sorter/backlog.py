@@ -26,7 +26,8 @@ from sorter.store import BlockStore, Reader
 from storage.model.event import Position
 from storage.model.ts import MAX_TS
 
-_IN_MEMORY: Final = MAX_TS  # a run number: rows in memory arrived after every block
+# a run number: rows in memory arrived after every block
+_IN_MEMORY: Final = MAX_TS
 _FROZEN_MAX_BYTES: Final = 256
 
 
@@ -216,7 +217,8 @@ class Backlog:
         """
         for entry in entries:
             if self.index.has(entry):
-                with contextlib.suppress(BlockCorruptError):  # fetching it raises the error
+                # fetching it raises the error
+                with contextlib.suppress(BlockCorruptError):
                     self._store.move(self.index, entry)
 
     def runs(

@@ -240,7 +240,8 @@ class _Verified:
     meta: BlockMeta
     flags: int
     op: int
-    rest: pa.Buffer  # all that follows the header: the directory, if any, and the message
+    # all that follows the header: the directory, if any, and the message
+    rest: pa.Buffer
     payload_bytes: int
 
     def rows(self, meta: BlockMeta) -> pa.RecordBatch:

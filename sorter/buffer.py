@@ -18,9 +18,8 @@ from sorter import order
 from sorter.checksum_log import ChecksumLog
 from sorter.order import Sorted
 
-BATCH_BYTES: Final = (
-    6 << 10
-)  # what a batch takes besides its rows: measured, and most of what a small one takes
+# what a batch takes besides its rows: measured, and most of what a small one takes
+BATCH_BYTES: Final = 6 << 10
 _SMALL_BYTES: Final = 16 << 10
 _MANY_SMALL: Final = 64
 

@@ -25,7 +25,8 @@ import pyarrow as pa
 
 from sorter.errors import RowsLostError
 
-BUCKET_SHIFT: Final = 28  # 18 bits count within a millisecond, 10 more make about a second
+# 18 bits count within a millisecond, 10 more make about a second
+BUCKET_SHIFT: Final = 28
 _MOST_BUCKETS: Final = 64
 _MOST_PARTS: Final = 64
 _WIDTH: Final = 3  # numbers of a part
@@ -140,7 +141,8 @@ class ChecksumLog:
             del self._parts[:]
         elif count:
             cut_ts = self._end(count - 1)
-            if self._end(count) >> self.shift == cut_ts >> self.shift:  # inside of a bucket
+            # inside of a bucket
+            if self._end(count) >> self.shift == cut_ts >> self.shift:
                 self._start_ts = cut_ts
             del self._parts[: _WIDTH * count]
 
@@ -292,7 +294,8 @@ def _lengths(column: pa.Array, offsets: Any) -> Digests:
     if offsets is None or column.null_count == len(column):
         return np.zeros(len(column), np.uint64)
     lengths: Digests = (offsets[1:] - offsets[:-1]).astype(np.uint64)
-    if column.null_count:  # a null may have any bytes under it, and others in a copy
+    # a null may have any bytes under it, and others in a copy
+    if column.null_count:
         lengths *= column.is_valid().to_numpy(zero_copy_only=False)
     return lengths
 

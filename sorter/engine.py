@@ -37,9 +37,8 @@ from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
 
 ResolveHook = Callable[[Span, int], None]
-_LOCKS: Final = (
-    256  # shared by all tables: one for each would cost more than everything else of an idle table
-)
+# shared by all tables: one for each would cost more than everything else of an idle table
+_LOCKS: Final = 256
 _DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
 _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 

@@ -42,8 +42,10 @@ class Run:
     """
 
     min_commit_ts: int
-    number: int  # order of arrival: of equal rows, the one of the higher number stays
-    blocks: Iterable[Callable[[], pa.RecordBatch]]  # their readers, iterated once
+    # order of arrival: of equal rows, the one of the higher number stays
+    number: int
+    # their readers, iterated once
+    blocks: Iterable[Callable[[], pa.RecordBatch]]
 
 
 def merge(

@@ -51,9 +51,8 @@ class Segment:
         self.number = number
         self.size = 0
         self.live_bytes = 0
-        self._shared: dict[
-            int, int
-        ] = {}  # how many tables have rows in the block at an offset, if several
+        # how many tables have rows in the block at an offset, if several
+        self._shared: dict[int, int] = {}
         self._path = path
         self._file: _OpenFile | None = _OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 

@@ -15,9 +15,8 @@ from sorter.store import BlockStore
 from sorter.table import Table
 
 _MOST_RUN_BYTES: Final = 32 << 20
-_SMALL_SHARE: Final = (
-    8  # a table with less than this share of a block in memory goes into a shared one
-)
+# a table with less than this share of a block in memory goes into a shared one
+_SMALL_SHARE: Final = 8
 _SHARED_SHARE: Final = 2  # of which each has about this share of a block
 
 
@@ -36,7 +35,8 @@ class Spiller:
         self._shared_bytes = block_bytes // _SHARED_SHARE
         self._spilling = threading.Lock()
         self._stopped = False
-        self._tables: dict[Table, None] = {}  # those with rows in memory, and some that had
+        # those with rows in memory, and some that had
+        self._tables: dict[Table, None] = {}
 
     def stop(self) -> None:
         """Wait until what is being written is written, and write nothing more."""

@@ -31,7 +31,8 @@ from storage.model.span import Span
 Reader = Callable[[], pa.RecordBatch]
 """Reads the rows of one block."""
 
-_SMALL_SHARE: Final = 8  # a resolved run below this share of a block is merged with others
+# a resolved run below this share of a block is merged with others
+_SMALL_SHARE: Final = 8
 _RUNS_OF_A_SIZE: Final = 64
 _MOST_HALVINGS: Final = 3
 _SPARSE_SEGMENTS: Final = 4

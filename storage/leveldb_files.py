@@ -21,11 +21,13 @@ import google_crc32c
 import pyarrow as pa
 
 _LOG_BLOCK_BYTES: Final = 32 << 10
-_RECORD: Final = struct.Struct("<IHB")  # masked crc32c of type and payload, length, type
+# masked crc32c of type and payload, length, type
+_RECORD: Final = struct.Struct("<IHB")
 _LENGTH_BITS: Final = 16
 _FOOTER_BYTES: Final = 48
 _TABLE_MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
-_TRAILER: Final = struct.Struct("<BI")  # compression, masked crc32c of block and compression
+# compression, masked crc32c of block and compression
+_TRAILER: Final = struct.Struct("<BI")
 _SNAPPY: Final = 1
 _U32: Final = struct.Struct("<I")
 _SEQUENCE_BYTES: Final = 8  # behind each key in a table
@@ -152,7 +154,8 @@ def read_index(path: Path) -> list["Block"] | Damage:
         return []  # compacted away meanwhile
     if len(footer) < _FOOTER_BYTES or not footer.endswith(_TABLE_MAGIC):
         return Damage(path, max(0, size - _FOOTER_BYTES), "its footer is not that of a table")
-    _, at = _varint(footer, _varint(footer, 0)[1])  # behind the handle of the meta index
+    # behind the handle of the meta index
+    _, at = _varint(footer, _varint(footer, 0)[1])
     offset, at = _varint(footer, at)
     length, _ = _varint(footer, at)
     data = _read_block(path, offset, length) if offset + length <= size else None

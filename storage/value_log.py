@@ -242,7 +242,8 @@ class ValueLog:
         if last is not None and not last.sealed:
             self._active = self._files.open(self._current)
             self._cut_torn_tail(self._active, last)
-            self._active.sync()  # records of a killed process may so far be in the page cache only
+            # records of a killed process may so far be in the page cache only
+            self._active.sync()
 
     def _cut_torn_tail(self, active: File, last: Segment) -> None:
         if not last.gaps or sum(last.gaps[-1]) != last.size:

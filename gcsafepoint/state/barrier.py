@@ -16,8 +16,10 @@ from gcsafepoint.state.go_text import quoted, time_text
 GC_WORKER = "gc_worker"
 NATIVE_BR = "native_br"
 NEVER_S = (1 << 63) - 1
-_LONGEST_TTL_S = NEVER_S // 1_000_000_000  # PD counts nanoseconds in 63 bits: more is for ever
-_SPARE = 64  # entries of replaced barriers that a heap may hold beyond twice the barriers
+# PD counts nanoseconds in 63 bits: more is for ever
+_LONGEST_TTL_S = NEVER_S // 1_000_000_000
+# entries of replaced barriers that a heap may hold beyond twice the barriers
+_SPARE = 64
 
 
 @dataclass(frozen=True, slots=True)

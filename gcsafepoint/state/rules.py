@@ -35,7 +35,8 @@ from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.go_text import quoted
 from storage.model.ts import MAX_TS
 
-__all__ = [  # with the types the rules are stated in, so that other packages need no other module
+# with the types the rules are stated in, so that other packages need no other module
+__all__ = [
     "GC_WORKER",
     "NEVER_S",
     "Advance",

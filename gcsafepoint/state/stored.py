@@ -42,7 +42,8 @@ from storage.model.errors import ConflictError
 
 R = TypeVar("R")
 MAX_CHANGES = 90  # of one transaction; etcd allows 128 operations
-_BEAT_S = 10  # how often a leader that writes nothing leaves a reading of its clock
+# how often a leader that writes nothing leaves a reading of its clock
+_BEAT_S = 10
 _ATTEMPTS = 10
 _OWN_REVISIONS = 4096
 
@@ -221,7 +222,8 @@ class StoredStates:
         """In as few transactions as they fit into; False: somebody else was first."""
         if not ops:
             return True
-        self._states = None  # whatever interrupts the write, the next call reads what became of it
+        # whatever interrupts the write, the next call reads what became of it
+        self._states = None
         parts = list(_parts(ops))
         for part in parts:
             number, mod_revision = self._guard
@@ -284,9 +286,8 @@ class StoredStates:
                 )  # the next call reads them
 
     async def _changed_at(self, revisions: set[int]) -> None:
-        async with (
-            self._lock
-        ):  # without it a write of ours may be under way, its revision not yet known as ours
+        # without it a write of ours may be under way, its revision not yet known as ours
+        async with self._lock:
             ours = all(revision in self._own for revision in revisions)
         if not ours:
             _log.info("safepoints were written by somebody else", revision=max(revisions))
@@ -294,11 +295,10 @@ class StoredStates:
 
     async def _reread(self) -> None:
         async with self._lock:
+            # calls about GC are refused with it until it is corrected
             try:
                 await self.load()
-            except (
-                SafePointRecordError
-            ) as err:  # calls about GC are refused with it until it is corrected
+            except SafePointRecordError as err:
                 _log.error("safepoints cannot be understood", reason=err.message)
 
 

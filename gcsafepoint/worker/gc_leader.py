@@ -168,7 +168,8 @@ class GCLeader:
         try:
             lowest = await self._cluster.hold_safe_point(target.ts)
         except SafePointDecreasesError:
-            return SafePointBound(0)  # nothing new is given up until time has gone by
+            # nothing new is given up until time has gone by
+            return SafePointBound(0)
         return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
     async def _approve(self, round_id: int) -> tuple[GCConfig, SafePointBound]:

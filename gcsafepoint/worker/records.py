@@ -35,8 +35,10 @@ LEADER_UUID, LEADER_DESC, LEADER_LEASE, LAST_RUN_TIME, SAFE_POINT = (
     f"{PREFIX}{name}" for name in STATE_VARIABLES
 )
 LEADER_ADDR = f"{PREFIX}leader_addr"
-SAFE_POINT_TS = f"{PREFIX}safe_point_ts"  # exactly; the variable of mysql.tidb is cut to seconds
-COLLECTED_TS = f"{PREFIX}collected_ts"  # the safepoint of the last round that did all its work
+# exactly; the variable of mysql.tidb is cut to seconds
+SAFE_POINT_TS = f"{PREFIX}safe_point_ts"
+# the safepoint of the last round that did all its work
+COLLECTED_TS = f"{PREFIX}collected_ts"
 DO_GC = f"{PREFIX}do_gc"
 PENDING, DONE = f"{PREFIX}delete_range/", f"{PREFIX}delete_range_done/"
 ROUNDS = f"{PREFIX}round/"

@@ -38,7 +38,8 @@ async def resolve_locks(
         page = await cluster.scan_locks(within, safe_point)
         decided = await decisions.of_page(page)
         if decided and not await cluster.resolve(page, decided):
-            return within.start_key  # the region split or moved: scan from the same key again
+            # the region split or moved: scan from the same key again
+            return within.start_key
         count(page)
         return page.next_key
 

@@ -169,7 +169,8 @@ async def _processors(
     def processor(assignment: Assignment) -> Processor:
         if assignment.source.per_table:
             return WorkersProcessor(pool, directory, assignment)
-        return LocalProcessor(resources, assignment)  # a log is read once, for all tables
+        # a log is read once, for all tables
+        return LocalProcessor(resources, assignment)
 
     async with pool.running():
         yield processor

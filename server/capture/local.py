@@ -26,11 +26,11 @@ _THREADS = 2
 _SINK_WORKERS = 2
 _SORTER_SHARE = 4  # of the memory quota, at most _SORTER_BYTES
 _SORTER_BYTES = 128 << 20
-_OPEN_SHARE = (
-    8  # of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
-)
+# of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
+_OPEN_SHARE = 8
 _OPEN_BYTES = 64 << 20
-_OPEN_DIRECTORY = "open-transactions"  # in the sorter's, which is emptied at start
+# in the sorter's, which is emptied at start
+_OPEN_DIRECTORY = "open-transactions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ class LocalProcessor(ProcessorPosition):
         name, quota = self._assignment.changefeed, self._resources.memory_quota_bytes
         sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
         open_bytes = min(quota // _OPEN_SHARE, _OPEN_BYTES)
-        sink_bytes = quota - sorter_bytes - 2 * open_bytes  # and as much again for what has arrived
+        # and as much again for what has arrived
+        sink_bytes = quota - sorter_bytes - 2 * open_bytes
         with (
             closing(
                 OpenTransactions(self._directory / _OPEN_DIRECTORY, open_bytes)
@@ -146,7 +147,8 @@ class LocalProcessor(ProcessorPosition):
         finally:
             self.start_ts = max(self.start_ts, run.sink.checkpoint_ts())
             self._run = self.sink = None
-            await asyncio.shield(asyncio.to_thread(run.close))  # whoever cancels twice, too
+            # whoever cancels twice, too
+            await asyncio.shield(asyncio.to_thread(run.close))
 
 
 async def _opened(directory: Path, memory_bytes: int) -> Sorter:

@@ -141,7 +141,8 @@ class Owner:
                 raise ChangefeedExistsError(
                     f"changefeed {new.id} exists already; choose another id or remove it"
                 )
-            await self._records.clear(new.id)  # not later: a log source keeps its anchor for `now`
+            # not later: a log source keeps its anchor for `now`
+            await self._records.clear(new.id)
             now_ts = await source.now()
             start_ts = new.start_ts or now_ts
             check_range(start_ts, new.target_ts, now_ts)
@@ -149,7 +150,8 @@ class Owner:
             try:
                 feed = self.feeds[new.id] = await self._made(new, source, start_ts)
             except UnavailableError:
-                raise  # the record may be there, and its history is kept: the sweep looks later
+                # the record may be there, and its history is kept: the sweep looks later
+                raise
             except Exception:
                 await self._safepoints.end_creation(source, new.id)
                 raise

@@ -93,7 +93,8 @@ class Run:
                     self._check_target(self.pulling)
             finally:
                 catalog.listener = None
-                self.rows.sorter.end_waits()  # a puller of a log ends when its last call has
+                # a puller of a log ends when its last call has
+                self.rows.sorter.end_waits()
 
     def _check_target(self, pulling: Pulling) -> None:
         """See that a target_ts can be reached: no cut ends while a table is read again."""

@@ -235,7 +235,8 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
     with_now = overwrite_ts == _NOW
     if with_now:
         async with remote.coordinator() as pd:
-            overwrite_ts = await pd.tso()  # for captures that do not ask the source
+            # for captures that do not ask the source
+            overwrite_ts = await pd.tso()
     request = pb.ResumeChangefeedRequest(
         id=arguments.changefeed_id,
         overwrite_checkpoint_ts=int(overwrite_ts or 0),

@@ -61,7 +61,9 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     from server.changefeed.info import check_sink_uri
     from server.changefeed.source_uri import SourceUri, SourceUriError
     from server.changefeed.table import TableRecord, check_names
-    from server.puller.mysql.checks import FAILURE, WARNING, Check  # an SQL parser comes with them
+
+    # an SQL parser comes with them
+    from server.puller.mysql.checks import FAILURE, WARNING, Check
     from server.puller.mysql.options import MySqlOptions
     from server.puller.mysql.preflight import check_source as run_checks
     from server.puller.mysql.server_id import any_server_id

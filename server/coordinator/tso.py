@@ -194,9 +194,8 @@ class TimestampOracle:
         async with self._growing:
             while self._oracle.limit_ms <= before_ms:
                 self._metadata.leadership.check()
-                with suppress(
-                    TimeoutError
-                ):  # a member of etcd is silent: ask again, another is soon in use
+                # a member of etcd is silent: ask again, another is soon in use
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_SAVE_SECONDS):
                         await self._save(self._oracle.next_limit(self._now_ms()))
 

@@ -126,9 +126,8 @@ class Job:
             "parallel": self.parallel,
             "attempt": self.attempt,
         }
-        if (
-            self.priority
-        ):  # else the same bytes as before there was such a thing: who changes a job compares them
+        # else the same bytes as before there was such a thing: who changes a job compares them
+        if self.priority:
             doc["priority"] = dict(self.priority)
         if self.verify:
             doc["verify"] = True

@@ -93,7 +93,8 @@ class Accepting:
             except OSError as err:
                 _log.warning("a connection cannot be accepted", reason=str(err))
                 await asyncio.sleep(_OUT_OF_FILES_S)
-            await asyncio.sleep(0)  # `sock_accept` does not wait while there is one more
+            # `sock_accept` does not wait while there is one more
+            await asyncio.sleep(0)
 
     def _add(self, accepted: socket.socket, peer: object) -> None:
         accepted.setblocking(False)  # noqa: FBT003 - positional in the library

@@ -16,7 +16,8 @@ def client_address(peer: object) -> str:
     """
     if not isinstance(peer, tuple):
         return ""
-    host = str(peer[0]).partition("%")[0]  # a link-local address may name its interface
+    # a link-local address may name its interface
+    host = str(peer[0]).partition("%")[0]
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host)

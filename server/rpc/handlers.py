@@ -148,7 +148,8 @@ def _guarded_stream(
         try:
             answer = await function(requests, context)
             if requests.fault:
-                await asyncio.sleep(0)  # where the cancellation that is under way arrives
+                # where the cancellation that is under way arrives
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             if requests.fault is None:
                 raise

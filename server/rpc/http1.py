@@ -252,7 +252,8 @@ class Http1Connection(asyncio.Protocol):
         header_bytes = len(head.target) + sum(
             len(name) + len(value) + 4 for name, value in head.headers
         )
-        if header_bytes > MAX_HEADER_BYTES:  # h11 bounds only what does not come in one read
+        # h11 bounds only what does not come in one read
+        if header_bytes > MAX_HEADER_BYTES:
             text = f"the headers have {header_bytes} bytes; at most {MAX_HEADER_BYTES} are taken"
             raise _RefusedError(fault(431, "ErrAPIInvalidParam", text))
         size = next((int(value) for name, value in head.headers if name == b"content-length"), 0)

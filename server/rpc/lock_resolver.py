@@ -159,7 +159,8 @@ class LockResolver:
         except PrimaryMismatchError:
             if lock.lock_type != kvrpcpb.PessimisticLock:
                 raise
-            return Outcome()  # it was left behind when the transaction chose another primary
+            # it was left behind when the transaction chose another primary
+            return Outcome()
 
     async def _status(
         self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int, *, rollback_if_not_exist: bool

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _OPEN_SECONDS = 10.0
-_CALL_SECONDS = 20.0  # a real PD with its defaults takes more than 10 to lead anew
+# a real PD with its defaults takes more than 10 to lead anew
+_CALL_SECONDS = 20.0
 _ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)

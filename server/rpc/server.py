@@ -35,7 +35,8 @@ _REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 """grpcio-reflection has v1alpha only; grpcurl, grpcui and Postman ask for v1 first,
 some for nothing else.
 """
-_ONE_LISTENER = ("grpc.so_reuseport", 0)  # a busy port must be an error, not a second listener
+# a busy port must be an error, not a second listener
+_ONE_LISTENER = ("grpc.so_reuseport", 0)
 
 _log = structlog.get_logger(__name__)
 

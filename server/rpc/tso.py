@@ -64,9 +64,8 @@ class TsoStream:
                         await self._round()
             return waiter.last.result()
         finally:
-            if (
-                waiter.last.cancel()
-            ):  # its caller left; a round that has it on board looks before it answers
+            # its caller left; a round that has it on board looks before it answers
+            if waiter.last.cancel():
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
 

@@ -201,7 +201,8 @@ class Auditor:
                 _log.info("audit gives way", changefeed=self._changefeed, reason=error.message)
                 return
             if not table:
-                self._began_s = float("-inf")  # the pause after an error counts, not the turn's
+                # the pause after an error counts, not the turn's
+                self._began_s = float("-inf")
                 raise error from err
             plan.failed(table, time.monotonic())
             self._tell(error, table=table)

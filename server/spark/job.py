@@ -140,7 +140,8 @@ class LakeJob:
                 tasks.create_task(self._follow_errors(process), name="job-errors")
             return await process.wait()
         finally:
-            _kill_group(process)  # the JVM and its Python workers must not outlive the driver
+            # the JVM and its Python workers must not outlive the driver
+            _kill_group(process)
 
     async def _follow_lines(self, process: Process) -> None:
         assert process.stdout is not None
@@ -154,11 +155,10 @@ class LakeJob:
     async def _follow_errors(self, process: Process) -> None:
         assert process.stderr is not None
         while True:
+            # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
             try:
                 line = await process.stderr.readline()
-            except (
-                ValueError
-            ):  # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
+            except ValueError:
                 continue
             if not line:
                 return

@@ -53,7 +53,8 @@ async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterat
 async def _to_the_end(job: LakeJob, auditor: Auditor) -> None:
     async with auditor.running():
         await job.run()
-    signal.raise_signal(signal.SIGTERM)  # the daemon's own way to end: drain, status 0
+    # the daemon's own way to end: drain, status 0
+    signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

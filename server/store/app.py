@@ -98,7 +98,8 @@ def _database(config: StoreConfig) -> Iterator[Database]:
 async def _serving(
     config: StoreConfig, security: SecurityConfig, kv: Database, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
-    fence = ReadFence(await pd.tso())  # reads of the process before this one had smaller timestamps
+    # reads of the process before this one had smaller timestamps
+    fence = ReadFence(await pd.tso())
     with ExitStack() as stack:
         threads = _Threads(
             writer=stack.enter_context(ThreadPoolExecutor(1, "mvcc-write")),

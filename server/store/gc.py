@@ -40,9 +40,8 @@ _BUSY_S = 0.5
 _COMPACT_VERSIONS = 512
 _COMPACT_SHARE = 0.1
 _DELETE_OVERHEAD_BYTES = 8
-_SLICE_KEYS = (
-    512  # of a range that is destroyed, at once: what a foreground write may have to wait for
-)
+# of a range that is destroyed, at once: what a foreground write may have to wait for
+_SLICE_KEYS = 512
 _COMPACT_SLICES = 128
 
 
@@ -201,9 +200,8 @@ class Collector:
             return result
 
     def _mark_destroyed(self, lower: bytes, upper: bytes) -> None:
-        marker = (
-            WriteBatch()
-        )  # LevelDB's log is one: what follows the deletes and is synced, syncs them
+        # LevelDB's log is one: what follows the deletes and is synced, syncs them
+        marker = WriteBatch()
         marker.put(_DESTROYED_KEY, lower + b"\x00" + upper)
         self._parts.kv.write(marker, sync=True)
 

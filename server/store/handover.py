@@ -45,7 +45,8 @@ _LEAVING: Final = META + b"leaving/"
 _ADOPTED: Final = META + b"adopted/"
 _CONF_CHANGES = 2  # a peer added there, a peer removed here
 _MAX_REGIONS = 10_000
-_WORTH_IT = 2  # moving a region between stores that differ by one would only turn them round
+# moving a region between stores that differ by one would only turn them round
+_WORTH_IT = 2
 _CALL_S = 5.0
 _log = structlog.get_logger(__name__)
 
@@ -184,7 +185,8 @@ class Handover:
                 return False
             gate.leaving = frozenset({region.region_id})
             try:
-                await group.submit([])  # whatever was admitted before is applied when this is
+                # whatever was admitted before is applied when this is
+                await group.submit([])
                 if not await group.quiet(lambda: is_empty(self.kv, region)):
                     return False
                 await self.table.replace([region], [], {leaving.key: leaving.encode()})

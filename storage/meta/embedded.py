@@ -121,12 +121,12 @@ class EmbeddedEtcd:
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
             stalled_s = self._clock() - checked_at - _EXPIRY_SECONDS
-            if (
-                stalled_s > _STALL_SECONDS
-            ):  # the process was stopped or starved: renewals may wait to be read
+            # the process was stopped or starved: renewals may wait to be read
+            if stalled_s > _STALL_SECONDS:
                 self._leases.postpone(stalled_s)
             if expired := self._leases.expired(self._clock()):
-                with suppress(TooManyRequestsError):  # they are returned again the next time
+                # they are returned again the next time
+                with suppress(TooManyRequestsError):
                     await self._commit.submit(partial(self._expire, expired))
             checked_at = self._clock()
 

@@ -11,8 +11,10 @@ from typing import Any
 class Kind(enum.Enum):
     """What the caller does next."""
 
-    INVALID = "invalid"  # correct the request; trying again as it is cannot help
-    NOT_FOUND = "not_found"  # the named thing does not exist: create it, or correct the name
+    # correct the request; trying again as it is cannot help
+    INVALID = "invalid"
+    # the named thing does not exist: create it, or correct the name
+    NOT_FOUND = "not_found"
     CONFLICT = "conflict"  # somebody else was first: read again, then decide
     UNAVAILABLE = "unavailable"  # try again later, with back-off
     CLOSED = "closed"  # this object is gone: open a new one

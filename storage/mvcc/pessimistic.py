@@ -86,7 +86,8 @@ def _lock_key(draft: Draft, request: PessimisticLock, mutation: Mutation) -> Loc
     must_be_new = mutation.assertion == Assertion.NOT_EXIST
     value = None
     if request.return_values or request.only_if_exists or must_be_new or conflict_ts:
-        draft.fence.read(request.for_update_ts)  # a key that is absent may stay without a lock
+        # a key that is absent may stay without a lock
+        draft.fence.read(request.for_update_ts)
         value = draft.value(encoded)
     if must_be_new and value is not None:
         raise AlreadyExistsError(mutation.key)

@@ -112,9 +112,8 @@ class ReadFence:
             self._changed.notify_all()
 
     def _raise_to(self, ts: int) -> None:
-        if (
-            self._max_ts < ts < MAX_TS
-        ):  # MAX_TS asks for the newest that is committed by now: no promise about later
+        # MAX_TS asks for the newest that is committed by now: no promise about later
+        if self._max_ts < ts < MAX_TS:
             self._max_ts = ts
 
     def _hides_any(self, touches: Sequence[Touch]) -> bool:

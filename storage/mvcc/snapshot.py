@@ -93,7 +93,8 @@ class Snapshot:
         if not lock.changes_data or lock.start_ts > self._ts or lock.min_commit_ts > self._ts:
             return False
         if self._ts == MAX_TS and lock.primary == key and not lock.async_commit:
-            return False  # an autocommit point read: the newest committed version will do
+            # an autocommit point read: the newest committed version will do
+            return False
         return lock.start_ts not in self._resolved
 
     def _locks(

@@ -88,9 +88,8 @@ def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
     if check.verify_is_primary and lock.primary != check.primary:
         if check.resolving_pessimistic_lock or lock.kind != PESSIMISTIC:
             raise PrimaryMismatchError(check.primary, lock)
-        draft.delete_lock(
-            encoded
-        )  # a prewritten lock names its primary for good, so this one was left behind
+        # a prewritten lock names its primary for good, so this one was left behind
+        draft.delete_lock(encoded)
         return _status_without_lock(draft, check, encoded)
     if lock.async_commit and not check.force_sync_commit:
         return TxnStatus(lock=lock)

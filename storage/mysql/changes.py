@@ -172,7 +172,8 @@ def _folded(steps: _Steps, keys: pa.Array, commits: Timestamps) -> tuple[_Steps,
         return steps, slice(None)
     rows = np.flatnonzero(many)
     codes = np.asarray(keys.take(pa.array(steps.image[rows])).dictionary_encode().indices)
-    order = np.lexsort((codes, commits[rows]))  # stable: log order within a key of a commit
+    # stable: log order within a key of a commit
+    order = np.lexsort((codes, commits[rows]))
     same = (codes[order][1:] == codes[order][:-1]) & (
         commits[rows][order][1:] == commits[rows][order][:-1]
     )

@@ -85,7 +85,8 @@ _OTHERWISE: Final = {
     "hebrew": {0xAF: "\u203e"},
     "greek": {0x2018: "\u02bd", 0x2019: "\u02bc"},
     "cp866": {0x2116: "\u207f", 0xA4: "\xb2"},
-    "gb18030": {0xE7C7: "\u1e3f", 0x1E3F: "\ue7c7"},  # of 2005, Python's is of 2000
+    # of 2005, Python's is of 2000
+    "gb18030": {0xE7C7: "\u1e3f", 0x1E3F: "\ue7c7"},
 }
 """Characters that the servers map otherwise than Python: its character, theirs."""
 _PYTHON_TOO: Final = frozenset(

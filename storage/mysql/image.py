@@ -68,7 +68,8 @@ class Shape:
         """
         nulls = Nulls(data, at)
         cells: dict[int, Cells] = {}
-        at, ahead = at + self.bitmap_bytes, 0  # the next cell is at `at + ahead`
+        # the next cell is at `at + ahead`
+        at, ahead = at + self.bitmap_bytes, 0
         for place, (size, before, nullable) in enumerate(self.columns[:count]):
             null = nulls.of(place) if nullable else None
             if before:

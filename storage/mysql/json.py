@@ -39,9 +39,8 @@ _I64 = struct.Struct("<q")
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _DEPTH_MAX = 100
-_PLAIN_DIGITS_MAX = (
-    15  # MySQL writes doubles with an exponent beyond these many digits before or behind the point
-)
+# MySQL writes doubles with an exponent beyond these many digits before or behind the point
+_PLAIN_DIGITS_MAX = 15
 _MICROS = 24
 
 

@@ -43,7 +43,8 @@ class Cells:
     @classmethod
     def of(cls, cells: Sequence[bytes | None]) -> "Cells":
         """Cells that do not come from rows; None is missing."""
-        margin = bytes(_WORD)  # numbers are read as the eight bytes that end with the cell
+        # numbers are read as the eight bytes that end with the cell
+        margin = bytes(_WORD)
         rows = BinaryColumn(pa.array([margin, *cells, margin], pa.binary()).slice(1, len(cells)))
         return cls(rows, rows.begin, rows.end, rows.valid, ~rows.valid)
 

@@ -164,7 +164,8 @@ def decode_datums(column: BinaryColumn, at: Offsets, present: Mask) -> Datums:
         UncommonDatumError: there is none, or one in a form that only keys have.
         CorruptError: a number is too large.
     """
-    at = np.minimum(at, len(column.data) - _WORD - 1)  # where none is wanted, at may be anywhere
+    # where none is wanted, at may be anywhere
+    at = np.minimum(at, len(column.data) - _WORD - 1)
     flags = np.where(present, column.u8(at), NIL)
     out = Datums(
         at + 1,

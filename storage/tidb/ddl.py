@@ -19,7 +19,8 @@ from storage.tidb.row import as_v2, decode_row
 
 Document = Mapping[str, Any]
 _DONE: Final = frozenset({4, 6})  # model.JobStateDone, JobStateSynced
-_DELETING: Final = frozenset({1, 4})  # model.StateDeleteOnly, StateDeleteReorganization
+# model.StateDeleteOnly, StateDeleteReorganization
+_DELETING: Final = frozenset({1, 4})
 
 
 class Action(enum.IntEnum):

@@ -16,7 +16,8 @@ _GROUP_DIGITS: Final = 9
 _GROUP_BYTES: Final = 4
 _POWERS: Final[tuple[int, ...]] = tuple(10**digits for digits in range(_GROUP_DIGITS + 1))
 _BYTES_OF_DIGITS: Final[tuple[int, ...]] = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-PRECISION_MAX: Final = 81  # TiDB's arithmetic may exceed the 65 digits a column can have
+# TiDB's arithmetic may exceed the 65 digits a column can have
+PRECISION_MAX: Final = 81
 _EXACT = Context(prec=2 * PRECISION_MAX)
 
 

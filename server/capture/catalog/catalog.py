@@ -178,7 +178,8 @@ class FeedCatalog:
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
-        if change.commit_ts <= self._newest_ts:  # known, or of no concern then as now
+        # known, or of no concern then as now
+        if change.commit_ts <= self._newest_ts:
             return
         taken = self._taken(replace(change, query=shortened(change.query)))
         if not (taken.tables or taken.dropped or taken.truncated):
@@ -208,7 +209,8 @@ class FeedCatalog:
         """See `Catalog.refuse`; while tables are read again,
         up to the DDL from which on cuts wait for them.
         """
-        ts = self.holds.acknowledged(ts)  # the log ends here, so they are never complete
+        # the log ends here, so they are never complete
+        ts = self.holds.acknowledged(ts)
         if self.listener is not None:
             _log.warning(
                 "schema change refused, everything before it is delivered first",

@@ -113,12 +113,12 @@ class DumpEngine:
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         if await self._plan_waiting(job):
-            await self._round(
-                job, ()
-            )  # tried again when the log is further: it has passed some of these
+            # tried again when the log is further: it has passed some of these
+            await self._round(job, ())
             return True
         if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
-            await asyncio.sleep(min(left_s, _IDLE_S))  # then the job may be another one
+            # then the job may be another one
+            await asyncio.sleep(min(left_s, _IDLE_S))
             return True
         again = self._listener.again
         with self._listener.looking():
@@ -151,7 +151,8 @@ class DumpEngine:
         before = self._job
         if job is None or before is None or job.id != before.id:
             if self._listener.rounds:
-                return None  # they are of the job before: the log passes them soon
+                # they are of the job before: the log passes them soon
+                return None
             durable = (
                 {each.table_id: each for each in await self._records.tables(job)} if job else {}
             )
@@ -205,7 +206,8 @@ class DumpEngine:
             return True
         table, version = described
         where = self._where(job, table_id)
-        server = await self._threads.connected()  # if that is refused, it is no fault of the table
+        # if that is refused, it is no fault of the table
+        server = await self._threads.connected()
         try:
             query, ranges, rows = await self._threads.call(server.plan, table, where, job.parallel)
         except MySqlUnavailableError:

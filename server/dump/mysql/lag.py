@@ -64,7 +64,8 @@ class LagGuard:
             or lag_s > LAG_FACTOR * max(self._quiet, default=0.0) + FAR_S
         ):
             self.ease = max(self.ease / 2, EASE_MIN)
-            self._busy.clear()  # what was read at the pace before tells nothing of this one
+            # what was read at the pace before tells nothing of this one
+            self._busy.clear()
         else:
             self.ease = min(self.ease * _RAISE, 1.0)
 

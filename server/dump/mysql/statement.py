@@ -53,7 +53,8 @@ class Statement:
             head = self._checked()
             _, self._id, columns, self.parameters, _ = _PREPARED.unpack_from(head)
             for count in (self.parameters, columns):
-                for _ in range(count + 1 if count else 0):  # definitions, and an end
+                # definitions, and an end
+                for _ in range(count + 1 if count else 0):
                     self._packets.one()
 
     def rows(self, parameters: Sequence[Cell] = ()) -> pa.Array:

@@ -86,7 +86,8 @@ class Clock:
             rest = times[done:]
             odd = rest > horizon.until_ms
             part = fold(previous_ts, np.where(odd, 0, rest))
-            if next_from_ts is not None:  # the one that reaches it is the last one of this horizon
+            # the one that reaches it is the last one of this horizon
+            if next_from_ts is not None:
                 part = part[: int(np.searchsorted(part, next_from_ts)) + 1]
             elif bool(odd.any()):
                 before = np.append(previous_ts, part[:-1])

@@ -111,7 +111,8 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
     declared = str(row["column_type"])
     found = _type_of(kind, declared, row)
     if found is None or (kind == "uuid" and declared.lower() != "uuid"):
-        return None  # `uuid /* old */` of a server before 10.11.5 stores its bytes in another order
+        # `uuid /* old */` of a server before 10.11.5 stores its bytes in another order
+        return None
     column_type, meta = found
     if "COMPRESSED" in declared.upper() and column_type in _COMPRESSED:
         column_type = _COMPRESSED[column_type]

@@ -33,7 +33,8 @@ _IS_SEEN = np.isin(
     np.arange(256),
     [EventType.TABLE_MAP, EventType.QUERY, EventType.MARIADB_GTID, EventType.FORMAT_DESCRIPTION],
 )
-_ANONYMOUS_READER = 0  # the server's id for tools that read once: it evicts nobody
+# the server's id for tools that read once: it evicts nobody
+_ANONYMOUS_READER = 0
 
 
 Place: TypeAlias = tuple[str, int]

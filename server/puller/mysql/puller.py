@@ -75,7 +75,8 @@ _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
 _GIVE_UP_S: Final = 30.0
 _MANY_TABLES: Final = 100
-_ASKERS: Final = 3  # who reads the log, the heart, and who looks how long the log is kept
+# who reads the log, the heart, and who looks how long the log is kept
+_ASKERS: Final = 3
 _RESOLVE_EVERY_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -158,7 +159,8 @@ class LogPuller:
         anchor = await self._anchors.begin(self._start_ts)
         if anchor is None:
             anchor = await self._ask(oldest, options, self._start_ts)
-            await self._anchors.put(anchor)  # the fold begins there after a restart, too
+            # the fold begins there after a restart, too
+            await self._anchors.put(anchor)
         clock = await self._clock.load() or Clock.believing(physical_ms(self._start_ts))
         self._transactions = Transactions(
             LogPosition(anchor),

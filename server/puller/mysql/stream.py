@@ -198,7 +198,8 @@ def _check_answer(raw: socket.socket) -> None:
     body = _exactly(raw, size & 0xFFFFFF)
     if body[:1] == b"\xff":
         refused = of_packet(body, "registering as a reader of the log")
-        if isinstance(refused, MySqlLoginError):  # we are in: it is about what the user may do
+        # we are in: it is about what the user may do
+        if isinstance(refused, MySqlLoginError):
             raise MySqlPrivilegeError(
                 f"{refused.message}: GRANT REPLICATION SLAVE ON *.* TO the user"
             )

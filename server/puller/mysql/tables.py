@@ -102,7 +102,8 @@ class Tables:
         if not mine:
             return
         text = sql.lower()
-        odd = {name for name in mine if not _PLAIN_NAME.fullmatch(name)}  # these are no words
+        # these are no words
+        odd = {name for name in mine if not _PLAIN_NAME.fullmatch(name)}
         seen = sorted(mine & statement.words | {name for name in odd if name in text})
         if statement.kind is Kind.ROWS:
             tree = statement.tree
@@ -196,7 +197,8 @@ class _Moves:
         effect, before = self._effect, self._before
         hidden = {self._name_before(table_id) for table_id in self._hidden.values()}
         for name, table_id in self._now.items():
-            if table_id == _NEW and name in hidden:  # another table took its place
+            # another table took its place
+            if table_id == _NEW and name in hidden:
                 effect.touched[name] = before[name]
                 effect.taken_over.add(name)
             elif (was := self._name_before(table_id)) is not None and was != name:

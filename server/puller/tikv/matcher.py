@@ -46,7 +46,8 @@ _OP_TYPE: Final = 0
 _VALUE: Final = 1
 _OLD_VALUE: Final = 2
 _GENERATION: Final = 3
-_PREWRITE_HEAD: Final = struct.Struct(">BQI")  # op_type, generation, length of the value
+# op_type, generation, length of the value
+_PREWRITE_HEAD: Final = struct.Struct(">BQI")
 _COMMIT: Final = struct.Struct(">QB")
 _EMIT_ROWS: Final = 1024
 

@@ -35,7 +35,8 @@ ENTRY_BYTES: Final = 400
 _WRITE_BUFFER_BYTES: Final = 2 << 20
 _CACHE_BYTES: Final = 1 << 20
 _TABLE_BYTES: Final = 1 << 20
-_OPEN_FILES: Final = 74  # the least that LevelDB allows: what it has open is mapped
+# the least that LevelDB allows: what it has open is mapped
+_OPEN_FILES: Final = 74
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ENTRIES: Final = 4096
 _GONE: Final = b""  # hides an entry of an older database; no value is empty

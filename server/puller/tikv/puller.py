@@ -42,7 +42,8 @@ from storage.model.ts import physical_ms
 
 _INBOX_BYTES = 32 << 20
 _TAKE_BYTES = 8 << 20
-_BATCH_BYTES = 8 << 20  # of what goes to the sorter at once: small commits bring large rows
+# of what goes to the sorter at once: small commits bring large rows
+_BATCH_BYTES = 8 << 20
 _SCAN_LIMIT = 128
 _BACKOFF_MS = (20, 2_000)
 _CALM_S = 5.0
@@ -295,9 +296,8 @@ class TablePuller:
         self._frontier.release(subscription.request_id)
         self._upstream.feeds.unsubscribe(subscription)
         subscription.matcher.end()
-        with suppress(
-            RuntimeError
-        ):  # the executor is shut down, and the changefeed's files are removed with it
+        # the executor is shut down, and the changefeed's files are removed with it
+        with suppress(RuntimeError):
             self._upstream.executor.submit(self._clear, subscription.matcher)
 
     def _clear(self, matcher: Matcher) -> None:

@@ -162,7 +162,8 @@ class Connection(ConnectionState):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         handler = self._handlers.get(kind)
         if handler is None:
-            self.empty_frames.spend()  # frames of extensions are ignored, but not without end
+            # frames of extensions are ignored, but not without end
+            self.empty_frames.spend()
             return
         try:
             handler(flags, number, payload)

@@ -62,7 +62,8 @@ class Control:
                 )
             return
         self._settings.spend()
-        values = dict(frames.setting_pairs(payload))  # the last of each counts, and is applied once
+        # the last of each counts, and is applied once
+        values = dict(frames.setting_pairs(payload))
         for key, value in values.items():
             _check(key, value)
         self._connection.peer_frame_bytes = values.get(

@@ -132,7 +132,8 @@ class HandledCall(Stream):
         self._turn_bytes += len(raw) + 64
         if self._turn_bytes > _TURN_BYTES:
             self._turn_bytes = 0
-            await asyncio.sleep(0)  # others have their turn, and what was written goes out
+            # others have their turn, and what was written goes out
+            await asyncio.sleep(0)
         while not self.closed and (
             self.unsent_bytes > MAX_UNSENT_BYTES or self.connection.congested
         ):

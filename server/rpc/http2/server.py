@@ -101,7 +101,8 @@ class NativeServer:
         """
         self._sockets += listening(address)
         name = self._sockets[-1].getsockname()
-        return int(name[1]) if isinstance(name, tuple) else 1  # what gRPC says of paths
+        # what gRPC says of paths
+        return int(name[1]) if isinstance(name, tuple) else 1
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
         """Serve, in tasks of the group, until `stop`."""

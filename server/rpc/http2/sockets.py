@@ -56,7 +56,8 @@ def _bound(
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family != socket.AF_UNIX:
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted ones inherit it
+            # accepted ones inherit it
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)

@@ -305,9 +305,8 @@ class Stream(ABC):
         self.window += increment
         if self.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
-        if (
-            self._unsent and self.window > 0
-        ):  # windows may grow by a byte at a time: they are looked at once a turn
+        # windows may grow by a byte at a time: they are looked at once a turn
+        if self._unsent and self.window > 0:
             self.connection.waiting[self.number] = self
             self.connection.look_again()
 

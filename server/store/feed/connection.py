@@ -173,15 +173,14 @@ class Connection:
                 subscription.checkpoint_ts,
                 old_values=subscription.old_values,
             )
+            # busy makes the client wait, as for lost history; other regions go on
             try:
                 async with cursor(
                     snapshot, _pieces(filter(subscription.covers, changes)), self._backend.scanners
                 ) as pieces:
                     while not subscription.ended and (piece := await pieces.next()) is not None:
                         await self._send(subscription, *piece)
-            except (
-                CorruptError
-            ) as err:  # busy makes the client wait, as for lost history; other regions go on
+            except CorruptError as err:
                 if not subscription.ended:
                     self._backend.hub.refuse(subscription, self._outbox, _busy(str(err)))
         if not subscription.ended:
@@ -196,7 +195,8 @@ class Connection:
     def _attach(self, subscription: Subscription) -> Snapshot:
         backend = self._backend
         snapshot = backend.engine.kv.snapshot()
-        if subscription.ended:  # deregistered, or the client gone, while this waited
+        # deregistered, or the client gone, while this waited
+        if subscription.ended:
             return snapshot
         backend.hub.attach(subscription, self._outbox)
         if (

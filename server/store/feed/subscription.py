@@ -9,9 +9,8 @@ from storage.mvcc.region import Region
 MAX_EVENT_BYTES = 1 << 20
 MAX_EVENT_ROWS = 1024
 _ROW_BYTES = 64
-_CDC_SOURCE = (
-    0xFF  # these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
-)
+# these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
+_CDC_SOURCE = 0xFF
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

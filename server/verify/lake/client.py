@@ -58,7 +58,8 @@ class Lake:
         finally:
             await drain(process, _DRAIN_LOCKED_S if locked else _DRAIN_S)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # Spark's JVM and its Python workers
+                # Spark's JVM and its Python workers
+                os.killpg(process.pid, signal.SIGKILL)
 
     async def cut(self, at: int | None) -> LakeCut:
         """The newest cut at or below `at`."""

@@ -37,7 +37,8 @@ _REMOVE: Final = {
 }
 _UNSTAGE: Final = {
     "postgresql": f"DROP TABLE {STAGED}",
-    "mysql": f"DROP TEMPORARY TABLE {STAGED}",  # without that word the server commits first
+    # without that word the server commits first
+    "mysql": f"DROP TEMPORARY TABLE {STAGED}",
 }
 
 

@@ -89,9 +89,8 @@ class Job:
             while query.isActive and not self._stop.wait(0.1):
                 pass
             stopped = self._stop.is_set()
-            with (
-                self._in_batch
-            ):  # a cut that is being applied gets finished, and is not interrupted
+            # a cut that is being applied gets finished, and is not interrupted
+            with self._in_batch:
                 self._stop.set()
         finally:
             failed = query.exception() if not query.isActive else None
@@ -243,7 +242,8 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         arguments = _ending(arguments, described.target_ts)
         if arguments.until_ts is not None and start_ts >= arguments.until_ts:
             if start_ts > described.checkpoint_ts:
-                changefeed.ack(start_ts)  # a job that died before it could say so
+                # a job that died before it could say so
+                changefeed.ack(start_ts)
             _show_finished(start_ts, out)
             return EXIT_OK
         spark = session()

@@ -42,7 +42,8 @@ def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
             away from it.
     """
     shown = ".".join(table)
-    database, _, name = shown.partition(".")  # as the target parts it, wherever the dots are
+    # as the target parts it, wherever the dots are
+    database, _, name = shown.partition(".")
     if fault := _database_fault(target, database) or _fault(target, name):
         raise _unsupported(
             f"a {target} target cannot hold the table {shown}: {fault}. {leaving_out(table)}"

@@ -98,7 +98,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if time.monotonic() >= self._report_at:
             described = self._changefeed.describe(known=self._known)
-            self._known = Known(described.checkpoint_ts, {})  # only positions are wanted here
+            # only positions are wanted here
+            self._known = Known(described.checkpoint_ts, {})
             self._reported = self._offset(described.resolved_ts)
             self._report_at = time.monotonic() + _REPORT_S
         return self._reported

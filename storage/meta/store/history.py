@@ -34,7 +34,8 @@ class History:
 
     def __init__(self, retention: Retention) -> None:
         self._retention = retention
-        self._newest: deque[tuple[float, int]] = deque()  # (time, newest revision then)
+        # (time, newest revision then)
+        self._newest: deque[tuple[float, int]] = deque()
 
     def due(self, state: State, now: float) -> int:
         """The revision to compact at; 0 when there is nothing to do.

@@ -82,7 +82,8 @@ class Leases:
 
     def expired(self, now: float) -> list[int]:
         """Leases past their deadline; each is returned again until it is removed."""
-        expired: set[int] = set()  # an id that was granted again is in the heap twice
+        # an id that was granted again is in the heap twice
+        expired: set[int] = set()
         while self._heap and self._heap[0][0] <= now:
             _, lease = heapq.heappop(self._heap)
             entry = self._leases.get(lease)

@@ -18,9 +18,8 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 _SEPARATOR, _NULL = b"\x1f", b"\x00\x1e"
 _CHUNK_ROWS = 8192
-_CHUNK_BYTES = (
-    1 << 17
-)  # of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
+# of text; each byte is a few 64-bit numbers for a moment, which fit a core's caches
+_CHUNK_BYTES = 1 << 17
 _MASK = (1 << 64) - 1
 
 

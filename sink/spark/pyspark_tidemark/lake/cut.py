@@ -146,7 +146,8 @@ class CutApplier:
 
     def _forget(self, crossed: Crossed) -> None:
         """Tables that are others from here on, and names that mean another one."""
-        for name in crossed.changed:  # also where the columns are the same, and the key is not
+        # also where the columns are the same, and the key is not
+        for name in crossed.changed:
             self._fitted.pop(name, None)
         for name in (
             *crossed.dropped,
@@ -187,7 +188,8 @@ class CutApplier:
             for name in names
         ]
         writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
-        wait(writing)  # when one has failed, too: nobody else may write before all have ended
+        # when one has failed, too: nobody else may write before all have ended
+        wait(writing)
         return [_result(name, table) for name, table in zip(names, writing, strict=True)]
 
     def _apply_table(

@@ -94,7 +94,8 @@ class FileManifest:
     def __init__(self, files: Files, right: Right, last: CutRecord | None) -> None:
         self._files = files
         self._right = right
-        self._since_tidied = ROLL_UP_FILES  # files may have been left by an earlier life
+        # files may have been left by an earlier life
+        self._since_tidied = ROLL_UP_FILES
         self.last = last
 
     @classmethod
@@ -167,7 +168,8 @@ class FileManifest:
         self._since_tidied += 1
         if self._since_tidied >= ROLL_UP_FILES:
             self._since_tidied = 0
-            with suppress(FileNotFoundError):  # a predecessor that knows no better does the same
+            # a predecessor that knows no better does the same
+            with suppress(FileNotFoundError):
                 self.roll_up()
                 self.forget(horizon)
             self._right.tidy()

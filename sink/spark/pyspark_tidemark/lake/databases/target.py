@@ -40,7 +40,8 @@ class DatabaseTarget:
         self._app = changefeed
         self._mode = mode
         self._told_apart: set[str] = set()
-        self._making = threading.Lock()  # two who make one schema at once get in each other's way
+        # two who make one schema at once get in each other's way
+        self._making = threading.Lock()
         with self._transaction() as cursor:
             tables.create(cursor)
 
@@ -178,7 +179,8 @@ class DatabaseTarget:
         actual = self.schema(table)
         types = {field.name: field.type for field in lake_schema(table, self._mode)}
         if all(types.get(field.name, field.type) == field.type for field in actual):
-            self.alter(table, change)  # if only to note which columns these are now
+            # if only to note which columns these are now
+            self.alter(table, change)
             return
         with self._transaction() as cursor:
             for statement in self._database.renamed(table.name, _until(table.name, ts)):

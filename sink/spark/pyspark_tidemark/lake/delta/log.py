@@ -39,10 +39,11 @@ _KNOWN_PROPERTIES = {
     "delta.columnMapping.maxColumnId",
     "delta.enableTypeWidening",
 }
+# old writer versions name these, too; without a property they ask for nothing
 _OF_OLD = [
     "appendOnly",
     "invariants",
-]  # old writer versions name these, too; without a property they ask for nothing
+]
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
     *_OF_OLD,

@@ -55,7 +55,8 @@ class Layout:
 
 
 _STATISTICS = 32  # Delta's own default: so many columns
-_TEXT = 32  # and so many characters of a text; a longer one bounds nothing from above
+# and so many characters of a text; a longer one bounds nothing from above
+_TEXT = 32
 _PIECE_ROWS = 8192
 _GROUP_BYTES = 32 << 20
 

@@ -50,7 +50,8 @@ PROPERTIES = {
 MAPPING = {"delta.columnMapping.mode": "name"}
 _UNWRITABLE = frozenset(" ,;{}()\n\t=")
 """What no column's name may hold unless the table maps its columns by name."""
-_FEW = {  # plans over a few thousand rows: compiling them costs more than interpreting them
+# plans over a few thousand rows: compiling them costs more than interpreting them
+_FEW = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }

@@ -81,7 +81,8 @@ class Maintenance:
 
     def _work(self, name: str, kept: Kept) -> Health:
         began = time.monotonic()
-        if self._catalog.load(name) is None:  # dropped since the work was asked for
+        # dropped since the work was asked for
+        if self._catalog.load(name) is None:
             self.forget(name)
             return Health()
         if self._deletes.get(name, 0):
