@@ -126,6 +126,5 @@ def _check_complete(ts: int, complete_ts: int, what: str) -> None:
     if ts > complete_ts:
         raise AckAboveResolvedError(
             f"cannot acknowledge {ts}: {what} is complete up to {complete_ts} here; after a "
-            "restart, try again when it "
-            "has been pulled again"
+            "restart, try again when it has been pulled again"
         )

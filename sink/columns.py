@@ -73,13 +73,10 @@ def check_dates(
         if pc.any(unknown, min_count=0).as_py():
             raise KeyValueError(
                 f"a row of {table}{_others(key, name, pc.index(unknown, True).as_py())} has a "
-                "date in its key column "
-                f"{name} that no calendar has, such as 0000-00-00; as null it would be one row "
-                "with others like it. "
-                "Create the changefeed anew, with a new target and --zero-dates key-text (all "
-                "DATE, DATETIME and "
-                "TIMESTAMP columns of keys are text then), or correct such rows at the source and "
-                "create it anew with "
+                f"date in its key column {name} that no calendar has, such as 0000-00-00; as null "
+                "it would be one row with others like it. Create the changefeed anew, with a new "
+                "target and --zero-dates key-text (all DATE, DATETIME and TIMESTAMP columns of "
+                "keys are text then), or correct such rows at the source and create it anew with "
                 "a dump"
             )
 
@@ -90,10 +87,8 @@ def inexact(
     """A key column has a value in a row that readers are shown as another one."""
     return KeyValueError(
         f"a row of {table}{_others(key, name, row)} has {reason} in its key column {name}: it "
-        "would be one row with "
-        "others. Correct it, or the column's type or character set, at the source, and create the "
-        "changefeed anew "
-        "with a dump; or leave the table out"
+        "would be one row with others. Correct it, or the column's type or character set, at the "
+        "source, and create the changefeed anew with a dump; or leave the table out"
     )
 
 

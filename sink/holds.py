@@ -161,8 +161,7 @@ class Holds:
             if end_ts not in ddls:
                 raise RangeHeldError(
                     f"no cut ends at {end_ts} any more: tables are read again since the DDL at "
-                    f"{window.since_ts}, and "
-                    "are not complete there; ask for the latest cut"
+                    f"{window.since_ts}, and are not complete there; ask for the latest cut"
                 )
             return dict.fromkeys(window.tables)
 

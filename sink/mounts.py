@@ -42,9 +42,8 @@ class CheckedMount:
             first_ts, last_ts = _borders(raw)
             raise SinkRowsLostError(
                 f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} "
-                "rows that were read, "
-                f"{mounted.num_rows} came out of the mounter; this is a defect of the mounter, "
-                "stop the changefeed",
+                f"rows that were read, {mounted.num_rows} came out of the mounter; this is a "
+                "defect of the mounter, stop the changefeed",
                 self._table_id,
                 first_ts,
                 last_ts,
@@ -162,6 +161,5 @@ def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesD
     """Say so."""
     return RangeCrossesDdlError(
         f"the range ({start_ts}, {end_ts}] of {what} crosses the DDL at {ddl_ts}: end it there, "
-        "take the new schema "
-        f"(describe at ts {ddl_ts}), then go on above it"
+        f"take the new schema (describe at ts {ddl_ts}), then go on above it"
     )

@@ -139,11 +139,9 @@ class RowCounts:
         if not end_least - start_most <= rows <= end_most - start_least:
             raise SinkRowsLostError(
                 f"table {self._table_id}, commit_ts {start_ts + 1} to {end_ts}: {rows} rows are "
-                "staged, but "
-                f"{max(end_least - start_most, 0)} to {end_most - start_least} were read from the "
-                "sorter; this is a "
-                "defect of the sink: restart the capture, which pulls the table again from its "
-                "checkpoint",
+                f"staged, but {max(end_least - start_most, 0)} to {end_most - start_least} were "
+                "read from the sorter; this is a defect of the sink: restart the capture, which "
+                "pulls the table again from its checkpoint",
                 self._table_id,
                 start_ts + 1,
                 end_ts,

@@ -111,9 +111,8 @@ class TidbMounter:
                 commit_ts = raw["commit_ts"][pc.index(unknown, True).as_py()]
                 raise CorruptError(
                     f"a delete of {self.name} at {commit_ts} came without the row that it "
-                    "deleted, and the record key "
-                    f"does not hold {self._columns[place].name}: see that the store sends old "
-                    "values, then resume"
+                    f"deleted, and the record key does not hold {self._columns[place].name}: see "
+                    "that the store sends old values, then resume"
                 )
 
     def _check_keys(self, block: RowBlock, keys: HandleCells, columns: list[pa.Array]) -> None:

@@ -225,8 +225,7 @@ class Versions:
         if self._ts and ts < self._ts[-1]:
             raise DdlOrderError(
                 f"the DDL {change.query!r} at commit_ts {ts} comes after one at {self._ts[-1]}; "
-                "this is a defect of "
-                "the source"
+                "this is a defect of the source"
             )
         return False
 

@@ -178,9 +178,8 @@ def corrupt(meta: BlockMeta, reason: str) -> BlockCorruptError:
     """The error that names the block."""
     return BlockCorruptError(
         f"sorter block {meta.number} of table {meta.table_id}, commit_ts {meta.min_commit_ts} to "
-        f"{meta.max_commit_ts}, "
-        f"is damaged: {reason}; check the disk, and let the table be pulled again from its "
-        "checkpoint",
+        f"{meta.max_commit_ts}, is damaged: {reason}; check the disk, and let the table be pulled "
+        "again from its checkpoint",
         meta.table_id,
         meta.min_commit_ts,
         meta.max_commit_ts,

@@ -233,10 +233,9 @@ class ChecksumLog:
         first_ts = max(lower_ts, self._start_ts + 1)
         return RowsLostError(
             f"table {self._table_id}, commit_ts {first_ts} to {upper_ts}: {expected.rows} rows "
-            "were added "
-            f"(checksum {expected.digest:016x}), {read.rows} came out (checksum "
-            f"{read.digest:016x}); this is a "
-            "defect of the sorter or its disk: let the table be pulled again from its checkpoint",
+            f"were added (checksum {expected.digest:016x}), {read.rows} came out (checksum "
+            f"{read.digest:016x}); this is a defect of the sorter or its disk: let the table be "
+            "pulled again from its checkpoint",
             self._table_id,
             first_ts,
             upper_ts,

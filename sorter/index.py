@@ -153,15 +153,13 @@ class IndexDatabase:
             except CorruptError as err:
                 raise IndexLostError(
                     f"the sorter's index in {self._path} is damaged: {err.message}; check the "
-                    "disk; the changefeed "
-                    "starts again at its checkpoint, with a new index"
+                    "disk; the changefeed starts again at its checkpoint, with a new index"
                 ) from err
             except DirectoryUnusableError as err:
                 self._write_failed = True
                 raise SorterDiskError(
                     f"cannot write the sorter's index in {self._path}: {err.message}; free some "
-                    "space, "
-                    "the rows wait in memory"
+                    "space, the rows wait in memory"
                 ) from err
             deleted = sum(value is None for value in batch.ops.values())
             self._dead += deleted + replaced
@@ -329,9 +327,8 @@ class TableIndex:
         except CorruptError as err:
             raise BlockCorruptError(
                 f"the index of table {self.table_id}, commit_ts {lower_ts} to {upper_ts}, cannot "
-                "be read: "
-                f"{err.message}; check the disk, and let the table be pulled again from its "
-                "checkpoint",
+                f"be read: {err.message}; check the disk, and let the table be pulled again from "
+                "its checkpoint",
                 self.table_id,
                 lower_ts,
                 upper_ts,

@@ -91,9 +91,8 @@ class Table:
             if rows.min_commit_ts <= self.resolved_ts:
                 raise EventBelowResolvedError(
                     f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, "
-                    "but all up to "
-                    f"{self.resolved_ts} had been promised; this is a defect of the puller: the "
-                    "batch was not taken"
+                    f"but all up to {self.resolved_ts} had been promised; this is a defect of the "
+                    "puller: the batch was not taken"
                 )
             self._thaw().add(rows)
 
@@ -310,8 +309,7 @@ class Table:
         if upper.commit_ts > self.resolved_ts:
             raise NotResolvedError(
                 f"table {self.span.table_id} is complete up to {self.resolved_ts}, not yet to "
-                f"{upper.commit_ts}; "
-                "wait for its resolved_ts"
+                f"{upper.commit_ts}; wait for its resolved_ts"
             )
         if lower <= self.cleaned:
             raise RangeCleanedError(

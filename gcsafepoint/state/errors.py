@@ -77,8 +77,7 @@ def global_barrier_behind(
     """A global barrier must be set before any keyspace's txn safe point passes it."""
     text = (
         f"trying to set a global GC barrier on ts {barrier_ts} which is already behind the txn "
-        "safe point "
-        f"{txn_safe_point} of keyspace {keyspace}"
+        f"safe point {txn_safe_point} of keyspace {keyspace}"
     )
     return BehindTxnSafePointError(f"[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]{text}")
 

@@ -158,8 +158,7 @@ async def withdraw(
         if delete_range.ts < safe_point:
             raise DeleteRangeError(
                 f"job {job_id} element {element_id} is due: its ts {delete_range.ts} is before "
-                "the safepoint "
-                f"{safe_point}, so a round may have begun to destroy it"
+                f"the safepoint {safe_point}, so a round may have begun to destroy it"
             )
         unchanged = {PENDING + name: record.revision}
         unchanged[SAFE_POINT_TS] = before[SAFE_POINT_TS].revision if SAFE_POINT_TS in before else 0

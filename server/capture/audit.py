@@ -83,8 +83,7 @@ class Finding:
         if self.mode != UPSERT:
             return (
                 f"{self.table}{where}: `{verify}` tells the rows; a lake of mode {self.mode} is "
-                "not repaired in place, "
-                "write it anew with a new changefeed"
+                "not repaired in place, write it anew with a new changefeed"
             )
         return f"{self.table}{where}: `{verify} --repair` mends it"
 
@@ -110,9 +109,8 @@ def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
     return RunningError(
         DIFFERS,
         "rows of the lake are not those of the source. "
-        f"{told}{f'; and {more} more tables' if more > 0 else ''}. Stop "
-        f"the lake's job before --repair (`tidemark cli changefeed pause -c {info.id}` where "
-        "`spark keep` or `up` runs "
+        f"{told}{f'; and {more} more tables' if more > 0 else ''}. Stop the lake's job before "
+        f"--repair (`tidemark cli changefeed pause -c {info.id}` where `spark keep` or `up` runs "
         "it), and let it go on after it",
         newest.time,
     )
@@ -130,10 +128,8 @@ def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
         return ""
     return (
         f"the audit is behind since {audit.on_time or 'it was asked for'}: the process of the "
-        "lake's job does it "
-        "(`tidemark spark run` or `keep`), which needs --coordinator, and gives way while the "
-        "lake is behind; its log "
-        "says more"
+        "lake's job does it (`tidemark spark run` or `keep`), which needs --coordinator, and "
+        "gives way while the lake is behind; its log says more"
     )
 
 

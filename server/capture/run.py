@@ -103,10 +103,8 @@ class Run:
         if since_ts < target_ts <= pulling.log_ts and self.sink.checkpoint_ts() >= since_ts:
             raise TargetInRereadError(
                 f"the target_ts {target_ts} lies where tables are read again since the DDL at "
-                f"{since_ts}: they are "
-                "complete above it only. Everything up to that DDL is delivered; create another "
-                "changefeed from there "
-                "with a later --target-ts"
+                f"{since_ts}: they are complete above it only. Everything up to that DDL is "
+                "delivered; create another changefeed from there with a later --target-ts"
             )
 
     def close(self) -> None:

@@ -78,13 +78,11 @@ class Safepoints:
         if ttl_s <= 0:
             raise GcTtlExceededError(
                 f"the lake job of changefeed {changefeed} has given up more than "
-                f"{FEED_TTL_S // 3600} h ago, and GC no "
-                f"longer waits for the checkpoint {checkpoint_ts}. Mend what stopped the job, "
-                "then resume the "
-                "changefeed; if that is refused, as GC has passed the checkpoint by then, resume "
-                "it with "
-                "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a full "
-                "copy"
+                f"{FEED_TTL_S // 3600} h ago, and GC no longer waits for the checkpoint "
+                f"{checkpoint_ts}. Mend what stopped the job, then resume the changefeed; if that "
+                "is refused, as GC has passed the checkpoint by then, resume it with "
+                "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a "
+                "full copy"
             )
         held = await self._pd.update_service_gc_safe_point(
             feed_service(changefeed), ttl_s, checkpoint_ts - 1
@@ -92,10 +90,9 @@ class Safepoints:
         if held.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
                 f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe "
-                "point "
-                f"{held.safe_point} of {held.service_id}: what was not read yet may be collected. "
-                "Resume it with "
-                "--overwrite-checkpoint-ts to go on with a gap, or create it anew from a full copy"
+                f"point {held.safe_point} of {held.service_id}: what was not read yet may be "
+                "collected. Resume it with --overwrite-checkpoint-ts to go on with a gap, or "
+                "create it anew from a full copy"
             )
 
     async def release(self, source: Source, changefeed: str) -> None:

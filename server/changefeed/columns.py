@@ -145,8 +145,7 @@ def _check_names(rule: _Rule, table: SourceTable) -> None:
     if left_out:
         raise ColumnRuleError(
             f"the rule {rule.text!r} leaves out {', '.join(left_out)} of {table.name}, which tell "
-            "its rows apart; "
-            "the key is always taken"
+            "its rows apart; the key is always taken"
         )
 
 

@@ -133,10 +133,8 @@ class ChangefeedInfo:
             return ""
         return (
             f"the sink URI of changefeed {self.id} holds a password, which is in the metadata; "
-            "write it into a file, "
-            f"name that by `tidemark cli changefeed update -c {self.id} --sink-uri "
-            "…?password-file=/path`, "
-            "and change it"
+            f"write it into a file, name that by `tidemark cli changefeed update -c {self.id} "
+            "--sink-uri …?password-file=/path`, and change it"
         )
 
     @property
@@ -266,8 +264,7 @@ def check_same_sink(old: str, new: str) -> None:
     if _place(old) != _place(new):
         raise SinkUriError(
             f"{redacted(new)} is not the place that this changefeed delivers to, {redacted(old)}: "
-            "an update changes "
-            "how to log in there; for another place, create another changefeed"
+            "an update changes how to log in there; for another place, create another changefeed"
         )
 
 

@@ -119,11 +119,9 @@ def _check_secrets(text: str, login: str, options: Mapping[str, str]) -> None:
     if ":" in unquote(login) or secret_option(text) or any(map(is_secret, options)):
         raise SourceUriError(
             "a source URI holds no password, as it is shown and stored: write the password into a "
-            "file that only the "
-            "capture's user may read, on each capture, and name it with the option "
-            "password-file=/path, or set an "
-            "environment variable TIDEMARK_SECRET_… of each capture and name that with "
-            "password-env="
+            "file that only the capture's user may read, on each capture, and name it with the "
+            "option password-file=/path, or set an environment variable TIDEMARK_SECRET_… of each "
+            "capture and name that with password-env="
         )
 
 

@@ -165,10 +165,8 @@ def check_names(table: SourceTable, target: str) -> None:
     if own:
         raise TableIneligibleError(
             f"{table.name} cannot be replicated: {', '.join(own)} is what another column is "
-            "called, or one that "
-            f"Tidemark adds ({', '.join(sorted(_OURS))}). {renaming(where, own[:1], names)}; or "
-            "leave it out by "
-            f"!{own[0]}"
+            f"called, or one that Tidemark adds ({', '.join(sorted(_OURS))}). "
+            f"{renaming(where, own[:1], names)}; or leave it out by !{own[0]}"
         )
     try:
         check_held(target, where, names[len(META_FIELDS) :])

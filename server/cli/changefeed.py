@@ -32,13 +32,11 @@ _COLUMNS = (
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
     "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event "
-    "is read again by "
-    "itself, and cuts wait for it (reread, the default), or the changefeed stops"
+    "is read again by itself, and cuts wait for it (reread, the default), or the changefeed stops"
 )
 AUDIT_HELP = (
     "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
-    "to 2160h, such as 1h; "
-    "a difference is a warning of the changefeed"
+    "to 2160h, such as 1h; a difference is a warning of the changefeed"
 )
 _LARGE_GAP_S = 86_400
 _NOW = "now"

@@ -152,8 +152,7 @@ def _parse_row(number: int, line: str) -> DeleteRange:
     except ValueError as err:
         raise DeleteRangeError(
             f"line {number} is no row of mysql.gc_delete_range (job_id, element_id, start_key and "
-            "end_key in hex, ts): "
-            f"{line.strip()[:200]!r}"
+            f"end_key in hex, ts): {line.strip()[:200]!r}"
         ) from err
 
 
@@ -186,8 +185,7 @@ def _check_table(new: DeleteRange) -> None:
     ):
         raise DeleteRangeError(
             f"[{new.start_key.hex()}, {new.end_key.hex()}) is no range of a table or index: both "
-            "keys begin with 74 "
-            f"('t'), and the first names a table by 8 more bytes"
+            "keys begin with 74 ('t'), and the first names a table by 8 more bytes"
         )
 
 

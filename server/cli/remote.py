@@ -83,8 +83,7 @@ class Remote:
             if _is_silent(err):
                 raise CaptureUnavailableError(
                     f"no capture answers at {self.server}; start one with `tidemark capture` (or "
-                    "`tidemark up`), "
-                    "or name its address with --server"
+                    "`tidemark up`), or name its address with --server"
                 ) from err
             raise RemoteError(_details(err)) from err
 

@@ -174,9 +174,8 @@ async def _check_cluster_id(metadata: FencedMetadata, keys: ClusterKeys) -> int:
     if stored != [encode_cluster_id(keys.cluster_id)]:
         raise StateLostError(
             f"{CLUSTER_ID.decode()} is not that of cluster {keys.cluster_id} any more: the "
-            "metadata was deleted or "
-            "replaced while this coordinator ran; restore it from a snapshot, then start the "
-            "coordinators again"
+            "metadata was deleted or replaced while this coordinator ran; restore it from a "
+            "snapshot, then start the coordinators again"
         )
     return result.revision
 

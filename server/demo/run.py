@@ -170,8 +170,7 @@ class Day:
             bank = self._bank = Bank(accounts or self._config.accounts)
             print(
                 f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed "
-                f"{self._seed}; "
-                "waiting for Spark's first cuts",
+                f"{self._seed}; waiting for Spark's first cuts",
                 flush=True,
             )
             if not accounts:

@@ -124,8 +124,7 @@ def _stands(info: ChangefeedInfo) -> str:
         return f"the changefeed is {info.state.value}{why}"
     return (
         f"the changefeed is failed{why}. Do what this error says; where its cause is gone, "
-        "`tidemark cli changefeed "
-        f"resume -c {info.id}` lets it go on"
+        f"`tidemark cli changefeed resume -c {info.id}` lets it go on"
     )
 
 

@@ -120,8 +120,7 @@ class DumpService:
         if scope.scheme not in _SCHEMES:
             raise DumpUnsupportedError(
                 f"changefeed {changefeed} is of a {scope.scheme}:// source, which cannot be "
-                "dumped; the cluster's own "
-                "change feed, pump:// and mysql:// can"
+                "dumped; the cluster's own change feed, pump:// and mysql:// can"
             )
         return scope
 

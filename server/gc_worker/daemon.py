@@ -73,8 +73,7 @@ class GCWorkerConfig:
         ):
             raise ConfigError(
                 f"--lease-seconds ({self.lease_seconds:g}) must be at least 2, and two "
-                "--tick-seconds "
-                f"({self.tick_seconds:g})"
+                f"--tick-seconds ({self.tick_seconds:g})"
             )
         self.bounds()
         return self

@@ -75,6 +75,5 @@ class Admission:
         if self._storage.waiting_bytes > self._waiting_bytes_max:
             raise PrewritesFullError(
                 f"prewrites without an outcome take {self._storage.waiting_bytes} bytes; write to "
-                "another pump, "
-                "and see whether this one reaches the store"
+                "another pump, and see whether this one reaches the store"
             )

@@ -127,8 +127,7 @@ def _check_cluster(config: PumpConfig, pd: PdClient) -> None:
     if config.cluster_id not in (0, pd.cluster_id):
         raise ClusterMismatchError(
             f"--cluster-id is {config.cluster_id}, but the coordinator at {config.coordinator} "
-            "serves cluster "
-            f"{pd.cluster_id}; correct --cluster-id or --coordinator"
+            f"serves cluster {pd.cluster_id}; correct --cluster-id or --coordinator"
         )
 
 

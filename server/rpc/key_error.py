@@ -129,7 +129,6 @@ def raise_for(errors: Iterable[kvrpcpb.KeyError]) -> None:
 def _conflict(conflict: kvrpcpb.WriteConflict) -> WriteConflictError:
     return WriteConflictError(
         f"the key {conflict.key.hex()} was committed at {conflict.conflict_commit_ts} by the "
-        "transaction "
-        f"{conflict.conflict_ts}, after {conflict.start_ts} began",
+        f"transaction {conflict.conflict_ts}, after {conflict.start_ts} began",
         conflict.conflict_commit_ts,
     )

@@ -23,8 +23,7 @@ class SparkConfig:
     target: str = setting(
         "",
         "delta:///dir, iceberg:///dir or parquet:///dir; delta+hdfs://name-node:port/dir, "
-        "parquet+s3a://bucket/dir, …; "
-        "postgresql://user@host:port/db or mysql://user@host:port/db",
+        "parquet+s3a://bucket/dir, …; postgresql://user@host:port/db or mysql://user@host:port/db",
     )
     mode: str = setting("", "upsert, append or scd2; empty: upsert, of parquet append")
     schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
@@ -46,8 +45,7 @@ class SparkConfig:
     conf: tuple[str, ...] = setting(
         (),
         "a Spark setting of the job's session, NAME=VALUE; may be repeated; secrets belong into "
-        "Hadoop's own files, "
-        "as anybody on the machine sees a process's arguments",
+        "Hadoop's own files, as anybody on the machine sees a process's arguments",
     )
     token_file: str = setting("", "file with the token that captures ask readers for")
     coordinator: str = setting(

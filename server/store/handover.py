@@ -109,8 +109,7 @@ class Handover:
         if cluster_id != self.cluster_id or not peers:
             raise NotForUsError(
                 f"region {offered.id} of cluster {cluster_id} has no peer on store "
-                f"{self.table.gate.store_id} "
-                f"of cluster {self.cluster_id}"
+                f"{self.table.gate.store_id} of cluster {self.cluster_id}"
             )
         epoch = offered.region_epoch
         region = Region(
@@ -216,8 +215,7 @@ class Handover:
         except grpc.aio.AioRpcError as err:
             raise UnavailableError(
                 f"store {leaving.store_id} at {address} has not taken region "
-                f"{leaving.region.region_id} yet: "
-                f"{err.details()}"
+                f"{leaving.region.region_id} yet: {err.details()}"
             ) from err
 
     def _all_leaving(self) -> Sequence[_Leaving]:

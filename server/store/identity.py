@@ -117,7 +117,6 @@ def _stored(kv: KV, data: bytes, pd: PdClient) -> Identity:
     if cluster_id != pd.cluster_id:
         raise ClusterMismatchError(
             f"the data directory belongs to cluster {cluster_id}, the coordinator at {pd.address} "
-            f"to {pd.cluster_id}; "
-            "correct --coordinator or --data-dir"
+            f"to {pd.cluster_id}; correct --coordinator or --data-dir"
         )
     return Identity(cluster_id, store_id, decode_regions(regions))

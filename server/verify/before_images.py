@@ -136,8 +136,7 @@ class BeforeImages:
         if self._bytes > self._bytes_max:
             raise VerifyHistoryError(
                 f"more than {self._bytes_max >> 20} MiB of rows have changed since the cut: "
-                "verify the newest cut, or "
-                "table by table (--table)"
+                "verify the newest cut, or table by table (--table)"
             )
 
 
@@ -206,9 +205,8 @@ class _LogReader:
         if self._transactions.position.ts < self._to_ts:
             raise VerifyBehindError(
                 f"the log of {session.address.host}:{session.address.port} ends before the cut "
-                f"{self._to_ts}: it is a "
-                "replica that is behind; verify again later, or name the primary first in the "
-                "source URI"
+                f"{self._to_ts}: it is a replica that is behind; verify again later, or name the "
+                "primary first in the source URI"
             )
         return self._before
 
@@ -256,16 +254,14 @@ class _LogReader:
 def _unknown_rows(item: Unprepared) -> VerifyHistoryError:
     return VerifyHistoryError(
         f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows "
-        "that it changed at "
-        f"{item.commit_ts} are not known: verify a cut at or above that"
+        f"that it changed at {item.commit_ts} are not known: verify a cut at or above that"
     )
 
 
 def _table_moved(name: str, ts: int, change: str) -> VerifyMovedError:
     return VerifyMovedError(
         f"{name} has changed at {ts}, after the cut ({change}): rows of before cannot be read "
-        "from it any more; verify "
-        "again when the lake has a cut above that"
+        "from it any more; verify again when the lake has a cut above that"
     )
 
 

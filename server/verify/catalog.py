@@ -146,9 +146,8 @@ def _check_at_rest(history: History, cut: LakeCut, names: list[str]) -> None:
         if moved:
             raise VerifyMovedError(
                 f"the schema change at {change.commit_ts} ({change.query[:80]!r}) is being "
-                "brought into the lake, "
-                f"which shows {', '.join(moved)} only as it is now: verify again when a cut has "
-                "passed it"
+                f"brought into the lake, which shows {', '.join(moved)} only as it is now: verify "
+                "again when a cut has passed it"
             )
 
 

@@ -36,8 +36,7 @@ Choose = Callable[[Lake, LakeCut, Sequence[Table]], Awaitable[Sequence[Table]]]
 
 _CHANGELOG: Final = (
     "the lake keeps changes, from which current rows were made; a change of all rows at once "
-    "(TRUNCATE TABLE) is not "
-    "among them, so rows from before one may be told as only in the lake"
+    "(TRUNCATE TABLE) is not among them, so rows from before one may be told as only in the lake"
 )
 
 
@@ -171,8 +170,7 @@ def check_sink(info: ChangefeedInfo) -> None:
         kind = info.sink_uri.partition(":")[0]
         raise VerifyUnsupportedError(
             f"the sink of changefeed {info.id} is {kind}://, whose rows are kept by a reader of "
-            "its own; "
-            f"what can be compared is a lake: {', '.join(LAKES)}"
+            f"its own; what can be compared is a lake: {', '.join(LAKES)}"
         )
 
 

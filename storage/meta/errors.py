@@ -123,8 +123,7 @@ class NoSpaceError(MetaUnavailableError):
     text = "etcdserver: mvcc: database space exceeded"
     advice = (
         "delete keys, `etcdctl compact`, `etcdctl defrag`, then `etcdctl alarm disarm`; or raise "
-        "the quota "
-        "(--quota-backend-bytes of etcd, --metadata-quota-bytes of the coordinator)"
+        "the quota (--quota-backend-bytes of etcd, --metadata-quota-bytes of the coordinator)"
     )
 
 

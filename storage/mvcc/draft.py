@@ -87,8 +87,7 @@ class Versions:
         if value is None:
             raise CorruptError(
                 f"the value of key {encoded.hex()} written by transaction {record.start_ts} is "
-                "missing; "
-                "restore the store from a backup"
+                "missing; restore the store from a backup"
             )
         return value
 

@@ -65,8 +65,7 @@ class WriteConflictError(MvccError, ConflictError):
     ) -> None:
         super().__init__(
             f"transaction {start_ts} conflicts on key {key.hex()} with {conflict_start_ts}, "
-            "committed at "
-            f"{conflict_commit_ts} ({reason.name}); start it again"
+            f"committed at {conflict_commit_ts} ({reason.name}); start it again"
         )
         self.key = key
         self.primary = primary

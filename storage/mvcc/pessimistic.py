@@ -69,8 +69,7 @@ def pessimistic_lock(draft: Draft, request: PessimisticLock) -> list[LockedKey]:
     if not 0 < request.start_ts <= request.for_update_ts:
         raise InvalidTxnError(
             f"for_update_ts {request.for_update_ts} is not at or after start_ts "
-            f"{request.start_ts}; "
-            "take both from the TSO"
+            f"{request.start_ts}; take both from the TSO"
         )
     return [_lock_key(draft, request, mutation) for mutation in request.mutations]
 

@@ -86,8 +86,7 @@ class TableMaps:
         if bool((types == EventType.PARTIAL_UPDATE_ROWS).any()):
             raise EventUnsupportedError(
                 "the log holds partial JSON updates: SET GLOBAL binlog_row_value_options='' on "
-                "the server, and begin "
-                "the changefeed after that"
+                "the server, and begin the changefeed after that"
             )
         maps = events.of(EventType.TABLE_MAP)
         groups: list[TableRows] = []

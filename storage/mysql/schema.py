@@ -116,9 +116,8 @@ class Table:
             if column.is_text and codec_of(column.charset) is None:
                 raise ColumnUnsupportedError(
                     f"column {column.name} of {self.name} has the character set {column.charset} "
-                    "(collation "
-                    f"{column.collation}), which cannot be read; convert it to utf8mb4, or leave "
-                    "the table out"
+                    f"(collation {column.collation}), which cannot be read; convert it to "
+                    "utf8mb4, or leave the table out"
                 )
 
     @classmethod

@@ -76,8 +76,7 @@ def check_not_purged(index: Index, last_ts: int) -> None:
     if last_ts < index.gc_ts:
         raise BinlogPurgedError(
             f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose "
-            "rows; "
-            "start it again from a new dump taken after that"
+            "rows; start it again from a new dump taken after that"
         )
 
 

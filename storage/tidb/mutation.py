@@ -114,8 +114,7 @@ class TableMutations:
             if len(places) != (len(raw) if raw else sequence.count(kind)):
                 raise MutationError(
                     f"table {self._table.id}, commit_ts {commit_ts}: {len(raw)} rows of kind "
-                    f"{kind}, but their "
-                    f"sequence tells of {sequence.count(kind)}"
+                    f"{kind}, but their sequence tells of {sequence.count(kind)}"
                 )
             rows = self._rows[kind]
             rows.raw += raw

@@ -57,8 +57,7 @@ class Refusal:
         """What is said with the error until then."""
         return (
             f". Everything up to {self.ts} is being delivered first: the state stays warning "
-            "until the lake job, or "
-            "another reader, has acknowledged that, and is failed then"
+            "until the lake job, or another reader, has acknowledged that, and is failed then"
         )
 
 
@@ -137,11 +136,9 @@ class FeedCatalog:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
-                    "DDL, then resume with "
-                    "--overwrite-checkpoint-ts now and copy the tables by `tidemark cli "
-                    "changefeed dumpstart`, as all "
-                    "changes until then are skipped; or create a changefeed that leaves the table "
-                    "out"
+                    "DDL, then resume with --overwrite-checkpoint-ts now and copy the tables by "
+                    "`tidemark cli changefeed dumpstart`, as all changes until then are skipped; "
+                    "or create a changefeed that leaves the table out"
                 ) from err
             if not self._terms.ignore_ineligible:
                 raise
@@ -282,11 +279,9 @@ class FeedCatalog:
         if foreign and brought:
             raise RenamedIntoFilterError(
                 f"{change.query!r} at {change.commit_ts} makes {', '.join(brought)}, which the "
-                "filter takes, of a "
-                f"table that it did not take as {', '.join(foreign)}: its earlier rows are not at "
-                "the target. Resume "
-                f"with --overwrite-checkpoint-ts {change.commit_ts}, which is after it, and copy "
-                "them by `tidemark cli "
+                f"filter takes, of a table that it did not take as {', '.join(foreign)}: its "
+                "earlier rows are not at the target. Resume with --overwrite-checkpoint-ts "
+                f"{change.commit_ts}, which is after it, and copy them by `tidemark cli "
                 "changefeed dumpstart`; or create another changefeed, whose filter leaves it out"
             )
 

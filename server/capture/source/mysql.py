@@ -148,8 +148,7 @@ def mysql_table(record: TableRecord) -> SourceTable:
     if not table.primary_key:
         raise TableIneligibleError(
             f"{record.name} has neither a primary key nor a unique key over NOT NULL columns, so "
-            "its rows cannot be "
-            "told apart: give it one (ALTER TABLE … ADD PRIMARY KEY)"
+            "its rows cannot be told apart: give it one (ALTER TABLE … ADD PRIMARY KEY)"
         )
     try:
         mounter = MysqlMounter(table, record.schema_name)

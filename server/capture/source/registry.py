@@ -47,7 +47,6 @@ def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Sou
         known = ", ".join(f"{scheme}://" for scheme in sorted(SOURCES) if scheme)
         raise SourceUriError(
             f"there are no {uri.scheme}:// sources; leave --source-uri out to replicate from the "
-            "cluster, or use "
-            f"{known or 'none'}"
+            f"cluster, or use {known or 'none'}"
         )
     return factory(changefeed, uri, context)

@@ -167,8 +167,7 @@ class CombinedSink:
         if ts > resolved_ts:
             raise AckAboveResolvedError(
                 f"cannot acknowledge {ts}: rows are complete up to {resolved_ts} here; after a "
-                "restart, try again when "
-                "they have been pulled again"
+                "restart, try again when they have been pulled again"
             )
         if span is not None:
             return self._owner(span).ack(ts, span)

@@ -44,9 +44,8 @@ class OwnKeysError(PermissionDeniedError):
         name = key.decode(errors="backslashreplace")
         super().__init__(
             f"{PermissionDeniedError.text}: [TM:ErrMetaOwnKeys] the keys below {name} are the "
-            "coordinator's own; "
-            "change what they say by PD's calls, or, while all coordinators are stopped, in etcd "
-            "itself"
+            "coordinator's own; change what they say by PD's calls, or, while all coordinators "
+            "are stopped, in etcd itself"
         )
 
 

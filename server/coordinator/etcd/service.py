@@ -342,9 +342,8 @@ class Unsupported(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic 
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
                 f"etcdserver: embedded metadata has no {method.lstrip('/')}; for users, members "
-                "and snapshots run etcd "
-                "and start the coordinator with --metadata etcd://host:port (etcdctl make-mirror "
-                "copies the keys)",
+                "and snapshots run etcd and start the coordinator with --metadata "
+                "etcd://host:port (etcdctl make-mirror copies the keys)",
             )
 
         return grpc.stream_stream_rpc_method_handler(refuse)

@@ -68,8 +68,7 @@ def check_names_no_service(request: Any, service_call: str) -> None:
         name = request.DESCRIPTOR.name.removesuffix("Request")
         raise SafePointRequestError(
             f"[TM:ErrGcSafePointOfService] {name} moves GC's own safe point and takes no service "
-            "id or TTL; "
-            f"call {service_call} to hold back GC for a service"
+            f"id or TTL; call {service_call} to hold back GC for a service"
         )
 
 

@@ -59,11 +59,10 @@ class DurableLimit:
         name = self._keys[0].decode(errors="backslashreplace")
         if not numbers and (unreadable or must_exist):
             raise StateLostError(
-                f"{name} and its copy below {COPY_PREFIX.decode()} are gone or cannot be read, "
-                "so it is not known what this cluster has handed out already; restore the "
-                "metadata from a snapshot, "
-                "or put a number above all that was handed out at that key (8 bytes, big-endian), "
-                "then start again"
+                f"{name} and its copy below {COPY_PREFIX.decode()} are gone or cannot be read, so "
+                "it is not known what this cluster has handed out already; restore the metadata "
+                "from a snapshot, or put a number above all that was handed out at that key (8 "
+                "bytes, big-endian), then start again"
             )
         if unreadable:
             _log.error(

@@ -55,9 +55,8 @@ class ClusterStore:
         if ts < safe_point:
             raise ChunkLostError(
                 f"the store's GC passed {ts} while a chunk was read at it, and stands at "
-                f"{safe_point}: it is read "
-                "again at a later timestamp; if this is said again and again, GC keeps too little "
-                "history"
+                f"{safe_point}: it is read again at a later timestamp; if this is said again and "
+                "again, GC keeps too little history"
             )
 
     async def keys(self, begin: bytes, end: bytes, ts: int, limit: int) -> list[bytes]:

@@ -171,12 +171,10 @@ class DumpChunkDiffersError(CorruptError):
         after, until = (shown_cursor(each) for each in (doubt.part.after, doubt.part.until))
         return cls(
             f"rows of {table} with keys in ({after}, {until}] are not as the server has them, "
-            "also when read again: "
-            f"read {doubt.ours}; the server has {doubt.theirs}; {len(keys)} keys differ: {shown}, "
-            "… (stored bytes). "
-            "Nothing of it was delivered. If a condition depends on more than the row, correct "
-            "it; else report this, "
-            "and dump the table without --verify, or leave it out"
+            f"also when read again: read {doubt.ours}; the server has {doubt.theirs}; {len(keys)} "
+            f"keys differ: {shown}, … (stored bytes). Nothing of it was delivered. If a condition "
+            "depends on more than the row, correct it; else report this, and dump the table "
+            "without --verify, or leave it out"
         )
 
 

@@ -106,8 +106,7 @@ def check_tables(
             "rows that a foreign key changes are not in the log: the target would keep them as "
             "they were",
             f"ALTER TABLE `{table[0]}`.`{table[1]}` DROP FOREIGN KEY `{constraint}`, and add it "
-            "again with RESTRICT; "
-            "or leave the table out",
+            "again with RESTRICT; or leave the table out",
         )
     if not facts.cascades:
         yield Check("foreign keys", OK, "none changes rows of other tables")

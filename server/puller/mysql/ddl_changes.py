@@ -453,10 +453,8 @@ def _rows_moved(names: Mapping[str, str], stated: Stated) -> RowsMovedError:
     asked = " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
         f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, "
-        "takes or changes "
-        f"rows that are in no event of the log: {shown}. Ask for them by `tidemark cli changefeed "
-        f"dumpstart {asked}` "
-        "(dumprestart, if a dump is under way), then resume the changefeed: what the target has "
-        "of them is emptied "
-        "there, and filled by the dump"
+        f"takes or changes rows that are in no event of the log: {shown}. Ask for them by "
+        f"`tidemark cli changefeed dumpstart {asked}` (dumprestart, if a dump is under way), then "
+        "resume the changefeed: what the target has of them is emptied there, and filled by the "
+        "dump"
     )

@@ -160,8 +160,7 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
     if began_s * 1000 > physical_ms(start_ts):
         raise LogPurgedError(
             f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted "
-            "start: leave the start "
-            "out, and dump the tables"
+            "start: leave the start out, and dump the tables"
         )
     return Anchor(0, "", file)
 
@@ -178,10 +177,8 @@ def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
     if len(options.addresses) > 1 and anchor.domains > 1:
         raise GtidDomainsError(
             f"the log has transactions of several GTID domains ({anchor.gtids}), which each "
-            "server may have in another "
-            "order: name one server only in the source URI, or write under one gtid_domain_id and "
-            "forget the others "
-            "(FLUSH BINARY LOGS DELETE_DOMAIN_ID)"
+            "server may have in another order: name one server only in the source URI, or write "
+            "under one gtid_domain_id and forget the others (FLUSH BINARY LOGS DELETE_DOMAIN_ID)"
         )
 
 

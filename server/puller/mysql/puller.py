@@ -97,9 +97,8 @@ class OddTimes:
         latest = datetime.fromtimestamp(self.latest_ms / 1000, UTC).isoformat()
         text = (
             f"{self.transactions} transactions of the log have times that were to come by more "
-            "than max-clock-skew "
-            f"(the latest {latest}; SET timestamp, or the server's clock): they move commit_ts on "
-            f"by {STEP} only"
+            f"than max-clock-skew (the latest {latest}; SET timestamp, or the server's clock): "
+            f"they move commit_ts on by {STEP} only"
         )
         return (text,)
 
@@ -414,12 +413,10 @@ class LogPuller:
 def _unknown(item: Unprepared) -> XaUnknownError:
     return XaUnknownError(
         f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the "
-        "changefeed's log begins: "
-        f"its rows are not known. Resume with --overwrite-checkpoint-ts {item.commit_ts}, which "
-        "is after it, then "
-        "copy the tables by `tidemark cli changefeed dumpstart`; rows that it deleted are removed "
-        "from the target by "
-        "`tidemark cli verify --repair`"
+        "changefeed's log begins: its rows are not known. Resume with --overwrite-checkpoint-ts "
+        f"{item.commit_ts}, which is after it, then copy the tables by `tidemark cli changefeed "
+        "dumpstart`; rows that it deleted are removed from the target by `tidemark cli verify "
+        "--repair`"
     )
 
 

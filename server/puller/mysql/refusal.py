@@ -53,19 +53,14 @@ _DAMAGED = (
 )
 _OUT_OF_PURGE: Final = (
     "the server has purged the part of its log that comes next, so the changes in it are lost: "
-    "raise "
-    "expire_logs_days / binlog_expire_logs_seconds, then resume the changefeed with "
-    "--overwrite-checkpoint-ts now and "
-    "dump its tables (`tidemark cli changefeed dumpstart`); `tidemark cli verify --repair` "
-    "removes rows that were "
-    "deleted meanwhile "
+    "raise expire_logs_days / binlog_expire_logs_seconds, then resume the changefeed with "
+    "--overwrite-checkpoint-ts now and dump its tables (`tidemark cli changefeed dumpstart`); "
+    "`tidemark cli verify --repair` removes rows that were deleted meanwhile "
 )
 _OUT_OF_BEHIND: Final = (
     "the server's log does not hold what was read from its predecessor already (lost or errant "
-    "transactions after a "
-    "failover?); nothing is rewound: point the source at a server that has them, or create the "
-    "changefeed anew, "
-    "with a new target, and dump its tables "
+    "transactions after a failover?); nothing is rewound: point the source at a server that has "
+    "them, or create the changefeed anew, with a new target, and dump its tables "
 )
 
 

@@ -140,13 +140,11 @@ class Tables:
         if touches and not (unclear.nests and not nested()):
             raise SavepointUnclearError(
                 f"ROLLBACK TO SAVEPOINT {unclear.name!r} in the transaction at "
-                f"{unclear.commit_ts} undoes rows, and "
-                f"{unclear.reason}: create the changefeed anew with a dump, or dump its tables "
-                "after a resume with "
+                f"{unclear.commit_ts} undoes rows, and {unclear.reason}: create the changefeed "
+                "anew with a dump, or dump its tables after a resume with "
                 "--overwrite-checkpoint-ts. Give savepoints in functions and triggers names of "
-                "their own, and let the "
-                "user of the source see all routines and triggers (TRIGGER on *.*, SELECT on "
-                "mysql.proc)"
+                "their own, and let the user of the source see all routines and triggers "
+                "(TRIGGER on *.*, SELECT on mysql.proc)"
             )
 
     def apply(self, tables: Iterable[SourceTable], dropped: Iterable[TableName]) -> None:
@@ -329,13 +327,10 @@ def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLo
     """A statement changed rows that no event has."""
     return StatementLoggedError(
         f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are "
-        f"not known, and {why}: "
-        "its session had binlog_format STATEMENT or MIXED (SET SESSION, SET STATEMENT, or the "
-        "server's setting). Set "
-        "binlog_format=ROW on the server and in all sessions, then create the changefeed anew "
-        "with a dump, or, if no "
-        f"captured table was changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which "
-        "is after it"
+        f"not known, and {why}: its session had binlog_format STATEMENT or MIXED (SET SESSION, "
+        "SET STATEMENT, or the server's setting). Set binlog_format=ROW on the server and in all "
+        "sessions, then create the changefeed anew with a dump, or, if no captured table was "
+        f"changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which is after it"
     )
 
 

@@ -95,8 +95,7 @@ class Merge:
         if transaction.commit_ts < lane.position_ts:
             raise BinlogInvalidError(
                 f"pump {pump} sent a transaction with commit_ts {transaction.commit_ts} after one "
-                "with "
-                f"{lane.position_ts}"
+                f"with {lane.position_ts}"
             )
         if transaction.commit_ts > self.resolved_ts:
             lane.waiting.append(transaction)

@@ -165,9 +165,8 @@ class PumpPuller:
         if position_ts < node.max_commit_ts:
             raise PumpOfflineError(
                 f"pump {node.name} is offline with binlogs up to {node.max_commit_ts}, of which "
-                "this feed has "
-                f"those up to {position_ts}: start the pump again, or set its state to paused, "
-                "until they are read"
+                f"this feed has those up to {position_ts}: start the pump again, or set its state "
+                "to paused, until they are read"
             )
         if node.name in self._merge:
             self._merge.heartbeat(node.name, ts)

@@ -90,8 +90,7 @@ def batches(
             if mutation.deleted_ids or mutation.deleted_pks:
                 raise BinlogInvalidError(
                     f"table {mutation.table_id}, commit_ts {transaction.commit_ts}: deletes by "
-                    "key alone, as TiDB 1.0 "
-                    "wrote them, are not read"
+                    "key alone, as TiDB 1.0 wrote them, are not read"
                 )
             mutations.add(
                 transaction.commit_ts,

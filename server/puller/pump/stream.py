@@ -104,8 +104,7 @@ def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
     if binlog.tp != binlog_pb2.Commit or not 0 < start_ts < commit_ts:
         raise BinlogInvalidError(
             f"pump {pump} sent a binlog of type {binlog.tp} with start_ts {start_ts} and "
-            f"commit_ts {commit_ts} after "
-            f"{last_ts}: that is no committed transaction"
+            f"commit_ts {commit_ts} after {last_ts}: that is no committed transaction"
         )
     if not binlog.prewrite_value and not binlog.ddl_job_id:
         raise PrewriteMissingError(

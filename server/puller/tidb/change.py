@@ -35,11 +35,9 @@ def _refuse(change: Change, catalog: Catalog) -> None:
     if names or not change.tables:
         raise DdlUnsupportedError(
             f"at {change.commit_ts} {', '.join(names) or 'every table'}: {change.moved}: "
-            f"{change.query}. Everything "
-            "before it is delivered first. Create another changefeed with --start-ts "
-            f"{change.commit_ts} and another "
-            "--sink-uri, and copy its tables by `tidemark cli changefeed dumpstart`; a --filter "
-            "may leave some out"
+            f"{change.query}. Everything before it is delivered first. Create another changefeed "
+            f"with --start-ts {change.commit_ts} and another --sink-uri, and copy its tables by "
+            "`tidemark cli changefeed dumpstart`; a --filter may leave some out"
         )
 
 

@@ -68,8 +68,7 @@ class Schemas:
             await asyncio.sleep(pause_s)
         raise SchemaGapError(
             f"the store does not know DDL job {job_id}, which came in force at {commit_ts}: rows "
-            "above it cannot be "
-            "read; begin anew from a dump taken after it"
+            "above it cannot be read; begin anew from a dump taken after it"
         )
 
     async def rows(self, table_id: int, ts: int) -> AsyncIterator[Pairs]:

@@ -17,9 +17,8 @@ REFUSED = Counter(
 EVICTED = Counter(
     "tidemark_rpc_connections_evicted_total",
     "Connections closed to make room: `idle` for new ones, `unread` for memory that their unread "
-    "answers took, "
-    "`guard` those beyond an address's share, or the port's bound, where gRPC or Flight listen "
-    "themselves",
+    "answers took, `guard` those beyond an address's share, or the port's bound, where gRPC or "
+    "Flight listen themselves",
     ["reason"],
 )
 FAULTS = Counter(

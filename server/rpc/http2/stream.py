@@ -63,8 +63,7 @@ _FULL = "too many bytes of unfinished requests are in memory; slow down and try 
 
 _UNREAD = (
     "the call was carried out, but its answer of {} bytes is not kept: {} bytes of answers wait "
-    "to be read; "
-    "read them, or ask for less at a time"
+    "to be read; read them, or ask for less at a time"
 )
 
 _HEAD = HEADER.pack(len(response_blocks.HEAD) << 8 | HEADERS, END_HEADERS, 0)[:5]

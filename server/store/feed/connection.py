@@ -58,8 +58,7 @@ class SnapshotLostByGCError(InvalidError):
     def __init__(self, checkpoint_ts: int, safe_point: int) -> None:
         super().__init__(
             f"changes since checkpoint {checkpoint_ts} may have been collected, GC has passed "
-            f"{safe_point}; "
-            "create the changefeed anew from a later start"
+            f"{safe_point}; create the changefeed anew from a later start"
         )
 
 

@@ -155,15 +155,13 @@ class DatabaseLake:
             raise SourceError(
                 "ErrRepairUnsupported",
                 f"table {name}: only tables of mode upsert are repaired in place, not histories; "
-                "write others anew "
-                "with a new changefeed",
+                "write others anew with a new changefeed",
             )
         if newest is None or self._fences[name] > newest.end_ts:
             raise SourceError(
                 "ErrRepairUnsupported",
                 f"table {name} holds a cut that was not ended: start the lake's job, stop it when "
-                "it has applied "
-                "one, and verify again",
+                "it has applied one, and verify again",
             )
 
     def repair(self, question: Question, gone: Any, live: Any) -> int:

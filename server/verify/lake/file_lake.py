@@ -238,8 +238,7 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
         raise SourceError(
             "ErrRepairUnsupported",
             f"table {name}: only tables of mode upsert are repaired in place, not histories; "
-            "write others anew with a "
-            "new changefeed",
+            "write others anew with a new changefeed",
         )
     assert table.question.ts == newest.end_ts, "the newest cut is what is repaired"
 

@@ -41,21 +41,17 @@ RENAMING = ("hdfs", "viewfs")
 """Those whose rename is one step that fails if there is a file of the new name."""
 FORMS = (
     "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet "
-    "and a SCHEME of "
-    f"{', '.join(SYSTEMS)}; postgresql://user@host:port/db or mysql://user@host:port/db; "
-    "flight:// for readers of "
-    "your own"
+    f"and a SCHEME of {', '.join(SYSTEMS)}; postgresql://user@host:port/db or "
+    "mysql://user@host:port/db; flight:// for readers of your own"
 )
 SECRET_VARIABLE = "TIDEMARK_SECRET_"  # noqa: S105 - the begin of a name
 """Environment variables that a URI may name begin like this:
 no other secret of a process can be sent to a host.
 """
 _BY_REFERENCE = (
-    "a sink URI holds no password, as it is stored and shown: write the password into a file that "
-    "only the lake job's "
-    "user may read, and name it with the option password-file=/path, or set an environment "
-    "variable of the job and "
-    f"name that with password-env={SECRET_VARIABLE}…"
+    "a sink URI holds no password, as it is stored and shown: write the password into a file "
+    "that only the lake job's user may read, and name it with the option password-file=/path, or "
+    f"set an environment variable of the job and name that with password-env={SECRET_VARIABLE}…"
 )
 _DATABASE_OPTIONS = ("password-file", "password-env", "ca-path")
 _MASK = "***"
@@ -353,8 +349,7 @@ def check_reference(options: Mapping[str, str]) -> None:
     if not re.fullmatch(rf"{SECRET_VARIABLE}[A-Za-z0-9_]+", variable):
         raise _invalid(
             f"password-env={variable[:80]!r}: a URI may only name environment variables that "
-            "begin with "
-            f"{SECRET_VARIABLE}, as {SECRET_VARIABLE}LAKE"
+            f"begin with {SECRET_VARIABLE}, as {SECRET_VARIABLE}LAKE"
         )
 
 

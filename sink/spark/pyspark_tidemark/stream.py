@@ -154,8 +154,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise SourceError(
                 "ErrCheckpointForeign",
                 f"the query's checkpoint belongs to changefeed {changefeed!r}, not to "
-                f"{self._options.changefeed!r}: "
-                "give the query another checkpointLocation",
+                f"{self._options.changefeed!r}: give the query another checkpointLocation",
             )
         return int(offset["ts"])
 

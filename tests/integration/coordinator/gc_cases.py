@@ -16,8 +16,7 @@ MAX_TS = (1 << 64) - 1
 NOT_FOUND = "[PD:keyspace:ErrKeyspaceNotFound]keyspace does not exist"
 NO_GC = (
     "[PD:gc:ErrGCOnInvalidKeyspace]trying to manage GC in keyspace DEFAULT (id: 0) where keyspace "
-    "level GC "
-    "is not enabled"
+    "level GC is not enabled"
 )
 NO_ID = "[PD:common:ErrInvalidArgument]invalid argument for barrierID: "
 NO_TTL = "[PD:common:ErrInvalidArgument]invalid argument for ttl: 0s"
@@ -175,9 +174,8 @@ def moved(old: int, new: int, blocker: Any = "") -> Answer:
 def too_large(current: int, given: int, txn: int) -> str:
     return (
         "[PD:gc:ErrGCSafePointExceedsTxnSafePoint]trying to update GC safe point to a too large "
-        "value that exceeds "
-        f"the txn safe point, current value: {current}, given: {given}, current txn safe point: "
-        f"{txn}"
+        f"value that exceeds the txn safe point, current value: {current}, given: {given}, "
+        f"current txn safe point: {txn}"
     )
 
 
@@ -194,8 +192,7 @@ BACK = (
 )
 BEHIND = (
     "[PD:gc:ErrGCBarrierTSBehindTxnSafePoint]trying to set a GC barrier on ts {} which is already "
-    "behind the txn "
-    "safe point {}"
+    "behind the txn safe point {}"
 )
 RESERVED = (
     "[PD:gc:ErrReservedGCBarrierID]trying to set a GC barrier with a barrier ID that is reserved: "
@@ -441,8 +438,7 @@ NEWER_CALLS = [
         everywhere("a", 49),
         Refused(
             "[PD:gc:ErrGlobalGCBarrierTSBehindTxnSafePoint]trying to set a global GC barrier on "
-            "ts 49 which is "
-            "already behind the txn safe point 50 of keyspace <null_keyspace>"
+            "ts 49 which is already behind the txn safe point 50 of keyspace <null_keyspace>"
         ),
     ),
     both(
@@ -501,8 +497,7 @@ NEWER_CALLS = [
         collect(39),
         Refused(
             "[PD:gc:ErrDecreasingGCSafePoint]trying to update GC safe point to a smaller value, "
-            "current value: 40, "
-            "given: 39"
+            "current value: 40, given: 39"
         ),
     ),
     both("GC beyond the txn safe point", [advance(50)], collect(51), Refused(too_large(0, 51, 50))),

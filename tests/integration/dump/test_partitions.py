@@ -25,8 +25,7 @@ def make(mariadb: MariaDb, database: str) -> str:
     mariadb.execute(
         f"USE {database}",
         f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT, name VARCHAR(300)) PARTITION BY "
-        "RANGE (id) "
-        f"({PARTITIONS.format(2000)}, PARTITION c VALUES LESS THAN MAXVALUE)",
+        f"RANGE (id) ({PARTITIONS.format(2000)}, PARTITION c VALUES LESS THAN MAXVALUE)",
         f"INSERT INTO {name} SELECT seq, 0, REPEAT('n', 200) FROM seq_0_to_{ROWS - 1}",
     )
     return name

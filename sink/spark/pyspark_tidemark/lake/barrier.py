@@ -180,15 +180,13 @@ class Barrier:
             raise SourceError(
                 "ErrSchemaChanged",
                 f"{table.name} has changed: {change}; everything before it is committed; start "
-                "again with "
-                "--schema-evolution evolve or ignore",
+                "again with --schema-evolution evolve or ignore",
             )
         if change.dropped and change.added and not change.ids:
             raise SourceError(
                 "ErrSchemaUnclear",
                 f"{table.name}: {change}, and the capture does not say whether a column was "
-                "renamed, since it is older "
-                "than this job: upgrade the captures first",
+                "renamed, since it is older than this job: upgrade the captures first",
             )
         change.require_possible(table.name)
         added = {field.name for field in change.added} - table.defaults.keys()
@@ -206,9 +204,8 @@ class Barrier:
         raise SourceError(
             "ErrKeyUnknown",
             f"{table.name}: its key is {', '.join(table.key)} now, and what {', '.join(unknown)} "
-            "holds in older rows "
-            "is in no event, so changes of them cannot be applied: start a new changefeed and "
-            "target",
+            "holds in older rows is in no event, so changes of them cannot be applied: start a "
+            "new changefeed and target",
         )
 
     def _filling(self, table: TableMeta, change: SchemaChange) -> SchemaChange:
@@ -233,8 +230,7 @@ class Barrier:
                 raise SourceError(
                     "ErrSchemaChanged",
                     f"{', '.join(touched)} changed at {ddl.ts} ({ddl.query}); everything before "
-                    "it is committed; start "
-                    "again with --schema-evolution evolve or ignore",
+                    "it is committed; start again with --schema-evolution evolve or ignore",
                 )
 
     def _rename(

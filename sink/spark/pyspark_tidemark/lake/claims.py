@@ -178,8 +178,7 @@ class Claims:
             raise SourceError(
                 "ErrRepairUnsupported",
                 "a job has begun a cut and not ended it: start the lake's job, stop it when it "
-                "has applied a cut, and "
-                "try again",
+                "has applied a cut, and try again",
             )
         self.announce(start_ts, end_ts)
         self.publish(end_ts, text)
@@ -197,8 +196,7 @@ class Claims:
         return SourceError(
             "ErrTargetBusy",
             "another job has taken this lake over, and this one has stopped; the newest one goes "
-            "on: "
-            "see that only one is started",
+            "on: see that only one is started",
         )
 
     def _made(self, claim: Claim) -> bool:

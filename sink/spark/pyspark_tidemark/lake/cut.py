@@ -282,12 +282,10 @@ def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord 
         raise SourceError(
             "ErrCutGap",
             f"the lake ends at {last.end_ts}, but the changefeed's checkpoint is already "
-            f"{checkpoint_ts}: the changes "
-            "between were given to somebody else. Pause the changefeed, and resume it with "
-            "--overwrite-checkpoint-ts "
-            f"{last.end_ts} to have them delivered again; where that is refused, because they are "
-            "no longer kept, "
-            "create a new changefeed with a new target",
+            f"{checkpoint_ts}: the changes between were given to somebody else. Pause the "
+            f"changefeed, and resume it with --overwrite-checkpoint-ts {last.end_ts} to have them "
+            "delivered again; where that is refused, because they are no longer kept, create a "
+            "new changefeed with a new target",
         )
     ended = _ended_tables(manifest, last, described)
     while last.end_ts < checkpoint_ts:

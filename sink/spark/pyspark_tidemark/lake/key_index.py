@@ -82,9 +82,8 @@ class KeyIndex:
             self._warned.add(table)
             _logger.warning(
                 "%s: more keys than %s MiB of their numbers hold lie between those that are "
-                "inserted: not all of its "
-                "files are searched for keys that are there already; tidemark cli verify compares "
-                "them",
+                "inserted: not all of its files are searched for keys that are there already; "
+                "tidemark cli verify compares them",
                 table,
                 self._most_bytes >> 20,
             )

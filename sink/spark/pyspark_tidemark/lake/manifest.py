@@ -266,10 +266,8 @@ def check_mode(last: CutRecord | None, mode: str | None) -> None:
         raise SourceError(
             "ErrTargetMode",
             f"this lake is kept with --mode {last.mode}, not {mode}: start its job with --mode "
-            f"{last.mode}. For the "
-            "other mode create another changefeed with another --sink-uri, and copy its tables by "
-            "`tidemark cli "
-            "changefeed dumpstart`",
+            f"{last.mode}. For the other mode create another changefeed with another --sink-uri, "
+            "and copy its tables by `tidemark cli changefeed dumpstart`",
         )
 
 

@@ -82,7 +82,6 @@ def check_held(table: TableMeta, mode: str, target: str) -> None:
         raise SourceError(
             "ErrNameUnsupported",
             f"mode scd2 adds the columns {', '.join(_VERSION_COLUMNS)}, and {table.name} has "
-            f"{', '.join(clashing)}. "
-            f"{renaming((database, name), clashing, names)}",
+            f"{', '.join(clashing)}. {renaming((database, name), clashing, names)}",
         )
     check_names(target, (database, name), names)

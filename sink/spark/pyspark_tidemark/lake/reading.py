@@ -165,8 +165,7 @@ def _widest(path: str, chosen: Sequence[int]) -> StructType:
         raise SourceError(
             "ErrSchemaIncompatible",
             f"a column of {path} has types in different cuts that do not fit together ({err}); "
-            "read the directories "
-            f"{CUT}… by themselves",
+            f"read the directories {CUT}… by themselves",
         ) from None
     return StructType([*from_arrow_schema(widest), StructField("cut", LongType())])
 

@@ -181,6 +181,5 @@ def check_replaceable(mode: str, name: str) -> None:
         raise SourceError(
             "ErrRenameUnsupported",
             f"another table becomes {name}, of which the target still keeps the history: it was "
-            "dropped upstream. Move "
-            f"{name} of the target to another name, then start again",
+            f"dropped upstream. Move {name} of the target to another name, then start again",
         )

@@ -82,8 +82,7 @@ def columns_of(cursor: Any, name: str) -> list[str]:
     schema, _, table = name.partition(".")
     cursor.execute(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
-        "table_name = %s "
-        "ORDER BY ordinal_position",
+        "table_name = %s ORDER BY ordinal_position",
         (schema, table),
     )
     return [row[0] for row in cursor.fetchall()]

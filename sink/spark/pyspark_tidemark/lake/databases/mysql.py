@@ -199,8 +199,7 @@ class MySql:
         ]
         steps += [
             f"CHANGE COLUMN {quoted(change.old_names.get(field.name, field.name))} "
-            f"{quoted(field.name)} "
-            f"{self.type_of(field.type, key_columns=0)}"
+            f"{quoted(field.name)} {self.type_of(field.type, key_columns=0)}"
             for field in change.widened
         ]
         filled = {column: _row(value) for column, value in change.filled}
@@ -233,8 +232,7 @@ class MySql:
         schema, _, name = table.partition(".")
         cursor.execute(
             "SELECT 1 FROM information_schema.statistics WHERE table_schema = %s AND table_name = "
-            "%s "
-            "AND index_name = 'PRIMARY' LIMIT 1",
+            "%s AND index_name = 'PRIMARY' LIMIT 1",
             (schema, name),
         )
         steps = ["DROP PRIMARY KEY"] if cursor.fetchone() else []
@@ -247,8 +245,7 @@ class MySql:
         schema, _, name = table.partition(".")
         cursor.execute(
             "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
-            "table_name = %s "
-            "AND collation_name = 'utf8mb4_bin'",
+            "table_name = %s AND collation_name = 'utf8mb4_bin'",
             (schema, name),
         )
         padded = {row[0] for row in cursor.fetchall()}

@@ -99,6 +99,5 @@ def _refused(plugin: str) -> OperationalError:
     return OperationalError(
         CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
         f"the server asks for the password itself, by {plugin}; it is sent only over TLS that "
-        "checks the server's "
-        "certificate and host name",
+        "checks the server's certificate and host name",
     )

@@ -273,8 +273,7 @@ class DatabaseTarget:
         return (
             f"INSERT INTO {self._database.quoted_table(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
             f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM "
-            f"{STAGED}) s "
-            f"WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
+            f"{STAGED}) s WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
         )
 
     @contextmanager

@@ -115,12 +115,11 @@ class Upsert:
         )
         statement = (
             f"MERGE INTO {self._tables.sql_name(name)} t "  # noqa: S608 - quoted
-            f"USING changes s ON {match} "
-            f"WHEN MATCHED AND s._commit_ts > t._commit_ts AND s._op = '{DELETE}' THEN DELETE "
-            f"WHEN MATCHED AND s._commit_ts > t._commit_ts THEN UPDATE SET "
-            f"{', '.join(f'{column} = s.{column}' for column in columns)} "
-            f"WHEN NOT MATCHED AND s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) "
-            f"VALUES ({', '.join(f's.{column}' for column in columns)})"
+            f"USING changes s ON {match} WHEN MATCHED AND s._commit_ts > t._commit_ts AND s._op = "
+            f"'{DELETE}' THEN DELETE WHEN MATCHED AND s._commit_ts > t._commit_ts THEN UPDATE SET "
+            f"{', '.join(f'{column} = s.{column}' for column in columns)} WHEN NOT MATCHED AND "
+            f"s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) VALUES "
+            f"({', '.join(f's.{column}' for column in columns)})"
         )
         with self._tables.fenced(changes) as session:
             session.sql(statement)

@@ -169,8 +169,7 @@ class IcebergTarget:
             raise SourceError(
                 "ErrRenameUnsupported",
                 f"{old.name} was renamed to {new.name}, which Iceberg's Hadoop catalog cannot "
-                "follow; "
-                "start a new changefeed and target",
+                "follow; start a new changefeed and target",
             )
 
     def maintain(self, kept: Kept) -> Health | None:
