@@ -34,9 +34,8 @@ from storage.model.ts import compose
 
 _STOP: Final = None
 _TASKS_IN_QUOTA: Final = 8  # a small quota must do for more than one task, too
-_TASK_RANGE: Final = compose(
-    30 * 60 * 1000
-)  # TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
+# TiCDC's maxTaskTimeRange: a table far behind leaves others their turn
+_TASK_RANGE: Final = compose(30 * 60 * 1000)
 _log = structlog.get_logger(__name__)
 
 Upper = Callable[[TableSink], int]
@@ -67,9 +66,8 @@ class Dispatcher:
             for number in range(workers)
         ]
         self._failures: dict[Span, str] = {}
-        self._left_out: dict[
-            Span, TableSink
-        ] = {}  # tables without an entry in the heap, after a failure
+        # tables without an entry in the heap, after a failure
+        self._left_out: dict[Span, TableSink] = {}
         self._idle_workers = workers
         self._started = False
         self._stopping = False

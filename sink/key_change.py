@@ -134,9 +134,8 @@ def _changed(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> Mask:
     before, after = (RowBlock(raw[name].take(pa.array(updates))) for name in ("old_value", "value"))
     for column in key_columns:
         old, new = (arrow_array(column, block.cells(column.id)) for block in (before, after))
-        one_is_null = pc.xor(
-            pc.is_null(old), pc.is_null(new)
-        )  # as a zero date is, which no reader can hold
+        # as a zero date is, which no reader can hold
+        one_is_null = pc.xor(pc.is_null(old), pc.is_null(new))
         changed[updates] |= np.asarray(pc.coalesce(pc.not_equal(old, new), one_is_null))
     return changed
 

@@ -15,9 +15,8 @@ from prometheus_client import Counter, Gauge, Histogram
 from storage.model.span import Span
 from storage.model.ts import physical_ms
 
-ROWS_READ = Counter(
-    "tidemark_sink_rows_read_total", "Rows handed to readers", ["source"]
-)  # source: staged, sorter
+# source: staged, sorter
+ROWS_READ = Counter("tidemark_sink_rows_read_total", "Rows handed to readers", ["source"])
 READS = Counter("tidemark_sink_reads_total", "Ranges read", ["source"])
 ACKS = Counter("tidemark_sink_acks_total", "Acknowledgements that moved a checkpoint")
 TABLES = Gauge("tidemark_sink_tables", "Tables of the sink managers")
@@ -33,9 +32,8 @@ MEMORY_BYTES = Gauge("tidemark_sink_memory_bytes", "Memory taken from the quota"
 ACQUIRED = Counter(
     "tidemark_sink_acquisitions_total", "Requests of running tasks for more memory", ["mode"]
 )
-TASKS = Counter(
-    "tidemark_sink_tasks_total", "Tasks that ended", ["result"]
-)  # result: done, gave_up, cleaned, failed, stopped
+# result: done, gave_up, cleaned, failed, stopped
+TASKS = Counter("tidemark_sink_tasks_total", "Tasks that ended", ["result"])
 BATCH_ROWS = Histogram(
     "tidemark_sink_batch_rows",
     "Rows of the batches that are staged",
@@ -61,9 +59,8 @@ class SinkStats:
     # how far all tables are sorted, whether it may be read or not
     sorted_ts: int = 0
     slowest: Span | None = None  # the table with the least checkpoint_ts
-    failures: Mapping[Span, str] = field(
-        default_factory=dict
-    )  # why tables are not staged, but read from the sorter
+    # why tables are not staged, but read from the sorter
+    failures: Mapping[Span, str] = field(default_factory=dict)
 
 
 class SlowestTable(Protocol):

@@ -109,9 +109,8 @@ class Mounts:
 
     def __init__(self, table_id: int, start_ts: int, mounting: Mounting) -> None:
         self._table_id = table_id
-        self._newest = _Since(
-            start_ts, mounting
-        )  # there are as many of these as tables, most with one schema
+        # there are as many of these as tables, most with one schema
+        self._newest = _Since(start_ts, mounting)
 
     def change(self, ts: int, mounting: Mounting) -> bool:
         """Rows above `ts` are mounted otherwise; False: that is known already."""

@@ -79,9 +79,8 @@ class MysqlMounter:
         and that those which are equal there do not.
         """
         for place in self._floats:
-            columns[place] = pc.add(
-                columns[place], pa.scalar(0, columns[place].type)
-            )  # -0.0 becomes 0.0
+            # -0.0 becomes 0.0
+            columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
         if not (self._dates or self._has_odd_values):
             return
         key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}

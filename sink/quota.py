@@ -34,9 +34,8 @@ class QuotaLedger:
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
-        self._accounts: dict[
-            Span, _Account | None
-        ] = {}  # made by the first record: most tables have none
+        # made by the first record: most tables have none
+        self._accounts: dict[Span, _Account | None] = {}
 
     def has_room(self, size: int) -> bool:
         """Whether there is so much memory; when nothing is taken there always is."""

@@ -263,9 +263,8 @@ class TableSink:
         if end_ts <= self.verified_ts:
             return
         start_ts = max(self.verified_ts, self.cleaned_ts)
-        with contextlib.suppress(
-            RangeCleanedError
-        ):  # acknowledged meanwhile: nobody will read it again
+        # acknowledged meanwhile: nobody will read it again
+        with contextlib.suppress(RangeCleanedError):
             for _ in sorter.fetch(self.span, Position(start_ts + 1, 0), Position.fence(end_ts)):
                 pass
         self.verified_ts = end_ts

@@ -29,9 +29,8 @@ class Slowest(Generic[Key]):
 
     def __init__(self) -> None:
         self._ts: dict[Key, int] = {}
-        self._heap: list[
-            tuple[int, int, Key]
-        ] = []  # of each key an entry at or below its timestamp
+        # of each key an entry at or below its timestamp
+        self._heap: list[tuple[int, int, Key]] = []
         # of entries with one timestamp the first comes up first
         self._serials = itertools.count()
 

@@ -120,9 +120,8 @@ class TidbMounter:
         and that those which are equal there do not.
         """
         for place in self._float_keys:
-            columns[place] = pc.add(
-                columns[place], pa.scalar(0, columns[place].type)
-            )  # -0.0 becomes 0.0
+            # -0.0 becomes 0.0
+            columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
         if any(columns[place].null_count for place in self._date_keys):
             key = {self._columns[place].name: columns[place] for place in self._key_places}
             for column in (self._columns[place] for place in self._date_keys):

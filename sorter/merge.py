@@ -168,9 +168,8 @@ def _limit(opened: list[_OpenRun], unopened: deque[Run]) -> SortKey | None:
     """The key up to which the rows of all runs are in memory; None: to the end."""
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
     if unopened:
-        ends.append(
-            (unopened[0].min_commit_ts, 0, 0, b"")
-        )  # below its first row: no change has op 0
+        # below its first row: no change has op 0
+        ends.append((unopened[0].min_commit_ts, 0, 0, b""))
     return min(ends, default=None)
 
 

@@ -32,9 +32,10 @@ _FETCH_BLOCKS: Final = Histogram(
     "Blocks that a fetch has to read",
     buckets=(0, 1, 2, 4, 8, 16, 64, 256, 1024, 4096),
 )
+# by: table, range
 _BLOCKS_SKIPPED: Final = Counter(
     "tidemark_sorter_blocks_skipped_total", "Blocks a fetch did not have to read", ["by"]
-)  # by: table, range
+)
 _MEMORY_BYTES: Final = Gauge("tidemark_sorter_memory_bytes", "Rows held in memory")
 
 

@@ -184,9 +184,8 @@ class SafePoints:
         running = [(start_ts, owner) for owner, start_ts in self.min_start_ts.items() if start_ts]
         start_ts, owner = min(running, default=(MAX_TS, ""))
         if start_ts < (blocker.ts if blocker else target):
-            shown = max(
-                start_ts, self.txn_safe_point
-            )  # PD prints where t stays, not where the transaction began
+            # PD prints where t stays, not where the transaction began
+            shown = max(start_ts, self.txn_safe_point)
             text = f"TiDBMinStartTS {{ Key: {quoted(owner)}, MinStartTS: {shown} }}"
             blocker = Blocker(start_ts, text, f"tidb_min_start_ts_{owner}")
         lowest = self.global_barriers.lowest()

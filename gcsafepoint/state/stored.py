@@ -281,9 +281,8 @@ class StoredStates:
                 await self._reread()
                 revision = err.compact_revision
             except MetaUnavailableError as err:
-                _log.warning(
-                    "safepoints cannot be read", reason=err.message
-                )  # the next call reads them
+                # the next call reads them
+                _log.warning("safepoints cannot be read", reason=err.message)
 
     async def _changed_at(self, revisions: set[int]) -> None:
         # without it a write of ours may be under way, its revision not yet known as ours

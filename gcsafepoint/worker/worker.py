@@ -93,9 +93,8 @@ class GCWorker:
                 ticked_s = self.clock.monotonic_s()
                 if await self.tick():
                     await self._begin_due_round()
-                await asyncio.sleep(
-                    max(0.0, ticked_s + tick_s - self.clock.monotonic_s())
-                )  # slow peers cost no lease
+                # slow peers cost no lease
+                await asyncio.sleep(max(0.0, ticked_s + tick_s - self.clock.monotonic_s()))
         finally:
             self._tasks = None
 
@@ -158,9 +157,8 @@ class GCWorker:
         try:
             return await self.leader.run_round(round_id)
         except Exception as err:  # noqa: BLE001 - a round that fails is no reason to end the worker
-            return request_error(
-                err, "gc round"
-            )  # the listener heard of it; the next round does what is left
+            # the listener heard of it; the next round does what is left
+            return request_error(err, "gc round")
 
     async def _begin_due_round(self) -> None:
         try:

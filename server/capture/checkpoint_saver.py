@@ -141,9 +141,8 @@ class CheckpointSaver:
             return
         self._sweep_s = time.monotonic() + _SWEEP_EVERY_S
         service_ids = await self._records.service_ids(self._safepoints.cluster_id)
-        unprotected = dict.fromkeys(
-            await self._records.ids(), False
-        )  # also one whose creation we heard no end of
+        # also one whose creation we heard no end of
+        unprotected = dict.fromkeys(await self._records.ids(), False)
         known = {
             feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time)
             for feed in self._feeds.values()

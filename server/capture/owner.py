@@ -196,9 +196,8 @@ class Owner:
             feed = self._own(changefeed)
             _check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
-                await self._forget_job(
-                    feed
-                )  # rows are being pulled: only the lake job has to start again
+                # rows are being pulled: only the lake job has to start again
+                await self._forget_job(feed)
                 return feed
             if feed.info.state.is_running:
                 raise ChangefeedStateError(

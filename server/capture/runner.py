@@ -38,9 +38,8 @@ async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()
-        if (
-            feed.catalog.holds.open_since
-        ):  # a table that is read again may keep the checkpoint for hours
+        # a table that is read again may keep the checkpoint for hours
+        if feed.catalog.holds.open_since:
             moved_at = loop.time()
         if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:
             note(feed, State.FAILED, error)

@@ -197,7 +197,6 @@ def _set_part(part: tuple[str, str, str]) -> str:
 
 def _wildcards(parts: Sequence[str]) -> Wildcards:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # sets that may mean something else in a later Python
+        # sets that may mean something else in a later Python
+        warnings.simplefilter("ignore", FutureWarning)
         return Wildcards.of(parts)

@@ -41,9 +41,8 @@ class Wildcards:
             else:
                 pieces[-1] += part
         first, *others = pieces
-        middle = "".join(
-            f"(?>.*?{piece})" for piece in others[:-1] if piece
-        )  # what was found first stays
+        # what was found first stays
+        middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
         last = f".*{others[-1]}" if others else ""
         return cls(re.compile(first + middle + last, re.IGNORECASE | re.DOTALL))
 

@@ -64,9 +64,8 @@ class SourceUri:
                 "the source URI cannot be read; write scheme://user@host:port?option=value"
             ) from err
         login, _, servers = parts.netloc.rpartition("@")
-        _check_secrets(
-            text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options
-        )  # a password may hold `/`
+        # a password may hold `/`
+        _check_secrets(text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options)
         if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
             raise SourceUriError(
                 f"the source URI {masked(text)!r} has no scheme; write one such as "

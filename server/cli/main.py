@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-os.environ.setdefault(
-    "GRPC_VERBOSITY", "NONE"
-)  # gRPC's C core prints to stderr; our errors say it better
+# gRPC's C core prints to stderr; our errors say it better
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from server.daemon import EXIT_ERROR, EXIT_USAGE
 from storage.model.errors import TidemarkError

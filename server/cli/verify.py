@@ -166,9 +166,10 @@ def _check_flags(arguments: argparse.Namespace) -> None:
 
 
 async def _compared(remote: Remote, arguments: argparse.Namespace, progress: Progress) -> "Report":
+    # Spark's modules: no other command waits for them
     from server.verify.comparison import (
         VerifyOptions,
-    )  # Spark's modules: no other command waits for them
+    )
     from server.verify.upstream import Cluster
     from server.verify.verify import Request, verify
 

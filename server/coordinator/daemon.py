@@ -52,9 +52,8 @@ from storage.tasks import beside
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on
 _METADATA_TIMEOUT_S = 2.0
 _RETRY_S = 1.0
-_LIMITS = Limits(
-    message_bytes=16 << 20
-)  # etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
+# etcd takes 1.5 MiB in one transaction; nothing of PD's comes near
+_LIMITS = Limits(message_bytes=16 << 20)
 
 _log = structlog.get_logger(__name__)
 

@@ -132,9 +132,8 @@ async def gather(view: GcView, meta: Meta, security: SecurityConfig) -> Situatio
     """
     answers = await ask_captures(meta, security)
     infos, statuses = await meta.get_prefix(keys.INFOS), await meta.get_prefix(keys.STATUSES)
-    feeds = await asyncio.to_thread(
-        _feeds, infos, statuses, answers
-    )  # records hold the schemas of all tables
+    # records hold the schemas of all tables
+    feeds = await asyncio.to_thread(_feeds, infos, statuses, answers)
     problems = [
         f"capture {capture.id}: {capture.problem}"
         for capture in answers.captures

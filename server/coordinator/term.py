@@ -118,9 +118,8 @@ class LeaderTerm:
             finally:
                 for loop in loops:
                     loop.cancel()
-                with suppress(
-                    MetaUnavailableError, NotLeaderError, TimeoutError
-                ):  # stores report regions again
+                # stores report regions again
+                with suppress(MetaUnavailableError, NotLeaderError, TimeoutError):
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 

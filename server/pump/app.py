@@ -135,7 +135,6 @@ def _report(recovery: Recovery) -> None:
     _log.info("value log opened", replayed=recovery.replayed, index_rebuilt=recovery.rebuilt)
     for skipped in recovery.skipped:
         metrics.SKIPPED_BYTES.inc(skipped.length)
-        log = (
-            _log.warning if skipped.torn else _log.error
-        )  # a torn tail was never acknowledged; damage was
+        # a torn tail was never acknowledged; damage was
+        log = _log.warning if skipped.torn else _log.error
         log("value log bytes skipped", **skipped._asdict())

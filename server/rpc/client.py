@@ -12,6 +12,7 @@ from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
 from storage.meta.client import EtcdMeta, open_meta
 
+# without it a silent peer is only noticed after a minute
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -20,7 +21,7 @@ _OPTIONS = (
     (
         "grpc.http2.ping_timeout_ms",
         3_000,
-    ),  # without it a silent peer is only noticed after a minute
+    ),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     (

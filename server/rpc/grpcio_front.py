@@ -123,9 +123,8 @@ class GrpcioFront:
             if len(first) == _PEEK_BYTES:
                 return False
             if len(first) == seen:
-                await asyncio.sleep(
-                    _PEEK_AGAIN_S
-                )  # what was only looked at keeps the socket readable
+                # what was only looked at keeps the socket readable
+                await asyncio.sleep(_PEEK_AGAIN_S)
             seen = len(first)
 
     async def _answer(self, accepted: socket.socket) -> None:

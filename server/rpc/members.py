@@ -131,9 +131,8 @@ class Members:
         self._learned = [
             _target(member.client_urls[0]) for member in answer.members if member.client_urls
         ]
-        alone = (
-            len(self._learned) == 1
-        )  # then the way we came is the way to it, whatever it calls itself
+        # then the way we came is the way to it, whatever it calls itself
+        alone = len(self._learned) == 1
         return address if alone else _target(answer.leader.client_urls[0])
 
     def _stub(self, address: str) -> "PDAsyncStub":

@@ -33,10 +33,11 @@ _ATTEMPT_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MOVED = ("not leader", "no leader")  # PD says so with other statuses, too
+# else exhausted means that a message is too large
 _BUSY = (
     "slow down and try again",
     "Concurrent RPC limit exceeded",
-)  # else exhausted means that a message is too large
+)
 # gRPC of a connection that broke while it was written to; a status of nobody
 _BROKEN = "Internal error from Core"
 

@@ -81,9 +81,8 @@ class TsoStream:
         try:
             if self._call is None:
                 self._call = await self._connect()
-            with suppress(
-                asyncio.InvalidStateError
-            ):  # the stream ended meanwhile: reading tells why
+            # the stream ended meanwhile: reading tells why
+            with suppress(asyncio.InvalidStateError):
                 await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
             last = _last_ts(await self._call.read()) - total
         except BaseException:

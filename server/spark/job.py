@@ -175,9 +175,10 @@ class LakeJob:
 
 def captures_reporter(command: Sequence[str]) -> ReportError:
     """Reports the errors of a job, whose command line says where the captures are."""
+    # Spark's package: not for commands that start no job
     from pyspark_tidemark.errors import (
         SourceError,
-    )  # Spark's package: not for commands that start no job
+    )
     from pyspark_tidemark.flight import Changefeed
     from pyspark_tidemark.lake.arguments import Arguments
     from pyspark_tidemark.lake.reporter import Reporter

@@ -61,9 +61,8 @@ class BatchStream:
         self._runner = runner
         self._waits = waits
         self._others = others
-        self._slots = asyncio.Semaphore(
-            _MAX_IN_FLIGHT
-        )  # taken by a part, given back when its answer is sent
+        # taken by a part, given back when its answer is sent
+        self._slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         self._refused_before = False
         self._ready: asyncio.Queue[tikvpb.BatchCommandsResponse | TidemarkError | None] = (
             asyncio.Queue()
@@ -131,9 +130,8 @@ class BatchStream:
             part.ids, part.calls, await run(part.calls), strict=True
         ):
             field, answer = call.method.stream_field, answered
-            if isinstance(
-                answer, CorruptError | DefectError
-            ):  # a status would end the stream, and its other commands
+            # a status would end the stream, and its other commands
+            if isinstance(answer, CorruptError | DefectError):
                 answer = call.method.response(region_error=errorpb.Error(message=str(answer)))
             settled = (
                 self._waits.enlist(call.request, answer) if field == "PessimisticLock" else answer

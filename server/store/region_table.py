@@ -145,9 +145,8 @@ class RegionTable:
         messages = [region_message(region, self.gate.store_id) for region in regions]
         try:
             if len(messages) > 1:
-                await self.pd.report_batch_split(
-                    messages
-                )  # all at once: between heartbeats there would be a hole
+                # all at once: between heartbeats there would be a hole
+                await self.pd.report_batch_split(messages)
             else:
                 await self.pd.region_heartbeat(messages)
         except (UnavailableError, PdRefusedError) as err:

@@ -270,9 +270,8 @@ class KeepAliveLease:
         except (TimeoutError, MetaUnavailableError, LeaseNotFoundError):
             pass  # it expires by itself
         finally:
-            await self._tasks.__aexit__(
-                None, None, None
-            )  # its one task is cancelled: nothing to report
+            # its one task is cancelled: nothing to report
+            await self._tasks.__aexit__(None, None, None)
 
     async def _renew(self) -> None:
         loop = asyncio.get_running_loop()

@@ -98,9 +98,8 @@ class MariaGtid:
             reader.take(4)
             global_size, branch_size = reader.number(1), reader.number(1)
             xid = reader.take(global_size), reader.take(branch_size)
-        phase = (
-            reader.number(1) if reader.rest else 0
-        )  # behind it engines and the ALTER's number, of no concern
+        # behind it engines and the ALTER's number, of no concern
+        phase = reader.number(1) if reader.rest else 0
         nothing = bool(phase & (_MARIADB_START_ALTER | _MARIADB_ROLLBACK_ALTER))
         return cls(seq, domain, int.from_bytes(header[5:9], "little"), flags, xid, nothing)
 

@@ -34,9 +34,8 @@ _V1_HEAD_BYTES = ID_BYTES + 2
 _IS_V2, _IS_UPDATE = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
 _IS_V2[[EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS]] = True
 _IS_UPDATE[list(UPDATE_ROWS)] = True
-_DUMMY_TABLE_IDS = frozenset(
-    {0xFFFFFFFF, 0xFFFFFFFFFFFF}
-)  # an event without rows, which only ends a statement
+# an event without rows, which only ends a statement
+_DUMMY_TABLE_IDS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFF})
 
 
 @dataclass(frozen=True, slots=True)

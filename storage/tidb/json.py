@@ -49,10 +49,11 @@ FIXED_BYTES: Final = {
 }
 _FSP_MAX = 6
 _DEPTH_MAX = 100
+# Go's encoding/json writes floats outside of these with an exponent
 _PLAIN_MIN, _PLAIN_MAX = (
     1e-6,
     1e21,
-)  # Go's encoding/json writes floats outside of these with an exponent
+)
 
 
 def decode_json(data: bytes) -> str:

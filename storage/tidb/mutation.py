@@ -254,9 +254,8 @@ def _folded(events: _Events) -> _Events:
     codes = np.asarray(events.key.dictionary_encode().indices).astype(np.int64)
     record = events.txn * (int(codes.max(initial=0)) + 1) + codes
     vanishes = ~np.asarray(events.new.is_valid())
-    order = np.lexsort(
-        (~vanishes, events.place, record)
-    )  # a moved row leaves its old key before it takes the new one
+    # a moved row leaves its old key before it takes the new one
+    order = np.lexsort((~vanishes, events.place, record))
     begins = np.ones(len(order), np.bool_)
     begins[1:] = record[order][1:] != record[order][:-1]
     first, last = order[begins], order[np.append(begins[1:], True)[: len(order)]]

@@ -166,9 +166,8 @@ class FeedCatalog:
             return record
         in_force = self.tables
         same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
-        before = same or next(
-            (each for each in in_force if each.name == table.name), None
-        )  # TiDB's TRUNCATE: a new id
+        # TiDB's TRUNCATE: a new id
+        before = same or next((each for each in in_force if each.name == table.name), None)
         if before is None or before.record.selected is None:
             return record
         return record.selecting(before.record.selected, before.record.renamed)

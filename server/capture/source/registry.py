@@ -19,9 +19,10 @@ def _cluster(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
 
 
 def _mysql(changefeed: str, uri: SourceUri, context: SourceContext) -> Source:
+    # its SQL parser takes a third of a second to import
     from server.capture.source.mysql import (
         mysql_source,
-    )  # its SQL parser takes a third of a second to import
+    )
 
     return mysql_source(changefeed, uri, context)
 

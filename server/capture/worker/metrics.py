@@ -43,9 +43,8 @@ class WorkersRegistry(CollectorRegistry):
             text = _scrape(worker.http)
             up.add_sample(up.name, label, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
-                if family.name.endswith(
-                    "_created"
-                ):  # a part of another family, which has the label already
+                # a part of another family, which has the label already
+                if family.name.endswith("_created"):
                     continue
                 merged = families.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)

@@ -27,13 +27,14 @@ from storage.tasks import beside
 
 _SORTER_SHARDS: Final = 4
 _THREADS_PER_WORKER: Final = 4
+# how long a connection may take; a busy worker answers late
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     (
         "grpc.min_reconnect_backoff_ms",
         2_000,
-    ),  # how long a connection may take; a busy worker answers late
+    ),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 

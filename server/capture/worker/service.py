@@ -166,10 +166,11 @@ class _Told:
         sink = hosted.processor.sink
         if sink is None:
             return None
+        # before the tables': never above them
         resolved_ts, checkpoint_ts = (
             sink.resolved_ts(),
             sink.checkpoint_ts(),
-        )  # before the tables': never above them
+        )
         spans = [
             versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)
         ]

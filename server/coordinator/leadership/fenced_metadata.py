@@ -85,9 +85,8 @@ class FencedMetadata:
 
     async def _is_own(self, pair: KeyValue) -> bool:
         if self._under_way and pair.mod_revision not in self._own:
-            await asyncio.wait(
-                set(self._under_way)
-            )  # the answer that names this revision may still be on its way
+            # the answer that names this revision may still be on its way
+            await asyncio.wait(set(self._under_way))
         return pair.mod_revision in self._own or pair.key in self._uncertain
 
     @contextmanager

@@ -36,10 +36,11 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
+# rows of 16 MiB exist, and how large they are is known when they are read
 _ROWS_FIRST, _ROWS_MAX = (
     64,
     65_536,
-)  # rows of 16 MiB exist, and how large they are is known when they are read
+)
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
 _SHOWN_AS_TEXT: Final = frozenset({4, 16})
@@ -135,9 +136,8 @@ class ChunkSize:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        in_time = max(
-            rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST
-        )  # a slow server gets no easier with few rows
+        # a slow server gets no easier with few rows
+        in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)
         target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
 

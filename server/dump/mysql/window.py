@@ -159,9 +159,8 @@ class Windows:
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
         lost: list[Closed] = []
-        while (
-            first := self._rounds.popleft()
-        ).high != unique_identifier:  # its high watermark was never written
+        # its high watermark was never written
+        while (first := self._rounds.popleft()).high != unique_identifier:
             lost += [Closed(chunk, None) for chunk in first.chunks]
         return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
 

@@ -39,10 +39,12 @@ class Anchors:
         Raises:
             CorruptError, MetaUnavailableError: they cannot be read.
         """
-        found = [Anchor.from_json(pair.value) for pair in await self._meta.get_prefix(self._prefix)]
-        usable = [anchor for anchor in found if anchor.ts <= start_ts]
+        anchors = [
+            Anchor.from_json(pair.value) for pair in await self._meta.get_prefix(self._prefix)
+        ]
+        usable = [anchor for anchor in anchors if anchor.ts <= start_ts]
         await self._meta.write_all(
-            [Delete(self._key(anchor.ts)) for anchor in found if anchor.ts > start_ts]
+            [Delete(self._key(anchor.ts)) for anchor in anchors if anchor.ts > start_ts]
         )
         self._kept = [anchor.ts for anchor in usable]
         return usable[-1] if usable else None

@@ -203,8 +203,8 @@ def _version(flavor: Flavor) -> Check:
 
 
 def _mysql_only(facts: Facts) -> Iterator[Check]:
-    found = facts.variables.get("gtid_mode", "OFF")
-    if found.upper() != "ON":
+    gtid_mode = facts.variables.get("gtid_mode", "OFF")
+    if gtid_mode.upper() != "ON":
         why = (
             "without GTIDs only this very server can be read, and not after its log files are "
             "numbered anew"
@@ -212,25 +212,25 @@ def _mysql_only(facts: Facts) -> Iterator[Check]:
         yield Check(
             "gtid_mode",
             FAILURE if facts.several_hosts else WARNING,
-            found,
+            gtid_mode,
             why,
             "SET GLOBAL gtid_mode=ON",
         )
     else:
-        yield Check("gtid_mode", OK, found)
+        yield Check("gtid_mode", OK, gtid_mode)
 
 
 def _filters(facts: Facts) -> Iterator[Check]:
     status = {str(name).lower(): str(value or "") for name, value in facts.log_status.items()}
     for name in ("binlog_do_db", "binlog_ignore_db"):
-        found = status.get(name, "")
-        why = "" if not found else "changes of some schemas are not written to the log"
+        schemas = status.get(name, "")
+        why = "" if not schemas else "changes of some schemas are not written to the log"
         yield Check(
             name,
-            FAILURE if found else OK,
-            found or "none",
+            FAILURE if schemas else OK,
+            schemas or "none",
             why,
-            f"remove {name} and restart" if found else "",
+            f"remove {name} and restart" if schemas else "",
         )
 
 

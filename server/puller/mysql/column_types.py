@@ -75,19 +75,21 @@ class Collations:
             return BINARY
         if collation:
             return self._named(collation, charset or charset_of(usual) or "")
-        found = self._default(charset) if charset else usual
-        if not found:
+        number = self._default(charset) if charset else usual
+        if not number:
             raise LostError("the default collation is not known")
-        return self._named(f"{charset_of(found)}_bin", "") if binary and found != BINARY else found
+        return (
+            self._named(f"{charset_of(number)}_bin", "") if binary and number != BINARY else number
+        )
 
     def _default(self, charset: str) -> int:
         charset = "utf8mb3" if charset == "utf8" else charset
-        found = self.defaults.get(
+        number = self.defaults.get(
             charset, self.defaults.get("utf8" if charset == "utf8mb3" else charset)
         )
-        if found is None:
+        if number is None:
             raise LostError(f"the character set {charset} is not known")
-        return found
+        return number
 
     def _named(self, collation: str, charset: str) -> int:
         for name in (collation, f"{charset}_{collation}", _renamed(collation)):

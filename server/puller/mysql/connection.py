@@ -86,8 +86,8 @@ class Session:
 
     def raw_socket(self) -> socket.socket:
         """The connection under it, for what PyMySQL does not speak; there is no other way to it."""
-        found: socket.socket = vars(self.connection)["_sock"]
-        return found
+        sock: socket.socket = vars(self.connection)["_sock"]
+        return sock
 
     def execute(
         self, statement: str, values: Sequence[object] | None = None

@@ -52,8 +52,8 @@ def read_statement(query: str, schema: str, *, dialect: Dialect = _ANY) -> State
     head = query[:16].strip().upper().rstrip(";")
     if head in _FIXED:
         return Statement(_FIXED[head])
-    if head.startswith("XA") and (found := _XA.match(query)):
-        return _xa_statement(*found.groups())
+    if head.startswith("XA") and (match := _XA.match(query)):
+        return _xa_statement(*match.groups())
     first = _FIRST_WORD.match(query)
     if first and first[1].upper() in ROW_VERBS and len(query) > _DML_CHARACTERS_MAX:
         return Statement(Kind.ROWS, words=_words(query))
@@ -78,9 +78,8 @@ def statement_of(query: Query, dialect: Dialect) -> Statement:
     if not query.error_code or statement.kind is not Kind.DDL:
         return statement
     tree = statement.tree
-    if (
-        isinstance(tree, CreateTable) and tree.replace
-    ):  # what it was to replace is gone, and nothing is made
+    # what it was to replace is gone, and nothing is made
+    if isinstance(tree, CreateTable) and tree.replace:
         return Statement(
             Kind.DDL, (Action(Verb.DROPPED, tree.name),), tree=DropTables((tree.name,))
         )
@@ -176,6 +175,8 @@ def _xid(text: str) -> str:
     """Global and branch id in hexadecimal, whether the log has them as `X'31',X'32',1` or as
     `'1','2'`.
     """
-    found = re.findall(r"[xX]'([0-9a-fA-F]*)'|'((?:[^']|'')*)'", text)
-    parts = [hexed.lower() or plain.replace("''", "'").encode().hex() for hexed, plain in found[:2]]
+    literals = re.findall(r"[xX]'([0-9a-fA-F]*)'|'((?:[^']|'')*)'", text)
+    parts = [
+        hexed.lower() or plain.replace("''", "'").encode().hex() for hexed, plain in literals[:2]
+    ]
     return ",".join([*parts, "", ""][:2])

@@ -115,15 +115,19 @@ class DdlChanges:
         """Touched tables whose records do not say enough to follow a statement:
         they were written by an old version.
         """
-        known = [(name, self._tables.by_id(table_id)) for name, table_id in effect.touched.items()]
-        return [name for name, table in known if table is not None and _is_incomplete(table.record)]
+        touched = [
+            (name, self._tables.by_id(table_id)) for name, table_id in effect.touched.items()
+        ]
+        return [
+            name for name, table in touched if table is not None and _is_incomplete(table.record)
+        ]
 
     def outcome(self, stated: Stated, effect: Effect, helps: Helps) -> Outcome:
         """What the statement makes of the tables it touches, as its tree tells it."""
         outcome = Outcome()
         for name, table_id in effect.touched.items():
-            known = self._tables.by_id(table_id)
-            before = Table.parse(known.record.table_info) if known else None
+            source_table = self._tables.by_id(table_id)
+            before = Table.parse(source_table.record.table_info) if source_table else None
             if before is not None and name in helps.definitions:
                 before = completed(before, helps.definitions[name])
             try:
@@ -243,9 +247,9 @@ class DdlChanges:
     ) -> dict[TableName, str]:
         reasons: dict[TableName, str] = {}
         for name in effect.taken_over & outcome.lost.keys() & seen.keys():
-            known = self._tables.by_id(effect.touched[name])
-            if known is not None:
-                before = Table.parse(known.record.table_info)
+            source_table = self._tables.by_id(effect.touched[name])
+            if source_table is not None:
+                before = Table.parse(source_table.record.table_info)
                 definition = self._found(seen[name].table, before, None).identified(
                     before, before.free_column_id
                 )
@@ -261,23 +265,23 @@ class DdlChanges:
         """The new record of a table that a statement touched; None: it stays,
         or is gone before it has any row.
         """
-        known, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
-        is_new = known is None
+        source_table, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
+        is_new = source_table is None
         if tracked is not None and not (is_new and seen is not None and seen.sure):
             definition = _definition_of(name, tracked)
             if is_new and seen is not None and isinstance(seen.table, Definition):
                 definition = replace(definition, faults=(*tracked.faults, *seen.table.faults))
         elif seen is None:
-            if known is None:
+            if source_table is None:
                 return None
-            table = Table.parse(known.record.table_info)
+            table = Table.parse(source_table.record.table_info)
             definition = Definition(name, table.columns, table.primary_key).identified(
                 table, table.free_column_id
             )
         else:
             before = (
-                Table.parse(known.record.table_info)
-                if known
+                Table.parse(source_table.record.table_info)
+                if source_table
                 else tracked.table
                 if tracked
                 else None
@@ -286,18 +290,20 @@ class DdlChanges:
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
             definition = replace(definition, faults=(*definition.faults, *faults))
-        record = record_of(definition, table_id if known else new_id(stated.commit_ts, name))
-        return None if known is not None and known.record.whole == record else record
+        record = record_of(definition, table_id if source_table else new_id(stated.commit_ts, name))
+        return None if source_table is not None and source_table.record.whole == record else record
 
     def _found(
         self, found: Definition | TableMap, before: Table | None, other: Definition | None
     ) -> Definition:
         if isinstance(found, Definition):
             return found
-        told = told_by_log(found, [*([before] if before else []), *([other] if other else [])])
+        definition = told_by_log(
+            found, [*([before] if before else []), *([other] if other else [])]
+        )
         if before is None:
-            return told
-        return replace(told, indexes=_kept(before, told), collation=before.collation)
+            return definition
+        return replace(definition, indexes=_kept(before, definition), collation=before.collation)
 
     async def _foreign(
         self, stated: Stated, effect: Effect, unclear: Mapping[TableName, str]
@@ -336,8 +342,8 @@ class DdlChanges:
             table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
             tables[table_id if table_id > 0 else new_id(stated.commit_ts, name)] = ".".join(name)
         statement = " ".join(stated.query.sql.split())[:_STATEMENT_SHOWN]
-        told = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
-        return await self._copying.reads_again(Again(stated.commit_ts, tables, told))
+        shown_reasons = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
+        return await self._copying.reads_again(Again(stated.commit_ts, tables, shown_reasons))
 
     async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said;
@@ -346,25 +352,26 @@ class DdlChanges:
         Raises:
             TableIneligibleError: as `apply`.
         """
-        name, told = untold.name, untold.told
-        known = self._tables.by_name.get(name)
+        name, table_map = untold.name, untold.told
+        source_table = self._tables.by_name.get(name)
         if not self._catalog.wants(*name) or (
-            found is None and told.columns[0].name == _SEQUENCE_COLUMN
+            found is None and table_map.columns[0].name == _SEQUENCE_COLUMN
         ):
             self._rows.ignored.add(name)
             return
-        if not told.is_full:
-            told.to_table(0)  # raises RowMetadataError
-        before = Table.parse(known.record.table_info) if known else None
-        definition = self._found(told, before, found).identified(
+        if not table_map.is_full:
+            table_map.to_table(0)  # raises RowMetadataError
+        before = Table.parse(source_table.record.table_info) if source_table else None
+        definition = self._found(table_map, before, found).identified(
             before, before.free_column_id if before else 1
         )
         if found is not None:
             definition = replace(definition, faults=found.faults)
         record = record_of(
-            definition, known.span.table_id if known else new_id(untold.commit_ts - 1, name)
+            definition,
+            source_table.span.table_id if source_table else new_id(untold.commit_ts - 1, name),
         )
-        if known is not None and known.record.whole == record:
+        if source_table is not None and source_table.record.whole == record:
             return
         brought = self._taken(name, record)
         if not brought:
@@ -435,13 +442,17 @@ def _definition_of(name: TableName, tracked: Tracked) -> Definition:
     )  # fmt: skip
 
 
-def _kept(before: Table, told: Definition) -> tuple[Index, ...] | None:
+def _kept(before: Table, definition: Definition) -> tuple[Index, ...] | None:
     """The keys of a table whose columns the log tells anew: those whose columns are still there."""
-    names = {column.name for column in told.columns}
+    names = {column.name for column in definition.columns}
     kept = tuple(
         index for index in before.indexes or () if names.issuperset(filter(None, index.columns))
     )
-    return kept if before.indexes is not None and row_key(told.columns, kept) == told.key else None
+    return (
+        kept
+        if before.indexes is not None and row_key(definition.columns, kept) == definition.key
+        else None
+    )
 
 
 def _dotted(names: Iterable[TableName]) -> list[str]:
@@ -450,11 +461,11 @@ def _dotted(names: Iterable[TableName]) -> list[str]:
 
 def _rows_moved(names: Mapping[str, str], stated: Stated) -> RowsMovedError:
     shown = ", ".join(f"{name} ({why})" for name, why in sorted(names.items()))
-    asked = " ".join(f"--table {name}" for name in sorted(names))
+    table_flags = " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
         f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, "
         f"takes or changes rows that are in no event of the log: {shown}. Ask for them by "
-        f"`tidemark cli changefeed dumpstart {asked}` (dumprestart, if a dump is under way), then "
+        f"`tidemark cli changefeed dumpstart {table_flags}` (dumprestart, if a dump is under way), then "
         "resume the changefeed: what the target has of them is emptied there, and filled by the "
         "dump"
     )

@@ -165,10 +165,10 @@ def _integer(column: Column, literal: Literal) -> int:
 
 def _decimal(number: Decimal, column: Column) -> Decimal:
     precision, scale = column.meta >> 8, column.meta & 0xFF
-    found = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, context=_EXACT)
-    if abs(found) >= Decimal(10) ** (precision - scale) or (column.unsigned and found < 0):
+    rounded = number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, context=_EXACT)
+    if abs(rounded) >= Decimal(10) ** (precision - scale) or (column.unsigned and rounded < 0):
         raise ValueError("out of range")
-    return found or abs(found)
+    return rounded or abs(rounded)
 
 
 def _year(literal: Literal) -> int:
@@ -297,21 +297,23 @@ def _moment(column: Column, literal: Literal, dialect: Dialect) -> str | None:
         raise ValueError("no date")
     if text.isdecimal() and len(text) in (8, 14):
         text = f"{text[:4]}-{text[4:6]}-{text[6:8]} " + ":".join(
-            text[at : at + 2] for at in range(8, len(text), 2)
+            text[time_match : time_match + 2] for time_match in range(8, len(text), 2)
         )
     elif literal.sort == "number":
         raise ValueError("no date")
     days, _, clock = text.strip().replace("T", " ").partition(" ")
-    found, at = _DAYS.fullmatch(days), _CLOCK.fullmatch(clock.strip() or "0:0")
-    if found is None or at is None:
+    date_match, time_match = _DAYS.fullmatch(days), _CLOCK.fullmatch(clock.strip() or "0:0")
+    if date_match is None or time_match is None:
         raise ValueError("no date")
     if set(days) <= set("0-/.") and set(clock) <= set("0:. "):
         return _ZERO if column.type is Type.DATE else _ZERO_MOMENT
-    day = dt.date(int(found[1]), int(found[2]), int(found[3]))
+    day = dt.date(int(date_match[1]), int(date_match[2]), int(date_match[3]))
     if column.type is Type.DATE:
         return day.isoformat()
-    fraction = _fraction(at[4] or "", column.meta, dialect)
-    clock_time = dt.time(int(at[1]), int(at[2]), int(at[3] or 0), int(fraction.ljust(6, "0")))
+    fraction = _fraction(time_match[4] or "", column.meta, dialect)
+    clock_time = dt.time(
+        int(time_match[1]), int(time_match[2]), int(time_match[3] or 0), int(fraction.ljust(6, "0"))
+    )
     return dt.datetime.combine(day, clock_time).isoformat()
 
 
@@ -332,11 +334,11 @@ def _time(column: Column, literal: Literal, dialect: Dialect) -> str:
     if digits.isdecimal() and len(digits) <= 7:
         digits = digits.rjust(7, "0")
         return _checked_time(sign, (digits[:3], digits[3:5], digits[5:], ""), column, dialect)
-    found = _TIME.fullmatch(text)
-    if found is None or literal.sort == "number":
+    match = _TIME.fullmatch(text)
+    if match is None or literal.sort == "number":
         raise ValueError("no time")
     return _checked_time(
-        sign, (found[2], found[3], found[4] or "0", found[5] or ""), column, dialect
+        sign, (match[2], match[3], match[4] or "0", match[5] or ""), column, dialect
     )
 
 

@@ -109,11 +109,11 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
     """A row of information_schema.COLUMNS by lower-case names; None: the type is not known."""
     kind = str(row["data_type"]).lower()
     declared = str(row["column_type"])
-    found = _type_of(kind, declared, row)
-    if found is None or (kind == "uuid" and declared.lower() != "uuid"):
+    type_and_meta = _type_of(kind, declared, row)
+    if type_and_meta is None or (kind == "uuid" and declared.lower() != "uuid"):
         # `uuid /* old */` of a server before 10.11.5 stores its bytes in another order
         return None
-    column_type, meta = found
+    column_type, meta = type_and_meta
     if "COMPRESSED" in declared.upper() and column_type in _COMPRESSED:
         column_type = _COMPRESSED[column_type]
     return Column(

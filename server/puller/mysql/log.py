@@ -139,9 +139,8 @@ def beginning(options: MySqlOptions) -> Beginning:
             )
         if (_gtids(session), *log_end(session)) == (anchor.gtids, anchor.file, anchor.position):
             clock = Clock.believing(believed_ms(session, options))
-            return Beginning(
-                anchor, anchor.ts, clock
-            )  # nothing is behind it, nor between its GTIDs and its offset
+            # nothing is behind it, nor between its GTIDs and its offset
+            return Beginning(anchor, anchor.ts, clock)
         until_ms = believed_ms(session, options)
         reader = log_in_to(session.address, options)
     return _ts_at_end(reader, anchor, options, Clock.believing(until_ms))

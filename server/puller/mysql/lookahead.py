@@ -92,10 +92,10 @@ class Lookahead:
             elif not self.passes:
                 self._see_statement(statement_of(Query.parse(events.body(mark)), self.dialect))
 
-    def _see_table(self, told: TableMap) -> None:
-        sought = self.sought.pop((told.schema, told.table), None)
+    def _see_table(self, table_map: TableMap) -> None:
+        sought = self.sought.pop((table_map.schema, table_map.table), None)
         if sought is not None:
-            sought.told, self.met = told, True
+            sought.told, self.met = table_map, True
             self.done.append(sought)
 
     def _see_statement(self, statement: Statement) -> None:
@@ -142,11 +142,11 @@ def definitions_behind(
                 look.see(events, mariadb=session.flavor.is_mariadb)
                 if not look.sought:
                     break
-        found = read_definitions(session, list(look.sought))
+        definitions = read_definitions(session, list(look.sought))
         again = log_end(session)
         place = end
         if again == end or not look.sought or not _touched(session, options, look, end, again):
-            return _answer(look, found)
+            return _answer(look, definitions)
 
 
 def _touched(
@@ -159,7 +159,7 @@ def _touched(
     return probe.met
 
 
-def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableName, Seen]:
+def _answer(look: Lookahead, definitions: dict[TableName, Definition]) -> dict[TableName, Seen]:
     """Each table under the name that it has at the place:
     it may have been found under another one.
     """
@@ -171,8 +171,10 @@ def _answer(look: Lookahead, found: dict[TableName, Definition]) -> dict[TableNa
                 replace(sought.told, schema=schema, table=table), not sought.altered
             )
     for name, sought in look.sought.items():
-        if name in found:
-            answer[sought.name] = Seen(replace(found[name], name=sought.name), not sought.altered)
+        if name in definitions:
+            answer[sought.name] = Seen(
+                replace(definitions[name], name=sought.name), not sought.altered
+            )
     return answer
 
 

@@ -85,7 +85,7 @@ def _plain_begins(
     gtids, queries, data = at[places - 1], at[places], events.data
     times = events.begin[gtids] + _MYSQL_TIMES_AT
     room = events.end[gtids] - times
-    told = (room >= 2 * _TIME_BYTES) | (
+    has_own_time = (room >= 2 * _TIME_BYTES) | (
         (room >= _TIME_BYTES) & (data.number(times, _TIME_BYTES) & _ORIGINAL == 0)
     )
     body, end = events.begin[queries] + HEADER_BYTES, events.end[queries]
@@ -95,8 +95,8 @@ def _plain_begins(
     begins = (end - sql == len(_BEGIN)) & (
         data.number(end - len(_BEGIN), len(_BEGIN)) == _BEGIN_NUMBER
     )
-    found: npt.NDArray[np.signedinteger] = places[told & begins]
-    return found
+    plain: npt.NDArray[np.signedinteger] = places[has_own_time & begins]
+    return plain
 
 
 def stretches(plain: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -115,11 +115,13 @@ class MySqlOptions:
         )
 
 
-def _one_of(uri: SourceUri, name: str, known: tuple[str, ...]) -> str:
+def _one_of(uri: SourceUri, name: str, choices: tuple[str, ...]) -> str:
     """The option, by default the first of the known values."""
-    text = uri.options.get(name, known[0])
-    if text not in known:
-        raise SourceUriError(f"{name}={text!r} in the source URI: it is one of {', '.join(known)}")
+    text = uri.options.get(name, choices[0])
+    if text not in choices:
+        raise SourceUriError(
+            f"{name}={text!r} in the source URI: it is one of {', '.join(choices)}"
+        )
     return text
 
 

@@ -54,18 +54,18 @@ class Packets:
         """
         data = b"".join((self._rest, arrived, bytes(PAD_BYTES)))
         end, at = len(data) - PAD_BYTES, 0
-        found: list[Events] = []
+        batches: list[Events] = []
         while True:
             if self._waiting is None:
                 events, at = split_packets(data, checksums=self.checksums, begin=at, end=end)
                 if len(events):
-                    found.append(self._checked(events))
+                    batches.append(self._checked(events))
             if end - at < _HEAD.size or at + _HEAD.size + _size(data, at) > end:
                 self._rest = data[at:end]
-                return found
+                return batches
             body = data[at + _HEAD.size : at + _HEAD.size + _size(data, at)]
             at += _HEAD.size + len(body)
-            found += self._unusual(body)
+            batches += self._unusual(body)
 
     def _unusual(self, body: bytes) -> list[Events]:
         """A packet that is no whole event."""

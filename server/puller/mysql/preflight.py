@@ -111,8 +111,8 @@ def _log_access(session: Session) -> Iterator[Check]:
     except TidemarkError as err:
         yield Check(statement, FAILURE, "refused", err.message, f"GRANT {right} ON *.* TO the user")
         return
-    found = f"{rows[0][0]}:{rows[0][1]}" if rows else "no log"
-    yield Check("log position", OK if rows else FAILURE, found)
+    position = f"{rows[0][0]}:{rows[0][1]}" if rows else "no log"
+    yield Check("log position", OK if rows else FAILURE, position)
 
 
 def _probe(session: Session, options: MySqlOptions, server_id: int) -> Check:

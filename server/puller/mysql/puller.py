@@ -253,13 +253,12 @@ class LogPuller:
                 if isinstance(barrier, Unjudged):
                     await self._judge(barrier, log)
                     continue
+                # the position is behind what was not worked on yet
                 try:
                     await self._pass(barrier, log)
                 except InvalidError as err:
                     await self._refuse(barrier.commit_ts - 1, err)
-                except (
-                    MySqlUnavailableError
-                ) as err:  # the position is behind what was not worked on yet
+                except MySqlUnavailableError as err:
                     raise BarrierInterruptedError(
                         f"{err.message}; the log is read again from the checkpoint"
                     ) from err
@@ -327,8 +326,8 @@ class LogPuller:
         if isinstance(barrier, Unprepared):
             raise _unknown(barrier)
         if isinstance(barrier, Untold):
-            found = await self._ask(read_definitions, log.session, [barrier.name])
-            await self._ddl.apply_untold(barrier, found.get(barrier.name))
+            definitions = await self._ask(read_definitions, log.session, [barrier.name])
+            await self._ddl.apply_untold(barrier, definitions.get(barrier.name))
             return
         effect = self._ddl.effect_of(barrier)
         target = self._ddl.changed_by_statement(barrier)

@@ -73,9 +73,8 @@ class Retention:
                     await asyncio.get_running_loop().run_in_executor(executor, self.left, anchor)
                 )
         except TidemarkError as err:
-            if (
-                not isinstance(err, UnavailableError) and err.message != self._told
-            ):  # who reads the log says the former
+            # who reads the log says the former
+            if not isinstance(err, UnavailableError) and err.message != self._told:
                 self._told = err.message
                 _log.warning(
                     "how long the log is kept is not known",

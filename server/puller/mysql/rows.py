@@ -183,19 +183,22 @@ class LogRows:
         strangers = [group for group in groups if not self._is_known(group.table)]
         return min(strangers, key=lambda group: int(group.numbers[0]), default=None)
 
-    def _is_known(self, told: TableMap) -> bool:
-        name = _name(told)
+    def _is_known(self, table_map: TableMap) -> bool:
+        name = _name(table_map)
         if name in self.ignored or name[0] == WATERMARK_SCHEMA:
             return True
         table = self._tables.by_name.get(name)
-        return table is not None and self._plan(table, told) is not None
+        return table is not None and self._plan(table, table_map) is not None
 
-    def _plan(self, table: SourceTable, told: TableMap) -> Plan | None:
+    def _plan(self, table: SourceTable, table_map: TableMap) -> Plan | None:
         """How rows of this shape are read; None: the table has other columns."""
-        key = (table.span.table_id, id(told))
+        key = (table.span.table_id, id(table_map))
         if key not in self._plans:
             record = Table.parse(table.record.table_info)
-            own, behind = told.columns[: len(record.columns)], told.columns[len(record.columns) :]
+            own, behind = (
+                table_map.columns[: len(record.columns)],
+                table_map.columns[len(record.columns) :],
+            )
             fits = record.columns == own and all(map(is_hidden, behind))
             self._plans[key] = Plan.of(record, behind) if fits else None
         return self._plans[key]
@@ -210,5 +213,5 @@ def _is_watermark(group: TableRows) -> bool:
     return (group.table.schema, group.table.table) == (WATERMARK_SCHEMA, WATERMARK_TABLE)
 
 
-def _name(told: TableMap) -> TableName:
-    return told.schema, told.table
+def _name(table_map: TableMap) -> TableName:
+    return table_map.schema, table_map.table

@@ -75,9 +75,9 @@ class LogStream:
             CorruptError, TidemarkError: see `Packets.take`.
         """
         with self._changed:
-            wanted = min(self._packets.wanted, QUEUE_BYTES)
+            wanted_bytes = min(self._packets.wanted, QUEUE_BYTES)
             self._changed.wait_for(
-                lambda: self._bytes >= wanted or self._error is not None, timeout_s
+                lambda: self._bytes >= wanted_bytes or self._error is not None, timeout_s
             )
             if not self._bytes and self._error is not None:
                 raise self._error
@@ -207,10 +207,10 @@ def _check_answer(raw: socket.socket) -> None:
 
 
 def _exactly(raw: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = raw.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        part = raw.recv(size - len(data))
         if not part:
             raise MySqlUnavailableError("the server closed the connection")
-        found += part
-    return found
+        data += part
+    return data

@@ -279,27 +279,27 @@ def record_of(definition: Definition, table_id: int) -> TableRecord:
     return TableRecord(definition.name[0], doc)
 
 
-def told_by_log(told: TableMap, known: Sequence[Table | Definition]) -> Definition:
+def told_by_log(table_map: TableMap, definitions: Sequence[Table | Definition]) -> Definition:
     """A definition as a TABLE_MAP event has it; where that has no primary key,
     the key is that of the `known` ones.
 
     Hidden columns are left out, unless one of the `known` ones has a column of that name.
     """
-    names = {column.name for each in known for column in each.columns}
-    columns = list(told.columns)
+    names = {column.name for each in definitions for column in each.columns}
+    columns = list(table_map.columns)
     while columns and is_hidden(columns[-1]) and columns[-1].name not in names:
         columns.pop()
     places = {column.name: column for column in columns}
     keys = [
-        told.primary_key,
-        *(each.key if isinstance(each, Definition) else each.primary_key for each in known),
+        table_map.primary_key,
+        *(each.key if isinstance(each, Definition) else each.primary_key for each in definitions),
     ]
     usable = (
         key
         for key in keys
         if key and all(name in places and not places[name].nullable for name in key)
     )
-    return Definition((told.schema, told.table), tuple(columns), next(usable, ()))
+    return Definition((table_map.schema, table_map.table), tuple(columns), next(usable, ()))
 
 
 def is_hidden(column: Column) -> bool:

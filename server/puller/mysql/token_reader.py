@@ -145,10 +145,10 @@ class TokenReader:
 
     def listed(self, read: Callable[[], T]) -> tuple[T, ...]:
         """One or several, commas between them."""
-        found = [read()]
+        items = [read()]
         while self.skip(","):
-            found.append(read())
-        return tuple(found)
+            items.append(read())
+        return tuple(items)
 
     def if_exists(self) -> bool:
         """IF EXISTS."""

@@ -123,8 +123,8 @@ class Dialect:
 
 def version_number(server_version: str) -> int:
     """`10.11.19-MariaDB-log` as 101119."""
-    found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", server_version)
-    return int(found[1]) * 10000 + int(found[2]) * 100 + int(found[3]) if found else 0
+    match = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", server_version)
+    return int(match[1]) * 10000 + int(match[2]) * 100 + int(match[3]) if match else 0
 
 
 def tokens_of(query: str, dialect: Dialect) -> list[Token]:
@@ -198,8 +198,8 @@ class _Lexer:
         )
         if not after_dot:
             for sort, pattern in ((Sort.HEX, _HEX), (Sort.BITS, _BITS)):
-                if (found := pattern.match(query, at)) and not _goes_on(query, found):
-                    return Token(sort, found[1] or found[2] or "", at, found.end())
+                if (match := pattern.match(query, at)) and not _goes_on(query, match):
+                    return Token(sort, match[1] or match[2] or "", at, match.end())
             number = _NUMBER.match(query, at)
             if number and not _goes_on(query, number) and not self._names_part(char):
                 return Token(Sort.NUMBER, number[0], at, number.end())
@@ -212,22 +212,22 @@ class _Lexer:
         return char == "." and bool(self._found) and self._found[-1].sort in (Sort.WORD, Sort.NAME)
 
     def _quoted(self, pattern: re.Pattern[str], quote: str) -> Token:
-        found = pattern.match(self._query, self._at)
-        if found is None:
+        match = pattern.match(self._query, self._at)
+        if match is None:
             raise NotUnderstoodError("a quoted name has no end")
-        return Token(Sort.NAME, found[1].replace(2 * quote, quote), self._at, found.end())
+        return Token(Sort.NAME, match[1].replace(2 * quote, quote), self._at, match.end())
 
     def _string(self, at: int) -> Token:
         quote, plain = self._query[at], bool(self._dialect.sql_mode & NO_BACKSLASH_ESCAPES)
-        found = _STRINGS[quote, "" if plain else r"\\"].match(self._query, at)
-        if found is None:
+        match = _STRINGS[quote, "" if plain else r"\\"].match(self._query, at)
+        if match is None:
             raise NotUnderstoodError("a string has no end")
-        return Token(Sort.STRING, _unescaped(found[1], quote, plain=plain), self._at, found.end())
+        return Token(Sort.STRING, _unescaped(match[1], quote, plain=plain), self._at, match.end())
 
 
-def _goes_on(query: str, found: re.Match[str]) -> bool:
+def _goes_on(query: str, match: re.Match[str]) -> bool:
     """Whether a number is only the beginning of a name, as `1a` is."""
-    return bool(_WORD.match(query, found.end())) if found[0][-1:].isalnum() else False
+    return bool(_WORD.match(query, match.end())) if match[0][-1:].isalnum() else False
 
 
 def _unescaped(text: str, quote: str, *, plain: bool) -> str:

@@ -121,10 +121,10 @@ def taken_over(before: Table, table: Table, context: Context) -> Tracked:
 
     Columns of one name are the same; what the rows hold in others was never seen.
     """
-    known = {column.name.lower(): column for column in before.columns}
+    columns_before = {column.name.lower(): column for column in before.columns}
     unclear = []
     for column in table.columns:
-        was = known.get(column.name.lower())
+        was = columns_before.get(column.name.lower())
         why = (
             change_of_values(was, column, context.dialect, ignores=True) if was is not None else ""
         )

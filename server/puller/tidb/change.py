@@ -16,17 +16,16 @@ def table_change(change: Change, catalog: Catalog) -> TableChange | None:
     """
     if change.moved:
         _refuse(change, catalog)
-    found = (catalog.table(record_of(table), change.commit_ts) for table in change.tables)
-    tables = tuple(table for table in found if table is not None)
+    records = (catalog.table(record_of(table), change.commit_ts) for table in change.tables)
+    tables = tuple(table for table in records if table is not None)
     begun_anew = tuple(table.name for table in tables if _begins_anew(table, change.commit_ts))
     truncated = (
         tuple(table.name for table in change.truncated if _wanted(table, catalog)) + begun_anew
     )
     if not (tables or truncated or any(_wanted(table, catalog) for table in change.dropped)):
         return None
-    dropped = tuple(
-        table.name for table in change.dropped
-    )  # all: a table that is renamed may come from outside
+    # all: a table that is renamed may come from outside
+    dropped = tuple(table.name for table in change.dropped)
     return TableChange(change.commit_ts, change.query, tables, dropped, truncated)
 
 

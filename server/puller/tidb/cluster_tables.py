@@ -33,7 +33,10 @@ class ClusterTables:
         earlier = {each.table_info.get("id"): each for each in before}
         records = map(record_of, await self._schemas.at(ts))
         pairs = ((record, earlier.get(record.table_info.get("id"))) for record in records)
-        return [keeping_identities(record, known) if known else record for record, known in pairs]
+        return [
+            keeping_identities(record, before_it) if before_it else record
+            for record, before_it in pairs
+        ]
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`."""

@@ -72,10 +72,10 @@ class SchemaPuller:
 
     async def _change(self, history: SchemaHistory, commit_ts: int, job: Job) -> None:
         change = history.apply(job, commit_ts)
-        told = table_change(change, self._catalog) if change else None
-        if told is not None:
-            _log.info("schema change", commit_ts=commit_ts, job_id=job.id, tables=len(told.tables))
-            await self._catalog.change(told)
+        taken = table_change(change, self._catalog) if change else None
+        if taken is not None:
+            _log.info("schema change", commit_ts=commit_ts, job_id=job.id, tables=len(taken.tables))
+            await self._catalog.change(taken)
 
 
 class JobRows:
@@ -121,12 +121,12 @@ class JobRows:
         """The jobs that are in force for users from a commit_ts up to `ts` on, in order;
         they are forgotten.
         """
-        found = sorted(
+        done = sorted(
             (self._public[job_id], job_id, done_ts) for done_ts, job_id in list(self._done)
         )
         taken = [
             (public_ts, self._done.pop((done_ts, job_id)))
-            for public_ts, job_id, done_ts in found
+            for public_ts, job_id, done_ts in done
             if public_ts <= ts
         ]
         for _, job in taken:

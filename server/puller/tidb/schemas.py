@@ -58,10 +58,11 @@ class Schemas:
         row = await self._snapshot(commit_ts).get(job_key(job_id))
         if row is not None:
             return Job.of_row(row)
+        # a job moves to the history some time after its transaction
         for pause_s in (
             *_PAUSES_S,
             0.0,
-        ):  # a job moves to the history some time after its transaction
+        ):
             text = await self._snapshot(await self._pd.tso()).get(history_key(job_id))
             if text is not None:
                 return Job.parse(text)
@@ -83,9 +84,9 @@ class Schemas:
 
     async def present(self, keys: Sequence[bytes], ts: int) -> Collection[bytes]:
         """Those of `keys` that have a value at `ts`; raises as `rows`."""
-        found = await self._snapshot(ts).batch_get(keys)
+        rows = await self._snapshot(ts).batch_get(keys)
         await self._check_kept(ts)
-        return found.keys()
+        return rows.keys()
 
     async def _page(self, begin: bytes, end: bytes, ts: int, limit: int) -> Pairs:
         """The first `limit` pairs of `[begin, end)` at `ts`.

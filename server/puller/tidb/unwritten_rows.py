@@ -85,8 +85,8 @@ async def _without_rewritten(
     handles, rewritten = [key[_ID_END:] for key, _ in page], set[bytes]()
     for first in range(0, len(partition_ids), _LOOKED_AT_ONCE):
         prefixes = map(record_prefix, partition_ids[first : first + _LOOKED_AT_ONCE])
-        wanted = [prefix + handle for prefix in prefixes for handle in handles]
-        rewritten.update(key[_ID_END:] for key in await schemas.present(wanted, ts))
+        row_keys = [prefix + handle for prefix in prefixes for handle in handles]
+        rewritten.update(key[_ID_END:] for key in await schemas.present(row_keys, ts))
     return [pair for pair, handle in zip(page, handles, strict=True) if handle not in rewritten]
 
 

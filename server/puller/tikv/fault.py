@@ -66,9 +66,8 @@ def fault_of(error: cdcpb.Error) -> Fault:
         )
         return Fault("duplicate_request", fatal=FeedRefusedError(message))
     lost, _, why = error.server_is_busy.reason.partition(" ")
-    if (
-        lost == f"[TM:{HistoryLostError.code}]"
-    ):  # the protocol has no error for it; other clients wait, we know better
+    # the protocol has no error for it; other clients wait, we know better
+    if lost == f"[TM:{HistoryLostError.code}]":
         return Fault("snapshot_lost", fatal=HistoryLostError(why))
     if error.HasField("server_is_busy"):
         return Fault("server_is_busy", wait_ms=error.server_is_busy.backoff_ms or _BUSY_MS)

@@ -272,9 +272,8 @@ class NativeServer:
         """Answer HTTP/1.1 on the same port; call it before `start`."""
         self._http1 = front
         if self._tls is not None:
-            self._tls.set_alpn_protocols(
-                ["http/1.1", "h2"]
-            )  # gRPC's clients offer h2 only; who offers both wants HTTP
+            # gRPC's clients offer h2 only; who offers both wants HTTP
+            self._tls.set_alpn_protocols(["http/1.1", "h2"])
 
     def _protocol(self, link: Link) -> asyncio.Protocol:
         """What a new connection begins with."""

@@ -68,9 +68,8 @@ class Connection:
     def __init__(self, backend: FeedBackend, outbox: Outbox) -> None:
         self._backend = backend
         self._outbox = outbox
-        self._scan_slots = asyncio.Semaphore(
-            _MAX_SCANS
-        )  # a slow reader holds up only its own scans
+        # a slow reader holds up only its own scans
+        self._scan_slots = asyncio.Semaphore(_MAX_SCANS)
         self._subscriptions: dict[tuple[int, int], Subscription] = {}
 
     async def receive(self, requests: AsyncIterator[cdcpb.ChangeDataRequest]) -> None:
@@ -85,9 +84,8 @@ class Connection:
         except* (grpc.aio.BaseError, grpc.aio.UsageError):
             _log.debug("change feed client is gone")
         except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
-            request_error(
-                group, "change feed"
-            )  # logged; the stream ends, and its client asks again
+            # logged; the stream ends, and its client asks again
+            request_error(group, "change feed")
         self._outbox.close()
 
     def close(self) -> None:
@@ -198,9 +196,8 @@ class Connection:
         if subscription.ended:
             return snapshot
         backend.hub.attach(subscription, self._outbox)
-        if (
-            backend.gate.regions.get(subscription.region.region_id) != subscription.region
-        ):  # it changed since it was checked
+        # it changed since it was checked
+        if backend.gate.regions.get(subscription.region.region_id) != subscription.region:
             backend.hub.refuse_stale(subscription, self._outbox)
         elif subscription.checkpoint_ts < backend.history_begins():
             backend.hub.refuse(

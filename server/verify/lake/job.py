@@ -107,9 +107,10 @@ def open_lake(
 ) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
+        # drivers that other lakes do not need
         from server.verify.lake.database_lake import (
             DatabaseLake,
-        )  # drivers that other lakes do not need
+        )
 
         return stack.enter_context(DatabaseLake.open(uri, changefeed, locked=locked))
     from server.verify.lake.file_lake import FileLake

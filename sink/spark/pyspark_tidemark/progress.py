@@ -45,9 +45,8 @@ def lags(progress: Any, now_s: float) -> Iterator[Lag]:
         if end is None:
             continue
         end_ts, latest = int(end["ts"]), _offset(source.latestOffset)
-        resolved_ts = max(
-            int(latest["ts"]) if latest else 0, end_ts
-        )  # before Spark 4.2 nobody tells
+        # before Spark 4.2 nobody tells
+        resolved_ts = max(int(latest["ts"]) if latest else 0, end_ts)
         yield Lag(
             query=progress.name or str(progress.id),
             changefeed=end["changefeed"],

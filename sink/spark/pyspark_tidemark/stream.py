@@ -202,9 +202,8 @@ class RowStreamReader(_StreamReader):
             if position != self._first_position:
                 check_truncated(described, table, position)
         except SourceError:
-            self._acknowledge(
-                position
-            )  # so that a query started again is given the columns above it
+            # so that a query started again is given the columns above it
+            self._acknowledge(position)
             raise
 
     def _in_force(self, ts: int) -> ChangefeedMeta:

@@ -50,9 +50,8 @@ def load(reader: Reader) -> tuple[State, dict[int, int]]:
         pairs = (kv_pb2.KeyValue.FromString(value) for _, value in scan_prefix(reader, _PAIR))
         state.restore(revision, compact_revision, ttls, pairs)
         for key, value in scan_prefix(reader, _EVENTS):
-            if (
-                _number(key) >= compact_revision
-            ):  # older ones were being removed when the server ended
+            # older ones were being removed when the server ended
+            if _number(key) >= compact_revision:
                 state.restore_events(
                     _number(key), list(rpc_pb2.WatchResponse.FromString(value).events)
                 )

@@ -105,9 +105,8 @@ class Claims:
             mine = Claim(number, self._driver, self._host, number, *begun)
             if self._made(mine):
                 break
-        if (
-            int(self._claims.names()[-1]) > number
-        ):  # perhaps this one had been made before, and removed
+        # perhaps this one had been made before, and removed
+        if int(self._claims.names()[-1]) > number:
             raise self.taken_over()
         if mine.published_as is not None:
             self._cuts.create(mine.published_as, "")

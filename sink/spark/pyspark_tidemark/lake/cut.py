@@ -108,9 +108,8 @@ class CutApplier:
         )
         self._manifest.commit(record)
         self._altered |= crossed.changed
-        return (
-            record if end_ts >= cut.end_ts else self.apply(cut)
-        )  # another job began a shorter one
+        # another job began a shorter one
+        return record if end_ts >= cut.end_ts else self.apply(cut)
 
     def take_altered(self) -> list[str]:
         """Tables that schema changes made, emptied, altered or renamed,

@@ -147,9 +147,8 @@ def path_part(name: str) -> str:
     system ends with `~~` and a hash of the name.
     """
     parts = [each if _is_plain(each) else _escaped(each) for each in name]
-    if not unicodedata.is_normalized(
-        "NFC", "".join(parts)
-    ):  # file systems may take two such names for one
+    # file systems may take two such names for one
+    if not unicodedata.is_normalized("NFC", "".join(parts)):
         parts = [each if each.isascii() else _escaped(each) for each in parts]
     if name.startswith(".") or name.casefold().startswith(_OWN_NAMES):
         parts[0] = _escaped(name[0])

@@ -23,9 +23,8 @@ _NAMES = {
     pa.timestamp("us"): "timestamp",
     pa.timestamp("us", tz="UTC"): "timestamptz",
 }
-_TYPES = {
-    name: found for found, name in _NAMES.items()
-}  # of those with one name the last: int is int32
+# of those with one name the last: int is int32
+_TYPES = {name: found for found, name in _NAMES.items()}
 _FIELD_ID = b"PARQUET:field_id"
 
 
