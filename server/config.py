@@ -76,7 +76,7 @@ def load(
         if field_name in fields and "_" not in key:
             values[field_name] = value
         else:
-            faults.append(_unknown(f"[{name}] {key}", key, [_kebab(known) for known in fields]))
+            faults.append(_unknown(f"[{name}] {key}", key, [_kebab(each) for each in fields]))
     prefix = f"{_ENV_PREFIX}{name.upper().replace('-', '_')}_"
     for variable, text in environ.items():
         if (
@@ -125,7 +125,7 @@ def check_environment(
     Raises:
         ConfigError: naming the nearest known variable.
     """
-    known = [
+    names = [
         f"{_ENV_PREFIX}{name.upper().replace('-', '_')}_{field.name.upper()}"
         for name, section in sections.items()
         for field in dataclasses.fields(section)
@@ -135,7 +135,7 @@ def check_environment(
         for variable in (os.environ if environ is None else environ)
         if variable.startswith(_ENV_PREFIX)
     ]
-    faults = [_unknown(variable, variable, known) for variable in seen if variable not in known]
+    faults = [_unknown(variable, variable, names) for variable in seen if variable not in names]
     if faults:
         raise ConfigError("; ".join(faults))
 
@@ -144,29 +144,29 @@ def _kebab(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _unknown(shown: str, key: str, known: Sequence[str]) -> str:
-    spelt = {name.lower(): name for name in known}
+def _unknown(shown: str, key: str, names: Sequence[str]) -> str:
+    spelt = {name.lower(): name for name in names}
     near = difflib.get_close_matches(key.lower(), spelt, n=1, cutoff=0.0)
     meant = f", did you mean {spelt[near[0]]}?" if near else ""
     return f"unknown configuration key {shown}{meant}"
 
 
 def _typed(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> Any:
-    wanted: type[Any] = type(field.default)
+    expected: type[Any] = type(field.default)
     try:
-        if wanted is bool:
+        if expected is bool:
             return _boolean(value)
-        if wanted is tuple:
+        if expected is tuple:
             return _texts(value)
         if (
             isinstance(value, str)
-            or type(value) is wanted
-            or (wanted is float and type(value) is int)
+            or type(value) is expected
+            or (expected is float and type(value) is int)
         ):
-            return _bounded(field, wanted(value), faults)
+            return _bounded(field, expected(value), faults)
     except (ValueError, OverflowError):
         pass
-    faults.append(f"{_kebab(field.name)} must be {_TYPE_NAMES[wanted]}, not {value!r}")
+    faults.append(f"{_kebab(field.name)} must be {_TYPE_NAMES[expected]}, not {value!r}")
     return field.default
 
 
@@ -190,10 +190,10 @@ def _bounded(field: dataclasses.Field[Any], value: Any, faults: list[str]) -> An
 
 def _texts(value: Any) -> tuple[str, ...]:
     """A list of a file or of flags; one a line in the environment."""
-    found = value.splitlines() if isinstance(value, str) else value
-    if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+    texts = value.splitlines() if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         raise ValueError(value)
-    return tuple(text for text in found if text)
+    return tuple(text for text in texts if text)
 
 
 def _boolean(value: Any) -> bool:

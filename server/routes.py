@@ -113,12 +113,12 @@ class Routes:
             PathUnknownError, MethodRefusedError: there is none.
         """
         handlers = self._handlers
-        fitting = [(known, prefix) for known, prefix in handlers if _fits(prefix, path)]
+        fitting = [(verb, prefix) for verb, prefix in handlers if _fits(prefix, path)]
         if not fitting:
             shown = sorted({prefix for _, prefix in handlers} | {"/metrics", "/healthz", "/readyz"})
             raise PathUnknownError(f"nothing is served at {path}; try {', '.join(shown)}")
         longest = max(len(prefix) for _, prefix in fitting)
-        methods = {known: prefix for known, prefix in fitting if len(prefix) == longest}
+        methods = {verb: prefix for verb, prefix in fitting if len(prefix) == longest}
         if method not in methods:
             raise MethodRefusedError(f"{path} takes {', '.join(sorted(methods))}, not {method}")
         return handlers[method, methods[method]], unquote(path[longest:], errors="surrogateescape")
@@ -130,11 +130,11 @@ def answered(call: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T
     Raises:
         TimeoutError: it took more than 15 seconds, and was cancelled.
     """
-    asked = asyncio.run_coroutine_threadsafe(call, loop)
+    future = asyncio.run_coroutine_threadsafe(call, loop)
     try:
-        return asked.result(_CALL_SECONDS)
+        return future.result(_CALL_SECONDS)
     except TimeoutError:
-        asked.cancel()
+        future.cancel()
         raise
 
 

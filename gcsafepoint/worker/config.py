@@ -162,9 +162,9 @@ def _field(name: str, bounds: Bounds) -> tuple[str, Callable[[str], Any]]:
     return fields[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The known name that looks most like `name`."""
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)[0]
 
 
 def format_duration_ms(duration_ms: int) -> str:

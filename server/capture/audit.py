@@ -104,12 +104,12 @@ def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
     if not audit.findings or not info.audit_s:
         return None
     newest = max(audit.findings, key=lambda each: each.time)
-    told = "; ".join(each.told(info.id) for each in audit.findings[:_TABLES_SHOWN])
+    findings = "; ".join(each.told(info.id) for each in audit.findings[:_TABLES_SHOWN])
     more = len(audit.findings) - _TABLES_SHOWN
     return RunningError(
         DIFFERS,
         "rows of the lake are not those of the source. "
-        f"{told}{f'; and {more} more tables' if more > 0 else ''}. Stop the lake's job before "
+        f"{findings}{f'; and {more} more tables' if more > 0 else ''}. Stop the lake's job before "
         f"--repair (`tidemark cli changefeed pause -c {info.id}` where `spark keep` or `up` runs "
         "it), and let it go on after it",
         newest.time,

@@ -26,11 +26,11 @@ class Blockers:
         feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
         feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
         async with asyncio.TaskGroup() as tasks:
-            found = [
+            lookups = [
                 tasks.create_task(_changefeed(feed, most, with_locks=place < _LOOKED_AT))
                 for place, feed in enumerate(feeds)
             ]
-        return [task.result() for task in found]
+        return [task.result() for task in lookups]
 
 
 async def _changefeed(feed: Feed, most: int, *, with_locks: bool) -> pb.ChangefeedBlockers:

@@ -143,11 +143,11 @@ class CheckpointSaver:
         service_ids = await self._records.service_ids(self._safepoints.cluster_id)
         # also one whose creation we heard no end of
         unprotected = dict.fromkeys(await self._records.ids(), False)
-        known = {
+        protected = {
             feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time)
             for feed in self._feeds.values()
         }
-        await self._safepoints.sweep(service_ids, unprotected | known)
+        await self._safepoints.sweep(service_ids, unprotected | protected)
 
     async def _load_audits(self) -> None:
         """What audits have found is written by lake jobs and by `verify`, and only shown here."""
@@ -156,9 +156,9 @@ class CheckpointSaver:
         ):
             return
         self._audits_s = time.monotonic() + _AUDITS_EVERY_S
-        found = await self._records.load_audits()
+        audits = await self._records.load_audits()
         for feed in self._feeds.values():
-            feed.audit = found.get(feed.id, Audit())
+            feed.audit = audits.get(feed.id, Audit())
 
     def _is_due(self, feed: Feed) -> bool:
         """Whoever does not run is not renewed: its safepoint ends a day after it stopped,

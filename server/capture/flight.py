@@ -89,8 +89,8 @@ class OwnerFeeds:
         feed = self._owner.feed(changefeed)
         processor, versions = feed.processor, feed.catalog.versions
         at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
-        found = versions.at(at_ts)
-        known = known_ts is not None and versions.unchanged(known_ts, at_ts)
+        versions_at_ts = versions.at(at_ts)
+        is_unchanged = known_ts is not None and versions.unchanged(known_ts, at_ts)
         return FeedDescription(
             changefeed=feed.id,
             state=feed.info.state.value,
@@ -100,8 +100,8 @@ class OwnerFeeds:
             checkpoint_ts=processor.checkpoint_ts,
             resolved_ts=processor.resolved_ts,
             tables=None
-            if known
-            else tuple(_description(feed, version, before=before) for version in found),
+            if is_unchanged
+            else tuple(_description(feed, version, before=before) for version in versions_at_ts),
             ddls=feed.catalog.holds.shown(versions.ddls(at_ts), versions),
             skipped=tuple((each.start_ts, each.end_ts) for each in feed.info.skipped),
         )
@@ -149,8 +149,8 @@ class OwnerFeeds:
             versions.check_range(start_ts, end_ts)
             spans = None
         else:
-            found = [_named(feed, name).of_range(name, start_ts, end_ts) for name in tables]
-            spans = [version.span for version in found if version]
+            in_range = [_named(feed, name).of_range(name, start_ts, end_ts) for name in tables]
+            spans = [version.span for version in in_range if version]
 
         def plan() -> list[Slice]:
             for span in [None] if spans is None else spans:
@@ -297,8 +297,8 @@ def _named(feed: Feed, name: str) -> Versions:
     """The versions, among which there is a table of that name at some time."""
     versions = feed.catalog.versions
     if not versions.has(name):
-        known = ", ".join(sorted(versions.names())[:_NAMES_TOLD])
-        raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {known}")
+        names = ", ".join(sorted(versions.names())[:_NAMES_TOLD])
+        raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {names}")
     return versions
 
 

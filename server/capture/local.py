@@ -84,14 +84,18 @@ class LocalProcessor(ProcessorPosition):
         run = self._run
         if run is None:
             return ProcessorStats()
-        held, sink, waiting = run.rows.sorter.stats(), run.sink.stats(), run.rows.open_transactions
+        sorter, sink, waiting = (
+            run.rows.sorter.stats(),
+            run.sink.stats(),
+            run.rows.open_transactions,
+        )
         return ProcessorStats(
             regions=sum(puller.regions for puller in self.table_pullers),
             staged_bytes=sink.used_bytes,
-            sorter_memory_bytes=held.memory_bytes,
-            sorter_disk_bytes=held.disk_bytes,
-            disk_error=held.disk_error or waiting.disk_error,
-            waiting=held.waiting + waiting.waiting,
+            sorter_memory_bytes=sorter.memory_bytes,
+            sorter_disk_bytes=sorter.disk_bytes,
+            disk_error=sorter.disk_error or waiting.disk_error,
+            waiting=sorter.waiting + waiting.waiting,
             pulled_ts=run.pulling.resolved_ts if run.pulling else 0,
             sorted_ts=sink.sorted_ts,
         )

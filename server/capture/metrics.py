@@ -56,13 +56,13 @@ def lags_s(
     """Seconds by stage, never below 0; a position that is not told (0) is no stage,
     and counts with the next.
     """
-    found, before_s = {}, now_s
+    lags, before_s = {}, now_s
     for stage, ts in zip(STAGES, (pulled_ts, sorted_ts, resolved_ts, checkpoint_ts), strict=True):
         if ts:
             at_s = min(physical_ms(ts) / 1e3, before_s)
-            found[stage] = before_s - at_s
+            lags[stage] = before_s - at_s
             before_s = at_s
-    return found
+    return lags
 
 
 class FeedCollector(Collector):
@@ -106,10 +106,10 @@ def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
     )
     for feed in feeds:
         processor = feed.processor
-        held = processor.stats()
-        positions = held.pulled_ts, held.sorted_ts, processor.resolved_ts, processor.checkpoint_ts
-        found = lags_s(time.time(), *positions)
-        for stage, lag_s in found.items():
+        stats = processor.stats()
+        positions = stats.pulled_ts, stats.sorted_ts, processor.resolved_ts, processor.checkpoint_ts
+        lags = lags_s(time.time(), *positions)
+        for stage, lag_s in lags.items():
             family.add_metric([feed.id, stage], lag_s)
     return family
 
@@ -141,18 +141,18 @@ def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
 
 def _values(feed: Feed) -> dict[str, float]:
     processor = feed.processor
-    held = processor.stats()
+    stats = processor.stats()
     numbers = (
         feed.checkpoint_ts,
         _lag_s(feed.checkpoint_ts),
         processor.resolved_ts,
         _lag_s(processor.resolved_ts),
-        held.regions,
-        held.staged_bytes,
-        held.sorter_memory_bytes,
-        held.sorter_disk_bytes,
-        bool(held.disk_error),
-        held.waiting,
+        stats.regions,
+        stats.staged_bytes,
+        stats.sorter_memory_bytes,
+        stats.sorter_disk_bytes,
+        bool(stats.disk_error),
+        stats.waiting,
     )
     return dict(zip(_GAUGES, map(float, numbers), strict=True))
 

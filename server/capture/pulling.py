@@ -45,12 +45,12 @@ class Pulling:
     @property
     def table_pullers(self) -> list[TablePuller]:
         """Those that pull regions."""
-        found: Iterable[Puller] = (
+        pullers: Iterable[Puller] = (
             *(pulled.puller for pulled in list(self._pulled.values())),
             *self._others,
         )
         parts: Iterable[Puller] = (
-            part for puller in found for part in getattr(puller, "table_pullers", (puller,))
+            part for puller in pullers for part in getattr(puller, "table_pullers", (puller,))
         )
         return [puller for puller in parts if isinstance(puller, TablePuller)]
 
@@ -72,7 +72,7 @@ class Pulling:
         return (
             0
             if self._intake.source.per_table
-            else min((it.resolved_ts for it in self._others), default=0)
+            else min((puller.resolved_ts for puller in self._others), default=0)
         )
 
     def begin(self, tables: Sequence[SourceTable], start_ts: int) -> bool:

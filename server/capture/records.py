@@ -54,10 +54,10 @@ class Records:
         """Why lake jobs have given up, by changefeed;
         a record that cannot be read is left out: nothing runs by it.
         """
-        found: dict[str, JobReport] = {}
+        reports: dict[str, JobReport] = {}
         for pair in await self._meta.get_prefix(keys.JOBS):
             try:
-                found[pair.key.removeprefix(keys.JOBS).decode()] = JobReport.from_json(
+                reports[pair.key.removeprefix(keys.JOBS).decode()] = JobReport.from_json(
                     pair.value, now_s
                 )
             except (CorruptError, UnicodeDecodeError) as err:
@@ -66,7 +66,7 @@ class Records:
                     key=pair.key.decode(errors="replace"),
                     error=str(err),
                 )
-        return found
+        return reports
 
     async def save_job(self, changefeed: str, report: JobReport | None) -> None:
         """Write why a changefeed's lake job has given up, or delete it.
@@ -80,18 +80,18 @@ class Records:
         """What audits have found, by changefeed; a record that cannot be read is left out:
         nothing runs by it.
         """
-        found: dict[str, Audit] = {}
+        audits: dict[str, Audit] = {}
         for pair in await self._meta.get_prefix(keys.AUDITS):
             changefeed, _, table = (
                 pair.key.removeprefix(keys.AUDITS).decode(errors="replace").partition("/")
             )
-            audit = found.get(changefeed, Audit())
+            audit = audits.get(changefeed, Audit())
             try:
                 if table:
                     finding = Finding.from_json(pair.value)
-                    found[changefeed] = replace(audit, findings=(*audit.findings, finding))
+                    audits[changefeed] = replace(audit, findings=(*audit.findings, finding))
                 else:
-                    found[changefeed] = replace(audit, on_time=pair.value.decode(errors="replace"))
+                    audits[changefeed] = replace(audit, on_time=pair.value.decode(errors="replace"))
             except CorruptError as err:
                 _log.warning(
                     "finding of an audit left out",
@@ -99,7 +99,7 @@ class Records:
                     table=table,
                     error=str(err),
                 )
-        return found
+        return audits
 
     async def forget_audit(self, changefeed: str) -> None:
         """Delete what a changefeed's audit has found. Durable; raises as `save`."""

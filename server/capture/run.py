@@ -194,9 +194,9 @@ class Run:
         )
         gate = await pulling.end(span)
         versions = next(
-            it
-            for it in self._assignment.catalog.versions.spans(checkpoint_ts)
-            if it[0].span == span
+            each
+            for each in self._assignment.catalog.versions.spans(checkpoint_ts)
+            if each[0].span == span
         )
         await asyncio.to_thread(self._replace, gate, versions, checkpoint_ts)
         pulling.add(

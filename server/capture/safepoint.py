@@ -43,13 +43,13 @@ class Safepoints:
         """
         if not source.keeps_history:
             return
-        held = await self._pd.update_service_gc_safe_point(
+        lowest = await self._pd.update_service_gc_safe_point(
             creating_service(changefeed), CREATING_TTL_S, start_ts - 1
         )
-        if held.safe_point < start_ts:
+        if lowest.safe_point < start_ts:
             collected_to, holder = await self._pd.gc_safe_point(), "the GC safe point"
         else:
-            collected_to, holder = held.safe_point + 1, f"the safe point of {held.service_id}"
+            collected_to, holder = lowest.safe_point + 1, f"the safe point of {lowest.service_id}"
         if collected_to > start_ts:
             await self.end_creation(source, changefeed)
             raise StartTsBeforeGcError(
@@ -84,13 +84,13 @@ class Safepoints:
                 "--overwrite-checkpoint-ts now to go on with a gap, or create it anew from a "
                 "full copy"
             )
-        held = await self._pd.update_service_gc_safe_point(
+        lowest = await self._pd.update_service_gc_safe_point(
             feed_service(changefeed), ttl_s, checkpoint_ts - 1
         )
-        if held.safe_point > checkpoint_ts - 1:
+        if lowest.safe_point > checkpoint_ts - 1:
             raise SnapshotLostError(
                 f"the checkpoint {checkpoint_ts} of changefeed {changefeed} is below the GC safe "
-                f"point {held.safe_point} of {held.service_id}: what was not read yet may be "
+                f"point {lowest.safe_point} of {lowest.service_id}: what was not read yet may be "
                 "collected. Resume it with --overwrite-checkpoint-ts to go on with a gap, or "
                 "create it anew from a full copy"
             )

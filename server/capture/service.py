@@ -88,10 +88,10 @@ class ChangefeedService:
 
         async def update() -> pb.UpdateChangefeedResponse:
             audit_s = request.audit_s if request.HasField("audit_s") else None
-            wanted = self._owner.update(
+            updating = self._owner.update(
                 request.id, request.sink_uri, request.on_unclear_ddl, audit_s
             )
-            feed = await self._owner.carry_out(wanted)
+            feed = await self._owner.carry_out(updating)
             return pb.UpdateChangefeedResponse(changefeed=message(feed))
 
         return await self._by_owner("UpdateChangefeed", request, context, update)

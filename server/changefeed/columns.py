@@ -120,10 +120,10 @@ class ColumnRules:
 
     def _about(self, table: SourceTable) -> _Rule | None:
         record = table.record
-        found = (
+        rules = (
             rule for rule in self._rules if rule.tables.takes(record.schema_name, record.table_name)
         )
-        return next(found, None)
+        return next(rules, None)
 
 
 ALL_COLUMNS: Final = ColumnRules()
@@ -163,18 +163,18 @@ def _columns(table: SourceTable) -> list[str]:
 
 
 def _rule(text: str) -> _Rule:
-    found = _RULE.fullmatch(text)
-    names = [part.strip() for part in found[2].split(",")] if found else []
+    match = _RULE.fullmatch(text)
+    names = [part.strip() for part in match[2].split(",")] if match else []
     if (
-        found is None
+        match is None
         or not all(name.removeprefix("!") for name in names)
-        or found[1].strip().startswith("!")
+        or match[1].strip().startswith("!")
     ):
         raise ColumnRuleError(
             f"the rule {text!r} about columns is not of the form "
             "SCHEMA.TABLE=COLUMN,!COLUMN,COLUMN->NAME,…"
         )
-    return _Rule(text, TableFilter((found[1],)), tuple(map(_pattern, reversed(names))))
+    return _Rule(text, TableFilter((match[1],)), tuple(map(_pattern, reversed(names))))
 
 
 def _pattern(text: str) -> _Pattern:

@@ -175,16 +175,16 @@ class _Parser:
         raise self._error(f"a {quote} is not closed")
 
     def _regex(self) -> str:
-        found = re.compile(r"/((?:[^/\\]|\\.)+)/").match(self._text, self._at)
-        if found is None:
+        match = re.compile(r"/((?:[^/\\]|\\.)+)/").match(self._text, self._at)
+        if match is None:
             raise self._error("a / is not closed")
-        self._at = found.end()
-        return found[1]
+        self._at = match.end()
+        return match[1]
 
     def _skip(self, character: str) -> bool:
-        found = self._text.startswith(character, self._at)
-        self._at += found
-        return found
+        is_next = self._text.startswith(character, self._at)
+        self._at += is_next
+        return is_next
 
     def _error(self, why: str) -> FilterRuleError:
         return FilterRuleError(f"the filter rule {self._text!r} cannot be read: {why}")

@@ -126,15 +126,15 @@ class History:
         """The tables in force for rows above `ts`, by name,
         with the commit_ts of the change that gave their schema.
         """
-        found: dict[str, tuple[int, TableRecord]] = {}
+        tables: dict[str, tuple[int, TableRecord]] = {}
         for change in self._changes.values():
             if change.commit_ts > ts:
                 break
             for name in change.dropped:
-                found.pop(name, None)
+                tables.pop(name, None)
             for table in change.tables:
-                found[table.name] = change.commit_ts, table
-        return found
+                tables[table.name] = change.commit_ts, table
+        return tables
 
     def after(self, ts: int) -> list[SchemaChange]:
         """The changes above `ts`."""

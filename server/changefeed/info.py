@@ -237,8 +237,8 @@ def lake_format(sink_uri: str) -> str:
     """The format of a sink that a lake job keeps, `FORMAT:…` or `FORMAT+SCHEME:…`; empty:
     none does.
     """
-    found = format_of(sink_uri)
-    return found if found in LAKES else ""
+    name = format_of(sink_uri)
+    return name if name in LAKES else ""
 
 
 def check_sink_uri(sink_uri: str) -> None:

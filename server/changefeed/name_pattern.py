@@ -62,9 +62,9 @@ class Regex:
         """Raises ValueError: RE2 cannot read it, which has no look-around and no references to
         groups.
         """
-        found = cls("(?s)" + text)
-        found.matches("")
-        return found
+        pattern = cls("(?s)" + text)
+        pattern.matches("")
+        return pattern
 
     def matches(self, name: str) -> bool:
         """See `NamePattern.matches`."""

@@ -180,8 +180,8 @@ class _Coordinator:
         what it says is read by `/readyz`.
         """
         leader = self._members.leader
-        known = leader is not None and leader.client_urls
-        return "" if known else "no coordinator leads now; see the log of the one that did"
+        has_leader = leader is not None and leader.client_urls
+        return "" if has_leader else "no coordinator leads now; see the log of the one that did"
 
     def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
         """Add `gc explain`; returns what the HTTP port serves."""

@@ -166,12 +166,12 @@ async def _ensure(directory: Path, log: Path) -> None:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
-    if found is None:
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin")
+    if path is None:
         raise MariaDbError(
             f"there is no {name}; install MariaDB's server (Debian and Ubuntu: make deps)"
         )
-    return found
+    return path
 
 
 def _as_user() -> tuple[str, ...]:

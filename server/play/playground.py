@@ -141,10 +141,10 @@ class Playground:
         """Create the changefeed and begin the first copy, unless an earlier run did;
         wait until the lake has it.
         """
-        known = await self._changefeeds.ListChangefeeds(
+        listed = await self._changefeeds.ListChangefeeds(
             changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS
         )
-        if not any(feed.id == CHANGEFEED for feed in known.changefeeds):
+        if not any(feed.id == CHANGEFEED for feed in listed.changefeeds):
             await self._create()
         while (dump := await self._dump()).state != "finished":
             self._progress.now = (

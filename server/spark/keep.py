@@ -115,29 +115,29 @@ class Keeper:
             await job.drain()
 
     async def _follow(self) -> None:
-        known = await self._changefeeds.ListChangefeeds(
+        listed = await self._changefeeds.ListChangefeeds(
             changefeed_pb2.ListChangefeedsRequest(), timeout=_RPC_SECONDS
         )
-        wanted = {
+        sink_uris = {
             feed.id: feed.sink_uri
-            for feed in known.changefeeds
+            for feed in listed.changefeeds
             if _is_running(feed) and lake_format(feed.sink_uri)
         }
         resumed = self._resumed(
-            {feed.id for feed in known.changefeeds if feed.lake_job.failed_changefeed}
+            {feed.id for feed in listed.changefeeds if feed.lake_job.failed_changefeed}
         )
         updated = {
             name
-            for name in self._jobs.keys() & wanted.keys()
-            if self._targets[name] != wanted[name]
+            for name in self._jobs.keys() & sink_uris.keys()
+            if self._targets[name] != sink_uris[name]
         }
-        for changefeed in (self._jobs.keys() - wanted.keys()) | resumed | updated:
+        for changefeed in (self._jobs.keys() - sink_uris.keys()) | resumed | updated:
             self._ended.pop(changefeed, None)
             await self._jobs.pop(changefeed).drain()
-        new = wanted.keys() - self._jobs.keys()
+        new = sink_uris.keys() - self._jobs.keys()
         endpoint = await self._flight_endpoint() if new else ""
         for changefeed in new:
-            self._start(changefeed, wanted[changefeed], endpoint)
+            self._start(changefeed, sink_uris[changefeed], endpoint)
 
     def _resumed(self, failed: set[str]) -> set[str]:
         """Changefeeds of ended jobs that the captures showed as `failed` by their job,

@@ -113,11 +113,11 @@ def observe_progress(changefeed: str, progress: dict[str, Any]) -> None:
             STEP_SECONDS.labels(changefeed, step).observe(progress["ms"][step] / 1000)
 
 
-def observe_maintenance(changefeed: str, found: dict[str, Any]) -> None:
+def observe_maintenance(changefeed: str, figures: dict[str, Any]) -> None:
     """Note what maintenance found."""
-    SMALL_FILE_RATIO.labels(changefeed).set(found["small_file_ratio"])
-    DELETED_ROW_RATIO.labels(changefeed).set(found["deleted_row_ratio"])
-    MAINTENANCE_SECONDS.labels(changefeed).observe(found["seconds"])
+    SMALL_FILE_RATIO.labels(changefeed).set(figures["small_file_ratio"])
+    DELETED_ROW_RATIO.labels(changefeed).set(figures["deleted_row_ratio"])
+    MAINTENANCE_SECONDS.labels(changefeed).observe(figures["seconds"])
 
 
 def observe_cut(changefeed: str, line: dict[str, Any]) -> None:

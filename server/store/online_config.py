@@ -43,12 +43,12 @@ def parse_size(text: str) -> int:
     Raises:
         BadSizeError: anything else.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise BadSizeError(
             f"{text!r} is no size; write bytes, or a number with KB, MB or GB, such as 10MB"
         )
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 class OnlineConfig:
@@ -71,17 +71,17 @@ class OnlineConfig:
         Raises:
             UnknownSettingError, BadSizeError: the request is wrong; nothing changed.
         """
-        known = name.strip().replace("_", "-")
-        if known not in self._followers:
+        setting = name.strip().replace("_", "-")
+        if setting not in self._followers:
             raise UnknownSettingError(
                 f"{name!r} cannot be changed online; these can: "
                 f"{', '.join(sorted(self._followers))}"
             )
         value = parse_size(text)
-        self._set[known] = value
+        self._set[setting] = value
         await self._group.submit([partial(_put, data=encode_document(_FORMAT, sizes=self._set))])
-        self._followers[known](value)
-        _log.info("setting changed", name=known, value=value)
+        self._followers[setting](value)
+        _log.info("setting changed", name=setting, value=value)
         return value
 
 

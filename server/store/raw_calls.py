@@ -63,9 +63,11 @@ def batch_scan(
 ) -> kvrpcpb.RawBatchScanResponse:
     """RawBatchScan: at most `each_limit` pairs of every range, one range after the other."""
     response = kvrpcpb.RawBatchScanResponse()
-    for wanted in request.ranges:
+    for key_range in request.ranges:
         response.kvs.extend(
-            _scan(reader, request, wanted.start_key, wanted.end_key, request.each_limit, region)
+            _scan(
+                reader, request, key_range.start_key, key_range.end_key, request.each_limit, region
+            )
         )
     return response
 
@@ -74,7 +76,7 @@ def checksum(
     reader: Reader, request: kvrpcpb.RawChecksumRequest, region: Region
 ) -> kvrpcpb.RawChecksumResponse:
     """RawChecksum of all ranges together, within the region."""
-    bounds = [region.clamp(wanted.start_key, wanted.end_key) for wanted in request.ranges]
+    bounds = [region.clamp(key_range.start_key, key_range.end_key) for key_range in request.ranges]
     pairs = (pair for lower, upper in bounds for pair in raw.living(reader, lower, upper, now_s()))
     xor, count, size = range_sum(pairs)
     return kvrpcpb.RawChecksumResponse(checksum=xor, total_kvs=count, total_bytes=size)
@@ -151,9 +153,9 @@ def _scan(
     region: Region,
 ) -> list[kvrpcpb.KvPair]:
     lower, upper = region.clamp(*((end, start) if request.reverse else (start, end)))
-    found = raw.scan(reader, lower, upper, now_s(), limit, reverse=request.reverse)
+    pairs = raw.scan(reader, lower, upper, now_s(), limit, reverse=request.reverse)
     return [
-        kvrpcpb.KvPair(key=key, value=b"" if request.key_only else value) for key, value in found
+        kvrpcpb.KvPair(key=key, value=b"" if request.key_only else value) for key, value in pairs
     ]
 
 

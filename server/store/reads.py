@@ -27,10 +27,10 @@ def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetRe
             if value is None
             else kvrpcpb.GetResponse(value=value)
         )
-    found = snapshot.version(request.key)
-    if found is None:
+    version = snapshot.version(request.key)
+    if version is None:
         return kvrpcpb.GetResponse(not_found=True)
-    return kvrpcpb.GetResponse(value=found[0], commit_ts=found[1])
+    return kvrpcpb.GetResponse(value=version[0], commit_ts=version[1])
 
 
 def touched_keys(request: kvrpcpb.GetRequest | kvrpcpb.BatchGetRequest) -> Touch:
@@ -56,15 +56,15 @@ def batch_get(
     response = kvrpcpb.BatchGetResponse()
     for key in request.keys:
         try:
-            found = snapshot.version(key)
+            version = snapshot.version(key)
         except KeyIsLockedError as err:
             response.pairs.add(error=key_error(err), key=key)
             if not response.HasField("error"):
                 response.error.CopyFrom(response.pairs[-1].error)
         else:
-            if found is not None:
+            if version is not None:
                 response.pairs.add(
-                    key=key, value=found[0], commit_ts=found[1] if request.need_commit_ts else 0
+                    key=key, value=version[0], commit_ts=version[1] if request.need_commit_ts else 0
                 )
     return response
 

@@ -21,9 +21,9 @@ class SafePointAheadError(InvalidError):
 
     code = "ErrGCSafePointAhead"
 
-    def __init__(self, asked: int, allowed: int) -> None:
+    def __init__(self, requested: int, allowed: int) -> None:
         super().__init__(
-            f"safepoint {asked} is ahead of the coordinator's GC safepoint {allowed}; update that "
+            f"safepoint {requested} is ahead of the coordinator's GC safepoint {allowed}; update that "
             "one first"
         )
 
@@ -116,9 +116,9 @@ class RegionCalls:
         """The least resolved timestamp of the regions that the range touches;
         0 when there is none.
         """
-        asked = request.key_range
+        key_range = request.key_range
         return kvrpcpb.StoreSafeTSResponse(
-            safe_ts=self._regions.hub.safe_ts(*_encoded(asked.start_key, asked.end_key))
+            safe_ts=self._regions.hub.safe_ts(*_encoded(key_range.start_key, key_range.end_key))
         )
 
 

@@ -54,13 +54,13 @@ class RegionGate:
                 request_store_id=context.peer.store_id, actual_store_id=self.store_id
             )
             return errorpb.Error(message="the peer is not on this store", store_not_match=mismatch)
-        found = self.find(context.region_id, context.region_epoch)
-        if isinstance(found, errorpb.Error) or not keys:
-            return found
+        region = self.find(context.region_id, context.region_epoch)
+        if isinstance(region, errorpb.Error) or not keys:
+            return region
         for key in {min(keys), max(keys)}:
-            if not found.contains(key if raw else encode_bytes(key)):
-                return outside(key, found)
-        return found
+            if not region.contains(key if raw else encode_bytes(key)):
+                return outside(key, region)
+        return region
 
     def find(self, region_id: int, epoch: metapb.RegionEpoch) -> Region | errorpb.Error:
         """The region of that id if the caller knows it as it is now, or the error it must get."""
@@ -89,7 +89,7 @@ class RegionGate:
     def changed_to(self, regions: Iterable[Region]) -> errorpb.EpochNotMatch:
         """What a client should learn whose region became these."""
         return errorpb.EpochNotMatch(
-            current_regions=[region_message(known, self.store_id) for known in regions]
+            current_regions=[region_message(region, self.store_id) for region in regions]
         )
 
 

@@ -94,10 +94,10 @@ class Runner:
             return []
         ahead = await self._ahead(calls)
         good = [call for place, call in enumerate(calls) if place not in ahead]
-        found = await asyncio.get_running_loop().run_in_executor(
+        answers = await asyncio.get_running_loop().run_in_executor(
             self._readers, self._read_all, good
         )
-        return _filled(calls, ahead, found)
+        return _filled(calls, ahead, answers)
 
     async def write(self, calls: Sequence[Call]) -> list[Any]:
         """Responses to write calls, aligned; what they say is durable.

@@ -238,23 +238,23 @@ class FeedCatalog:
         self.holds.forget(checkpoint_ts)
         self.versions.forget(self.history.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
-        known = {
+        kept_versions = {
             (version.name, version.from_ts)
             for each in self.versions.spans(kept_ts)
             for version in each
         }
-        for key in self._tables.keys() - known:
+        for key in self._tables.keys() - kept_versions:
             del self._tables[key]
 
     def _taken(self, change: TableChange) -> TableChange:
         """The part of a change that concerns the changefeed."""
         before = self._in_force()
-        wanted = [
+        taken = [
             each
             for each in change.tables
             if self.wants(each.record.schema_name, each.record.table_name)
         ]
-        tables = tuple(sorted(wanted, key=lambda table: table.span.table_id))
+        tables = tuple(sorted(taken, key=lambda table: table.span.table_id))
         self._check_renamed(change, tables, before)
         names = {table.name for table in tables}
         dropped = tuple(name for name in change.dropped if name in before and name not in names)

@@ -47,14 +47,14 @@ async def chosen_tables(
         ColumnRuleError: a rule about columns is about nothing there is.
     """
     names = {table.name for table in given}
-    found = [
+    matching = [
         table
         for table in await source.snapshot(ts, before)
         if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
     return eligible(
         source,
-        (*given, *found),
+        (*given, *matching),
         columns=columns,
         ignore_ineligible=ignore_ineligible,
         target=target,

@@ -123,8 +123,8 @@ class MySqlSource:
 
     def _definitions(self) -> list[Definition]:
         with log_in(self._options) as session:
-            found = read_definitions(session)
-        return [found[name] for name in sorted(found)]
+            definitions = read_definitions(session)
+        return [definitions[name] for name in sorted(definitions)]
 
 
 def _continued(definition: Definition, before: Table | None, ts: int) -> TableRecord:

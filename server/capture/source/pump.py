@@ -47,12 +47,15 @@ class PumpSource(ClusterTables):
     ) -> Sequence[Puller]:
         """See `Source.pullers`: one for all tables, with their dump beside it."""
         registration = Registration(self._changefeed, self._context.pd, self._meta, start_ts)
-        held = HoldableLogRows(tables, start_ts, rows)
-        feed = Feed(tables, start_ts, held, HoldableLogCatalog(catalog, held))
+        log_rows = HoldableLogRows(tables, start_ts, rows)
+        feed = Feed(tables, start_ts, log_rows, HoldableLogCatalog(catalog, log_rows))
         store = ClusterStore(self._context.pd, self._context.kv)
         records = DumpRecords(self._meta, self._changefeed)
         dump = ClusterDump(
-            self._changefeed, records, Surveyor(store), LocalChunks(held.held, store, binlog_keys)
+            self._changefeed,
+            records,
+            Surveyor(store),
+            LocalChunks(log_rows.held, store, binlog_keys),
         )
         return [
             DumpingPuller(PumpPuller(self._context, self._meta, feed, registration.renew), dump)

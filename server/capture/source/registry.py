@@ -45,9 +45,9 @@ def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Sou
     uri = SourceUri.parse(source_uri)
     factory = SOURCES.get(uri.scheme)
     if factory is None:
-        known = ", ".join(f"{scheme}://" for scheme in sorted(SOURCES) if scheme)
+        schemes = ", ".join(f"{scheme}://" for scheme in sorted(SOURCES) if scheme)
         raise SourceUriError(
             f"there are no {uri.scheme}:// sources; leave --source-uri out to replicate from the "
-            f"cluster, or use {known or 'none'}"
+            f"cluster, or use {schemes or 'none'}"
         )
     return factory(changefeed, uri, context)

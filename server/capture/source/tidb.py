@@ -71,9 +71,9 @@ class TidbSource(ClusterTables):
     def _puller(self, table: SourceTable, start_ts: int, upstream: Upstream, rows: Rows) -> Puller:
         if not self._changefeed:
             return self._bare_puller(table, start_ts, upstream, rows)
-        held = HoldableRows(table.span, start_ts, rows)
+        holdable = HoldableRows(table.span, start_ts, rows)
         return HoldablePuller(
-            table, held, self._bare_puller(table, start_ts, upstream, held), self._held
+            table, holdable, self._bare_puller(table, start_ts, upstream, holdable), self._held
         )
 
     def _bare_puller(

@@ -141,9 +141,9 @@ class CombinedSink:
         by_share: dict[Share, list[Span] | None] = (
             dict.fromkeys(self._shares) if spans is None else self._dealt(spans)
         )
-        asked = by_share.items()
+        shares = by_share.items()
         parts = self._executor.map(
-            lambda it: it[0].plan_tables(it[1], start_ts, end_ts, slice_bytes), asked
+            lambda pair: pair[0].plan_tables(pair[1], start_ts, end_ts, slice_bytes), shares
         )
         return list(itertools.chain.from_iterable(parts))
 

@@ -34,17 +34,19 @@ class WorkerChunks:
 
     def tables(self) -> Mapping[int, Pulled]:
         """See `Chunks.tables`."""
-        found: dict[int, Pulled] = {}
+        pulled: dict[int, Pulled] = {}
         for table in self._catalog.tables:
             worker = self._owner(table.span)
             share = self._shares[worker]
             generation = (worker.number, share.mirror.ends, table.span)
-            found[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
-        return found
+            pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
+        return pulled
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
         """See `Chunks.read`."""
-        table = next((it for it in self._catalog.tables if it.span.table_id == table_id), None)
+        table = next(
+            (each for each in self._catalog.tables if each.span.table_id == table_id), None
+        )
         if table is None:
             raise TableAwayError(f"table {table_id} is gone")
         worker = self._owner(table.span)

@@ -48,22 +48,22 @@ def lost(number: int) -> WorkerLostError:
 
 def error_of(number: int, err: grpc.RpcError | Any) -> TidemarkError:
     """The worker's own error, code and kind as it raised it; WorkerLostError if it said nothing."""
-    found = _TEXT.fullmatch(err.details() or "")
-    if found is None:
+    match = _TEXT.fullmatch(err.details() or "")
+    if match is None:
         return (
             lost(number)
             if err.code() in _LOST
             else TidemarkError(f"worker {number}: {err.details()}")
         )
-    return coded(_CLASSES.get(err.code(), TidemarkError), *found.groups())
+    return coded(_CLASSES.get(err.code(), TidemarkError), *match.groups())
 
 
 def error_of_text(number: int, text: str, *, retryable: bool) -> TidemarkError:
     """The worker's own error in the text of a Flight error; WorkerLostError if there is none."""
-    found = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", text, re.DOTALL)
-    if found is None:
+    match = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", text, re.DOTALL)
+    if match is None:
         return lost(number)
-    return coded(UnavailableError if retryable else InvalidError, *found.groups())
+    return coded(UnavailableError if retryable else InvalidError, *match.groups())
 
 
 def coded(kind: type[TidemarkError], code: str, message: str) -> TidemarkError:

@@ -29,12 +29,12 @@ class Mirror:
     def absorb(self, message: pb.ShareProgress) -> None:
         """Take what the worker tells."""
         self.ended(message.ends)
-        for told in message.spans:
-            span = span_of(told.span)
+        for progress in message.spans:
+            span = span_of(progress.span)
             resolved_ts, checkpoint_ts = self.table(span)
             self._spans[span] = (
-                max(resolved_ts, told.resolved_ts),
-                max(checkpoint_ts, told.checkpoint_ts),
+                max(resolved_ts, progress.resolved_ts),
+                max(checkpoint_ts, progress.checkpoint_ts),
             )
         self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
         self.acknowledged(message.checkpoint_ts)

@@ -74,12 +74,12 @@ class WorkersProcessor(ProcessorPosition):
         what was known of its tables before.
         """
         async with asyncio.TaskGroup() as tasks:
-            asked = [
+            lookups = [
                 tasks.create_task(_blockers(share, most, with_locks=with_locks))
                 for share in self._shares
             ]
-        found = [table for task in asked for table in task.result()]
-        return heapq.nsmallest(most, found, key=lambda table: table.resolved_ts)
+        tables = [table for task in lookups for table in task.result()]
+        return heapq.nsmallest(most, tables, key=lambda table: table.resolved_ts)
 
     async def run(self) -> None:
         """See `Processor.run`."""

@@ -181,8 +181,8 @@ class RemoteShare:
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Share.ack`."""
-        told = wire.span_message(span) if span else None
-        request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=told)
+        message = wire.span_message(span) if span else None
+        request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=message)
         answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S))
         self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)

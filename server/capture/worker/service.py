@@ -37,13 +37,13 @@ class WorkerService:
         del context
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
         hosted = self._host.start(assignment)
-        told = _Told()
+        progress = _Told()
         try:
             while not hosted.ended.is_set():
-                message = told.news(hosted)
+                message = progress.news(hosted)
                 if message is not None:
                     yield message
-                await _wait(hosted.ended, _TICK_S + told.tables * _TICK_S_PER_TABLE)
+                await _wait(hosted.ended, _TICK_S + progress.tables * _TICK_S_PER_TABLE)
         finally:
             hosted.cancel()
         if hosted.error is not None:

@@ -115,13 +115,13 @@ def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
     """What lies where."""
     plans = [
         pb.TablePlan(
-            rows=it.rows,
-            bytes=it.bytes,
-            span=span_message(it.span),
-            start_ts=it.start_ts,
-            end_ts=it.end_ts,
+            rows=each.rows,
+            bytes=each.bytes,
+            span=span_message(each.span),
+            start_ts=each.start_ts,
+            end_ts=each.end_ts,
         )
-        for it in slices
+        for each in slices
     ]
     return pb.PlanTablesResponse(plans=plans)
 
@@ -129,7 +129,8 @@ def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
 def slices_of(message: pb.PlanTablesResponse) -> list[Slice]:
     """What `plan_message` wrote."""
     return [
-        Slice(span_of(it.span), it.start_ts, it.end_ts, it.rows, it.bytes) for it in message.plans
+        Slice(span_of(each.span), each.start_ts, each.end_ts, each.rows, each.bytes)
+        for each in message.plans
     ]
 
 

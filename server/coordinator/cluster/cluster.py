@@ -206,9 +206,9 @@ class Cluster:
         _REGIONS.set(len(self.regions))
 
 
-def message_of(known: KnownRegion) -> pdpb_pb2.Region:
+def message_of(entry: KnownRegion) -> pdpb_pb2.Region:
     """A region as PD's scans answer it."""
-    return pdpb_pb2.Region(region=known.region, leader=known.leader)
+    return pdpb_pb2.Region(region=entry.region, leader=entry.leader)
 
 
 class ClusterService:

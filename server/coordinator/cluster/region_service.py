@@ -74,9 +74,9 @@ class RegionService:
         """Regions of a key range in order, at most `limit`; a limit <= 0 is none."""
         regions = self._scan(request.start_key, request.end_key, request.limit)
         return pdpb_pb2.ScanRegionsResponse(
-            region_metas=[known.region for known in regions],
-            leaders=[known.leader for known in regions],
-            regions=[message_of(known) for known in regions],
+            region_metas=[entry.region for entry in regions],
+            leaders=[entry.leader for entry in regions],
+            regions=[message_of(entry) for entry in regions],
         )
 
     async def batch_scan_regions(
@@ -91,12 +91,12 @@ class RegionService:
             pieces = self._scan(key_range.start_key, key_range.end_key, request.limit)
             if request.contain_all_key_range:
                 _check_whole(key_range, pieces, request.limit)
-            regions |= {known.region.id: known for known in pieces}
+            regions |= {entry.region.id: entry for entry in pieces}
             if 0 < request.limit <= len(regions):
                 break
         limit = request.limit if request.limit > 0 else len(regions)
         return pdpb_pb2.BatchScanRegionsResponse(
-            regions=[message_of(known) for known in islice(regions.values(), limit)]
+            regions=[message_of(entry) for entry in islice(regions.values(), limit)]
         )
 
     async def query_region(
@@ -158,20 +158,20 @@ class RegionService:
         by_id = [self._regions.by_id(region_id) for region_id in request.ids]
         response = pdpb_pb2.QueryRegionResponse(
             header=self._headers.ok,
-            key_id_map=[known.region.id if known else 0 for known in by_key],
-            prev_key_id_map=[known.region.id if known else 0 for known in by_prev],
+            key_id_map=[entry.region.id if entry else 0 for entry in by_key],
+            prev_key_id_map=[entry.region.id if entry else 0 for entry in by_prev],
         )
-        for known in (*by_key, *by_prev, *by_id):
-            if known is not None:
-                by_id_answer = pdpb_pb2.RegionResponse(region=known.region, leader=known.leader)
-                response.regions_by_id[known.region.id].CopyFrom(by_id_answer)
+        for entry in (*by_key, *by_prev, *by_id):
+            if entry is not None:
+                by_id_answer = pdpb_pb2.RegionResponse(region=entry.region, leader=entry.leader)
+                response.regions_by_id[entry.region.id].CopyFrom(by_id_answer)
         return response
 
 
-def _answer(known: KnownRegion | None) -> pdpb_pb2.GetRegionResponse:
-    if known is None:
+def _answer(entry: KnownRegion | None) -> pdpb_pb2.GetRegionResponse:
+    if entry is None:
         return pdpb_pb2.GetRegionResponse()
-    return pdpb_pb2.GetRegionResponse(region=known.region, leader=known.leader)
+    return pdpb_pb2.GetRegionResponse(region=entry.region, leader=entry.leader)
 
 
 def _check_ranges(ranges: Sequence[pdpb_pb2.KeyRange]) -> None:
@@ -185,10 +185,10 @@ def _check_ranges(ranges: Sequence[pdpb_pb2.KeyRange]) -> None:
 
 def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion], limit: int) -> None:
     reached = key_range.start_key
-    for known in pieces:
-        if known.region.start_key > reached:
+    for entry in pieces:
+        if entry.region.start_key > reached:
             break
-        reached = known.region.end_key
+        reached = entry.region.end_key
         if not reached or (key_range.end_key and reached >= key_range.end_key):
             return
     else:
@@ -326,8 +326,8 @@ class RegionSplitService:
     async def _split(self, keys: Sequence[bytes], retries: int) -> tuple[list[int], int]:
         split_keys = sorted({key for key in keys if key})
         for _ in range(1 + min(retries, _MAX_ROUNDS)):
-            for known, inside in self._undone(split_keys):
-                await self._ask_store(known, inside)
+            for entry, inside in self._undone(split_keys):
+                await self._ask_store(entry, inside)
         holders = [(key, self._regions.find(key)) for key in split_keys]
         done = [
             holder.region.id for key, holder in holders if holder and holder.region.start_key == key
@@ -337,20 +337,20 @@ class RegionSplitService:
     def _undone(self, keys: Sequence[bytes]) -> list[tuple[KnownRegion, list[bytes]]]:
         inside: dict[int, list[bytes]] = defaultdict(list)
         for key in keys:
-            known = self._regions.find(key)
-            if known is not None and known.region.start_key != key:
-                inside[known.region.id].append(key)
+            entry = self._regions.find(key)
+            if entry is not None and entry.region.start_key != key:
+                inside[entry.region.id].append(key)
         holders = (
             (self._regions.by_id(region_id), split_keys) for region_id, split_keys in inside.items()
         )
         return [(holder, split_keys) for holder, split_keys in holders if holder is not None]
 
-    async def _ask_store(self, known: KnownRegion, keys: Sequence[bytes]) -> None:
-        store = self._cluster.stores.get(known.leader.store_id)
+    async def _ask_store(self, entry: KnownRegion, keys: Sequence[bytes]) -> None:
+        store = self._cluster.stores.get(entry.leader.store_id)
         if store is None:
             return
         context = kvrpcpb_pb2.Context(
-            region_id=known.region.id, region_epoch=known.region.region_epoch, peer=known.leader
+            region_id=entry.region.id, region_epoch=entry.region.region_epoch, peer=entry.leader
         )
         request = kvrpcpb_pb2.SplitRegionRequest(context=context, split_keys=keys, is_raw_kv=True)
         async with self._connect(store.address) as channel:
@@ -360,15 +360,15 @@ class RegionSplitService:
                 _log.warning(
                     "a store does not split",
                     store_id=store.id,
-                    region_id=known.region.id,
+                    region_id=entry.region.id,
                     error=err.details(),
                 )
 
     def _check_known(self, region: metapb_pb2.Region) -> None:
-        known = self._regions.find(region.start_key)
-        if known is None:
+        entry = self._regions.find(region.start_key)
+        if entry is None:
             raise _refused(f"region not found, request region: {region.id}")
-        epoch, current = region.region_epoch, known.region.region_epoch
+        epoch, current = region.region_epoch, entry.region.region_epoch
         if epoch.version < current.version or epoch.conf_ver < current.conf_ver:
             raise _refused(_STALE_SPLIT.format(one_line(epoch), one_line(current)))
 

@@ -60,9 +60,9 @@ class Regions:
         """Take one heartbeat in; without a leader the known one stays,
         or else the first peer is taken.
         """
-        known = self._by_id.get(region.id)
-        if known is not None and _behind(region.region_epoch, known.region.region_epoch):
-            return Reported(newer=known.region)
+        entry = self._by_id.get(region.id)
+        if entry is not None and _behind(region.region_epoch, entry.region.region_epoch):
+            return Reported(newer=entry.region)
         overlapped = [
             other.region for other in self._overlapping(region) if other.region.id != region.id
         ]
@@ -71,8 +71,8 @@ class Regions:
                 return Reported(newer=other)
         for gone in overlapped:
             self._remove(gone)
-        self._set(KnownRegion(region, _leader(region, leader, known)))
-        changed = known is None or known.region != region
+        self._set(KnownRegion(region, _leader(region, leader, entry)))
+        changed = entry is None or entry.region != region
         return Reported(saved=region if changed else None, removed=[gone.id for gone in overlapped])
 
     def by_id(self, region_id: int) -> KnownRegion | None:
@@ -82,8 +82,8 @@ class Regions:
     def find(self, key: bytes) -> KnownRegion | None:
         """The region that holds `key`."""
         at = bisect.bisect_right(self._starts, key) - 1
-        known = self._by_id[self._ids[at]] if at >= 0 else None
-        return known if known is not None and _reaches(known.region, key) else None
+        entry = self._by_id[self._ids[at]] if at >= 0 else None
+        return entry if entry is not None and _reaches(entry.region, key) else None
 
     def before(self, key: bytes) -> KnownRegion | None:
         """The region that ends where the one that holds `key` starts."""
@@ -91,35 +91,35 @@ class Regions:
         if holder is None or not holder.region.start_key:
             return None
         at = bisect.bisect_left(self._starts, holder.region.start_key) - 1
-        known = self._by_id[self._ids[at]] if at >= 0 else None
+        entry = self._by_id[self._ids[at]] if at >= 0 else None
         return (
-            known if known is not None and known.region.end_key == holder.region.start_key else None
+            entry if entry is not None and entry.region.end_key == holder.region.start_key else None
         )
 
     def scan(self, start_key: bytes, end_key: bytes) -> Iterator[KnownRegion]:
         """Regions that touch `[start_key, end_key)`, in key order; `end_key == b""`: to the end."""
         first = max(0, bisect.bisect_right(self._starts, start_key) - 1)
         for at in range(first, len(self._ids)):
-            known = self._by_id[self._ids[at]]
-            if end_key and known.region.start_key >= end_key:
+            entry = self._by_id[self._ids[at]]
+            if end_key and entry.region.start_key >= end_key:
                 return
-            if _reaches(known.region, start_key):
-                yield known
+            if _reaches(entry.region, start_key):
+                yield entry
 
     def _overlapping(self, region: metapb_pb2.Region) -> list[KnownRegion]:
         return list(self.scan(region.start_key, region.end_key))
 
-    def _set(self, known: KnownRegion) -> None:
-        previous = self._by_id.get(known.region.id)
-        if previous is not None and previous.region.start_key == known.region.start_key:
-            self._by_id[known.region.id] = known
+    def _set(self, entry: KnownRegion) -> None:
+        previous = self._by_id.get(entry.region.id)
+        if previous is not None and previous.region.start_key == entry.region.start_key:
+            self._by_id[entry.region.id] = entry
             return
         if previous is not None:
             self._remove(previous.region)
-        at = bisect.bisect_left(self._starts, known.region.start_key)
-        self._starts.insert(at, known.region.start_key)
-        self._ids.insert(at, known.region.id)
-        self._by_id[known.region.id] = known
+        at = bisect.bisect_left(self._starts, entry.region.start_key)
+        self._starts.insert(at, entry.region.start_key)
+        self._ids.insert(at, entry.region.id)
+        self._by_id[entry.region.id] = entry
 
     def _remove(self, region: metapb_pb2.Region) -> None:
         at = bisect.bisect_left(self._starts, region.start_key)
@@ -130,17 +130,17 @@ def _reaches(region: metapb_pb2.Region, key: bytes) -> bool:
     return not region.end_key or key < region.end_key
 
 
-def _behind(new: metapb_pb2.RegionEpoch, known: metapb_pb2.RegionEpoch) -> bool:
-    return new.version < known.version or new.conf_ver < known.conf_ver
+def _behind(new: metapb_pb2.RegionEpoch, current: metapb_pb2.RegionEpoch) -> bool:
+    return new.version < current.version or new.conf_ver < current.conf_ver
 
 
 def _leader(
-    region: metapb_pb2.Region, leader: metapb_pb2.Peer, known: KnownRegion | None
+    region: metapb_pb2.Region, leader: metapb_pb2.Peer, entry: KnownRegion | None
 ) -> metapb_pb2.Peer:
     if leader.id:
         return leader
-    if known is not None and known.leader in region.peers:
-        return known.leader
+    if entry is not None and entry.leader in region.peers:
+        return entry.leader
     return region.peers[0] if region.peers else leader
 
 

@@ -56,8 +56,8 @@ def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) 
     Raises:
         RefusedError: it may not.
     """
-    known = stores.get(store.id)
-    if known is not None and is_removed(known):
+    stored = stores.get(store.id)
+    if stored is not None and is_removed(stored):
         raise RefusedError(pdpb_pb2.STORE_TOMBSTONE, "store is tombstone")
     if not store.id or not store.address:
         raise _refused(f"invalid put store {one_line(store)}: it needs an id and an address")
@@ -65,7 +65,7 @@ def registered(store: metapb_pb2.Store, stores: Mapping[int, metapb_pb2.Store]) 
     for other in stores.values():
         if other.id != store.id and not is_removed(other):
             _check_addresses(store, other)
-    return store if known is None else _merged(store, known)
+    return store if stored is None else _merged(store, stored)
 
 
 def _parsed(version: str) -> Version | None:
@@ -86,12 +86,12 @@ def _check_addresses(store: metapb_pb2.Store, other: metapb_pb2.Store) -> None:
             )
 
 
-def _merged(store: metapb_pb2.Store, known: metapb_pb2.Store) -> metapb_pb2.Store:
+def _merged(store: metapb_pb2.Store, stored: metapb_pb2.Store) -> metapb_pb2.Store:
     kept = metapb_pb2.Store()
     kept.CopyFrom(store)
     for field in _KEPT:
-        setattr(kept, field, getattr(known, field))
-    labels = {label.key: label.value for label in (*known.labels, *store.labels)}
+        setattr(kept, field, getattr(stored, field))
+    labels = {label.key: label.value for label in (*stored.labels, *store.labels)}
     del kept.labels[:]
     kept.labels.extend(metapb_pb2.StoreLabel(key=key, value=value) for key, value in labels.items())
     return kept

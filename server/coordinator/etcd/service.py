@@ -87,10 +87,10 @@ class EtcdService:
             yield rpc_pb2.LeaseKeepAliveResponse(header=self._header(), ID=request.ID, TTL=ttl_s)
 
     async def observe(
-        self, asked: election_pb2.LeaderRequest, _context: Any
+        self, request: election_pb2.LeaderRequest, _context: Any
     ) -> AsyncIterator[election_pb2.LeaderResponse]:
         """See `ElectionService.observe`."""
-        async for response in self._election.observe(asked):
+        async for response in self._election.observe(request):
             self._complete(response.header)
             yield response
 

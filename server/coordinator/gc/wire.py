@@ -60,8 +60,8 @@ def check_names_no_service(request: Any, service_call: str) -> None:
     Raises:
         SafePointRequestError: it does; `service_call` is the call it should have been.
     """
-    known = request.DESCRIPTOR.fields
-    beyond = max(field.number for field in known) + _SERVICE_FIELDS
+    known_fields = request.DESCRIPTOR.fields
+    beyond = max(field.number for field in known_fields) + _SERVICE_FIELDS
     unknown = UnknownFieldSet(request)
     fields = [unknown[index] for index in range(len(unknown))]
     if any(field.data and field.field_number <= beyond for field in fields):

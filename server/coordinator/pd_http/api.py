@@ -237,9 +237,9 @@ async def regions_of_store(term: LeaderTerm, _request: Request, arguments: Seque
     """Regions with a peer on a store."""
     number = _number(arguments[0])
     regions_there: list[KnownRegion] = []
-    async for known in scan_in_turns(term.cluster.regions, b"", b""):
-        if any(peer.store_id == number for peer in known.region.peers):
-            regions_there.append(known)
+    async for entry in scan_in_turns(term.cluster.regions, b"", b""):
+        if any(peer.store_id == number for peer in entry.region.peers):
+            regions_there.append(entry)
         if len(regions_there) == _MAX_REGIONS:
             break
     return json_answer(documents.regions(regions_there))
@@ -252,14 +252,14 @@ async def regions_replicated(_term: LeaderTerm, _request: Request, _: Sequence[s
 
 async def region_by_id(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """One region; null if there is none, as from PD."""
-    known = term.cluster.regions.by_id(_number(arguments[0]))
-    return json_answer(documents.region(known) if known else None)
+    entry = term.cluster.regions.by_id(_number(arguments[0]))
+    return json_answer(documents.region(entry) if entry else None)
 
 
 async def region_by_key(term: LeaderTerm, _request: Request, arguments: Sequence[str]) -> Answer:
     """The region of a key."""
-    known = term.cluster.regions.find(arguments[0].encode(errors="surrogateescape"))
-    return json_answer(documents.region(known) if known else None)
+    entry = term.cluster.regions.find(arguments[0].encode(errors="surrogateescape"))
+    return json_answer(documents.region(entry) if entry else None)
 
 
 async def region_stats(term: LeaderTerm, request: Request, _: Sequence[str]) -> Answer:
@@ -393,8 +393,8 @@ def _first_regions(term: LeaderTerm, start: bytes, end: bytes, limit: int) -> li
 
 async def _count_regions(term: LeaderTerm, start: bytes, end: bytes) -> documents.RegionCounts:
     counts = documents.RegionCounts()
-    async for known in scan_in_turns(term.cluster.regions, start, end):
-        counts.add(known)
+    async for entry in scan_in_turns(term.cluster.regions, start, end):
+        counts.add(entry)
     return counts
 
 
@@ -407,9 +407,9 @@ async def scan_in_turns(regions: Regions, start: bytes, end: bytes) -> AsyncIter
     at = start
     while True:
         part = list(islice(regions.scan(at, end), _SLICE_REGIONS))
-        for known in part:
-            if at == start or known.region.start_key >= at:
-                yield known
+        for entry in part:
+            if at == start or entry.region.start_key >= at:
+                yield entry
         if len(part) < _SLICE_REGIONS or not part[-1].region.end_key:
             return
         at = part[-1].region.end_key

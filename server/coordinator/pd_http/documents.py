@@ -49,11 +49,11 @@ class RegionCounts:
         self.leaders = Counter[int]()
         self.peers = Counter[int]()
 
-    def add(self, known: KnownRegion) -> None:
+    def add(self, entry: KnownRegion) -> None:
         """Count one."""
         self.regions += 1
-        self.leaders[known.leader.store_id] += 1
-        self.peers.update({peer.store_id for peer in known.region.peers})
+        self.leaders[entry.leader.store_id] += 1
+        self.peers.update({peer.store_id for peer in entry.region.peers})
 
 
 def store(cluster: Cluster, one: metapb_pb2.Store, counts: RegionCounts) -> dict[str, Any]:
@@ -82,16 +82,16 @@ def store(cluster: Cluster, one: metapb_pb2.Store, counts: RegionCounts) -> dict
     return {"store": _meta(one), "status": status}
 
 
-def region(known: KnownRegion) -> dict[str, Any]:
+def region(entry: KnownRegion) -> dict[str, Any]:
     """A region; keys in hexadecimal, as they lie in regions."""
-    one = known.region
+    one = entry.region
     return {
         "id": one.id,
         "start_key": one.start_key.hex().upper(),
         "end_key": one.end_key.hex().upper(),
         "epoch": {"conf_ver": one.region_epoch.conf_ver, "version": one.region_epoch.version},
         "peers": [_peer(peer) for peer in one.peers],
-        "leader": _peer(known.leader),
+        "leader": _peer(entry.leader),
         "cpu_usage": 0,
         "written_bytes": 0,
         "read_bytes": 0,
@@ -104,7 +104,7 @@ def region(known: KnownRegion) -> dict[str, Any]:
 
 def regions(chosen: Iterable[KnownRegion]) -> dict[str, Any]:
     """Regions and how many they are."""
-    listed = [region(known) for known in chosen]
+    listed = [region(entry) for entry in chosen]
     return {"count": len(listed), "regions": listed}
 
 
