@@ -38,7 +38,7 @@ def test_a_row_with_a_null_in_its_key_stops_the_job_before_the_table_has_it(
         monkeypatch.setattr(changes, most, -1)
     monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
     with pytest.raises(
-        SourceError, match=r"bank\.kinds: a row's key column k2 is null: .*--zero-dates"
+        SourceError, match=r"bank\.kinds: a row's key column k2 is null, .*--zero-dates"
     ) as found:
         keep(200)
     assert (found.value.code, found.value.retryable) == ("ErrKeyValueUnsupported", False)

@@ -189,8 +189,8 @@ def _null_key(table: TableMeta, name: str) -> SourceError:
     return SourceError(
         "ErrKeyValueUnsupported",
         f"{table.name}: a row's key column {name} is null, as by a capture of an older version: "
-        "create the changefeed "
-        "anew with a dump, and with --zero-dates key-text if the column is a date",
+        "create the changefeed anew with a dump, and with --zero-dates key-text if the column is "
+        "a date",
     )
 
 
