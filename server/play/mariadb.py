@@ -5,7 +5,7 @@ on loopback, with a binlog.
 import asyncio
 import os
 import shutil
-from asyncio.subprocess import DEVNULL, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -83,6 +83,7 @@ class MariaDb:
                     *_BINLOG,
                     *_SMALL,
                 ),
+                stdin=PIPE,
                 stdout=DEVNULL,
                 stderr=output,
                 start_new_session=True,
@@ -157,6 +158,7 @@ async def _ensure(directory: Path, log: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             *(_program("mariadb-install-db"), "--no-defaults", f"--datadir={making}", *_as_user()),
             *("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"),
+            stdin=PIPE,
             stdout=output,
             stderr=STDOUT,
         )

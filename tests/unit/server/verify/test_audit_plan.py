@@ -123,7 +123,8 @@ def test_a_turn_reads_no_more_than_its_time_allows(seed, rows_per_s):
             audit.compare(number, table, pick)
     if rows_per_s >= 1000:  # 1,300,005 rows an hour are due
         assert audit.missed("a.t", 0, 12) is None
-    if rows_per_s <= 200:
+    # 30 turns read less than all tables once: with more, the next round may have begun in time
+    if rows_per_s <= 140:
         assert audit.plan.late_s(9000.0) > 0
 
 
