@@ -1,8 +1,9 @@
 """The pauses between attempts at what fails: doubled up to a cap, with jitter,
 and never past a deadline.
 
-All that tries again does it by these two: a loop without end holds a `Backoff`, one operation with
-a deadline a `Backoffer`.
+A loop without end holds a `Backoff`, one operation with a deadline a `Backoffer`. Two keep a count
+of their own and so their own doubling: TiKV's puller, whose calm is measured in time, and the
+audit's plan, which waits by table.
 """
 
 import asyncio
