@@ -128,7 +128,7 @@ class OwnerFeeds:
                 ddl_ts = versions.next_change(start_ts, table)
                 end_ts = min(sink.cut(start_ts, max_rows, max_bytes, span), ddl_ts)
                 spans = [span] if span else [] if table else None
-                if end_ts in (ddl_ts, *_ends(feed)) or _worth_a_cut(sink, spans, start_ts, end_ts):
+                if end_ts in (ddl_ts, *_stops(feed)) or _worth_a_cut(sink, spans, start_ts, end_ts):
                     return end_ts
             return start_ts
 
@@ -188,7 +188,8 @@ class OwnerFeeds:
     def ack(self, changefeed: str, table: str | None, ts: int) -> int:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
-        ts = feed.catalog.holds.acknowledged(ts)
+        # a reader may be further than a run that begins behind it gets
+        ts = min(feed.catalog.holds.acknowledged(ts), *_stops(feed))
         versions = (
             [version for version in _named(feed, table).named(table) if version.from_ts < ts]
             if table
@@ -237,12 +238,13 @@ class OwnerFeeds:
         return feed, sink
 
 
-def _ends(feed: Feed) -> tuple[int, ...]:
-    """Where the changefeed comes to an end, or to a stop: the last stretch is taken,
-    however short it is.
+def _stops(feed: Feed) -> tuple[int, int]:
+    """Where the changefeed comes to its end, and where a refusal stops it; MAX_TS: nowhere.
+
+    The last stretch is taken, however short it is.
     """
     refusal = feed.catalog.refusal
-    return (feed.info.target_ts, *(() if refusal is None else (refusal.ts,)))
+    return feed.info.target_ts or MAX_TS, MAX_TS if refusal is None else refusal.ts
 
 
 def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:

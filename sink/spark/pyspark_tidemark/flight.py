@@ -7,11 +7,12 @@ by whoever needs it.
 """
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -31,6 +32,9 @@ BEFORE = "_before"
 _ACTION_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 3600.0
 _REPORT_TIMEOUT_S = 5.0
+_AGAIN_TIMEOUT_S = 5.0
+ACK_AGAIN_S: Final = 10.0
+"""How often an idle reader repeats its last acknowledgement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,8 @@ class ChangefeedMeta:
     """Where the changefeed ends; None: nowhere."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
+    state: str = ""
+    """`normal`, `warning`, `stopped`, `failed` or `finished`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +141,13 @@ class Changefeed:
         skipped = tuple((start_ts, end_ts) for start_ts, end_ts in answer.get("skipped", ()))
         checkpoint_ts, resolved_ts = answer["checkpoint_ts"], answer["resolved_ts"]
         return ChangefeedMeta(
-            checkpoint_ts, resolved_ts, tables, ddls, answer.get("target_ts"), skipped
+            checkpoint_ts,
+            resolved_ts,
+            tables,
+            ddls,
+            answer.get("target_ts"),
+            skipped,
+            answer.get("state", ""),
         )
 
     def latest(
@@ -182,10 +194,17 @@ class Changefeed:
         """Say that everything up to `ts` is durable at the reader,
         of `table` or of what the options choose.
 
-        Returns the changefeed's checkpoint_ts.
+        A capture may die before it has kept that, so an idle reader says it again every
+        `ACK_AGAIN_S`, by `ack_again`. Returns the changefeed's checkpoint_ts.
         """
-        of = self._of_table() if table is None else {"table": table}
-        return int(self._action("ack", {"ts": ts} | of)["checkpoint_ts"])
+        return int(self._action("ack", self._acked(ts, table))["checkpoint_ts"])
+
+    def ack_again(self, ts: int, table: str | None = None) -> None:
+        """Repeat an acknowledgement, in one try of a few seconds, which may fail:
+        the next one may not.
+        """
+        with contextlib.suppress(SourceError):
+            self._action("ack", self._acked(ts, table), timeout_s=_AGAIN_TIMEOUT_S, retry_s=0.0)
 
     def report(self, state: str, cut_ts: int, error: SourceError | None = None) -> None:
         """Say how the job that keeps the changefeed's lake is; tried once at each capture.
@@ -233,6 +252,9 @@ class Changefeed:
                 return stream, chunk.data.slice(skip)
             skip -= chunk.data.num_rows
         return stream, None
+
+    def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
+        return {"ts": ts} | (self._of_table() if table is None else {"table": table})
 
     def _of_table(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
@@ -43,6 +43,7 @@ from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
 
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
+_FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 
 
 class _StoppedError(Exception):
@@ -244,7 +245,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             if start_ts > described.checkpoint_ts:
                 # a job that died before it could say so
                 changefeed.ack(start_ts)
-            _show_finished(start_ts, out)
+            _finish(changefeed, start_ts, out)
             return EXIT_OK
         spark = session()
         target = open_target(arguments, spark)
@@ -262,12 +263,12 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
-        reporter.start()
+        reporter.start(0 if manifest.last is None else start_ts)
         job.run(spark, start_ts)
         keeper.close()
         spark.stop()
         if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
-            _show_finished(applier.applied_ts, out)
+            _finish(changefeed, applier.applied_ts, out)
     return EXIT_OK
 
 
@@ -287,9 +288,22 @@ def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
     )
 
 
-def _show_finished(ts: int, out: IO[str]) -> None:
-    """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts."""
+def _finish(changefeed: Changefeed, ts: int, out: IO[str]) -> None:
+    """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts.
+
+    There the changefeed has to finish, too: a capture that dies before it has kept the last
+    acknowledgement hears of it from nobody else.
+    """
+    deadline = time.monotonic() + _FINISH_S
+    while time.monotonic() < deadline and _awaits(changefeed.describe(), ts):
+        changefeed.ack_again(ts)
+        time.sleep(_FINISH_STEP_S)
     _write_line(out, {"finished": {"at_ts": ts}})
+
+
+def _awaits(described: ChangefeedMeta, ts: int) -> bool:
+    """Whether a changefeed runs that ends at `ts`."""
+    return described.target_ts == ts and described.state in ("normal", "warning")
 
 
 def _show_skipped(cut: CutRecord, out: IO[str]) -> None:

@@ -10,7 +10,7 @@ Offsets are `{"ts": T, "changefeed": ID}`. Invariants:
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from pyspark_tidemark.admission import (
 )
 from pyspark_tidemark.barrier import check_schema, check_truncated
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Known
+from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
 
@@ -47,6 +47,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._target: int | None = options.end_ts
         self._acked = -1
+        self._ack_again_at = 0.0
         self._reported: Offset | None = None
         self._report_at = 0.0
         self._known: Known | None = None
@@ -116,9 +117,25 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """See that rows above `position` may be read by this query."""
 
     def _acknowledge(self, ts: int) -> None:
-        if self._options.ack and ts > self._acked:
-            self._changefeed.ack(ts)
-            self._acked = ts
+        """A new position at once; the last one now and then, as a capture may have died before it
+        kept that.
+        """
+        now_s = time.monotonic()
+        if not self._options.ack or ts < self._acked:
+            return
+        if ts > self._acked:
+            for name in self._acknowledged():
+                self._changefeed.ack(ts, name)
+        elif now_s >= self._ack_again_at:
+            for name in self._acknowledged():
+                self._changefeed.ack_again(ts, name)
+        else:
+            return
+        self._acked, self._ack_again_at = ts, now_s + ACK_AGAIN_S
+
+    def _acknowledged(self) -> Iterable[str | None]:
+        """The tables that are acknowledged; None: what the options choose, at once."""
+        return (None,)
 
     def _limits(self, limit: ReadLimit | None) -> tuple[int | None, int | None]:
         if isinstance(limit, ReadAllAvailable):
@@ -211,14 +228,11 @@ class RowStreamReader(_StreamReader):
             self._described = ts, self._changefeed.describe(ts)
         return self._described[1]
 
-    def _acknowledge(self, ts: int) -> None:
+    def _acknowledged(self) -> Iterable[str | None]:
         """Only what the options choose: somebody else may read the other tables."""
         if self._options.table is not None:
-            super()._acknowledge(ts)
-        elif self._options.ack and ts > self._acked:
-            for name in filter(self._options.chooses, self._changefeed.describe().tables):
-                self._changefeed.ack(ts, name)
-            self._acked = ts
+            return super()._acknowledged()
+        return filter(self._options.chooses, self._changefeed.describe().tables)
 
 
 class CutPartition(InputPartition):

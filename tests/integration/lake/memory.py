@@ -6,12 +6,13 @@ target must.
 """
 
 import dataclasses
+import time
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 from pyspark_tidemark.defaults import with_column_ids
-from pyspark_tidemark.flight import Changefeed, TableMeta
+from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, TableMeta
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier
@@ -181,6 +182,7 @@ class MemoryLake:
         self.target = MemoryTarget()
         self.at_ts = start_ts
         self.dropped: set[str] = set()
+        self._ack_again_at = time.monotonic() + ACK_AGAIN_S
         self._changefeed = changefeed
         self._manifest = MemoryManifest()
         policy = Policy(UPSERT, on_drop="drop")
@@ -199,6 +201,9 @@ class MemoryLake:
         """Apply the next cut, if there is one."""
         end_ts = self._changefeed.latest(self.at_ts, wait_ms=wait_ms)
         if end_ts <= self.at_ts:
+            if acknowledges and time.monotonic() >= self._ack_again_at:
+                self._changefeed.ack_again(self.at_ts)
+                self._ack_again_at = time.monotonic() + ACK_AGAIN_S
             return False
         self._applier.apply(Cut(0, self.at_ts, end_ts))
         if acknowledges:

@@ -132,6 +132,25 @@ def test_what_spark_asks_on_from_is_acknowledged_without_waiting_for_its_commit(
     assert captures.acks == [100]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"table": "", "tablePattern": "bank.*", "envelope": "true"}]
+)
+def test_an_idle_reader_repeats_its_last_acknowledgement_now_and_then(
+    captures, monkeypatch, options
+):
+    """A capture that died before it kept it never heard it again."""
+    reader = reader_of(captures, **options)
+    reader.latestOffset(at(100))
+    told = len(captures.acks)
+    reader.latestOffset(at(100))
+    assert captures.acks == [100] * told, "not at each poll"
+    monkeypatch.setattr("pyspark_tidemark.stream.ACK_AGAIN_S", 0.0)
+    reader.latestOffset(at(200))
+    reader.latestOffset(at(200))
+    reader.commit(at(100))
+    assert captures.acks == [100] * told + [200] * 2 * told
+
+
 def test_a_start_that_is_gone_is_told_at_once(captures):
     captures.resolve(500)
     for ts in (200, 300):

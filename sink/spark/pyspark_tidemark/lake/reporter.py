@@ -1,5 +1,8 @@
 """Tells the captures how the lake job is: `ready` every ten seconds, the error that ends it,
-and that it was stopped.
+and that it was stopped; and, while no cut comes, how far the lake is.
+
+A capture may die before it has kept an acknowledgement, and an idle job has no other one to give:
+so it gives the last one again.
 
 A report must never hold a cut up or fail one: it has one try of a few seconds, in a thread of its
 own while the job runs. Captures of an older version know no reports: the job then stops sending
@@ -11,9 +14,9 @@ import threading
 from typing import Final
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed
 
-EVERY_S: Final = 10.0
+EVERY_S: Final = ACK_AGAIN_S
 _CHANGEFEED_CODES: Final = frozenset(
     {
         "ErrChangefeedFailed",
@@ -40,8 +43,9 @@ class Reporter:
         self._understood = True
         self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
 
-    def start(self) -> None:
-        """Report from the first applied cut on."""
+    def start(self, cut_ts: int = 0) -> None:
+        """Report from the first applied cut on; the lake has `cut_ts` already (0: nothing)."""
+        self._cut_ts = cut_ts
         self._thread.start()
 
     def applied(self, cut_ts: int) -> None:
@@ -69,10 +73,15 @@ class Reporter:
             self._thread.join()
 
     def _run(self) -> None:
-        self._applied.wait()
+        told_ts = 0
         while not self._ended.is_set():
-            self._report("ready")
-            self._ended.wait(self._every_s)
+            is_ready, cut_ts = self._applied.is_set(), self._cut_ts
+            if is_ready:
+                self._report("ready")
+            if cut_ts and cut_ts == told_ts:
+                self._changefeed.ack_again(cut_ts)
+            told_ts = cut_ts
+            (self._ended if is_ready else self._applied).wait(self._every_s)
 
     def _report(self, state: str, error: SourceError | None = None) -> None:
         if not self._understood:

@@ -76,6 +76,7 @@ class Feed:
         self.sink.withhold(self.holds)
         catalog = SimpleNamespace(versions=self.versions, refusal=None, holds=self.holds)
         feed = SimpleNamespace(id="feed", info=info, processor=processor, catalog=catalog)
+        self.catalog = catalog
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 
     def close(self):

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from server.capture.catalog.catalog import Refusal
 from sink.errors import RangeHeldError
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 
@@ -185,3 +186,22 @@ def test_a_lake_has_every_table_whole_at_every_cut(opened, seed):
         else:
             assert lake == walk.at[max(ts for ts in walk.at if ts <= cut)], (seed, cut)
     assert cuts > 5
+
+
+def test_whoever_is_further_than_a_new_run_comes_lets_it_end(opened):
+    """A capture died before an acknowledgement was durable, and the log ends at a refused DDL,
+    before what was read already.
+    """
+    feed = opened(A, B)
+    reads_again(feed, 1020, A)
+    feed.resolve(1040)
+    feed.catalog.refusal = Refusal(1020, RangeHeldError("refused"))
+    assert soon(feed, 1035) == 1035, "nothing comes that could be acknowledged"
+    assert feed.feeds.ack("feed", None, 1035) == 1020
+
+
+def test_whoever_is_further_than_a_refused_ddl_has_what_is_before_it(opened):
+    feed = opened(A, B)
+    feed.resolve(1010)
+    feed.catalog.refusal = Refusal(1010, RangeHeldError("refused"))
+    assert feed.feeds.ack("feed", None, 1035) == 1010

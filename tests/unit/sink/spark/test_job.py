@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.job import Job
+from pyspark_tidemark.flight import ChangefeedMeta
+from pyspark_tidemark.job import Job, _finish
 
 
 class Query:
@@ -59,3 +60,16 @@ def test_a_job_that_was_told_to_stop_ends_well(monkeypatch):
     job.stop()
     job.run(SPARK, 0)
     assert query.stopped
+
+
+@pytest.mark.parametrize("target_ts", [7, None])
+def test_a_job_that_is_at_the_end_of_its_changefeed_sees_that_the_changefeed_knows_it(target_ts):
+    """A capture that dies takes what it had not kept yet with it, and the job was gone."""
+    states, acks, out = ["normal", "warning", "finished"], [], io.StringIO()
+    changefeed = SimpleNamespace(
+        describe=lambda: ChangefeedMeta(0, 0, {}, target_ts=target_ts, state=states.pop(0)),
+        ack_again=acks.append,
+    )
+    _finish(changefeed, 7, out)
+    assert acks == ([7, 7] if target_ts else [])
+    assert out.getvalue() == '{"finished": {"at_ts": 7}}\n'

@@ -14,6 +14,7 @@ REFUSED = SourceError("ErrTargetRefused", "no")
 class Captures:
     def __init__(self, answer=None):
         self.reports = []
+        self.acks = []
         self.reported = threading.Condition()
         self._answer = answer
 
@@ -24,9 +25,16 @@ class Captures:
         if self._answer is not None:
             raise self._answer
 
-    def wait_for(self, count):
+    def ack_again(self, ts):
         with self.reported:
-            assert self.reported.wait_for(lambda: len(self.reports) >= count, timeout=30)
+            self.acks.append(ts)
+            self.reported.notify_all()
+
+    def wait_for(self, count, acks=0):
+        with self.reported:
+            assert self.reported.wait_for(
+                lambda: len(self.reports) >= count and len(self.acks) >= acks, timeout=30
+            )
 
 
 def test_a_job_is_ready_once_a_cut_is_in_the_lake_and_says_so_again():
@@ -90,3 +98,26 @@ def test_an_answer_that_makes_no_sense_does_not_hide_why_the_job_ended():
     captures = Captures(IndexError("list index out of range"))
     Reporter(captures).failed(REFUSED)
     assert captures.reports == [("failed", 0, "ErrTargetRefused")]
+
+
+def test_an_idle_job_repeats_its_last_acknowledgement_as_a_capture_may_have_lost_it():
+    """Also one that was started again, and has applied no cut since."""
+    captures = Captures()
+    reporter = Reporter(captures, every_s=0.001)
+    reporter.start(7)
+    captures.wait_for(0, acks=2)
+    assert not captures.reports
+    reporter.applied(8)
+    captures.wait_for(1, acks=len(captures.acks) + 2)
+    reporter.stopped()
+    assert captures.acks[0] == 7
+    assert captures.acks[-1] == 8
+
+
+def test_a_lake_that_has_nothing_acknowledges_nothing():
+    captures = Captures()
+    reporter = Reporter(captures, every_s=0.001)
+    reporter.start()
+    threading.Event().wait(0.01)
+    reporter.stopped()
+    assert not captures.acks
