@@ -37,7 +37,7 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 .PHONY: jars
 jars: $(VENV)/.jars ## Fetch the jars that Delta and Iceberg need (not needed for LAKE=parquet)
 
-$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py
+$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/format.py)
 	$(BIN)/python -m pyspark_tidemark.jars
 	@touch $@
 

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from pyspark_tidemark.sink_uri import MODES_OF, UPSERT
+from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.formats import FORMATS
 
 from server.capture.errors import AuditUnsupportedError, ParameterError
 from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format
@@ -147,7 +148,7 @@ def check_audit(audit_s: int, sink_uri: str) -> None:
             f"--audit is {PERIOD_S_MIN // 60}m to {PERIOD_S_MAX // 3600}h, not {audit_s} s"
         )
     lake = lake_format(sink_uri)
-    if UPSERT not in MODES_OF.get(lake, ()):
+    if not lake or UPSERT not in FORMATS[lake].modes:
         why = (
             "is a changelog, which has no current rows"
             if lake

@@ -13,7 +13,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, format_of, holds_secret, redacted
+from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
 from server.changefeed.filter import exact_rules
 from server.changefeed.table import TableRecord
@@ -21,12 +22,12 @@ from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.time import NULL_DATES
 
 CREATOR_VERSION: Final = "0.2.0"
-LAKES: Final = tuple(MODES_OF)
+LAKES: Final = tuple(FORMATS)
 """Formats of sinks that a lake job keeps."""
 _HISTORY_LOST: Final = ("ErrSnapshotLostByGC", "ErrStartTsBeforeGC", "ErrGCTTLExceeded")
 _ID = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 _ID_CHARACTERS_MAX = 128
-_PORTS: Final = {"postgresql": 5432, "mysql": 3306}
+_PORTS: Final = {name: record.port for name, record in FORMATS.items() if record.is_database}
 
 
 class ChangefeedIdInvalidError(InvalidError):

@@ -16,15 +16,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark_tidemark.lake.connector import StoredTable, open_connector
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.target import table_path
+from pyspark_tidemark.sink_uri import SinkUri
 
 from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME
 from server.process import exit_with_parent
 from storage.model.ts import physical_ms
 
-_META = ("_op", "_commit_ts", "_start_ts", "_seq", "cut")
+_META = ("_op", "_commit_ts", "_start_ts", "_seq")
 
 
 class LakeReader:
@@ -52,13 +53,10 @@ class LakeReader:
 
     def rows(self, table: str, version: int) -> pa.Table:
         """The rows of `table` at a version, with `_commit_ts`."""
-        path = table_path(str(self._root), table)
-        if self._format == "delta":
-            return (
-                self._spark.read.format("delta").option("versionAsOf", version).load(path).toArrow()
-            )
-        changes = self._spark.read.parquet(path).where(f"cut <= {version}").toArrow()
-        return _replayed(changes)
+        changefeed = self.cuts[-1]["changefeed"]
+        stored = StoredTable(SinkUri(self._format, str(self._root)), changefeed, table)
+        rows = open_connector(self._format).read(self._spark, stored, version).toArrow()
+        return _replayed(rows) if "_op" in rows.column_names else rows
 
     def totals(self) -> list[int]:
         """The total balance in every cut that has accounts."""

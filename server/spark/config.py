@@ -4,6 +4,9 @@ import re
 import sys
 from dataclasses import dataclass
 
+from pyspark_tidemark.lake.formats import default_modes
+from pyspark_tidemark.sink_uri import FORMS
+
 from server.config import ConfigError, setting
 from server.rpc.credentials import SecurityConfig
 
@@ -20,12 +23,8 @@ class SparkConfig:
         "", "Flight addresses of captures, grpc://host:port, separated by commas"
     )
     changefeed: str = setting("", "the changefeed's id")
-    target: str = setting(
-        "",
-        "delta:///dir, iceberg:///dir or parquet:///dir; delta+hdfs://name-node:port/dir, "
-        "parquet+s3a://bucket/dir, …; postgresql://user@host:port/db or mysql://user@host:port/db",
-    )
-    mode: str = setting("", "upsert, append or scd2; empty: upsert, of parquet append")
+    target: str = setting("", FORMS)
+    mode: str = setting("", f"upsert, append or scd2; empty: {default_modes()}")
     schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
     on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
     checkpoint_dir: str = setting(

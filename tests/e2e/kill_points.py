@@ -15,7 +15,7 @@ import sys
 import threading
 
 from pyspark_tidemark import job
-from pyspark_tidemark.lake import changelog, changes
+from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.mysql import MySql
@@ -25,6 +25,7 @@ from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.parquet import changelog
 
 from tests.around import wrap
 

@@ -31,15 +31,6 @@ from server.verify.lake.question import Question, key_schema, whole_extent
 from server.verify.spans import Extent
 
 _NEVER: Final = -1
-_REMOVE: Final = {
-    "postgresql": "DELETE FROM {table} t USING {staged} s WHERE {same}",
-    "mysql": "DELETE t FROM {table} t JOIN {staged} s ON {same}",
-}
-_UNSTAGE: Final = {
-    "postgresql": f"DROP TABLE {STAGED}",
-    # without that word the server commits first
-    "mysql": f"DROP TEMPORARY TABLE {STAGED}",
-}
 
 
 class Reader(Protocol):
@@ -81,6 +72,16 @@ _READERS: Final[Mapping[str, Callable[[SinkUri], Reader]]] = {
 }
 
 
+def _open_reader(uri: SinkUri) -> Reader:
+    if uri.format not in _READERS:
+        raise SourceError(
+            "ErrTargetInvalid",
+            f"lakes of the format {uri.format} cannot be read here; those of "
+            f"{' and '.join(_READERS)} can",
+        )
+    return _READERS[uri.format](uri)
+
+
 class DatabaseLake:
     """Implements `server.verify.lake.job.LakeSide`."""
 
@@ -106,7 +107,7 @@ class DatabaseLake:
             # still ending.
             if locked:
                 stack.enter_context(DatabaseManifest.opened(database, changefeed))
-            reader = _READERS[uri.format](uri)
+            reader = _open_reader(uri)
             stack.callback(reader.close)
             yield cls(uri, changefeed, reader)
 
@@ -229,12 +230,9 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
 
             # One staging table, used twice: for the keys that go, then for the rows that come.
             name = database.quoted_table(question.name)
-            same = " AND ".join(
-                f"t.{database.quoted(each)} = s.{database.quoted(each)}" for each in question.key
-            )
             _stage(cursor, database, gone, question.key)
-            cursor.execute(_REMOVE[uri.format].format(table=name, staged=STAGED, same=same))
-            cursor.execute(_UNSTAGE[uri.format])
+            for statement in database.delete_staged(name, question.key):
+                cursor.execute(statement)
 
             _stage(cursor, database, rows, question.key)
             columns = ", ".join(map(database.quoted, rows.schema.names))

@@ -1,4 +1,4 @@
-"""Lakes of files: Delta, Iceberg and Parquet tables, read and repaired by Spark.
+"""Lakes of files, read and repaired by Spark through the connectors of their formats.
 
 A cut of the manifest names a version of each table. `LakeTable` is one table at one cut, as the
 rows that were current there, whether the lake keeps rows, all changes, or all versions of a row.
@@ -19,23 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import map_in_arrow
+from pyspark_tidemark.lake.connector import Repair, StoredTable, open_connector
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.fold import fold_frame
-from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.target import table_path
 from pyspark_tidemark.lake.targets import cut_files, opened_files
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -44,8 +41,6 @@ from server.verify.spans import Extent
 
 _IDLE_S: Final = 10.0
 """A job that runs claims a cut every three seconds, also while nothing changes."""
-_NO_CHANGE_DELTA: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")
-_NO_CHANGE_ICEBERG: Final = "replace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +66,9 @@ class LakeTable:
         return versions_at(self.cuts, self.question.ts).get(self.question.name)
 
     @property
-    def path(self) -> str:
-        """Its directory."""
-        return table_path(self.uri.path, self.question.name)
+    def stored(self) -> StoredTable:
+        """The table where it lies."""
+        return StoredTable(self.uri, self.changefeed, self.question.name)
 
     def frame(self, spark: SparkSession) -> DataFrame | None:
         """The rows, in the columns of the upstream; None if there is no such table.
@@ -234,7 +229,7 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
             of no cut.
     """
     name, version = table.question.name, table.version
-    if table.uri.format == "parquet" or table.mode != UPSERT or version is None:
+    if table.mode != UPSERT or version is None:
         raise SourceError(
             "ErrRepairUnsupported",
             f"table {name}: only tables of mode upsert are repaired in place, not histories; "
@@ -242,8 +237,7 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
         )
     assert table.question.ts == newest.end_ts, "the newest cut is what is repaired"
 
-    changed_since = _changed_delta if table.uri.format == "delta" else _changed_iceberg
-    changes = changed_since(spark, table, version)
+    changes = open_connector(table.uri.format).changes_after(spark, table.stored, version)
     if changes:
         raise SourceError(
             "ErrRepairUnsupported",
@@ -255,10 +249,8 @@ def check_repair(spark: SparkSession, table: LakeTable, newest: CutRecord) -> No
 
 def repair_table(spark: SparkSession, table: LakeTable, gone: Any, live: Any) -> int:
     """Remove keys, add rows (pyarrow.Tables); returns the new version, or snapshot id."""
-    cuts = pa.array([table.question.ts] * len(live), pa.int64())
-    rows = live.append_column("_commit_ts", cuts)
-    write_both = _repair_delta if table.uri.format == "delta" else _repair_iceberg
-    return write_both(spark, table, gone, rows)
+    repair = Repair(table.question.ts, table.question.key, gone, live)
+    return open_connector(table.uri.format).repair(spark, table.stored, repair)
 
 
 def publish(manifest: FileManifest, table: str, version: int) -> None:
@@ -268,62 +260,3 @@ def publish(manifest: FileManifest, table: str, version: int) -> None:
     others = [item for item in newest.tables if item.table != table]
     rows = sum(item.rows for item in newest.tables if item.table == table)
     manifest.replace(dataclasses.replace(newest, tables=(*others, TableCut(table, rows, version))))
-
-
-def _changed_delta(spark: SparkSession, table: LakeTable, version: int) -> str:
-    """The operations after a version that changed rows; empty: none."""
-    commits = (
-        spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`").where(f"version > {version}").collect()
-    )
-    return ", ".join(row.operation for row in commits if row.operation not in _NO_CHANGE_DELTA)
-
-
-def _repair_delta(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
-    """Remove and add by one MERGE.
-
-    A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing and
-    is inserted.
-    """
-    key = table.question.key
-    old = {name: f"_old_{name}" for name in key}
-    removed = _frame(spark, gone).select(
-        *[F.col(quoted(name)).alias(old[name]) for name in key], F.expr("false AS _new")
-    )
-    added = _frame(spark, rows).selectExpr("*", "true AS _new")
-    added.unionByName(removed, allowMissingColumns=True).createOrReplaceTempView("tidemark_repair")
-
-    same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in key)
-    columns = [quoted(name) for name in rows.schema.names]
-    spark.sql(
-        f"MERGE INTO delta.`{table.path}` t USING tidemark_repair s ON {same} WHEN MATCHED THEN DELETE "  # noqa: S608 - quoted names
-        f"WHEN NOT MATCHED AND s._new THEN INSERT ({', '.join(columns)}) "
-        f"VALUES ({', '.join(f's.{column}' for column in columns)})"
-    )
-    return int(spark.sql(f"DESCRIBE HISTORY delta.`{table.path}` LIMIT 1").collect()[0].version)
-
-
-def _frame(spark: SparkSession, rows: Any) -> DataFrame:
-    # With the schema given: Spark would take times without a zone for times of its own zone.
-    return spark.createDataFrame(rows, from_arrow_schema(rows.schema))
-
-
-def _changed_iceberg(spark: SparkSession, table: LakeTable, version: int) -> str:
-    """The operations after a snapshot that changed rows; empty: none."""
-    stored = Catalog(spark, table.uri.path, table.changefeed).load(table.question.name)
-    snapshot, changed = stored.currentSnapshot(), []
-    while snapshot is not None and int(snapshot.snapshotId()) != version:
-        changed += [snapshot.operation()] if snapshot.operation() != _NO_CHANGE_ICEBERG else []
-        parent = snapshot.parentId()
-        snapshot = None if parent is None else stored.snapshot(parent)
-    return ", ".join(changed)
-
-
-def _repair_iceberg(spark: SparkSession, table: LakeTable, gone: Any, rows: Any) -> int:
-    """Remove and add by one commit."""
-    catalog, question = Catalog(spark, table.uri.path, table.changefeed), table.question
-    stored = catalog.load(question.name)
-    # Deletes of keys apply to older files only, so the rows that come with them stay.
-    written = write(catalog.layout(stored, question.key), rows, gone)
-    position = catalog.position(stored, question.name) or question.ts
-    catalog.commit(stored, written, question.key, position)
-    return int(catalog.load(question.name).currentSnapshot().snapshotId())

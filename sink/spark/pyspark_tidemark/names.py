@@ -2,10 +2,10 @@
 and the options that keep them away from it. Pure.
 
 Captures ask before they make a changefeed, lake jobs before they write: PostgreSQL cuts a long name
-off without a word, and what a database refuses, it refuses at every start. What databases, Delta
-and Iceberg take was found by trying it (`test_names.py` and `test_evolution.py` in
-tests/integration/lake), what readers of Iceberg and Parquet have of their own by reading their
-code.
+off without a word, and what a database refuses, it refuses at every start. The rules of each format
+are in its record (`lake.format.NameRules`). What databases, Delta and Iceberg take was found by
+trying it (`test_names.py` and `test_evolution.py` in tests/integration/lake), what readers of
+Iceberg and Parquet have of their own by reading their code.
 """
 
 import re
@@ -14,20 +14,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.format import NameRules
+from pyspark_tidemark.lake.formats import FORMATS
 
-_POSTGRESQL, _MYSQL = "postgresql", "mysql"
-_OF_READERS: Final = {"delta": "_metadata", "iceberg": "_metadata", "parquet": "cut"}
-"""Columns that Spark shows of files and directories, in any case."""
-_POSTGRESQL_BYTES_MAX: Final = 63
-_POSTGRESQL_COLUMNS: Final = frozenset({"ctid", "tableoid", "cmin", "cmax", "xmin", "xmax"})
-_MYSQL_CHARACTERS_MAX: Final = 64
-_MYSQL_BLANKS: Final = tuple(" \t\n\v\f\r")
-_MYSQL_CHARACTER_MAX: Final = "\uffff"
 _IN_FILTERS: Final = re.compile(r"(?:[a-zA-Z0-9_$-]|[^\x00-\x7f])+")
 """Names that a table filter has without quotes."""
 _IN_COLUMN_RULES: Final = re.compile(r"(?![!\s])(?:(?!->)[^,*?])+(?<!\s)")
 """Names that a rule about columns can give."""
 _NEW_CHARACTERS_MAX: Final = 40
+_ANY_NAME: Final = NameRules()
 
 
 Table = tuple[str, str]
@@ -44,12 +39,18 @@ def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
     shown = ".".join(table)
     # as the target parts it, wherever the dots are
     database, _, name = shown.partition(".")
-    if fault := _database_fault(target, database) or _fault(target, name):
+    rules = _rules(target)
+    fault = rules.database(database) or rules.identifier(database) or rules.identifier(name)
+    if fault:
         raise _unsupported(
             f"a {target} target cannot hold the table {shown}: {fault}. {leaving_out(table)}"
         )
     names = list(columns)
-    faults = {column: fault for column in names if (fault := _column_fault(target, column))}
+    faults = {
+        column: fault
+        for column in names
+        if (fault := rules.column(column) or rules.identifier(column))
+    }
     if faults:
         said = "; ".join(faults.values())
         way_out = renaming(table, faults, names)
@@ -65,7 +66,7 @@ def check_distinct(target: str, tables: Iterable[Table]) -> None:
         SourceError: ErrNameUnsupported, as `check_names`.
     """
     seen: dict[str, str] = {}
-    for table in tables if target == _MYSQL else ():
+    for table in tables if _rules(target).ignores_case else ():
         shown = ".".join(table)
         other = seen.setdefault(shown.lower(), shown)
         if other != shown:
@@ -99,37 +100,14 @@ def leaving_out(table: Table) -> str:
     )
 
 
+def _rules(target: str) -> NameRules:
+    # Readers of their own take any name; no job writes what is no format of a lake.
+    record = FORMATS.get(target)
+    return _ANY_NAME if record is None else record.names
+
+
 def _unsupported(said: str) -> SourceError:
     return SourceError("ErrNameUnsupported", said)
-
-
-def _column_fault(target: str, name: str) -> str:
-    if target == _POSTGRESQL and name in _POSTGRESQL_COLUMNS:
-        return f"each table has a column {name} of its own"
-    if name.lower() == _OF_READERS.get(target):
-        return f"readers of such a lake have a column {name} of their own"
-    return _fault(target, name)
-
-
-def _database_fault(target: str, name: str) -> str:
-    if target == _POSTGRESQL and name.startswith("pg_"):
-        return "schemas whose names begin with pg_ are the server's"
-    if target in (_POSTGRESQL, _MYSQL) and not name:
-        return "the name of its database begins with a dot"
-    return _fault(target, name)
-
-
-def _fault(target: str, name: str) -> str:
-    """Why no identifier can be called so; empty if it can."""
-    if target == _POSTGRESQL and len(name.encode()) > _POSTGRESQL_BYTES_MAX:
-        return f"{name} has more than {_POSTGRESQL_BYTES_MAX} bytes"
-    if target == _MYSQL and len(name) > _MYSQL_CHARACTERS_MAX:
-        return f"{name} has more than {_MYSQL_CHARACTERS_MAX} characters"
-    if target == _MYSQL and name.endswith(_MYSQL_BLANKS):
-        return f"{name!r} ends with a blank"
-    if target == _MYSQL and any(character > _MYSQL_CHARACTER_MAX for character in name):
-        return f"{name} has a character above U+FFFF"
-    return ""
 
 
 def _new_name(column: str, used: set[str]) -> str:

@@ -21,28 +21,22 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.format import MODES
+from pyspark_tidemark.lake.formats import FORMATS, find_format
 
-UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
-MODES = (UPSERT, APPEND, SCD2)
-MODES_OF = {
-    "delta": (UPSERT, APPEND, SCD2),
-    "iceberg": (UPSERT, APPEND),
-    "parquet": (APPEND,),
-    "postgresql": (UPSERT, APPEND, SCD2),
-    "mysql": (UPSERT, APPEND, SCD2),
-}
-"""What each format can do, its default first."""
-DATABASES = ("postgresql", "mysql")
 READERS = ("flight", "none", "blackhole")
 """Sinks without a lake job."""
 SYSTEMS = ("hdfs", "viewfs", "s3a")
 """Hadoop's file systems that can hold a lake, by scheme: see `lake.hadoop`."""
 RENAMING = ("hdfs", "viewfs")
 """Those whose rename is one step that fails if there is a file of the new name."""
+_DIRECTORIES = tuple(name for name, record in FORMATS.items() if not record.is_database)
+_DATABASES = tuple(name for name, record in FORMATS.items() if record.is_database)
 FORMS = (
-    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of delta, iceberg, parquet "
-    f"and a SCHEME of {', '.join(SYSTEMS)}; postgresql://user@host:port/db or "
-    "mysql://user@host:port/db; flight:// for readers of your own"
+    "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of "
+    f"{', '.join(_DIRECTORIES)} and a SCHEME of {', '.join(SYSTEMS)}; "
+    f"{' or '.join(f'{name}://user@host:port/db' for name in _DATABASES)}; "
+    "flight:// for readers of your own"
 )
 SECRET_VARIABLE = "TIDEMARK_SECRET_"  # noqa: S105 - the begin of a name
 """Environment variables that a URI may name begin like this:
@@ -98,11 +92,8 @@ _NEAREST = {
     "s3": "delta+s3a://bucket/path",
     "s3a": "delta+s3a://bucket/path",
     "s3n": "delta+s3a://bucket/path",
-    "jdbc": "postgresql://user@host/db or mysql://user@host/db",
-    "postgres": "postgresql://user@host/db",
-    "pg": "postgresql://user@host/db",
-    "mariadb": "mysql://user@host/db",
-    "tidb": "mysql://user@host/db",
+    "jdbc": " or ".join(f"{name}://user@host/db" for name in _DATABASES),
+    **{alias: f"{name}://user@host/db" for name in _DATABASES for alias in FORMATS[name].aliases},
     "kafka": "flight://, and a reader of your own that writes to Kafka",
     "http": "flight://, and a reader of your own",
     "https": "flight://, and a reader of your own",
@@ -137,7 +128,7 @@ class SinkUri:
             if plus:
                 return cls._remote(parts)
             _check_login(parts)
-            if parts.scheme in DATABASES:
+            if parts.scheme in _DATABASES:
                 return cls._database(parts)
         except ValueError:  # a port that is none, brackets that do not match
             raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
@@ -148,7 +139,7 @@ class SinkUri:
             and not parts.netloc
         ):
             return cls(lake_format, "")
-        if lake_format not in MODES_OF:
+        if lake_format not in _DIRECTORIES:
             raise _invalid(_unknown_scheme(text, parts))
         return cls._local(parts)
 
@@ -172,8 +163,7 @@ class SinkUri:
                 "spark.hadoop.fs.…, or its own files"
             )
         if (
-            lake_format not in MODES_OF
-            or lake_format in DATABASES
+            lake_format not in _DIRECTORIES
             or system not in SYSTEMS
             or not parts.path.startswith("/")
         ):
@@ -190,11 +180,12 @@ class SinkUri:
             raise _invalid(f"{parts.scheme}:// has no port after its colon")
         if system == "s3a" and (not parts.netloc or ":" in parts.netloc):
             raise _invalid(f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
-        if lake_format == "iceberg" and system not in RENAMING:
+        if FORMATS[lake_format].needs_rename and system not in RENAMING:
+            others = [name for name in _DIRECTORIES if not FORMATS[name].needs_rename]
             raise _invalid(
-                f"Iceberg commits to directories by renaming, which {system} cannot do in one "
+                f"{FORMATS[lake_format].title} commits to directories by renaming, which {system} cannot do in one "
                 "step, so two jobs could "
-                f"destroy a table: take delta+{system}:// or parquet+{system}://",
+                f"destroy a table: take {' or '.join(f'{name}+{system}://' for name in others)}",
             )
         _check_path(parts.path)
         return cls(lake_format, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
@@ -212,7 +203,7 @@ class SinkUri:
                 f"password-env={SECRET_VARIABLE}… instead of a file)",
             )
         check_reference(dict(options))
-        port = parts.port or (5432 if parts.scheme == "postgresql" else 3306)
+        port = parts.port or FORMATS[parts.scheme].port
         return cls(parts.scheme, name, parts.hostname, port, parts.username, options)
 
     def __str__(self) -> str:
@@ -248,12 +239,12 @@ class SinkUri:
     @property
     def is_lake(self) -> bool:
         """Whether a lake job keeps it."""
-        return self.format in MODES_OF
+        return self.format in FORMATS
 
     @property
     def is_database(self) -> bool:
         """Whether it is not a directory."""
-        return self.format in DATABASES
+        return self.format in _DATABASES
 
     @property
     def is_remote(self) -> bool:
@@ -275,7 +266,7 @@ class SinkUri:
         Raises:
             SourceError: ErrModeUnsupported.
         """
-        modes = MODES_OF[self.format]
+        modes = find_format(self.format).modes
         if mode and mode not in modes:
             raise SourceError(
                 "ErrModeUnsupported",
@@ -436,13 +427,13 @@ def _unknown_scheme(text: str, parts: SplitResult) -> str:
 
 def _nearest(scheme: str) -> str:
     close = next(
-        iter(difflib.get_close_matches(scheme, (*_NEAREST, *MODES_OF, *READERS), 1, 0.6)), ""
+        iter(difflib.get_close_matches(scheme, (*_NEAREST, *FORMATS, *READERS), 1, 0.6)), ""
     )
     if close in _NEAREST or not close:
         return _NEAREST.get(close, "")
     return (
         f"{close}://user@host/db"
-        if close in DATABASES
+        if close in _DATABASES
         else f"{close}://"
         if close in READERS
         else f"{close}:///path"

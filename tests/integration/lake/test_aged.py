@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.delta import maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
@@ -16,6 +15,7 @@ from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.kept import Keeper, KeptCuts
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
+from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.sink_uri import SinkUri
 

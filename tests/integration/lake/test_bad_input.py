@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
+from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 
 from tests.small_disk import small_disk
 

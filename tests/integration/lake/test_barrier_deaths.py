@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import DROP, KEEP, Policy
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 
 from tests.integration.lake.aged import AcknowledgedFeed, read_changelog
 from tests.integration.lake.deaths import Deaths, Killed

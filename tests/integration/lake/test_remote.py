@@ -15,9 +15,9 @@ import pytest
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.hadoop import HadoopFiles
+from pyspark_tidemark.lake.iceberg.connector import check_reachable
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
-from pyspark_tidemark.lake.targets import check_reachable
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake import file_lake

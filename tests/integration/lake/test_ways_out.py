@@ -18,15 +18,16 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
+from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.options import parse
-from pyspark_tidemark.sink_uri import APPEND, UPSERT, SinkUri
+from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.capture.processes import COMMAND, Reader, running_cluster
 from tests.integration.lake.test_databases import rows

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import DROP, EVOLUTIONS, KEEP, Policy
+from pyspark_tidemark.lake.formats import default_modes
 from pyspark_tidemark.sink_uri import FORMS, SinkUri
 
 
@@ -104,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--changefeed", required=True, help="the changefeed's id")
     add("--target", required=True, help=FORMS)
-    add("--mode", default="", help="upsert, append or scd2 (default: upsert; of parquet: append)")
+    add("--mode", default="", help=f"upsert, append or scd2 (default: {default_modes()})")
     add(
         "--schema-evolution",
         default=EVOLUTIONS[0],

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.format import APPEND, MODES, SCD2, UPSERT
 from pyspark_tidemark.names import check_names, renaming
-from pyspark_tidemark.sink_uri import APPEND, MODES, SCD2, UPSERT
 
 __all__ = ["APPEND", "ENVELOPE", "IS_CURRENT", "MODES", "SCD2", "UPSERT", "VALID_FROM", "VALID_TO"]
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")

@@ -8,28 +8,14 @@ A table is read at the version that the newest cut with end_ts <= ts names, so t
 Databases show only their newest cut and cannot be read like this.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyarrow.fs import FileSelector
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.changelog import CUT, SINCE, timestamps
+from pyspark_tidemark.lake.connector import StoredTable, open_connector
 from pyspark_tidemark.lake.cuts import CutRecord, renamed_since, versions_at
-from pyspark_tidemark.lake.files import LocalFiles
-from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import file_system
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
 from pyspark_tidemark.lake.manifest import cuts_in
-from pyspark_tidemark.lake.target import table_path
 from pyspark_tidemark.lake.targets import cut_files
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -96,82 +82,5 @@ def table_frame(
         SourceError: ErrCutNotFound; ErrCutExpired.
     """
     version = versions_at(cuts, ts)[name]
-    return _READERS[uri.format](
-        spark, uri, cuts[-1].changefeed, renamed_since(cuts, name, ts), version
-    )
-
-
-def _delta(
-    spark: SparkSession,
-    uri: SinkUri,
-    changefeed: str,  # noqa: ARG001 - a reader's signature
-    name: str,
-    version: int,
-) -> DataFrame:
-    return (
-        spark.read.format("delta").option("versionAsOf", version).load(table_path(uri.path, name))
-    )
-
-
-def _iceberg(
-    spark: SparkSession, uri: SinkUri, changefeed: str, name: str, version: int
-) -> DataFrame:
-    catalog = Catalog(spark, uri.path, changefeed)
-    table = catalog.load(name)
-    if table is None or table.snapshot(version) is None:
-        raise SourceError(
-            "ErrCutExpired", f"{name} has no snapshot {version} any more; choose a later ts"
-        )
-    return Snapshot(spark, catalog, table, version).frame()
-
-
-def _parquet(
-    spark: SparkSession,
-    uri: SinkUri,
-    changefeed: str,  # noqa: ARG001 - a reader's signature
-    name: str,
-    version: int,
-) -> DataFrame:
-    path = table_path(uri.path, name)
-    names = (HadoopFiles(spark, path) if uri.is_remote else LocalFiles(Path(path))).names()
-    marks = timestamps(names, SINCE)
-    since = max((ts for ts in marks if ts < version), default=-1)
-    chosen = [ts for ts in timestamps(names, CUT) if since < ts <= version]
-    parts = [f"{path}/{CUT}{ts}" for ts in chosen] if marks else [path]
-    try:
-        frame = spark.read.option("mergeSchema", "true").option("basePath", path).parquet(*parts)
-    except (PySparkException, Py4JJavaError) as err:
-        if "CANNOT_MERGE" not in str(err):
-            raise
-        frame = spark.read.schema(_widest(path, chosen)).option("basePath", path).parquet(*parts)
-    return frame.where(f"cut <= {version}").drop("cut")
-
-
-def _widest(path: str, chosen: Sequence[int]) -> StructType:
-    """All columns of some cuts of a changelog, with types that hold what all have:
-    Spark merges equal types only.
-
-    Raises:
-        SourceError: ErrSchemaIncompatible.
-    """
-    system, root = file_system(path)
-    files = [file.path for file in system.get_file_info(FileSelector(root, recursive=True))]
-    cuts = {f"{CUT}{ts}" for ts in chosen}
-    parts = [path for path in files if Path(path).parent.name in cuts and path.endswith(".parquet")]
-    schemas = [pq.read_schema(part, filesystem=system).remove_metadata() for part in parts]
-    try:
-        widest = pa.unify_schemas(schemas, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
-        raise SourceError(
-            "ErrSchemaIncompatible",
-            f"a column of {path} has types in different cuts that do not fit together ({err}); "
-            f"read the directories {CUT}… by themselves",
-        ) from None
-    return StructType([*from_arrow_schema(widest), StructField("cut", LongType())])
-
-
-_READERS: dict[str, Callable[[SparkSession, SinkUri, str, str, int], DataFrame]] = {
-    "delta": _delta,
-    "iceberg": _iceberg,
-    "parquet": _parquet,
-}
+    table = StoredTable(uri, cuts[-1].changefeed, renamed_since(cuts, name, ts))
+    return open_connector(uri.format).read(spark, table, version)

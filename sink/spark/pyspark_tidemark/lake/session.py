@@ -1,4 +1,4 @@
-"""The Spark session of the lake job: no UI, modest memory, jars of Delta and Iceberg;
+"""The Spark session of the lake job: no UI, modest memory, jars and settings of one format;
 on loopback if it is local.
 
 What a cluster or a file system needs comes from where Spark and Hadoop look for it: SPARK_CONF_DIR,
@@ -15,7 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import JARS, default_directory, install, present
+from pyspark_tidemark.jars import default_directory, install, present
+from pyspark_tidemark.lake.formats import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """Executors on other machines could not reach such a driver,
@@ -41,15 +42,6 @@ _BASE = {
     # a VirtualMachineError when they are full.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
-_DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    # our ranges can be read twice and give the same
-    "spark.databricks.delta.merge.materializeSource": "none",
-    # new keys may come with the replaced ones
-    "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
-}
 
 
 def open_session(
@@ -58,8 +50,9 @@ def open_session(
     """Start the JVM with what the format `lake` needs; what Spark spills goes under `directory`.
 
     Raises:
-        SourceError: ErrJarsUnavailable, or ErrSparkStart.
+        SourceError: ErrTargetInvalid, there is no such format; ErrJarsUnavailable; ErrSparkStart.
     """
+    record = find_format(lake)
     local = directory / "local"
     local.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -72,9 +65,9 @@ def open_session(
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
         }
     )
-    if lake in JARS:
+    settings |= record.session
+    if record.jars is not None:
         jars = present(default_directory(), lake) or install(default_directory(), lake)
-        settings |= _DELTA if lake == "delta" else {}
         jars_asked = extra.get("spark.jars", "").split(",")
         extra = extra | {
             "spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, jars_asked)]))

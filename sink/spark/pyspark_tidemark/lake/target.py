@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.format import UPSERT
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.sink_uri import UPSERT
 
 _ESCAPE = "~"
 _NOT_IN_PATHS = frozenset('/\\%:*?"<>|[]{}=' + _ESCAPE)

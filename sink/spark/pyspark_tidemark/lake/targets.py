@@ -4,24 +4,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.changelog import ChangelogTarget
 from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
 from pyspark_tidemark.lake.claims import check_idle
+from pyspark_tidemark.lake.connector import open_connector
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
-from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.files import Files, LocalFiles
+from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.iceberg.files import file_system
-from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest
-from pyspark_tidemark.lake.remote_changelog import RemoteChangelog
 from pyspark_tidemark.lake.target import Target
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -76,40 +72,9 @@ def cut_files(target: SinkUri, spark: Callable[[], SparkSession]) -> Files:
 
 def open_target(arguments: Arguments, spark: SparkSession) -> Target:
     """The tables."""
-    root, changefeed, mode = arguments.target.path, arguments.changefeed, arguments.mode
-    if arguments.target.format == "delta":
-        return DeltaTarget(
-            spark, root, changefeed, mode=mode, compact_every=arguments.compact_every
-        )
-    if arguments.target.format == "iceberg":
-        check_reachable(root)
-        return IcebergTarget(
-            spark, root, changefeed, mode=mode, compact_every=arguments.compact_every
-        )
     if arguments.target.is_database:
-        return DatabaseTarget(database(arguments.target), changefeed, mode=mode)
-    assert arguments.target.format == "parquet", f"no target writes {arguments.target.format}"
-    if arguments.target.is_remote:
-        return RemoteChangelog(spark, root, arguments.checkpoint_dir)
-    return ChangelogTarget(spark, root)
-
-
-def check_reachable(root: str) -> None:
-    """See that pyarrow can write where Iceberg's files go: tasks have no Java.
-
-    Raises:
-        SourceError: ErrTargetUnusable.
-    """
-    try:
-        file_system(root)
-    except (OSError, pa.ArrowException) as err:
-        said = str(err).partition("\n")[0]
-        raise SourceError(
-            "ErrTargetUnusable",
-            f"pyarrow cannot reach {root} ({said}); Iceberg's files are written by it: for HDFS "
-            "it needs libhdfs, by "
-            "HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH, on the driver and the executors",
-        ) from None
+        return DatabaseTarget(database(arguments.target), arguments.changefeed, mode=arguments.mode)
+    return open_connector(arguments.target.format).open_target(arguments, spark)
 
 
 def database(uri: SinkUri) -> Database:
@@ -119,14 +84,9 @@ def database(uri: SinkUri) -> Database:
         SourceError: ErrDriverMissing.
     """
     try:
-        if uri.format == "postgresql":
-            from pyspark_tidemark.lake.databases.postgres import Postgres
-
-            return Postgres(uri)
-        from pyspark_tidemark.lake.databases.mysql import MySql
-
-        return MySql(uri)
+        driver: Callable[[SinkUri], Database] = find_format(uri.format).implementation()
     except ImportError as err:
         raise SourceError(
             "ErrDriverMissing", f"a {uri.format} target needs {err.name}: pip install {err.name}"
         ) from None
+    return driver(uri)

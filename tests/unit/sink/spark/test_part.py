@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake import part
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.parquet import part
 
 SCHEMA = pa.schema([("_op", pa.string()), ("id", pa.int64()), ("text", pa.string())])
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.sink_uri import MODES_OF, SinkUri, masked, read_secret, redacted
+from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.sink_uri import SinkUri, masked, read_secret, redacted
 
 from server.changefeed.source_uri import SourceUri, SourceUriError
 
@@ -39,8 +40,8 @@ def test_other_forms_are_refused_and_no_secret_is_repeated(text):
 
 
 def test_each_format_has_a_default_mode_and_refuses_what_it_cannot_do():
-    assert {name: SinkUri(name, "/x").mode("") for name in MODES_OF} == {
-        **dict.fromkeys(MODES_OF, "upsert"), "parquet": "append",
+    assert {name: SinkUri(name, "/x").mode("") for name in FORMATS} == {
+        **dict.fromkeys(FORMATS, "upsert"), "parquet": "append",
     }  # fmt: skip
     with pytest.raises(
         SourceError, match=r"ErrModeUnsupported.*parquet target cannot do --mode scd2.*append"

@@ -46,6 +46,9 @@ class Database(Protocol):
         with `key` it may hold only each key's last.
         """
 
+    def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
+        """The statements that delete the keys in `STAGED` from a quoted table, and drop it."""
+
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """The statements that bring `table` from `STAGED` up to date."""
 

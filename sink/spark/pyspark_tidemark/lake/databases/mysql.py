@@ -160,6 +160,15 @@ class MySql:
             for values in as_values(batch, _STATEMENT_BYTES):
                 cursor.execute(f"REPLACE INTO {STAGED} VALUES {values}")  # noqa: S608 - literals of as_values
 
+    def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
+        """See `Database`."""
+        same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
+        return [
+            f"DELETE t FROM {table} t JOIN {STAGED} s ON {same}",
+            # without that word the server commits first
+            f"DROP TEMPORARY TABLE {STAGED}",
+        ]
+
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """See `Database`; `_commit_ts`, which the guard reads, is set last."""
         name = self.quoted_table(table)

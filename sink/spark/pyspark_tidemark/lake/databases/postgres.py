@@ -111,6 +111,14 @@ class Postgres:
                 copy.write(as_csv(batch))
         cursor.execute(f"ANALYZE {STAGED}")
 
+    def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
+        """See `Database`."""
+        same = " AND ".join(f"t.{self.quoted(name)} = s.{self.quoted(name)}" for name in key)
+        return [
+            f"DELETE FROM {table} t USING {STAGED} s WHERE {same}",  # noqa: S608 - quoted names
+            f"DROP TABLE {STAGED}",
+        ]
+
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
         """See `Database`."""
         name, keys = self.quoted_table(table), ", ".join(self.quoted(column) for column in key)

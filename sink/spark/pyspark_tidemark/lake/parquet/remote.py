@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changelog import CUT, mark, marked_schema
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.mode import APPEND
-from pyspark_tidemark.lake.part import PART, read_columns, write_part
+from pyspark_tidemark.lake.parquet.changelog import CUT, mark, marked_schema
+from pyspark_tidemark.lake.parquet.part import PART, read_columns, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 

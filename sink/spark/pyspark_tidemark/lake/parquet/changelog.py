@@ -20,7 +20,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.files import Files, LocalFiles, sync
 from pyspark_tidemark.lake.mode import APPEND
-from pyspark_tidemark.lake.part import PART, read_columns, write_part
+from pyspark_tidemark.lake.parquet.part import PART, read_columns, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 

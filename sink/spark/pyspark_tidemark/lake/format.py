@@ -1,0 +1,94 @@
+"""What a lake format is: one record, `LakeFormat`, that each format's package has in its `format`
+module and that `formats` lists. Pure.
+
+Captures, the command line, lake jobs and `verify` look here for what a format can do and what it
+needs. Records are cheap to import: they name the module that needs Spark or a driver, and
+`implementation` loads it.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
+MODES: Final = (UPSERT, APPEND, SCD2)
+
+
+def no_fault(name: str) -> str:  # noqa: ARG001 - a rule's signature
+    """The rule that allows every name."""
+    return ""
+
+
+@dataclass(frozen=True)
+class NameRules:
+    """Which names a format can hold: each rule says why it cannot, or nothing if it can."""
+
+    identifier: Callable[[str], str] = no_fault
+    """Of databases, tables and columns."""
+    database: Callable[[str], str] = no_fault
+    """Of databases, besides."""
+    column: Callable[[str], str] = no_fault
+    """Of columns, besides."""
+    ignores_case: bool = False
+    """Whether two tables whose names differ in case only are one."""
+
+
+def own_column(readers: str) -> NameRules:
+    """The rules of a format whose readers show a column of their own, in any case."""
+
+    def fault(name: str) -> str:
+        if name.lower() == readers:
+            return f"readers of such a lake have a column {name} of their own"
+        return ""
+
+    return NameRules(column=fault)
+
+
+@dataclass(frozen=True)
+class Jars:
+    """What Spark needs of a format: where Maven has it, and the files that were tested."""
+
+    coordinates: str
+    digests: Mapping[str, str]
+    """The SHA-256 of each file, by its name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LakeFormat:
+    """One format that a lake job can write."""
+
+    name: str
+    """The scheme of its sink URIs."""
+    title: str
+    """As its makers write it."""
+    modes: tuple[str, ...]
+    """Those of `MODES` that it has, its default first."""
+    entry_point: str
+    """`module:name` of its `connector.LakeConnector`, or, of a database, its
+    `databases.database.Database`.
+    """
+    port: int = 0
+    """A database's default port; 0: the lake is a directory."""
+    aliases: tuple[str, ...] = ()
+    """Other schemes that users try for it."""
+    needs_rename: bool = False
+    """Whether commits are renames that must fail if there is a file of the new name."""
+    jars: Jars | None = None
+    session: Mapping[str, str] = field(default_factory=dict)
+    """Settings of its Spark session."""
+    names: NameRules = field(default_factory=NameRules)
+
+    @property
+    def is_database(self) -> bool:
+        """Whether its lakes are databases, not directories."""
+        return self.port > 0
+
+    def implementation(self) -> Any:
+        """Import the class that `entry_point` names.
+
+        Raises:
+            ImportError: a package that only this format needs is missing.
+        """
+        module, _, name = self.entry_point.partition(":")
+        return getattr(importlib.import_module(module), name)

@@ -1,0 +1,3 @@
+"""Parquet changelogs: every change of a table, one directory a cut, on this machine's file systems
+(`changelog`) or behind Hadoop's (`remote`).
+"""
