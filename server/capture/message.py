@@ -13,7 +13,8 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.processor import Sink
 from server.changefeed.info import State
-from server.changefeed.source_uri import ON_UNCLEAR_DDL, with_option
+from server.changefeed.source_kind import ON_UNCLEAR_DDL
+from server.changefeed.source_uri import with_option
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.ts import MAX_TS

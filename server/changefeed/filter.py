@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.changefeed.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
+from server.changefeed.source_kind import KINDS
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024
@@ -22,18 +23,7 @@ RULE_CHARACTERS_MAX: Final = 1024
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _QUOTES: Final = '"`'
-_SYSTEM: Final = frozenset(
-    {
-        "mysql",
-        "information_schema",
-        "performance_schema",
-        "sys",
-        "metrics_schema",
-        "inspection_schema",
-        "tidb_cdc",
-    }
-    | {"changefeed_dump"}
-)
+_SYSTEM: Final = frozenset[str]().union(*(kind.system_schemas for kind in KINDS.values()))
 
 
 class FilterRuleError(InvalidError):

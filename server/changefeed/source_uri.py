@@ -8,16 +8,14 @@ or variable with it.
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.sink_uri import check_reference, is_secret, masked, secret_option
 
+from server.changefeed.source_kind import KINDS, SourceKind
 from storage.model.errors import InvalidError
-
-ON_UNCLEAR_DDL: Final = "on-unclear-ddl"
-"""The option of `mysql://` sources that `changefeed create` and `update` have a flag for."""
 
 
 class SourceUriError(InvalidError):
@@ -95,6 +93,27 @@ class SourceUri:
             )
 
 
+def scheme_of(text: str) -> str:
+    """The scheme of a source URI, valid or not; empty: the cluster's own change feed."""
+    return text.partition("://")[0]
+
+
+def find_kind(scheme: str) -> SourceKind:
+    """The kind of source that a scheme names.
+
+    Raises:
+        SourceUriError: there is none.
+    """
+    kind = KINDS.get(scheme)
+    if kind is None:
+        schemes = ", ".join(each.shown for name, each in sorted(KINDS.items()) if name)
+        raise SourceUriError(
+            f"there are no {scheme}:// sources; leave --source-uri out to replicate from the "
+            f"cluster, or use {schemes}"
+        )
+    return kind
+
+
 def with_option(text: str, name: str, value: str) -> str:
     """A source URI with an option written anew; as it is, if `value` is empty.
 
@@ -103,8 +122,10 @@ def with_option(text: str, name: str, value: str) -> str:
     """
     if not value:
         return text
-    if not text.startswith("mysql://"):
-        raise SourceUriError(f"{name}={value} is of mysql:// sources only; leave it out")
+    kind = KINDS.get(scheme_of(text))
+    if kind is None or name not in kind.flags:
+        owners = " and ".join(each.shown for each in KINDS.values() if name in each.flags)
+        raise SourceUriError(f"{name}={value} is of {owners} sources only; leave it out")
     place, _, query = text.partition("?")
     others = [each for each in query.split("&") if each and each.partition("=")[0] != name]
     return f"{place}?{'&'.join([*others, f'{name}={quote(value)}'])}"

@@ -56,37 +56,33 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
 
 async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     """All checks; exit 1 if one failed."""
-    from server.capture.source.mysql import mysql_table
     from server.changefeed.columns import ColumnRules
     from server.changefeed.info import check_sink_uri
-    from server.changefeed.source_uri import SourceUri, SourceUriError
+    from server.changefeed.source_kind import KINDS, load
+    from server.changefeed.source_uri import SourceUri, SourceUriError, find_kind
     from server.changefeed.table import TableRecord, check_names
 
     # an SQL parser comes with them
     from server.puller.mysql.checks import FAILURE, WARNING, Check
-    from server.puller.mysql.options import MySqlOptions
-    from server.puller.mysql.preflight import check_source as run_checks
-    from server.puller.mysql.server_id import any_server_id
 
     uri = SourceUri.parse(arguments.source_uri)
-    if uri.scheme != "mysql":
+    kind = find_kind(uri.scheme)
+    if not kind.check_at:
+        checked = " and ".join(each.shown for each in KINDS.values() if each.check_at)
         raise SourceUriError(
-            "only mysql:// sources are checked so; others are checked when a changefeed is created"
+            f"only {checked} sources are checked so; others are checked when a changefeed is created"
         )
-    options = MySqlOptions.of(uri)
+    run_checks, read_table = load(kind.check_at), load(kind.table_at)
     rules = tuple(arguments.filter) or _ANY
-    server_id = options.server_id or any_server_id()
     columns, target = ColumnRules(arguments.columns), format_of(arguments.sink_uri)
     if arguments.sink_uri:
         check_sink_uri(arguments.sink_uri)
 
     def read(record: TableRecord) -> None:
-        check_names(mysql_table(columns.of(mysql_table(record))), target)
+        check_names(read_table(columns.of(read_table(record))), target)
 
     checks: list[Check] = await asyncio.to_thread(
-        lambda: list(
-            run_checks(options, rules, server_id, read, target=target, write=not arguments.no_write)
-        )
+        lambda: list(run_checks(uri, rules, read, target=target, write=not arguments.no_write))
     )
     failures = [check for check in checks if check.state == FAILURE]
     document = {

@@ -7,11 +7,13 @@ changefeed does it.
 import glob
 import uuid
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
 
+from server.changefeed.source_kind import KINDS
+from server.changefeed.source_uri import find_kind
 from server.dump.errors import (
     DumpInvalidError,
     DumpNotFoundError,
@@ -24,8 +26,6 @@ from server.dump.status import dump_message, is_over, table_messages
 from storage.meta.meta import Meta
 
 Context = grpc.aio.ServicerContext[Any, Any]
-_FROM_STORE: Final = frozenset({"", "pump"})
-_SCHEMES: Final = _FROM_STORE | {"mysql"}
 
 
 class DumpService:
@@ -43,12 +43,13 @@ class DumpService:
         records = DumpRecords(self._meta, request.changefeed_id)
         before = await records.job()
         job = _job(request)
-        if request.where and scope.scheme in _FROM_STORE:
+        by_sql = find_kind(scope.scheme).dumps_by_sql
+        if request.where and not by_sql:
             raise DumpUnsupportedError(
                 "tables of the cluster are read from the store, which knows no SQL: leave the "
                 "conditions out"
             )
-        if request.verify and scope.scheme in _FROM_STORE:
+        if request.verify and not by_sql:
             raise DumpUnsupportedError(
                 "the store sums no rows: leave --verify out, and compare the lake by tidemark cli "
                 "verify"
@@ -117,10 +118,11 @@ class DumpService:
     async def _scope(self, changefeed: str) -> DumpScope:
         """Refused where it cannot be dumped."""
         scope = await DumpScope.of(self._meta, changefeed)
-        if scope.scheme not in _SCHEMES:
+        if scope.scheme not in KINDS:
+            *kinds, last = (kind.shown for kind in KINDS.values())
             raise DumpUnsupportedError(
                 f"changefeed {changefeed} is of a {scope.scheme}:// source, which cannot be "
-                "dumped; the cluster's own change feed, pump:// and mysql:// can"
+                f"dumped; {', '.join(kinds)} and {last} can"
             )
         return scope
 

@@ -4,27 +4,23 @@ The lake says at which cut (`LakeCut`); the changefeed's schema history says whi
 there (`Table`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
 from pyspark_tidemark.lake.mode import UPSERT
 
-from server.capture.source.mysql import mysql_table
 from server.changefeed import keys
 from server.changefeed.history import History
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.records import SchemaRecords
-from server.changefeed.table import SourceTable
-from server.puller.tidb.table import tidb_table
+from server.changefeed.source_kind import load
+from server.changefeed.source_uri import find_kind, scheme_of
+from server.changefeed.table import SourceTable, TableRecord
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
 from server.verify.spans import KeySpans
 from sink.columns import META_FIELDS
 from storage.meta.meta import Meta
-
-MYSQL: Final = "mysql"
-_READ_TABLE: Final = {"": tidb_table, "pump": tidb_table, MYSQL: mysql_table}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +77,6 @@ class Table:
         return self.source.mounter.mount(raw).select(self.schema.names)
 
 
-def scheme_of(info: ChangefeedInfo) -> str:
-    """The kind of its source; empty for the change feed of the cluster."""
-    return info.source_uri.partition("://")[0]
-
-
 async def changefeed_info(meta: Meta, changefeed: str) -> ChangefeedInfo:
     """The record of a changefeed.
 
@@ -120,7 +111,9 @@ async def tables_at(
         )
     if cut.newest_only:
         _check_at_rest(history, cut, names)
-    read = _READ_TABLE[scheme_of(info)]
+    read: Callable[[TableRecord], SourceTable] = load(
+        find_kind(scheme_of(info.source_uri)).table_at
+    )
     truncated = {
         each: change.commit_ts
         for change in history

@@ -17,7 +17,7 @@ log is still there.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -40,6 +40,7 @@ from server.puller.mysql.position import Anchor
 from server.verify.before_images import BeforeImages, ChangedKeys, read_before_images
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
+from server.verify.upstream import Cluster, Upstream
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
 from storage.mysql.schema import Table as Columns
@@ -53,6 +54,13 @@ _STORED_BYTES: Final = (
     "SET SESSION character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'"
 )
 _SAVEPOINT: Final = "tidemark"
+
+
+def open_mysql(
+    cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool
+) -> AbstractAsyncContextManager[Upstream]:
+    """The server of the changefeed, read in chunks if `gently`: see `upstream.OpenUpstream`."""
+    return MySqlUpstream.open(cluster.meta, info, tables, in_chunks=gently)
 
 
 class MySqlUpstream:

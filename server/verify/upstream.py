@@ -2,8 +2,8 @@
 whatever kind of upstream it is.
 
 `StoreUpstream` reads the store at a ts, as any client does; changefeeds of the cluster's change
-feed and those of its pumps both replicate what is in the store. `MySqlUpstream` is in a module of
-its own.
+feed and those of its pumps both replicate what is in the store. Other kinds are in modules of their
+own, which their `SourceKind` names.
 """
 
 import asyncio
@@ -16,13 +16,14 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from server.changefeed.info import ChangefeedInfo
+from server.changefeed.source_kind import load
+from server.changefeed.source_uri import find_kind, scheme_of
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
-from server.verify.catalog import MYSQL, Table, scheme_of
+from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
-from server.verify.mysql_upstream import MySqlUpstream
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
 from storage.tasks import beside
@@ -51,6 +52,15 @@ class Upstream(Protocol):
         """All rows, in the table's own columns."""
 
 
+class OpenUpstream(Protocol):
+    """What a `SourceKind` has for `verify`; see `open_upstream`."""
+
+    def __call__(
+        self, cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool
+    ) -> AbstractAsyncContextManager[Upstream]:
+        """The upstream for the block."""
+
+
 def open_upstream(
     cluster: Cluster, info: ChangefeedInfo, tables: Sequence[Table], *, gently: bool = False
 ) -> AbstractAsyncContextManager[Upstream]:
@@ -60,8 +70,19 @@ def open_upstream(
     Raises:
         VerifyHistoryError, VerifyMovedError, VerifyBehindError: it cannot be read at the cut.
     """
-    if scheme_of(info) == MYSQL:
-        return MySqlUpstream.open(cluster.meta, info, tables, in_chunks=gently)
+    opened: OpenUpstream = load(find_kind(scheme_of(info.source_uri)).upstream_at)
+    return opened(cluster, info, tables, gently=gently)
+
+
+def open_store(
+    cluster: Cluster,
+    info: ChangefeedInfo,
+    tables: Sequence[Table],
+    *,
+    gently: bool,
+) -> AbstractAsyncContextManager[Upstream]:
+    """The store, which keeps nobody waiting for a reader: see `OpenUpstream`."""
+    del gently
     return StoreUpstream.open(cluster.pd, cluster.kv, info, tables)
 
 

@@ -1,7 +1,7 @@
 """MySQL and MariaDB as sources of changefeeds: `mysql://user@host:port…` (see `options`)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -15,13 +15,16 @@ from server.dump.puller import DumpingPuller
 from server.puller.mysql.anchors import Anchors, ClockRecord
 from server.puller.mysql.asking import Askers
 from server.puller.mysql.catalogue import read_definitions
+from server.puller.mysql.checks import Check
 from server.puller.mysql.connection import log_in
 from server.puller.mysql.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log import beginning
 from server.puller.mysql.open_transaction import RowRanges
 from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.preflight import check_source
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
+from server.puller.mysql.server_id import any_server_id
 from server.puller.mysql.tables import new_id, record_of
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
 from sink.mysql_mounter import MysqlMounter
@@ -166,3 +169,17 @@ def mysql_source(changefeed: str, uri: SourceUri, context: SourceContext) -> Sou
     if context.meta is None:
         raise InvalidError("a mysql:// source runs in the capture itself, not in a worker")
     return MySqlSource(changefeed, MySqlOptions.of(uri), context.meta)
+
+
+def check_mysql(
+    uri: SourceUri,
+    rules: tuple[str, ...],
+    read: Callable[[TableRecord], object],
+    *,
+    target: str,
+    write: bool,
+) -> Iterator[Check]:
+    """All checks of the first server that answers: see `preflight.check_source`; blocks."""
+    options = MySqlOptions.of(uri)
+    server_id = options.server_id or any_server_id()
+    return check_source(options, rules, server_id, read, target=target, write=write)
