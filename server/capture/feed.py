@@ -3,6 +3,7 @@ and the processor that runs it.
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from server.capture.audit import Audit
 from server.capture.catalog.catalog import FeedCatalog, Terms
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
+from server.capture.reading import Reading
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
 from server.capture.source.unreadable import UnreadableSource
@@ -54,6 +56,7 @@ class Feed:
     """As the metadata has it: of a job that has given up."""
     audit: Audit = field(default_factory=Audit)
     """What its audit has found, as the metadata has it."""
+    reading: Reading = field(default_factory=lambda: Reading(time.monotonic()))
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
@@ -120,6 +123,7 @@ class Feed:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
         make = self.factory.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
+        self.reading = Reading(time.monotonic())
         history = History(changes)
         self.catalog = _catalog(
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules

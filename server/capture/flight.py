@@ -227,6 +227,7 @@ class OwnerFeeds:
     def _running(self, changefeed: str) -> tuple[Feed, Sink]:
         """The changefeed and its sink; one that is starting is waited for."""
         feed = self._owner.feed(changefeed)
+        feed.reading.asked_s = time.monotonic()
         deadline = time.monotonic() + _START_WAIT_S
         while (sink := feed.processor.sink) is None:
             if (

@@ -80,7 +80,16 @@ def message(feed: Feed) -> pb.Changefeed:
         rereads=_rereads(feed),
         skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
         audit_s=info.audit_s,
+        reading=_reading(feed),
     )
+
+
+def _reading(feed: Feed) -> pb.Reading | None:
+    """Of a changefeed that runs: since when nobody reads it."""
+    if not feed.info.state.is_running:
+        return None
+    never = feed.reading.asked_s is None and feed.checkpoint_ts == feed.info.start_ts
+    return pb.Reading(idle_s=int(feed.reading.idle_s(time.monotonic())), never=never)
 
 
 def _rereads(feed: Feed) -> pb.Rereads | None:
@@ -147,7 +156,7 @@ def _position(sink: Sink, version: Version) -> tuple[int, int]:
 
 def _table_state(feed: Feed, version: Version) -> pb.TableState.ValueType:
     if feed.processor.sink is None:
-        return pb.TABLE_STATE_STOPPED
+        return pb.TABLE_STATE_PENDING if feed.info.state.is_running else pb.TABLE_STATE_STOPPED
     if version.span in feed.processor.repairing:
         return pb.TABLE_STATE_REPAIRING
     return pb.TABLE_STATE_REPLICATING if version.to_ts == MAX_TS else pb.TABLE_STATE_ENDING

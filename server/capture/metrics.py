@@ -86,6 +86,7 @@ class FeedCollector(Collector):
             yield family
         yield _stage_lags(feeds)
         yield from _jobs(feeds)
+        yield _unread(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state",
             "1 for the state it is in",
@@ -137,6 +138,19 @@ def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
             lags.add_metric([feed.id], _lag_s(job.report.cut_ts))
     yield states
     yield lags
+
+
+def _unread(feeds: Iterable[Feed]) -> GaugeMetricFamily:
+    """Of changefeeds that run."""
+    family = GaugeMetricFamily(
+        "tidemark_capture_unread_seconds",
+        "for how long nobody has asked for the changefeed's rows",
+        labels=["changefeed"],
+    )
+    for feed in feeds:
+        if feed.info.state.is_running:
+            family.add_metric([feed.id], feed.reading.idle_s(time.monotonic()))
+    return family
 
 
 def _values(feed: Feed) -> dict[str, float]:

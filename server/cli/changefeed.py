@@ -11,8 +11,8 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
-from server.cli.changefeed_view import detail, summary
-from server.cli.output import Output
+from server.cli.changefeed_view import detail, summary, unread_warning
+from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
 from storage.model.errors import InvalidError
@@ -24,6 +24,7 @@ _COLUMNS = (
     ("STATE", "summary.state"),
     ("LAG S", "summary.lag_seconds"),
     ("LAKE JOB", "summary.lake_job"),
+    ("READ", "summary.last_read"),
     ("CHECKPOINT", "summary.checkpoint"),
     ("TSO", "summary.tso"),
     ("ERROR", "summary.error.code"),
@@ -203,7 +204,10 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
         answer = await ChangefeedServiceStub(channel).ListChangefeeds(
             pb.ListChangefeedsRequest(), timeout=CALL_S
         )
-    return Output([summary(changefeed, time.time()) for changefeed in answer.changefeeds], _COLUMNS)
+    rows = [summary(changefeed, time.time()) for changefeed in answer.changefeeds]
+    warnings = [(each.id, unread_warning(each)) for each in answer.changefeeds]
+    told = [f"{name}: {warning}" for name, warning in warnings if warning]
+    return Output(rows, _COLUMNS, shown="\n".join([table(rows, _COLUMNS), *told]))
 
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -5,6 +5,7 @@ Pure.
 
 from typing import Any
 
+from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.cli.tso import time_of
@@ -41,6 +42,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "skipped": list(map(_skipped, changefeed.skipped)),
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
+        | _reading(changefeed)
         | _rereads(changefeed)
         | _warnings(changefeed)
     )
@@ -56,10 +58,57 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
         "tso": changefeed.checkpoint_ts,
         "checkpoint": time_of(changefeed.checkpoint_ts),
         "error": _error(changefeed),
-    }
+    } | _reading(changefeed)
+    if changefeed.HasField("reading"):
+        short["last_read"] = _last_read(changefeed.reading)
     if changefeed.HasField("rereads"):
         short["rereads"] = ", ".join(each.table for each in changefeed.rereads.tables)
     return {"id": changefeed.id, "namespace": "default", "summary": short}
+
+
+def unread_warning(changefeed: pb.Changefeed) -> str:
+    """What to do if nobody reads it; empty if somebody does, or need not."""
+    if not _is_unread(changefeed):
+        return ""
+    uri = changefeed.sink_uri
+    if _has_lake(uri):
+        run = f"tidemark spark run --changefeed {changefeed.id} --target {uri}"
+        found, advice = "no lake job has reported", f"start `tidemark spark keep` or `{run}`"
+    else:
+        found, advice = f"{uri} has no lake job", "start your own reader of it"
+    since = _since(changefeed.reading) if changefeed.HasField("reading") else ""
+    return f"nobody reads this changefeed: {since}{found}; {advice}"
+
+
+def _since(reading: pb.Reading) -> str:
+    ago = duration(reading.idle_s)
+    return (
+        f"its rows have never been asked for, for {ago}; "
+        if reading.never
+        else f"its rows were not asked for in the last {ago}; "
+    )
+
+
+def _last_read(reading: pb.Reading) -> str:
+    if reading.never:
+        return "never"
+    return f"{duration(reading.idle_s)} ago" if reading.idle_s * 1000 > _UNREAD_MS else "now"
+
+
+def _reading(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """For how long nobody has asked for rows, of a changefeed that runs."""
+    if not changefeed.HasField("reading"):
+        return {}
+    reading = changefeed.reading
+    return {"reading": {"idle_seconds": reading.idle_s, "never": reading.never}}
+
+
+def duration(seconds: int) -> str:
+    """Whole seconds in the largest unit that they fill: 59 s, 2 min, 3 h, 4 d."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def _rereads(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -91,29 +140,27 @@ def _warnings(changefeed: pb.Changefeed) -> dict[str, Any]:
             f"tidemark cli changefeed update -c {changefeed.id} --sink-uri …?password-file=/path"
         )
         warnings.append(f"{advice} `{update}`, and change it")
-    if _is_unread(changefeed):
-        run = f"tidemark spark run --changefeed {changefeed.id} --target {changefeed.sink_uri}"
-        warnings.append(
-            "nobody reads this changefeed: no lake job has reported; start `tidemark spark keep` "
-            f"or `{run}`"
-        )
+    warnings += filter(None, [unread_warning(changefeed)])
     return {"warnings": warnings} if warnings else {}
 
 
 def _is_unread(changefeed: pb.Changefeed) -> bool:
-    """Whether changes wait and no lake job reports.
+    """Whether nobody has asked for rows for a minute, or changes wait and no lake job reports.
 
-    The job of a flight:// sink is its owner's and never does.
+    A lake job that reports may have other work than to read.
     """
     is_running = changefeed.state in (pb.CHANGEFEED_STATE_NORMAL, pb.CHANGEFEED_STATE_WARNING)
     has_job = changefeed.HasField("lake_job") and changefeed.lake_job.state != "silent"
     waits_ms = physical_ms(changefeed.resolved_ts) - physical_ms(changefeed.checkpoint_ts)
-    return (
-        is_running
-        and not has_job
-        and waits_ms > _UNREAD_MS
-        and not changefeed.sink_uri.startswith("flight:")
-    )
+    if not is_running or has_job:
+        return False
+    if changefeed.HasField("reading"):
+        return changefeed.reading.idle_s * 1000 > _UNREAD_MS
+    return waits_ms > _UNREAD_MS and _has_lake(changefeed.sink_uri)
+
+
+def _has_lake(sink_uri: str) -> bool:
+    return sink_uri.partition(":")[0] not in READERS
 
 
 def _table(table: pb.TableStatus) -> dict[str, Any]:

@@ -8,10 +8,14 @@ import argparse
 import re
 from typing import Any
 
+import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2 import QueryChangefeedRequest
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.cli.arguments import byte_count, count
+from server.cli.changefeed_view import unread_warning
 from server.cli.output import Output, plain, table
 from server.cli.remote import CALL_S, Remote
 from storage.model.errors import InvalidError
@@ -163,9 +167,19 @@ async def call_dump(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Any other verb."""
     request = arguments.request(changefeed_id=arguments.changefeed_id)
     async with remote.capture() as channel:
-        return _output(
-            await getattr(DumpServiceStub(channel), arguments.method)(request, timeout=CALL_S)
-        )
+        call = getattr(DumpServiceStub(channel), arguments.method)
+        answer = await call(request, timeout=CALL_S)
+        return _output(answer, await _unread_warning(channel, arguments.changefeed_id))
+
+
+async def _unread_warning(channel: grpc.aio.Channel, changefeed: str) -> str:
+    """A dump goes on only as far as its rows are read; empty if that cannot be told now."""
+    query = ChangefeedServiceStub(channel).QueryChangefeed
+    try:
+        answer = await query(QueryChangefeedRequest(id=changefeed), timeout=CALL_S)
+    except grpc.aio.AioRpcError:
+        return ""  # the owner may be changing; the dump's status is in the metadata
+    return unread_warning(answer.changefeed)
 
 
 def _condition(text: str) -> tuple[str, str]:
@@ -185,7 +199,7 @@ def _priority(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def _output(answer: Any) -> Output:
+def _output(answer: Any, warning: str = "") -> Output:
     dump = answer.dump
     rows = [
         _shown(each) | {"verified": _verified(each) if dump.verify else ""}
@@ -204,9 +218,10 @@ def _output(answer: Any) -> Output:
                 **dict.fromkeys(_NOT_OF_ALL, ""),
             }
         )
-    head += f"\n{dump.waits_for}" if dump.waits_for else ""
+    head += "".join(f"\n{line}" for line in (dump.waits_for, warning) if line)
+    warnings = {"warnings": [warning]} if warning else {}
     return Output(
-        plain(dump) | {"status": [plain(each) for each in answer.status]},
+        plain(dump) | {"status": [plain(each) for each in answer.status]} | warnings,
         shown=f"{head}\n{table(rows, _COLUMNS)}",
     )
 

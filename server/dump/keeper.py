@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 import structlog
 
 from server.dump.job import DumpRecords
-from server.dump.progress import TableProgress
+from server.dump.metrics import TABLES_FAILED
+from server.dump.progress import TableProgress, TableState
 from server.dump.table_dump import TableDump
 from storage.model.errors import UnavailableError
 
@@ -48,19 +49,26 @@ class ProgressKeeper:
         """A job is taken up, of which this is in the metadata."""
         self._written = dict(durable)
         self._measured.clear()
+        self._count_failed()
 
     async def run(self) -> None:
         """Write what has become durable, until cancelled; as long as nobody answers, later."""
-        while True:
-            await asyncio.sleep(_SETTLE_S)
-            try:
-                await self.settle()
-            except UnavailableError as err:
-                _log.warning(
-                    "the dump's progress cannot be kept now",
-                    changefeed=self._changefeed,
-                    error=err.message,
-                )
+        try:
+            while True:
+                await asyncio.sleep(_SETTLE_S)
+                await self._try_to_settle()
+        finally:
+            TABLES_FAILED.labels(self._changefeed).set(0)
+
+    async def _try_to_settle(self) -> None:
+        try:
+            await self.settle()
+        except UnavailableError as err:
+            _log.warning(
+                "the dump's progress cannot be kept now",
+                changefeed=self._changefeed,
+                error=err.message,
+            )
 
     async def settle(self) -> None:
         """Write what has changed; durable when it returns. Raises UnavailableError."""
@@ -83,6 +91,11 @@ class ProgressKeeper:
         if changed:
             await self._records.put_tables(changed.values())
             self._written |= changed
+            self._count_failed()
+
+    def _count_failed(self) -> None:
+        failed = sum(each.state is TableState.FAILED for each in self._written.values())
+        TABLES_FAILED.labels(self._changefeed).set(failed)
 
     def _measure(self, dump: TableDump) -> None:
         """How fast a table goes, over some seconds."""

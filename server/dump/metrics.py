@@ -21,6 +21,11 @@ READING_AGAIN = Gauge(
     "Tables being read again by themselves, for which cuts wait",
     ["changefeed"],
 )
+TABLES_FAILED = Gauge(
+    "tidemark_dump_tables_failed",
+    "Tables whose dump has failed, until it is resumed or begun anew",
+    ["changefeed"],
+)
 VERIFIED = Counter(
     "tidemark_dump_verified_chunks_total", "Chunks whose sums were those of the server"
 )

@@ -64,6 +64,10 @@ _AVAILABLE_BYTES = Gauge(
     "tidemark_pump_available_bytes", "Space left on the disk of the data directory."
 )
 
+_DISK_LOW = Gauge(
+    "tidemark_pump_disk_low", "1 while binlogs are refused, as the disk has too little space."
+)
+
 
 def count(binlogs: int, size: int, refused: int) -> None:
     """Count what was written and what was not; `size` in bytes."""
@@ -86,6 +90,7 @@ def watch(storage: PumpStorage, disk: DiskWatch) -> None:
         (_INDEX_FAILURES, lambda: storage.statistics().index_failures),
         (_LOG_BYTES, lambda: storage.statistics().log_bytes),
         (_AVAILABLE_BYTES, lambda: disk.available_bytes),
+        (_DISK_LOW, lambda: disk.is_low),
     ):
         gauge.set_function(value)
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.changefeed.info import lake_format
-from server.config import setting
+from server.config import ConfigError, load, setting
 from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
@@ -59,12 +59,93 @@ class KeepConfig:
     audit_max_lag_s: float = setting(
         60.0, "an audit gives way while its lake is further behind, in seconds", least=1
     )
+    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
+    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
+    max_rows_per_trigger: int = setting(
+        250_000, "rows of one cut at most; a commit_ts is never split"
+    )
+    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
+    keep_cuts_hours: float = setting(
+        48.0, "how far back readers may go; older files and cuts are removed"
+    )
+    conf: tuple[str, ...] = setting(
+        (), "a Spark setting of each job's session, NAME=VALUE; may be repeated; no secrets"
+    )
+    token_file: str = setting("", "file with the token that captures ask readers for")
+    job: tuple[str, ...] = setting(
+        (),
+        "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
+        "orders:compact-every=16; may be repeated",
+    )
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+
+
+_SHARED = (
+    "master",
+    "driver_memory",
+    "trigger",
+    "schema_evolution",
+    "on_drop",
+    "max_rows_per_trigger",
+    "compact_every",
+    "keep_cuts_hours",
+    "conf",
+    "token_file",
+    "coordinator",
+    "audit_rows_per_s",
+    "audit_max_lag_s",
+)
+"""The settings of all jobs, which `--job` overrides for one."""
+_OWN = tuple(
+    field.name.replace("_", "-")
+    for field in fields(SparkConfig)
+    if field.name not in ("endpoint", "changefeed", "target", "once", "progress_json", "http_addr")
+)
+
+
+def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) -> SparkConfig:
+    """The settings of the job of one changefeed.
+
+    Raises:
+        ConfigError: an option of `--job` is unknown, or its value cannot be used.
+    """
+    options: dict[str, Any] = {}
+    for text in config.job:
+        name, key, value = _option(text)
+        if name == changefeed and key == "conf":
+            options[key] = [*options.get(key, config.conf), value]
+        elif name == changefeed:
+            options[key] = value
+    settings = {name: getattr(config, name) for name in _SHARED} | {
+        "endpoint": endpoint,
+        "changefeed": changefeed,
+        "target": target,
+        "checkpoint_dir": str(Path(config.checkpoint_dir) / changefeed),
+    }
+    settings |= {key.replace("-", "_"): value for key, value in options.items()}
+    return load(SparkConfig, "spark", document={}, environ={}, flags=settings)
+
+
+def check_jobs(config: KeepConfig) -> None:
+    """See that the options of `--job` can be used; raises ConfigError as `job_config`."""
+    for name in {_option(text)[0] for text in config.job}:
+        job_command(job_config(config, name, "delta:///", "grpc://"), SecurityConfig())
+
+
+def _option(text: str) -> tuple[str, str, str]:
+    name, colon, rest = text.partition(":")
+    key, equals, value = rest.partition("=")
+    if not (name and colon and equals):
+        raise ConfigError(f"--job is CHANGEFEED:NAME=VALUE, not {text!r}")
+    if key not in _OWN:
+        raise ConfigError(f"--job {text}: {key!r} is not one of {', '.join(_OWN)}")
+    return name, key, value
 
 
 @asynccontextmanager
 async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
-    """Keep all lakes current."""
+    """Keep all lakes current; raises ConfigError for options that cannot be used."""
+    check_jobs(config)
     async with connect(config.capture, security) as channel, asyncio.TaskGroup() as tasks:
         keeper = Keeper(config, security, channel, tasks)
         task = tasks.create_task(keeper.run(), name="keeper")
@@ -87,7 +168,7 @@ class Keeper:
     ) -> None:
         self._config = config
         self._security = security
-        self._audits = audit_settings(config, security)
+        self._turns = asyncio.Lock()
         self._changefeeds = ChangefeedServiceStub(channel)
         self._captures = CaptureServiceStub(channel)
         self._tasks = tasks
@@ -160,16 +241,10 @@ class Keeper:
         return ",".join(f"{scheme}://{capture.flight_address}" for capture in answer.captures)
 
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
-        auditor = Auditor(changefeed, self._audits)
-        config = SparkConfig(
-            endpoint=endpoint,
-            changefeed=changefeed,
-            target=target,
-            checkpoint_dir=str(Path(self._config.checkpoint_dir) / changefeed),
-            master=self._config.master,
-            driver_memory=self._config.driver_memory,
-            trigger=self._config.trigger,
-        )
+        config = job_config(self._config, changefeed, target, endpoint)
+        # one lake is audited at a time, whatever each job's settings are
+        audits = replace(audit_settings(config, self._security), turns=self._turns)
+        auditor = Auditor(changefeed, audits)
         command = job_command(config, self._security)
 
         def on_line(line: dict[str, Any]) -> None:

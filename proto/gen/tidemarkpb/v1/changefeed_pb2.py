@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"\x96\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tidemarkpb.v1.TableState\x12\x11\n\tschema_ts\x18\x06 \x01(\x04\"d\n\x0cSchemaChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"\xb3\x01\n\x07Holding\x12\x0f\n\x07regions\x18\x01 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x03 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_error\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x11\n\tpulled_ts\x18\x07 \x01(\x04\x12\x11\n\tsorted_ts\x18\x08 \x01(\x04\"B\n\x07Rereads\x12\x10\n\x08since_ts\x18\x01 \x01(\x04\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.tidemarkpb.v1.Reread\"9\n\x06Reread\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08since_ts\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"}\n\x07LakeJob\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06\x63ut_ts\x18\x02 \x01(\x04\x12\x0c\n\x04time\x18\x03 \x01(\t\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x19\n\x11\x66\x61iled_changefeed\x18\x05 \x01(\x08\">\n\x0cSkippedRange\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x02 \x01(\x04\x12\x0c\n\x04time\x18\x03 \x01(\t\"\xfa\x04\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x12\n\nsource_uri\x18\x0b \x01(\t\x12\x0e\n\x06\x66ilter\x18\x0c \x03(\t\x12\x16\n\x0eignored_tables\x18\r \x03(\t\x12\x33\n\x0eschema_changes\x18\x0e \x03(\x0b\x32\x1b.tidemarkpb.v1.SchemaChange\x12\'\n\x07holding\x18\x0f \x01(\x0b\x32\x16.tidemarkpb.v1.Holding\x12\x0f\n\x07\x63olumns\x18\x10 \x03(\t\x12(\n\x08lake_job\x18\x11 \x01(\x0b\x32\x16.tidemarkpb.v1.LakeJob\x12\x10\n\x08warnings\x18\x12 \x03(\t\x12\'\n\x07rereads\x18\x13 \x01(\x0b\x32\x16.tidemarkpb.v1.Rereads\x12\x12\n\nzero_dates\x18\x14 \x01(\t\x12,\n\x07skipped\x18\x15 \x03(\x0b\x32\x1b.tidemarkpb.v1.SkippedRange\x12\x0f\n\x07\x61udit_s\x18\x16 \x01(\r\"\x95\x02\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x07 \x03(\t\x12\x1f\n\x17ignore_ineligible_table\x18\x08 \x01(\x08\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\x12\x16\n\x0eon_unclear_ddl\x18\n \x01(\t\x12\x12\n\nzero_dates\x18\x0b \x01(\t\x12\x0f\n\x07\x61udit_s\x18\x0c \x01(\r\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"b\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\x12\x1a\n\x12overwrite_with_now\x18\x03 \x01(\x08\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"q\n\x17UpdateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x16\n\x0eon_unclear_ddl\x18\x03 \x01(\t\x12\x14\n\x07\x61udit_s\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_audit_s\"I\n\x18UpdateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xe6\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04\x12\x1d\n\x19\x43HANGEFEED_STATE_FINISHED\x10\x05\x12\x1c\n\x18\x43HANGEFEED_STATE_REMOVED\x10\x06*\x92\x01\n\nTableState\x12\x1b\n\x17TABLE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TABLE_STATE_REPLICATING\x10\x01\x12\x17\n\x13TABLE_STATE_STOPPED\x10\x02\x12\x16\n\x12TABLE_STATE_ENDING\x10\x03\x12\x19\n\x15TABLE_STATE_REPAIRING\x10\x04\x32\xcd\x05\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponse\x12\x63\n\x10UpdateChangefeed\x12&.tidemarkpb.v1.UpdateChangefeedRequest\x1a\'.tidemarkpb.v1.UpdateChangefeedResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etidemarkpb/v1/changefeed.proto\x12\rtidemarkpb.v1\"5\n\x05Table\x12\x13\n\x0bschema_name\x18\x01 \x01(\t\x12\x17\n\x0ftable_info_json\x18\x02 \x01(\t\"\x96\x01\n\x0bTableStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08table_id\x18\x02 \x01(\x03\x12\x13\n\x0bresolved_ts\x18\x03 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x04 \x01(\x04\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.tidemarkpb.v1.TableState\x12\x11\n\tschema_ts\x18\x06 \x01(\x04\"d\n\x0cSchemaChange\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\x12\r\n\x05query\x18\x02 \x01(\t\x12\x0e\n\x06tables\x18\x03 \x03(\t\x12\x0f\n\x07\x64ropped\x18\x04 \x03(\t\x12\x11\n\ttruncated\x18\x05 \x03(\t\"\xb3\x01\n\x07Holding\x12\x0f\n\x07regions\x18\x01 \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x02 \x01(\x04\x12\x1b\n\x13sorter_memory_bytes\x18\x03 \x01(\x04\x12\x19\n\x11sorter_disk_bytes\x18\x04 \x01(\x04\x12\x12\n\ndisk_error\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\x04\x12\x11\n\tpulled_ts\x18\x07 \x01(\x04\x12\x11\n\tsorted_ts\x18\x08 \x01(\x04\"B\n\x07Rereads\x12\x10\n\x08since_ts\x18\x01 \x01(\x04\x12%\n\x06tables\x18\x02 \x03(\x0b\x32\x15.tidemarkpb.v1.Reread\"9\n\x06Reread\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08since_ts\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\";\n\x0cRunningError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04time\x18\x03 \x01(\t\"}\n\x07LakeJob\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06\x63ut_ts\x18\x02 \x01(\x04\x12\x0c\n\x04time\x18\x03 \x01(\t\x12*\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x19\n\x11\x66\x61iled_changefeed\x18\x05 \x01(\x08\"(\n\x07Reading\x12\x0e\n\x06idle_s\x18\x01 \x01(\x04\x12\r\n\x05never\x18\x02 \x01(\x08\">\n\x0cSkippedRange\x12\x10\n\x08start_ts\x18\x01 \x01(\x04\x12\x0e\n\x06\x65nd_ts\x18\x02 \x01(\x04\x12\x0c\n\x04time\x18\x03 \x01(\t\"\xa3\x05\n\nChangefeed\x12\n\n\x02id\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.tidemarkpb.v1.ChangefeedState\x12\x10\n\x08sink_uri\x18\x03 \x01(\t\x12\x10\n\x08start_ts\x18\x04 \x01(\x04\x12\x11\n\ttarget_ts\x18\x05 \x01(\x04\x12\x15\n\rcheckpoint_ts\x18\x06 \x01(\x04\x12\x13\n\x0bresolved_ts\x18\x07 \x01(\x04\x12\x13\n\x0b\x63reate_time\x18\x08 \x01(\t\x12*\n\x06tables\x18\t \x03(\x0b\x32\x1a.tidemarkpb.v1.TableStatus\x12*\n\x05\x65rror\x18\n \x01(\x0b\x32\x1b.tidemarkpb.v1.RunningError\x12\x12\n\nsource_uri\x18\x0b \x01(\t\x12\x0e\n\x06\x66ilter\x18\x0c \x03(\t\x12\x16\n\x0eignored_tables\x18\r \x03(\t\x12\x33\n\x0eschema_changes\x18\x0e \x03(\x0b\x32\x1b.tidemarkpb.v1.SchemaChange\x12\'\n\x07holding\x18\x0f \x01(\x0b\x32\x16.tidemarkpb.v1.Holding\x12\x0f\n\x07\x63olumns\x18\x10 \x03(\t\x12(\n\x08lake_job\x18\x11 \x01(\x0b\x32\x16.tidemarkpb.v1.LakeJob\x12\x10\n\x08warnings\x18\x12 \x03(\t\x12\'\n\x07rereads\x18\x13 \x01(\x0b\x32\x16.tidemarkpb.v1.Rereads\x12\x12\n\nzero_dates\x18\x14 \x01(\t\x12,\n\x07skipped\x18\x15 \x03(\x0b\x32\x1b.tidemarkpb.v1.SkippedRange\x12\x0f\n\x07\x61udit_s\x18\x16 \x01(\r\x12\'\n\x07reading\x18\x17 \x01(\x0b\x32\x16.tidemarkpb.v1.Reading\"\x95\x02\n\x17\x43reateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x10\n\x08start_ts\x18\x03 \x01(\x04\x12\x11\n\ttarget_ts\x18\x04 \x01(\x04\x12$\n\x06tables\x18\x05 \x03(\x0b\x32\x14.tidemarkpb.v1.Table\x12\x12\n\nsource_uri\x18\x06 \x01(\t\x12\x0e\n\x06\x66ilter\x18\x07 \x03(\t\x12\x1f\n\x17ignore_ineligible_table\x18\x08 \x01(\x08\x12\x0f\n\x07\x63olumns\x18\t \x03(\t\x12\x16\n\x0eon_unclear_ddl\x18\n \x01(\t\x12\x12\n\nzero_dates\x18\x0b \x01(\t\x12\x0f\n\x07\x61udit_s\x18\x0c \x01(\r\"I\n\x18\x43reateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"\x18\n\x16ListChangefeedsRequest\"I\n\x17ListChangefeedsResponse\x12.\n\x0b\x63hangefeeds\x18\x01 \x03(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16QueryChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17QueryChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"$\n\x16PauseChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"H\n\x17PauseChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"b\n\x17ResumeChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1f\n\x17overwrite_checkpoint_ts\x18\x02 \x01(\x04\x12\x1a\n\x12overwrite_with_now\x18\x03 \x01(\x08\"I\n\x18ResumeChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"%\n\x17RemoveChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x18RemoveChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed\"q\n\x17UpdateChangefeedRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08sink_uri\x18\x02 \x01(\t\x12\x16\n\x0eon_unclear_ddl\x18\x03 \x01(\t\x12\x14\n\x07\x61udit_s\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_audit_s\"I\n\x18UpdateChangefeedResponse\x12-\n\nchangefeed\x18\x01 \x01(\x0b\x32\x19.tidemarkpb.v1.Changefeed*\xe6\x01\n\x0f\x43hangefeedState\x12 \n\x1c\x43HANGEFEED_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x43HANGEFEED_STATE_NORMAL\x10\x01\x12\x1c\n\x18\x43HANGEFEED_STATE_STOPPED\x10\x02\x12\x1c\n\x18\x43HANGEFEED_STATE_WARNING\x10\x03\x12\x1b\n\x17\x43HANGEFEED_STATE_FAILED\x10\x04\x12\x1d\n\x19\x43HANGEFEED_STATE_FINISHED\x10\x05\x12\x1c\n\x18\x43HANGEFEED_STATE_REMOVED\x10\x06*\xab\x01\n\nTableState\x12\x1b\n\x17TABLE_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TABLE_STATE_REPLICATING\x10\x01\x12\x17\n\x13TABLE_STATE_STOPPED\x10\x02\x12\x16\n\x12TABLE_STATE_ENDING\x10\x03\x12\x19\n\x15TABLE_STATE_REPAIRING\x10\x04\x12\x17\n\x13TABLE_STATE_PENDING\x10\x05\x32\xcd\x05\n\x11\x43hangefeedService\x12\x63\n\x10\x43reateChangefeed\x12&.tidemarkpb.v1.CreateChangefeedRequest\x1a\'.tidemarkpb.v1.CreateChangefeedResponse\x12`\n\x0fListChangefeeds\x12%.tidemarkpb.v1.ListChangefeedsRequest\x1a&.tidemarkpb.v1.ListChangefeedsResponse\x12`\n\x0fQueryChangefeed\x12%.tidemarkpb.v1.QueryChangefeedRequest\x1a&.tidemarkpb.v1.QueryChangefeedResponse\x12`\n\x0fPauseChangefeed\x12%.tidemarkpb.v1.PauseChangefeedRequest\x1a&.tidemarkpb.v1.PauseChangefeedResponse\x12\x63\n\x10ResumeChangefeed\x12&.tidemarkpb.v1.ResumeChangefeedRequest\x1a\'.tidemarkpb.v1.ResumeChangefeedResponse\x12\x63\n\x10RemoveChangefeed\x12&.tidemarkpb.v1.RemoveChangefeedRequest\x1a\'.tidemarkpb.v1.RemoveChangefeedResponse\x12\x63\n\x10UpdateChangefeed\x12&.tidemarkpb.v1.UpdateChangefeedRequest\x1a\'.tidemarkpb.v1.UpdateChangefeedResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidemarkpb.v1.changefeed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHANGEFEEDSTATE']._serialized_start=2717
-  _globals['_CHANGEFEEDSTATE']._serialized_end=2947
-  _globals['_TABLESTATE']._serialized_start=2950
-  _globals['_TABLESTATE']._serialized_end=3096
+  _globals['_CHANGEFEEDSTATE']._serialized_start=2800
+  _globals['_CHANGEFEEDSTATE']._serialized_end=3030
+  _globals['_TABLESTATE']._serialized_start=3033
+  _globals['_TABLESTATE']._serialized_end=3204
   _globals['_TABLE']._serialized_start=49
   _globals['_TABLE']._serialized_end=102
   _globals['_TABLESTATUS']._serialized_start=105
@@ -51,38 +51,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RUNNINGERROR']._serialized_end=727
   _globals['_LAKEJOB']._serialized_start=729
   _globals['_LAKEJOB']._serialized_end=854
-  _globals['_SKIPPEDRANGE']._serialized_start=856
-  _globals['_SKIPPEDRANGE']._serialized_end=918
-  _globals['_CHANGEFEED']._serialized_start=921
-  _globals['_CHANGEFEED']._serialized_end=1555
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=1558
-  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=1835
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=1837
-  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=1910
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=1912
-  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=1936
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=1938
-  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=2011
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=2013
-  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=2049
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=2051
-  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=2123
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=2125
-  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=2161
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=2163
-  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=2235
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=2237
-  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=2335
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=2337
-  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=2410
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=2412
-  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=2449
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=2451
-  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=2524
-  _globals['_UPDATECHANGEFEEDREQUEST']._serialized_start=2526
-  _globals['_UPDATECHANGEFEEDREQUEST']._serialized_end=2639
-  _globals['_UPDATECHANGEFEEDRESPONSE']._serialized_start=2641
-  _globals['_UPDATECHANGEFEEDRESPONSE']._serialized_end=2714
-  _globals['_CHANGEFEEDSERVICE']._serialized_start=3099
-  _globals['_CHANGEFEEDSERVICE']._serialized_end=3816
+  _globals['_READING']._serialized_start=856
+  _globals['_READING']._serialized_end=896
+  _globals['_SKIPPEDRANGE']._serialized_start=898
+  _globals['_SKIPPEDRANGE']._serialized_end=960
+  _globals['_CHANGEFEED']._serialized_start=963
+  _globals['_CHANGEFEED']._serialized_end=1638
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_start=1641
+  _globals['_CREATECHANGEFEEDREQUEST']._serialized_end=1918
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_start=1920
+  _globals['_CREATECHANGEFEEDRESPONSE']._serialized_end=1993
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_start=1995
+  _globals['_LISTCHANGEFEEDSREQUEST']._serialized_end=2019
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_start=2021
+  _globals['_LISTCHANGEFEEDSRESPONSE']._serialized_end=2094
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_start=2096
+  _globals['_QUERYCHANGEFEEDREQUEST']._serialized_end=2132
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_start=2134
+  _globals['_QUERYCHANGEFEEDRESPONSE']._serialized_end=2206
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_start=2208
+  _globals['_PAUSECHANGEFEEDREQUEST']._serialized_end=2244
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_start=2246
+  _globals['_PAUSECHANGEFEEDRESPONSE']._serialized_end=2318
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_start=2320
+  _globals['_RESUMECHANGEFEEDREQUEST']._serialized_end=2418
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_start=2420
+  _globals['_RESUMECHANGEFEEDRESPONSE']._serialized_end=2493
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_start=2495
+  _globals['_REMOVECHANGEFEEDREQUEST']._serialized_end=2532
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_start=2534
+  _globals['_REMOVECHANGEFEEDRESPONSE']._serialized_end=2607
+  _globals['_UPDATECHANGEFEEDREQUEST']._serialized_start=2609
+  _globals['_UPDATECHANGEFEEDREQUEST']._serialized_end=2722
+  _globals['_UPDATECHANGEFEEDRESPONSE']._serialized_start=2724
+  _globals['_UPDATECHANGEFEEDRESPONSE']._serialized_end=2797
+  _globals['_CHANGEFEEDSERVICE']._serialized_start=3207
+  _globals['_CHANGEFEEDSERVICE']._serialized_end=3924
 # @@protoc_insertion_point(module_scope)

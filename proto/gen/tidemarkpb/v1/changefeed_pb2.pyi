@@ -62,6 +62,8 @@ class _TableStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TableState
     """It was dropped, truncated or renamed away; its last rows are being read."""
     TABLE_STATE_REPAIRING: _TableState.ValueType  # 4
     """Rows of it were damaged here; it is pulled again from its checkpoint."""
+    TABLE_STATE_PENDING: _TableState.ValueType  # 5
+    """The changefeed is starting: it is not pulled yet."""
 
 class TableState(_TableState, metaclass=_TableStateEnumTypeWrapper): ...
 
@@ -73,6 +75,8 @@ TABLE_STATE_ENDING: TableState.ValueType  # 3
 """It was dropped, truncated or renamed away; its last rows are being read."""
 TABLE_STATE_REPAIRING: TableState.ValueType  # 4
 """Rows of it were damaged here; it is pulled again from its checkpoint."""
+TABLE_STATE_PENDING: TableState.ValueType  # 5
+"""The changefeed is starting: it is not pulled yet."""
 Global___TableState: _TypeAlias = TableState  # noqa: Y015
 
 @_typing.final
@@ -330,6 +334,32 @@ class LakeJob(_message.Message):
 Global___LakeJob: _TypeAlias = LakeJob  # noqa: Y015
 
 @_typing.final
+class Reading(_message.Message):
+    """Whether anybody asks for the rows of a changefeed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    NEVER_FIELD_NUMBER: _builtins.int
+    idle_s: _builtins.int
+    """For how many seconds, at least, nobody has; as the owner knows it, who may be new."""
+    never: _builtins.bool
+    """Nobody ever has since the changefeed was created, or was told where to go on."""
+    def __init__(
+        self,
+        *,
+        idle_s: _builtins.int = ...,
+        never: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_s", b"idle_s", "never", b"never"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reading: _TypeAlias = Reading  # noqa: Y015
+
+@_typing.final
 class SkippedRange(_message.Message):
     """Changes with start_ts < commit_ts <= end_ts that `resume --overwrite-checkpoint-ts` gave up: no target has them."""
 
@@ -383,6 +413,7 @@ class Changefeed(_message.Message):
     ZERO_DATES_FIELD_NUMBER: _builtins.int
     SKIPPED_FIELD_NUMBER: _builtins.int
     AUDIT_S_FIELD_NUMBER: _builtins.int
+    READING_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -427,6 +458,10 @@ class Changefeed(_message.Message):
     def rereads(self) -> Global___Rereads: ...
     @_builtins.property
     def skipped(self) -> _containers.RepeatedCompositeFieldContainer[Global___SkippedRange]: ...
+    @_builtins.property
+    def reading(self) -> Global___Reading:
+        """Only while it runs."""
+
     def __init__(
         self,
         *,
@@ -452,10 +487,11 @@ class Changefeed(_message.Message):
         zero_dates: _builtins.str = ...,
         skipped: _abc.Iterable[Global___SkippedRange] | None = ...,
         audit_s: _builtins.int = ...,
+        reading: Global___Reading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding", "lake_job", b"lake_job", "rereads", b"rereads"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from server.capture.flight import OwnerFeeds
+from server.capture.reading import Reading
 from server.capture.run import LocalSink
 from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord
@@ -75,8 +76,11 @@ class Feed:
         self.holds = Holds()
         self.sink.withhold(self.holds)
         catalog = SimpleNamespace(versions=self.versions, refusal=None, holds=self.holds)
-        feed = SimpleNamespace(id="feed", info=info, processor=processor, catalog=catalog)
         self.catalog = catalog
+        reading = self.reading = Reading(0.0)
+        feed = SimpleNamespace(
+            id="feed", info=info, processor=processor, catalog=catalog, reading=reading
+        )
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 
     def close(self):

@@ -227,3 +227,13 @@ def test_two_readers_of_one_changefeed_read_and_acknowledge_side_by_side(opened)
             positions[reader] = end
         feed.feeds.ack("feed", None, min(positions))
     assert got[0] == got[1] == [(ts, ts) for ts in range(1001, 1041)]
+
+
+def test_whoever_asks_for_rows_reads_the_changefeed(opened):
+    feed = opened(A)
+    reading = feed.reading
+    assert (reading.asked_s, reading.idle_s(reading.since_s + 7)) == (None, 7)
+    feed.feeds.describe("feed")
+    assert reading.asked_s is None
+    feed.latest(START)
+    assert reading.idle_s(reading.asked_s + 3) == 3

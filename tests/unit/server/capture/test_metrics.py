@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from server.capture.audit import Audit
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
+from server.capture.reading import Reading
 from server.changefeed.info import State
 
 NAME = re.compile(r"tidemark_capture_[a-z_]+_(ts|seconds|bytes|count|total|refuses|state)")
@@ -33,6 +34,7 @@ def feed():
         info=info,
         job=None,
         audit=Audit(),
+        reading=Reading(time.monotonic() - 300),
     )
 
 
@@ -55,6 +57,8 @@ def test_names_and_stages():
         for stage in ("puller", "sorter", "sink", "reader")
     }
     assert lags == {"puller": 10, "sorter": 20, "sink": 30, "reader": 40}
+    unread_s = registry.get_sample_value("tidemark_capture_unread_seconds", {"changefeed": "bank"})
+    assert round(unread_s, -1) == 300
 
 
 def test_stats_of_several_processes_are_as_far_as_the_slowest_that_tells():

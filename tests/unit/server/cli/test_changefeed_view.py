@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.cli.changefeed_view import detail, summary
+from server.cli.changefeed_view import detail, duration, summary, unread_warning
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed" / "query.json"
 CHANGEFEED = pb.Changefeed(
@@ -101,3 +101,36 @@ def test_a_lake_without_a_job_is_told():
     feed.ClearField("lake_job")
     feed.sink_uri = "flight://"
     assert "warnings" not in detail(feed)
+
+
+def test_that_nobody_reads_is_told_with_how_long():
+    feed = pb.Changefeed(
+        id="shop",
+        state=pb.CHANGEFEED_STATE_NORMAL,
+        sink_uri="delta:///lake",
+        reading=pb.Reading(idle_s=60, never=True),
+    )
+    assert unread_warning(feed) == ""
+    assert detail(feed)["reading"] == {"idle_seconds": 60, "never": True}
+    feed.reading.idle_s = 300
+    assert "its rows have never been asked for, for 5 min; " in unread_warning(feed)
+    assert summary(feed, NOW_S)["summary"]["last_read"] == "never"
+    feed.reading.never = False
+    assert "its rows were not asked for in the last 5 min; " in unread_warning(feed)
+    assert summary(feed, NOW_S)["summary"]["last_read"] == "5 min ago"
+    feed.sink_uri = "flight://"
+    assert "start your own reader" in unread_warning(feed)
+    feed.lake_job.state = "ready"  # it may be busy with its tables
+    assert unread_warning(feed) == ""
+    feed.reading.idle_s = 3
+    assert summary(feed, NOW_S)["summary"]["last_read"] == "now"
+
+
+def test_durations_have_one_unit():
+    assert list(map(duration, (0, 59, 60, 7199, 86_400 * 3))) == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h",
+        "3 d",
+    ]

@@ -5,12 +5,14 @@ import sys
 from types import SimpleNamespace
 
 import grpc.aio
+import pytest
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.changefeed.info import lake_format
+from server.config import ConfigError
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
-from server.spark.keep import KeepConfig, Keeper
+from server.spark.keep import KeepConfig, Keeper, check_jobs, job_config
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
@@ -69,3 +71,34 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
         feed.state = pb.CHANGEFEED_STATE_STOPPED
         await keeper._follow()
         assert not keeper._jobs
+
+
+def test_every_job_has_the_shared_options_and_its_own():
+    config = KeepConfig(
+        token_file="/run/token",
+        compact_every=8,
+        conf=("a=1",),
+        job=("orders:compact-every=16", "orders:conf=b=2", "orders:mode=append", "x:on-drop=drop"),
+    )
+    check_jobs(config)
+    orders = job_config(config, "orders", "delta:///lake", "grpc://c:1")
+    assert (orders.compact_every, orders.conf, orders.mode) == (16, ("a=1", "b=2"), "append")
+    assert (orders.token_file, orders.on_drop) == ("/run/token", "keep")
+    assert orders.checkpoint_dir == "data/checkpoints/orders"
+    other = job_config(config, "other", "delta:///lake", "grpc://c:1")
+    assert (other.compact_every, other.conf, other.mode) == (8, ("a=1",), "")
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("compact-every=16", "CHANGEFEED:NAME=VALUE"),
+        ("orders:compact-evry=16", "compact-evry"),
+        ("orders:compact-every=often", "compact-every must be a whole number"),
+        ("orders:conf=fs.s3a.secret.key=x", "secret"),
+        ("orders:target=delta:///other", "target"),
+    ],
+)
+def test_options_of_a_job_are_checked_before_anything_starts(option, fault):
+    with pytest.raises(ConfigError, match=fault):
+        check_jobs(KeepConfig(job=(option,)))
