@@ -70,6 +70,18 @@ async def test_an_error_is_shown_until_the_job_applies_cuts_again(owner):
     assert detail(message(owner.feed("feed")))["lake_job"]["cut_tso"] == 1010
 
 
+async def test_a_changefeed_that_starts_is_pending_and_one_that_is_paused_is_stopped(owner):
+    feed = owner.feed("feed")
+    sink, feed.processor.sink = feed.processor.sink, None
+    document = detail(message(feed))
+    assert {table["state"] for table in document["tables"]} == {"pending"}
+    assert document["reading"] == {"idle_seconds": 0, "never": True}
+    feed.processor.sink = sink
+    document = detail(message(await owner.pause("feed")))
+    assert {table["state"] for table in document["tables"]} == {"stopped"}
+    assert "reading" not in document
+
+
 async def test_rows_are_pulled_and_read_while_the_job_has_given_up(owner, upstream):
     tell(owner, GAVE_UP)
     upstream.commit(1010, 1, 7)
