@@ -63,7 +63,7 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     from server.changefeed.table import TableRecord, check_names
 
     # an SQL parser comes with them
-    from server.puller.mysql.checks import FAILURE, WARNING, Check
+    from server.puller.mysql.session.checks import FAILURE, WARNING, Check
 
     uri = SourceUri.parse(arguments.source_uri)
     kind = find_kind(uri.scheme)

@@ -19,20 +19,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from server.puller.mysql.catalogue import may_nest_savepoints
-from server.puller.mysql.commits import Commits
-from server.puller.mysql.connection import Session, log_in_to
-from server.puller.mysql.errors import TornTransactionError
-from server.puller.mysql.log import Beginning
-from server.puller.mysql.lookahead import Place, is_before
-from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor, LogPosition
+from server.puller.mysql.ddl.statement import Kind
+from server.puller.mysql.log.opening import Beginning
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.stream import LogPlace, open_stream
 from server.puller.mysql.rows import LogRows, Untold
-from server.puller.mysql.statement import Kind
-from server.puller.mysql.stream import LogPlace, open_stream
+from server.puller.mysql.session.catalogue import may_nest_savepoints
+from server.puller.mysql.session.connection import Session, log_in_to
+from server.puller.mysql.session.errors import TornTransactionError
+from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import (
+from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.scanner import Place, is_before
+from server.puller.mysql.transaction.transactions import (
     Item,
     LogBegins,
     Stated,

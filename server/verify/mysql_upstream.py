@@ -30,13 +30,13 @@ from server.dump.mysql.chunk import ChunkSize, last_row, quoted, selected
 from server.dump.mysql.reader import chunk_query, keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.puller.mysql.anchors import ClockRecord, prefix
-from server.puller.mysql.clock import Clock
-from server.puller.mysql.connection import Session, log_in
-from server.puller.mysql.log import Beginning
-from server.puller.mysql.lookahead import log_end
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.log.clock import Clock
+from server.puller.mysql.log.opening import Beginning
+from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.saved_positions import ClockRecord, prefix
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.transaction.scanner import log_end
 from server.verify.before_images import BeforeImages, ChangedKeys, read_before_images
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError

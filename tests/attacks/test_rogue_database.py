@@ -17,9 +17,9 @@ from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source_uri import SourceUri
 from server.cli.main import main
-from server.puller.mysql.connection import log_in
-from server.puller.mysql.errors import MySqlLoginError, MySqlUnavailableError
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.connection import log_in
+from server.puller.mysql.session.errors import MySqlLoginError, MySqlUnavailableError
+from server.puller.mysql.session.options import MySqlOptions
 from server.verify.lake.mysql import MySqlReader
 from storage.model.errors import TidemarkError
 from tests.attacks.rogue_mysql import OK, PUBLIC_KEY, SALT, rogue_server, switch

@@ -30,7 +30,7 @@ from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
 from server.dump.mysql import chunk, lag
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.span import Span

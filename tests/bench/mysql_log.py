@@ -23,7 +23,7 @@ import pyarrow as pa
 from server.capture.source.mysql import MySqlSource
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.options import MySqlOptions
 from server.puller.source import TableChange
 from server.puller.tikv.open_transactions import OpenTransactions
 from sink.holds import Holds

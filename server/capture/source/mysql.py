@@ -12,20 +12,20 @@ from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine
 from server.dump.mysql.listener import DumpListener
 from server.dump.puller import DumpingPuller
-from server.puller.mysql.anchors import Anchors, ClockRecord
-from server.puller.mysql.asking import Askers
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.checks import Check
-from server.puller.mysql.connection import log_in
-from server.puller.mysql.definition import Definition
+from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
-from server.puller.mysql.log import beginning
-from server.puller.mysql.open_transaction import RowRanges
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.preflight import check_source
+from server.puller.mysql.log.opening import beginning
+from server.puller.mysql.log.saved_positions import Anchors, ClockRecord
+from server.puller.mysql.log.server_id import any_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
-from server.puller.mysql.server_id import any_server_id
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.checks import Check
+from server.puller.mysql.session.connection import log_in
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.session.preflight import check_source
+from server.puller.mysql.session.query_threads import Askers
 from server.puller.mysql.tables import new_id, record_of
+from server.puller.mysql.transaction.open_transaction import RowRanges
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
 from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta

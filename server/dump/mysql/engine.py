@@ -35,8 +35,8 @@ from server.dump.mysql.watermarks import Marks
 from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableState
 from server.dump.table_dump import TableDump
-from server.puller.mysql.errors import MySqlUnavailableError
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.errors import MySqlUnavailableError
+from server.puller.mysql.session.options import MySqlOptions
 from storage.backoff import Backoff
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
 

@@ -26,12 +26,12 @@ from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
 from server.dump.progress import Range
 from server.dump.table_dump import Read
-from server.puller.mysql.asking import Askers
-from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import MySqlUnavailableError
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.tree import TableName
-from server.puller.mysql.xa import prepared_xids
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.log.opening import prepared_xids
+from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.errors import MySqlUnavailableError
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.session.query_threads import Askers
 from sink.selected import source_columns
 from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys

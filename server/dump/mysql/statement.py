@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.dump.progress import Cell
-from server.puller.mysql.connection import Session, answers
-from server.puller.mysql.errors import MySqlUnavailableError
-from server.puller.mysql.refusal import of_packet
+from server.puller.mysql.session.connection import Session, answers
+from server.puller.mysql.session.errors import MySqlUnavailableError, of_packet
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import BINARY_ROW
 

@@ -11,13 +11,23 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.mysql.column_types import Collations, LostError
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import RowsMovedError
+from server.puller.mysql.ddl.column_types import Collations, LostError
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import Kind
+from server.puller.mysql.ddl.tracker import (
+    Context,
+    Tracked,
+    altered,
+    copied,
+    created,
+    faults_of,
+    row_key,
+    taken_over,
+)
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
 from server.puller.mysql.listener import Again, Copying, LogListener
-from server.puller.mysql.lookahead import Seen
 from server.puller.mysql.rows import LogRows, Untold
-from server.puller.mysql.statement import Kind
+from server.puller.mysql.session.errors import RowsMovedError
 from server.puller.mysql.tables import (
     Effect,
     Tables,
@@ -28,18 +38,8 @@ from server.puller.mysql.tables import (
     same_keys,
     told_by_log,
 )
-from server.puller.mysql.tracker import (
-    Context,
-    Tracked,
-    altered,
-    copied,
-    created,
-    faults_of,
-    row_key,
-    taken_over,
-)
-from server.puller.mysql.transactions import Stated
-from server.puller.mysql.tree import AlterTable, CreateTable, TableName
+from server.puller.mysql.transaction.scanner import Seen
+from server.puller.mysql.transaction.transactions import Stated
 from server.puller.source import Catalog, TableChange
 from storage.mysql.schema import Index, Table
 from storage.mysql.table_map import TableMap

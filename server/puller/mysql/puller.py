@@ -20,38 +20,39 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
-from server.puller.mysql.anchors import EVERY_S, Anchors, ClockRecord
-from server.puller.mysql.asking import Askers
-from server.puller.mysql.catalogue import (
+from server.puller.mysql.ddl.tree import CreateTable
+from server.puller.mysql.ddl_changes import DdlChanges, Helps
+from server.puller.mysql.listener import Copying, LogListener
+from server.puller.mysql.log.clock import Clock
+from server.puller.mysql.log.heartbeat import Heart
+from server.puller.mysql.log.opening import OpenLog, believed_ms, oldest, open_log
+from server.puller.mysql.log.position import STEP, LogPosition
+from server.puller.mysql.log.retention import Retention
+from server.puller.mysql.log.saved_positions import EVERY_S, Anchors, ClockRecord
+from server.puller.mysql.log.server_id import leased_server_id
+from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.session.catalogue import (
     changes_alone,
     may_nest_savepoints,
     read_collations,
     read_definitions,
     schema_collation,
 )
-from server.puller.mysql.clock import Clock
-from server.puller.mysql.commits import Commits
-from server.puller.mysql.connection import Session
-from server.puller.mysql.ddl_changes import DdlChanges, Helps
-from server.puller.mysql.errors import (
+from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.errors import (
     BarrierInterruptedError,
     MySqlUnavailableError,
     ServerIdTakenError,
     TornTransactionError,
     XaUnknownError,
 )
-from server.puller.mysql.heartbeat import Heart
-from server.puller.mysql.listener import Copying, LogListener
-from server.puller.mysql.log import OpenLog, believed_ms, oldest, open_log
-from server.puller.mysql.lookahead import definitions_behind
-from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import STEP, LogPosition
-from server.puller.mysql.retention import Retention
-from server.puller.mysql.rows import LogRows, Untold
-from server.puller.mysql.server_id import leased_server_id
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.session.query_threads import Askers
 from server.puller.mysql.tables import Effect, Tables, statement_logged
-from server.puller.mysql.transactions import (
+from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.scanner import definitions_behind
+from server.puller.mysql.transaction.transactions import (
     HELD_BYTES,
     LogBegins,
     Stated,
@@ -60,7 +61,6 @@ from server.puller.mysql.transactions import (
     Unprepared,
     XaMoved,
 )
-from server.puller.mysql.tree import CreateTable
 from server.puller.source import Catalog, Rows
 from storage.backoff import Backoff
 from storage.meta.meta import Meta

@@ -2,10 +2,11 @@
 stops where a table is not the one that is known.
 
 Runs in a thread, one step after the other; what needs the event loop (a change of the catalog)
-comes out of it as an `Untold`, and it goes on when that was dealt with.
+comes out of it as an `Untold`, and it goes on when that was dealt with. Rows of the watermark table
+go to the listener (`watermark_rows`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +15,14 @@ import pyarrow as pa
 
 from server.changefeed.table import SourceTable
 from server.puller import metrics
-from server.puller.mysql.commits import Commits
+from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
 from server.puller.mysql.tables import Tables, is_hidden
-from server.puller.mysql.tree import TableName
-from server.puller.mysql.watermark import watermark_rows
+from server.puller.mysql.transaction.commits import Commits
 from server.puller.source import Rows
+from storage.model.event import DELETE
 from storage.model.span import Span
+from storage.mysql.arrow import arrow_columns
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.event import Events
 from storage.mysql.rows import TableMaps, TableRows
@@ -215,3 +217,26 @@ def _is_watermark(group: TableRows) -> bool:
 
 def _name(table_map: TableMap) -> TableName:
     return table_map.schema, table_map.table
+
+
+def watermark_rows(events: Events, rows: TableRows) -> Iterator[tuple[Mapping[str, object], int]]:
+    """Each written row and the number of its event; few, so that each event is read by itself.
+
+    Raises:
+        RowImageError, CorruptError: they cannot be read.
+    """
+    table = rows.table.to_table(1)
+    plan = Plan.of(table)
+    commit_ts = np.ones(len(events), np.uint64)
+    for number in rows.numbers:
+        batch = read_changes(
+            events, TableRows(rows.table, np.array([number])), plan, commit_ts
+        ).batch
+        batch = batch.filter(np.asarray(batch.column("op")) != DELETE)
+        columns = arrow_columns(table, batch.column("value"))
+        for place in range(batch.num_rows):
+            values = {
+                column.name: array[place].as_py()
+                for column, array in zip(table.columns, columns, strict=True)
+            }
+            yield values, int(number)

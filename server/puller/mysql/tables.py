@@ -16,11 +16,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import DdlUnknownError, SavepointUnclearError, StatementLoggedError
-from server.puller.mysql.open_transaction import UnclearSavepoint
-from server.puller.mysql.statement import Action, Kind, Statement, Verb
-from server.puller.mysql.tree import CreateTable, Dml, TableName
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import Action, Kind, Statement, Verb
+from server.puller.mysql.ddl.tree import CreateTable, Dml, TableName
+from server.puller.mysql.session.errors import (
+    DdlUnknownError,
+    SavepointUnclearError,
+    StatementLoggedError,
+)
+from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
 from storage.mysql.schema import Column, Table
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import INTEGERS, STRINGS, Type

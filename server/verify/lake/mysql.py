@@ -9,9 +9,9 @@ from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source_uri import Address
 from server.dump.mysql.chunk import quoted, selected
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.connection import log_in
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.connection import log_in
+from server.puller.mysql.session.options import MySqlOptions
 from server.verify.lake.question import check_columns
 from server.verify.mysql_upstream import begin_snapshot, query_rows
 from storage.mysql.arrow import arrow_columns

@@ -22,16 +22,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from server.changefeed.source_uri import Address
-from server.puller.mysql.catalogue import read_collations, read_definitions, schema_collation
-from server.puller.mysql.column_types import LostError
-from server.puller.mysql.connection import Session
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import MySqlStatementError
-from server.puller.mysql.statement import Kind
-from server.puller.mysql.tokens import Dialect, version_number
-from server.puller.mysql.tracker import Context, Tracked, altered, created
-from server.puller.mysql.tree import AlterTable, CreateTable
+from server.puller.mysql.ddl.column_types import LostError
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import Kind, read_statement
+from server.puller.mysql.ddl.tokens import Dialect, version_number
+from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable
+from server.puller.mysql.session.catalogue import (
+    read_collations,
+    read_definitions,
+    schema_collation,
+)
+from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.errors import MySqlStatementError
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
 from tests.fuzz.mysql.oracle import said

@@ -15,9 +15,8 @@ from tests.integration.capture import processes
 
 def harmless() -> None:
     """TRUNCATE counts as a statement that changes nothing."""
-    from server.puller.mysql import transactions
-    from server.puller.mysql.ddl import statement_of
-    from server.puller.mysql.statement import Kind, Statement, Verb
+    from server.puller.mysql.ddl.statement import Kind, Statement, Verb, statement_of
+    from server.puller.mysql.transaction import transactions
 
     def read(*arguments: Any) -> Statement:
         statement = statement_of(*arguments)
@@ -30,7 +29,7 @@ def harmless() -> None:
 def rename() -> None:
     """A column that is renamed counts as dropped and added."""
     from server.puller.mysql import ddl_changes
-    from server.puller.mysql.tracker import Tracked, altered
+    from server.puller.mysql.ddl.tracker import Tracked, altered
 
     def planted(table: Any, tree: Any, context: Any) -> Tracked:
         from dataclasses import replace
@@ -52,9 +51,8 @@ def rename() -> None:
 
 def savepoint() -> None:
     """ROLLBACK TO SAVEPOINT counts as a statement that changes nothing."""
-    from server.puller.mysql import transactions
-    from server.puller.mysql.ddl import statement_of
-    from server.puller.mysql.statement import Kind, Statement
+    from server.puller.mysql.ddl.statement import Kind, Statement, statement_of
+    from server.puller.mysql.transaction import transactions
 
     def read(query: Any, dialect: Any) -> Statement:
         statement = statement_of(query, dialect)

@@ -16,9 +16,9 @@ from server.dump.mysql.chunk import ChunkQuery, last_row, stored
 from server.dump.mysql.reader import keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.connection import Session, log_in
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type

@@ -9,7 +9,7 @@ import pytest
 
 from server.dump.job import DumpRecords, Job
 from server.dump.progress import TableState
-from server.puller.mysql.errors import RowsMovedError
+from server.puller.mysql.session.errors import RowsMovedError
 from storage.meta.client import EtcdMeta
 from tests.integration.dump.dumping import Rows, churn, hurry, over, source, start, until
 from tests.integration.mysql.replica import Feed, following

@@ -19,7 +19,7 @@ from server.changefeed.filter import TableFilter
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.listener import LogListener
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.options import MySqlOptions
 from server.puller.source import TableChange
 from server.puller.tikv.open_transactions import OpenTransactions
 from sink.holds import Holds

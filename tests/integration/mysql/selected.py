@@ -15,10 +15,10 @@ from pymysql.cursors import Cursor
 from server.capture.source.mysql import mysql_table
 from server.changefeed.source_uri import Address
 from server.changefeed.table import SourceTable, TableIneligibleError
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.connection import Session
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.connection import Session
 from server.puller.mysql.tables import record_of
-from server.puller.mysql.tree import TableName
 
 Row = dict[str, Any]
 _STORED = {"uuid": "BINARY(16)", "inet6": "BINARY(16)", "inet4": "BINARY(4)", "vector": "BINARY"}

@@ -11,10 +11,10 @@ from server.changefeed.source_uri import SourceUri
 from server.dump.mysql.chunk import ChunkQuery, last_row, split_ranges
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.connection import Session, log_in
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.options import MySqlOptions
 from sink.mysql_mounter import MysqlMounter
 from storage.model.event import snapshot_rows
 from tests.integration.mysql.key_types import KEYS

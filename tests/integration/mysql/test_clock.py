@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from server.changefeed.source_uri import SourceUri
-from server.puller.mysql import log
-from server.puller.mysql.anchors import Anchors, ClockRecord
-from server.puller.mysql.clock import Clock, Horizon
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.log import opening
+from server.puller.mysql.log.clock import Clock, Horizon
+from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.saved_positions import Anchors, ClockRecord
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose, physical_ms
@@ -135,7 +135,9 @@ async def test_a_log_file_that_was_begun_in_the_future_is_found_by_its_rows(
         last = server.execute("SHOW MASTER STATUS")[0][0]
         server.execute(f"PURGE BINARY LOGS TO '{last}'")
         assert first != last
-        anchor = log.oldest(MySqlOptions.of(SourceUri.parse(server.uri)), compose(now_ms() + 1000))
+        anchor = opening.oldest(
+            MySqlOptions.of(SourceUri.parse(server.uri)), compose(now_ms() + 1000)
+        )
     assert anchor.file == last
 
 

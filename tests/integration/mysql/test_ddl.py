@@ -13,8 +13,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.ddl.statement import read_statement
+from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.source import TableChange
 from sink.columns import COLUMN_ID, DEFAULT
 from storage.meta.client import EtcdMeta

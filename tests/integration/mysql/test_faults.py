@@ -17,8 +17,8 @@ import pytest
 from server.changefeed.source_uri import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
 from server.puller.mysql import puller
-from server.puller.mysql.connection import Session, log_in
-from server.puller.mysql.errors import (
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.errors import (
     BarrierInterruptedError,
     LogBehindError,
     LogPurgedError,
@@ -27,7 +27,7 @@ from server.puller.mysql.errors import (
     MySqlTlsError,
     MySqlUnavailableError,
 )
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.ts import compose
 from tests.integration.mysql.replica import Feed, following

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.puller.mysql import log
-from server.puller.mysql.connection import Session
-from server.puller.mysql.errors import XaUnknownError
+from server.puller.mysql.log import opening
+from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.errors import XaUnknownError
 from storage.meta.client import EtcdMeta
 from tests.integration.mysql.replica import Row, following
 from tests.mariadb import MariaDb, running_mariadb
@@ -240,7 +240,7 @@ async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_afte
     mariadb.execute(
         "XA START 'a'", "INSERT INTO t VALUES (1, 1)", "XA END 'a'", "XA PREPARE 'a'", database=name
     )
-    looks, prepared = itertools.count(), log.prepared_xids
+    looks, prepared = itertools.count(), opening.prepared_xids
 
     def look(session: Session) -> frozenset[str]:
         found = prepared(session)
@@ -249,7 +249,7 @@ async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_afte
             mariadb.execute("INSERT INTO t VALUES (10, 1)", "XA COMMIT 'a'", database=name)
         return found
 
-    monkeypatch.setattr(log, "prepared_xids", look)
+    monkeypatch.setattr(opening, "prepared_xids", look)
     async with following(mariadb.uri, meta, f"{name}.*") as feed:
         mariadb.execute("INSERT INTO t VALUES (2, 2)", database=name)
         changes = await feed.seen(f"{name}.t", 1)
@@ -259,7 +259,7 @@ async def test_no_xa_transaction_is_prepared_before_the_start_and_committed_afte
 async def test_what_is_prepared_for_long_before_the_start_is_told_when_it_commits(
     mariadb: MariaDb, meta: EtcdMeta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "_XA_WAIT_S", 0.2)
+    monkeypatch.setattr(opening, "_XA_WAIT_S", 0.2)
     name = mariadb.database()
     mariadb.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=name)
     mariadb.execute(

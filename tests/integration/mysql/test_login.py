@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from server.changefeed.source_uri import SourceUri
-from server.puller.mysql.connection import log_in
-from server.puller.mysql.errors import MySqlLoginError
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.connection import log_in
+from server.puller.mysql.session.errors import MySqlLoginError
+from server.puller.mysql.session.options import MySqlOptions
 
 PLUGIN = b"caching_sha2_password\0"
 GREETING = (

@@ -12,10 +12,10 @@ import pytest
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import SourceTable
 from server.cli.main import main
-from server.puller.mysql.errors import LogBehindError
-from server.puller.mysql.log import open_log, present
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.log.opening import open_log, present
+from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.session.errors import LogBehindError
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.mysql.errors import EventUnsupportedError
 from tests.integration.mysql.replica import Row, following

@@ -13,11 +13,11 @@ from prometheus_client import REGISTRY
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source_uri import SourceUri
-from server.puller.mysql.anchors import Anchors
-from server.puller.mysql.asking import Askers
-from server.puller.mysql.log import present
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.retention import Retention
+from server.puller.mysql.log.opening import present
+from server.puller.mysql.log.retention import Retention
+from server.puller.mysql.log.saved_positions import Anchors
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.session.query_threads import Askers
 from storage.meta.client import EtcdMeta
 from storage.model.ts import compose
 from tests.integration.mysql.replica import following

@@ -15,8 +15,8 @@ import pytest
 from server.changefeed.source_uri import SourceUri
 from server.dump.mysql.chunk import selected as as_dumped
 from server.dump.mysql.statement import Statement
-from server.puller.mysql.connection import Session, log_in
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.options import MySqlOptions
 from sink.mysql_mounter import MysqlMounter
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.mysql.binary_row import binary_keys

@@ -11,7 +11,7 @@ import pymysql
 import pytest
 from pymysql.cursors import Cursor
 
-from server.puller.mysql.errors import SavepointUnclearError
+from server.puller.mysql.session.errors import SavepointUnclearError
 from storage.meta.client import EtcdMeta
 from tests.integration.capture.processes import running_cluster
 from tests.integration.mysql.lake import Lake

@@ -11,8 +11,8 @@ from pyspark_tidemark.defaults import defaults_of, scalar
 from server.capture.source.mysql import MySqlSource
 from server.changefeed.source_uri import SourceUri
 from server.changefeed.table import TableIneligibleError
-from server.puller.mysql.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
-from server.puller.mysql.options import MySqlOptions
+from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError
 from tests.integration.mysql.replica import Feed, Row, following
@@ -270,8 +270,7 @@ async def test_what_would_lose_rows_stops_with_its_name(
 
 
 def test_a_statement_nobody_understands_is_refused_if_it_names_a_table_of_ours() -> None:
-    from server.puller.mysql.ddl import read_statement
-    from server.puller.mysql.statement import Kind
+    from server.puller.mysql.ddl.statement import Kind, read_statement
     from server.puller.mysql.tables import Tables
 
     statement = read_statement("FROBNICATE TABLE `x`", "db")

@@ -12,8 +12,8 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.table import TableRecord
-from server.puller.mysql.conversion import change_of_values
-from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.ddl.stored_values import change_of_values
+from server.puller.mysql.ddl.tokens import Dialect
 from sink.columns import DEFAULT
 from sink.mysql_mounter import MysqlMounter
 from sink.tidb_mounter import TidbMounter

@@ -5,7 +5,7 @@ and what comes with the lag of somebody else.
 from server.dump.mysql.lag import QUIET_FIRST
 from server.dump.mysql.listener import DumpListener
 from server.dump.mysql.watermarks import Marks
-from server.puller.mysql.errors import MySqlUnavailableError
+from server.puller.mysql.session.errors import MySqlUnavailableError
 
 Values = dict[str, object]
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from server.puller.mysql.asking import Askers
+from server.puller.mysql.session.query_threads import Askers
 
 LIMIT_S = 60
 
@@ -57,7 +57,7 @@ async def test_who_waits_no_more_has_asked_nothing() -> None:
 def test_a_process_ends_while_a_server_is_asked() -> None:
     program = """
 import asyncio, threading
-from server.puller.mysql.asking import Askers
+from server.puller.mysql.session.query_threads import Askers
 
 async def main():
     begun = threading.Event()

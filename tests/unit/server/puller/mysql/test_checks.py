@@ -8,13 +8,20 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.source_uri import SourceUri, SourceUriError
-from server.puller.mysql.checks import FAILURE, OK, WARNING, Facts, check_settings, check_tables
-from server.puller.mysql.connection import Flavor
-from server.puller.mysql.definition import Definition, column_of
-from server.puller.mysql.errors import GtidDomainsError
-from server.puller.mysql.log import check_domains
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.ddl.definition import Definition, column_of
+from server.puller.mysql.log.opening import check_domains
+from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.session.checks import (
+    FAILURE,
+    OK,
+    WARNING,
+    Facts,
+    check_settings,
+    check_tables,
+)
+from server.puller.mysql.session.connection import Flavor
+from server.puller.mysql.session.errors import GtidDomainsError
+from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.changefeed.source_uri import SourceUri, SourceUriError
-from server.puller.mysql.clock import Clock, Horizon
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import STEP
+from server.puller.mysql.log.clock import Clock, Horizon
+from server.puller.mysql.log.position import STEP
+from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.ddl import read_statement, statement_of
-from server.puller.mysql.statement import Action, Kind, Verb
-from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.ddl.statement import Action, Kind, Verb, read_statement, statement_of
+from server.puller.mysql.ddl.tokens import Dialect
 from storage.mysql.control import Query
 
 DDL = {

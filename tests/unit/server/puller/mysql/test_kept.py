@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from server.puller.mysql.checks import kept_s
+from server.puller.mysql.session.checks import kept_s
 
 
 @pytest.mark.parametrize(

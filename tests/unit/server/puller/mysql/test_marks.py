@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.commits import Commits
-from server.puller.mysql.marks import Marks
-from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.transactions import Stated, Transactions
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.transaction.boundary import Marks
+from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.transactions import Stated, Transactions
 from storage.mysql.event import Events, EventType
 from tests.unit.storage.mysql.encode import event, events
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql import commands
-from server.puller.mysql.errors import (
+from server.puller.mysql.log import packets as commands
+from server.puller.mysql.log.packets import Packets
+from server.puller.mysql.session.errors import (
     LogBehindError,
     LogDamagedError,
     LogPurgedError,
     ServerIdTakenError,
 )
-from server.puller.mysql.packets import Packets
 from storage.model.errors import CorruptError
 from storage.mysql.errors import EventChecksumError
 from storage.mysql.event import PACKET_BYTES_MAX, EventType

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from server.puller.mysql import parts
-from server.puller.mysql.commits import Commits, size_of
-from server.puller.mysql.errors import XaTooLargeError
-from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.transactions import Item, Transactions
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.session.errors import XaTooLargeError
+from server.puller.mysql.transaction import open_transaction
+from server.puller.mysql.transaction.commits import Commits, size_of
+from server.puller.mysql.transaction.transactions import Item, Transactions
 from server.puller.tikv.open_transactions import OpenTransactions, OpenTransactionsClosedError
 from storage.leveldb import CorruptDatabaseError, DirectoryUnusableError, LevelDB
 from storage.mysql.event import EventType
@@ -108,7 +108,7 @@ def test_a_break_of_the_connection_forgets_what_is_read_again_on_disk_too(
 
 
 def test_without_a_directory_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_BYTES_MAX", 100 * ROW_BYTES)
+    monkeypatch.setattr(open_transaction, "_BYTES_MAX", 100 * ROW_BYTES)
     log, transactions = LargeLog(), reading(None)
     for _ in range(4):
         log.prepare(1000, 90)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.anchors import spare_anchors
-from server.puller.mysql.position import STEP, Anchor, LogPosition, fold
+from server.puller.mysql.log.position import STEP, Anchor, LogPosition, fold
+from server.puller.mysql.log.saved_positions import spare_anchors
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.control import MariaGtid

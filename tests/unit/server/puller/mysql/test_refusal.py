@@ -4,7 +4,7 @@ and which error of ours it becomes.
 
 import pytest
 
-from server.puller.mysql.errors import (
+from server.puller.mysql.session.errors import (
     LogBehindError,
     LogPurgedError,
     LogRefusedError,
@@ -13,8 +13,9 @@ from server.puller.mysql.errors import (
     MySqlTlsError,
     MySqlUnavailableError,
     ServerIdTakenError,
+    of_packet,
+    refusal,
 )
-from server.puller.mysql.refusal import of_packet, refusal
 from storage.model.errors import TidemarkError
 
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.commits import Commits
-from server.puller.mysql.errors import SavepointUnclearError, TornTransactionError
-from server.puller.mysql.open_transaction import RowRanges, UnclearSavepoint
-from server.puller.mysql.position import Anchor, LogPosition
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.session.errors import SavepointUnclearError, TornTransactionError
 from server.puller.mysql.tables import Tables
-from server.puller.mysql.transactions import Item, Transactions
+from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
+from server.puller.mysql.transaction.transactions import Item, Transactions
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.test_transactions import PREPARED, Log

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.statement import Kind, Statement
-from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.ddl.statement import Kind, Statement, read_statement
+from server.puller.mysql.ddl.tokens import Dialect
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.statements import (
     NO_EFFECT,

@@ -8,13 +8,13 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.table import SourceTable, TableIneligibleError
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import DdlUnknownError, StatementLoggedError
-from server.puller.mysql.lookahead import Lookahead, Sought, _answer, is_before
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import read_statement
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
-from server.puller.mysql.tokens import Dialect
-from server.puller.mysql.tree import TableName
+from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, is_before
 from storage.mysql.schema import Column
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import Type

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.puller.mysql.column_types import Collations, LostError
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.tokens import Dialect
-from server.puller.mysql.tracker import Context, Tracked, altered, created
-from server.puller.mysql.tree import AlterTable, CreateTable
+from server.puller.mysql.ddl.column_types import Collations, LostError
+from server.puller.mysql.ddl.statement import read_statement
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tracker import Context, Tracked, altered, created
+from server.puller.mysql.ddl.tree import AlterTable, CreateTable
 
 STRICT = Dialect(version=101119, sql_mode=1 << 21)
 LAX = Dialect(version=101119, sql_mode=0)

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.puller.mysql.commits import Commits
-from server.puller.mysql.errors import LogDamagedError, TornTransactionError
-from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.transactions import Stated, Transactions, Unprepared
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
+from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.transactions import Stated, Transactions, Unprepared
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.ts import compose
 from storage.mysql.compressed import expanded
@@ -248,7 +248,7 @@ def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> 
 
 def test_a_packed_transaction_is_given_as_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "server.puller.mysql.transactions.expanded", partial(expanded, piece_bytes=1000)
+        "server.puller.mysql.transaction.transactions.expanded", partial(expanded, piece_bytes=1000)
     )
     log = Log()
     log.transaction(1000, 500)

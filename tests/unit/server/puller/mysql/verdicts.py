@@ -15,17 +15,12 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from server.capture.source.mysql import mysql_table
-from server.puller.mysql.column_types import Collations
-from server.puller.mysql.ddl import read_statement
-from server.puller.mysql.ddl_changes import DdlChanges, Helps
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.errors import LogDamagedError, SavepointUnclearError
-from server.puller.mysql.statement import Kind, Statement
-from server.puller.mysql.tables import Tables, record_of
-from server.puller.mysql.tokens import Dialect
-from server.puller.mysql.tracker import Context, created
-from server.puller.mysql.transactions import Stated
-from server.puller.mysql.tree import (
+from server.puller.mysql.ddl.column_types import Collations
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import Kind, Statement, read_statement
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tracker import Context, created
+from server.puller.mysql.ddl.tree import (
     AddKey,
     AlterTable,
     ChangeColumn,
@@ -38,6 +33,10 @@ from server.puller.mysql.tree import (
     RenameTables,
     TableName,
 )
+from server.puller.mysql.ddl_changes import DdlChanges, Helps
+from server.puller.mysql.session.errors import LogDamagedError, SavepointUnclearError
+from server.puller.mysql.tables import Tables, record_of
+from server.puller.mysql.transaction.transactions import Stated
 from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
 from storage.mysql.errors import EventUnsupportedError

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Final
 
-from server.puller.mysql.column_grammar import ColumnReader
-from server.puller.mysql.tokens import NotUnderstoodError, Sort
-from server.puller.mysql.tree import (
+from server.puller.mysql.ddl.column_grammar import ColumnReader
+from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort
+from server.puller.mysql.ddl.tree import (
     AddColumn,
     AddKey,
     AlterTable,

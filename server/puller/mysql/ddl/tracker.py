@@ -6,23 +6,23 @@ Invariants:
 2. All changes of one ALTER are about the columns as they were before it, as on the server.
 3. Where the tree does not tell what the table is, LostError says so; where stored values change
    that no event tells, `Tracked.unclear` says why. Nothing is guessed.
+4. A table with a foreign key that changes its own rows (CASCADE, SET NULL) cannot be replicated:
+   what such a key does is in no event, and the target would keep the rows as they were.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from server.puller.mysql.cascade import cascade_fault
-from server.puller.mysql.column_types import (
+from server.puller.mysql.ddl.column_types import (
     Collations,
     LostError,
     character_bytes,
     column_of_definition,
 )
-from server.puller.mysql.conversion import change_of_values
-from server.puller.mysql.default_value import UnclearValueError, held_value
-from server.puller.mysql.tokens import Dialect
-from server.puller.mysql.tree import (
+from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_values, held_value
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tree import (
     AddColumn,
     AddKey,
     AlterTable,
@@ -539,3 +539,12 @@ def _faults(specs: Sequence[Spec], keys: Sequence[Key]) -> tuple[str, ...]:
         if isinstance(spec, Versioning) and spec.adds:
             faults.append("it is system-versioned, so its log has rows of the past")
     return tuple(faults)
+
+
+def cascade_fault(foreign_key: str) -> str:
+    """Why a table with that foreign key cannot be replicated, and what to do."""
+    return (
+        f"its rows change by the foreign key {foreign_key}, which the log does not have; ALTER "
+        "TABLE … DROP FOREIGN "
+        "KEY, then add it with RESTRICT, and change the rows by statements of your own"
+    )

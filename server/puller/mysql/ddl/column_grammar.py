@@ -4,9 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from server.puller.mysql.token_reader import TokenReader, shown
-from server.puller.mysql.tokens import ORACLE, NotUnderstoodError, Sort
-from server.puller.mysql.tree import ColumnDef, Default, Expression, Key, KeyPart, Literal, TypeSpec
+from server.puller.mysql.ddl.tokens import ORACLE, NotUnderstoodError, Sort, TokenReader, shown
+from server.puller.mysql.ddl.tree import (
+    ColumnDef,
+    Default,
+    Expression,
+    Key,
+    KeyPart,
+    Literal,
+    TypeSpec,
+)
 
 _PLAIN: Final = {
     "TINYINT": "tinyint", "INT1": "tinyint", "SMALLINT": "smallint", "INT2": "smallint", "MEDIUMINT": "mediumint",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from server.changefeed import keys
-from server.puller.mysql.clock import Clock
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.log.clock import Clock
+from server.puller.mysql.log.position import Anchor
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from server.puller.mysql.tree import TableName
+from server.puller.mysql.ddl.tree import TableName
 from storage.mysql.schema import Column, Index, Table
 from storage.mysql.types import Type
 

@@ -20,11 +20,12 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from server.puller.mysql.clock import Clock, Times
-from server.puller.mysql.commits import Commits, Runs, joined
-from server.puller.mysql.ddl import dialect_of, of_session, statement_of
-from server.puller.mysql.errors import LogDamagedError, TornTransactionError
-from server.puller.mysql.marks import (
+from server.puller.mysql.ddl.statement import Kind, Statement, dialect_of, of_session, statement_of
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.log.clock import Clock, Times
+from server.puller.mysql.log.position import LogPosition
+from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
+from server.puller.mysql.transaction.boundary import (
     GTIDS,
     Marks,
     ends_of_runs,
@@ -34,11 +35,13 @@ from server.puller.mysql.marks import (
     stretches,
     times_ms,
 )
-from server.puller.mysql.open_transaction import OpenTransaction, RowRanges, UnclearSavepoint
-from server.puller.mysql.parts import HeldParts
-from server.puller.mysql.position import LogPosition
-from server.puller.mysql.statement import Kind, Statement
-from server.puller.mysql.tokens import Dialect
+from server.puller.mysql.transaction.commits import Commits, Runs, joined
+from server.puller.mysql.transaction.open_transaction import (
+    HeldParts,
+    OpenTransaction,
+    RowRanges,
+    UnclearSavepoint,
+)
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.mysql.buffer import Offsets
 from storage.mysql.compressed import expanded

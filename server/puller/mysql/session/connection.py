@@ -22,9 +22,13 @@ from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.sink_uri import read_secret
 
 from server.changefeed.source_uri import Address
-from server.puller.mysql.errors import MySqlLoginError, MySqlTlsError, MySqlUnavailableError
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.refusal import refusal
+from server.puller.mysql.session.errors import (
+    MySqlLoginError,
+    MySqlTlsError,
+    MySqlUnavailableError,
+    refusal,
+)
+from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import TidemarkError
 
 ANSWER_S: Final = 60.0

@@ -28,7 +28,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from server.puller.mysql.position import fold
+from server.puller.mysql.log.position import fold
 from storage.model.errors import CorruptError
 
 _FOR_EVER_MS: Final = 1 << 43

@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from server.puller.mysql.cascade import cascade_fault
-from server.puller.mysql.column_types import Collations
-from server.puller.mysql.connection import Session
-from server.puller.mysql.definition import Definition, column_of
-from server.puller.mysql.errors import MySqlPrivilegeError, MySqlStatementError
+from server.puller.mysql.ddl.column_types import Collations
+from server.puller.mysql.ddl.definition import Definition, column_of
+from server.puller.mysql.ddl.tracker import TRANSACTIONAL, cascade_fault, row_key
+from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.listener import WATERMARK_SCHEMA
-from server.puller.mysql.tracker import TRANSACTIONAL, row_key
-from server.puller.mysql.tree import TableName
+from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlStatementError
 from storage.mysql.schema import Column, Index
 
 SYSTEM_SCHEMAS: Final = (

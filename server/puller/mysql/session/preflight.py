@@ -10,9 +10,13 @@ from typing import Final
 
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import TableRecord
-from server.puller.mysql import heartbeat
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.checks import (
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.listener import WATERMARK_SCHEMA
+from server.puller.mysql.log import heartbeat
+from server.puller.mysql.log.opening import present
+from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.checks import (
     FAILURE,
     OK,
     WARNING,
@@ -21,12 +25,8 @@ from server.puller.mysql.checks import (
     check_settings,
     check_tables,
 )
-from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.listener import WATERMARK_SCHEMA
-from server.puller.mysql.log import present
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.stream import LogPlace, LogStream, open_stream
-from server.puller.mysql.tree import TableName
+from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import TidemarkError
 from storage.mysql.compressed import expanded
 from storage.mysql.rows import TableMaps

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from server.puller import metrics
-from server.puller.mysql import commands
-from server.puller.mysql.connection import Session, answers
-from server.puller.mysql.errors import MySqlLoginError, MySqlPrivilegeError, MySqlUnavailableError
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.packets import Packets
-from server.puller.mysql.refusal import of_packet
+from server.puller.mysql.log import packets
+from server.puller.mysql.log.packets import Packets
+from server.puller.mysql.session.connection import Session, answers
+from server.puller.mysql.session.errors import (
+    MySqlLoginError,
+    MySqlPrivilegeError,
+    MySqlUnavailableError,
+    of_packet,
+)
+from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.event import Events
 
 QUEUE_BYTES: Final = 16 << 20
@@ -150,17 +154,17 @@ def open_stream(
         `take`.
     """
     checksums = _prepare(session, place, options)
-    flags = 0 if follow else commands.NON_BLOCK
+    flags = 0 if follow else packets.NON_BLOCK
     if place.gtid_block:
-        request = commands.dump_gtid(server_id, place.gtid_block, flags)
+        request = packets.dump_gtid(server_id, place.gtid_block, flags)
     elif place.gtids:
-        request = commands.dump(server_id, flags=flags)
+        request = packets.dump(server_id, flags=flags)
     else:
-        request = commands.dump(server_id, place.file, place.position, flags)
+        request = packets.dump(server_id, place.file, place.position, flags)
     raw = session.raw_socket()
     with answers("asking for the log"):
         if server_id:
-            raw.sendall(commands.register(server_id, "tidemark"))
+            raw.sendall(packets.register(server_id, "tidemark"))
             _check_answer(raw)
         raw.sendall(request)
     silent_s = max(_SILENT_S, _SILENT_HEARTBEATS * options.heartbeat_ms / 1000)

@@ -1,20 +1,20 @@
 """Reads the statements of a log: transactions that begin and end, DDL as trees, rows as statements.
-
 Pure.
 
-What is not understood to its last token is `UNKNOWN`, with all names in it: whoever captures one of
-them must stop.
+`read_statement` takes a statement's text, `statement_of` a QUERY event. The answer is a
+`Statement`: its kind, and its actions on tables. What is not understood to its last token is
+`UNKNOWN`, with all names in it: whoever captures one of them must stop.
 """
 
+import enum
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from server.puller.mysql.grammar import ROW_VERBS, StatementReader
-from server.puller.mysql.statement import Action, Kind, Statement, Verb
-from server.puller.mysql.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
-from server.puller.mysql.tree import (
+from server.puller.mysql.ddl.grammar import ROW_VERBS, StatementReader
+from server.puller.mysql.ddl.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
+from server.puller.mysql.ddl.tree import (
     AddKey,
     AlterTable,
     CreateTable,
@@ -30,6 +30,70 @@ from server.puller.mysql.tree import (
     TruncateTable,
 )
 from storage.mysql.control import Query
+
+
+class Verb(enum.Enum):
+    """What happens to a table."""
+
+    CREATED = "created"
+    ALTERED = "altered"
+    RENAMED = "renamed"
+    TRUNCATED = "truncated"
+    DROPPED = "dropped"
+    SCHEMA_DROPPED = "schema dropped"
+    ROWS_MOVED = "rows moved"
+    """Rows appear or vanish without row events: partitions that are dropped,
+    truncated or exchanged, tablespaces.
+    """
+    FILLED = "filled"
+    """It is new, and has rows that are in no row event: it was a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One of them; a dropped schema has no table's name."""
+
+    verb: Verb
+    name: TableName
+    to: TableName | None = None
+    """The new name of what is renamed."""
+
+
+class Kind(enum.Enum):
+    """What a statement is."""
+
+    DDL = "ddl"
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    XA_START = "xa start"
+    XA_END = "xa end"
+    XA_COMMIT = "xa commit"
+    XA_ROLLBACK = "xa rollback"
+    SAVEPOINT = "savepoint"
+    ROLLBACK_TO = "rollback to"
+    NOTHING = "nothing"
+    """It changes no rows and no tables."""
+    ROWS = "rows"
+    """It changes rows, as a statement."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a statement does; `words` are all names and keywords in it, in lower case."""
+
+    kind: Kind
+    actions: tuple[Action, ...] = ()
+    words: frozenset[str] = field(default=frozenset())
+    xid: str = ""
+    """Of an XA statement, as the log writes it."""
+    tree: Tree | None = None
+    savepoint: str = ""
+    """The name of one that is set, or rolled back to."""
+    reason: str = ""
+    """Why an unknown one is not understood."""
+
 
 _FIXED: Final = {
     "BEGIN": Kind.BEGIN,

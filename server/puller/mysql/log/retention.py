@@ -18,12 +18,12 @@ import structlog
 from server.changefeed import keys
 from server.changefeed.info import checkpoint_of
 from server.puller.mysql import metrics
-from server.puller.mysql.anchors import prefix
-from server.puller.mysql.checks import kept_s
-from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.log import began
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor
+from server.puller.mysql.log.opening import began
+from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.saved_positions import prefix
+from server.puller.mysql.session.checks import kept_s
+from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from server.puller.mysql.tree import ColumnDef, TypeSpec
+from server.puller.mysql.ddl.tree import ColumnDef, TypeSpec
 from storage.mysql.charset import charset_of
 from storage.mysql.schema import Column
 from storage.mysql.types import Type

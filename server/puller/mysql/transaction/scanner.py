@@ -14,15 +14,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from server.puller.mysql.catalogue import read_definitions
-from server.puller.mysql.connection import Session, log_in_to
-from server.puller.mysql.ddl import dialect_of, statement_of
-from server.puller.mysql.definition import Definition
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.statement import Kind, Statement, Verb
-from server.puller.mysql.stream import LogPlace, open_stream
-from server.puller.mysql.tokens import Dialect
-from server.puller.mysql.tree import TableName
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.statement import Kind, Statement, Verb, dialect_of, statement_of
+from server.puller.mysql.ddl.tokens import Dialect
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.log.stream import LogPlace, open_stream
+from server.puller.mysql.session.catalogue import read_definitions
+from server.puller.mysql.session.connection import Session, log_in_to
+from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, Query, Rotate
 from storage.mysql.event import Events, EventType

@@ -14,10 +14,10 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
 from server.changefeed.table import TableIneligibleError, TableRecord
-from server.puller.mysql.connection import Flavor
-from server.puller.mysql.definition import Definition
+from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.session.connection import Flavor
 from server.puller.mysql.tables import record_of
-from server.puller.mysql.tree import TableName
 
 OK: Final = "ok"
 WARNING: Final = "warning"

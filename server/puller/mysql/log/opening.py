@@ -1,5 +1,8 @@
-"""Finds a server that has what comes next in the log, and opens it there; where a log ends now,
-and where it begins.
+"""Finds a server that has what comes next in the log, and opens it there; says where a log ends
+now, and where it begins.
+
+A new changefeed begins behind the XA transactions that are prepared on the server: their rows are
+in the log before that place.
 """
 
 import time
@@ -9,21 +12,22 @@ from typing import Final
 
 import structlog
 
-from server.puller.mysql.clock import Clock
-from server.puller.mysql.connection import Session, log_in, log_in_to
-from server.puller.mysql.errors import (
+from server.puller.mysql.log.clock import Clock
+from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
+from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.errors import (
     GtidDomainsError,
     LogPurgedError,
+    MySqlPrivilegeError,
+    MySqlStatementError,
     MySqlUnavailableError,
     NoAnchorError,
+    behind,
 )
-from server.puller.mysql.lookahead import log_end
-from server.puller.mysql.options import MySqlOptions
-from server.puller.mysql.position import Anchor, LogPosition
-from server.puller.mysql.refusal import behind
-from server.puller.mysql.stream import LogPlace, LogStream, open_stream
-from server.puller.mysql.transactions import Transactions, Unjudged
-from server.puller.mysql.xa import prepared_xids
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.transaction.scanner import log_end
+from server.puller.mysql.transaction.transactions import Transactions, Unjudged
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
@@ -268,3 +272,23 @@ def began(reader: Session, file: str, options: MySqlOptions) -> int:
 def _close_all(opened: list[Session | LogStream]) -> None:
     for each in reversed(opened):
         each.close()
+
+
+def prepared_xids(session: Session) -> frozenset[str]:
+    """Those prepared, or being committed, at this moment, as the log names them: `hex,hex`.
+
+    None where the server does not tell the user (MySQL's XA_RECOVER_ADMIN).
+
+    Raises:
+        MySqlUnavailableError: the server does not answer.
+    """
+    try:
+        rows = session.execute("XA RECOVER")
+    except (MySqlPrivilegeError, MySqlStatementError):
+        return frozenset()
+    return frozenset(_xid(int(first), int(second), data) for _, first, second, data in rows)
+
+
+def _xid(first: int, second: int, data: bytes | str) -> str:
+    both = data.encode("latin-1") if isinstance(data, str) else data
+    return f"{both[:first].hex()},{both[first : first + second].hex()}"

@@ -1,0 +1,3 @@
+"""Sessions with a server: how it is reached and asked, what its errors mean, and whether its log
+can be followed.
+"""

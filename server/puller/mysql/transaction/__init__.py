@@ -1,0 +1,1 @@
+"""Events to committed transactions, in the order of the log."""
