@@ -275,5 +275,6 @@ def _open(path: Path, write_buffer_bytes: int, limits: Limits, damages: _Damages
         if "corrupt" in text.lower() or "missing" in text.lower():
             raise damages.corrupt(err, None) from err
         raise DirectoryUnusableError(
-            f"cannot use {path}: {text}; check that it exists and is writable"
+            f"cannot use {path}: {text}; check that it exists and is writable, and free some "
+            "space if its disk is full"
         ) from err
