@@ -13,7 +13,7 @@ from pathlib import Path
 from storage import record
 from storage.model.errors import CorruptError, UnavailableError
 from storage.record import FOOTER, HEADER_BYTES, Gap, Record
-from storage.vfs.fs import FS, File
+from storage.vfs import FS, File
 
 _NAME = re.compile(r"(\d{6,})\.vlog")
 _FOOTER = struct.Struct("<Q")

@@ -23,7 +23,7 @@ from storage import record
 from storage.model.errors import UnavailableError
 from storage.record import FOOTER, HEADER_BYTES, Gap
 from storage.segment import Segment, SegmentFiles, ValueLogOpenError, footer
-from storage.vfs.fs import FS, File
+from storage.vfs import FS, File
 
 SEGMENT_BYTES = 256 << 20
 _WORTH_FINALISING_BYTES = 1 << 20

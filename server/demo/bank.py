@@ -39,6 +39,12 @@ SPANS: Final[dict[str, Span]] = {
     ACCOUNTS_NAME: table_span(ACCOUNTS.id),
     TRANSFERS_NAME: table_span(TRANSFERS.id),
 }
+REGION_STARTS: Final = (
+    SPANS[ACCOUNTS_NAME].start_key,
+    record_key(ACCOUNTS.id, 512),
+    SPANS[TRANSFERS_NAME].start_key,
+)
+"""Where regions begin, so that a transfer touches several: each table, and inside the accounts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,16 @@ from server.demo.cluster import Cluster, ProcessFailedError, open_process
 from server.demo.lake import Applied, JoinedLake, Lake, LakeJob, ensure_changefeed
 from server.demo.proof import Proof, prove
 from server.demo.workload import Tally, Teller, open_accounts
+from server.rpc.pd import PdClient
 from server.spark.java import require_java
+from storage.backoff import Backoffer
+from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
 from storage.model.ts import physical_ms
 
 _CHANGEFEED = "bank"
 _CATCH_UP_SECONDS = 180.0
+_SPLIT_SECONDS = 30.0
 _TRANSFER_BITS_PER_MS = 14
 _TRANSFERS_PER_TELLER = 1 << 20
 _WARM_UP_TRANSFERS = 5
@@ -38,6 +42,12 @@ class LagError(UnavailableError):
     """The lake did not catch up in time."""
 
     code = "ErrLakeLags"
+
+
+class RegionsNotSplitError(UnavailableError):
+    """The store has not split the bank's regions yet."""
+
+    code = "ErrRegionsNotSplit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +184,7 @@ class Day:
                 flush=True,
             )
             if not accounts:
+                await split_regions(self._cluster.endpoints["coordinator"])
                 await open_accounts(bank, client)
                 self._tally.row_changes += bank.accounts
             await self._catch_up(await client.now())
@@ -253,6 +264,20 @@ def _data_dir(config: DemoConfig) -> Path:
     data = Path(config.data_dir).resolve()
     (data / "logs").mkdir(parents=True, exist_ok=True)
     return data
+
+
+async def split_regions(coordinator: str) -> None:
+    """Give the bank several regions, as TiDB does for a table with SPLIT TABLE.
+
+    Raises:
+        RegionsNotSplitError: the store did not split them in time.
+    """
+    keys = [encode_bytes(key) for key in tables.REGION_STARTS]
+    backoff = Backoffer(_SPLIT_SECONDS)
+    async with PdClient.open(coordinator) as pd:
+        # The coordinator asks the leader of a region, which it learns from the first heartbeat.
+        while not await pd.split_regions(keys):
+            await backoff.wait(RegionsNotSplitError("the bank's tables are not split into regions"))
 
 
 def _tables() -> list[pb.Table]:

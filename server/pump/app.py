@@ -35,7 +35,7 @@ from server.rpc.tikv import KvClient
 from storage.model.errors import InvalidError
 from storage.pump.indexer import Recovery
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
 _STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import structlog
 
-from storage.vfs.fs import FS
+from storage.vfs import FS
 
 _INTERVAL_SECONDS = 3.0
 

@@ -30,6 +30,7 @@ _OPEN_SECONDS = 10.0
 # a real PD with its defaults takes more than 10 to lead anew
 _CALL_SECONDS = 20.0
 _ATTEMPT_SECONDS = 3.0
+_SPLIT_RETRIES = 3
 _BACKOFF_SECONDS = (0.05, 1.0)
 _RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _MOVED = ("not leader", "no leader")  # PD says so with other statuses, too
@@ -237,6 +238,14 @@ class PdClient:
             header=self._header, region=region, split_count=count
         )
         return list((await self._call("AskBatchSplit", request)).ids)
+
+    async def split_regions(self, keys: Iterable[bytes]) -> bool:
+        """Have regions begin at (encoded) keys; returns whether all of them do now."""
+        request = pdpb_pb2.SplitRegionsRequest(
+            header=self._header, split_keys=keys, retry_limit=_SPLIT_RETRIES
+        )
+        answer = await self._call("SplitRegions", request)
+        return bool(answer.finished_percentage == 100)
 
     async def report_batch_split(self, regions: Iterable[metapb_pb2.Region]) -> None:
         """Tell that a region was split into `regions`."""

@@ -3,16 +3,6 @@
 from dataclasses import dataclass
 
 from server.config import ConfigError, setting
-from storage.codec import encode_i64
-
-
-def _table(table_id: int) -> str:
-    return (b"t" + encode_i64(table_id)).hex()
-
-
-_DEMO_SPLIT_KEYS = ",".join(
-    (_table(101), (bytes.fromhex(_table(101)) + b"_r" + encode_i64(512)).hex(), _table(102))
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +15,7 @@ class StoreConfig:
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     data_dir: str = setting("data/store", "directory of this store's data")
     split_keys: str = setting(
-        _DEMO_SPLIT_KEYS,
+        "",
         "user keys in hex, comma-separated, where the first regions of a new cluster begin",
     )
     gc_poll_interval: float = setting(

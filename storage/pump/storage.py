@@ -26,7 +26,7 @@ from storage.pump.indexer import Indexer, Recovery, recover
 from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
 from storage.pump.threads import Threads
 from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
-from storage.vfs.fs import FS
+from storage.vfs import FS
 
 THROTTLE = Throttle()
 _REMEDY = "Move the directory away: the index is built anew from the value log"

@@ -26,7 +26,7 @@ from tipb import binlog_pb2, pump_pb2
 
 from storage.pump.binlog import parse
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 from tests.bench.http2 import Load
 from tests.bench.target import Target
 from tests.integration.store.daemons import start

@@ -16,7 +16,7 @@ from pathlib import Path
 from storage.pump.binlog import parse
 from storage.pump.storage import PumpStorage, open_pump_storage
 from storage.value_log import ValueLog
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 
 
 def main() -> None:

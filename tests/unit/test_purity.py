@@ -8,7 +8,7 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _ROOMS = ("server", "sink", "sorter", "storage", "gcsafepoint")
-_SAYS_SO = re.compile(r"\bPure[.:;]|\(pure[:)]")
+_SAYS_SO = re.compile(r"\bPure\b(?! but)|\(pure\b|, pure;|\bpure state machine\b")
 _OUTSIDE = {
     "asyncio",
     "concurrent",

@@ -17,6 +17,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from storage.model.ts import compose
 from tests.ports import free_port
+from tests.split_keys import FIRST_REGIONS
 
 COMMAND = [sys.executable, "-m", "server.cli.main"]
 LOOPBACK = "127.0.0.1:0"
@@ -89,7 +90,7 @@ class Cluster:
             )
             self.pd = self.coordinator.endpoints["coordinator"]
             shared = ["--coordinator", self.pd, "--data-dir"]
-            self.store = self.start("store", *shared, str(directory / "store"))
+            self.store = self.start("store", *shared, str(directory / "store"), *FIRST_REGIONS)
             self.capture = self.start(
                 "capture", *shared, str(directory / "capture"), *capture_flags
             )

@@ -18,7 +18,7 @@ from server.rpc.client import connect
 from server.rpc.tikv import KvClient
 from storage.pump.binlog import fake, parse
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 from tests.integration.pump.test_daemon import FAST, metrics_of, pump_argv, started
 from tests.integration.store.daemons import Cluster, running_cluster
 from tests.integration.store.stubs import Stubs, row_key, stubs_of

@@ -26,7 +26,7 @@ from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from storage.pump.binlog import fake
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 
 CLUSTER_ID = 7710419005281151504
 TIDB = Path(__file__).parents[2] / "golden" / "tidb" / "binlogs.jsonl.gz"

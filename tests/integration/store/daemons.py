@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.split_keys import FIRST_REGIONS
+
 _ENGINE = {name: text for name, text in os.environ.items() if name.startswith("TIDEMARK_RPC_")}
 _ENVIRONMENT = {"PYTHONPATH": ".:proto/gen", "PATH": "/usr/bin:/bin", **_ENGINE}
 
@@ -96,7 +98,7 @@ def running_cluster(directory: Path, *store_flags: str) -> Iterator[Cluster]:
             "--data-dir",
             str(directory / "store"),
         ]
-        cluster = Cluster(coordinator, start("store", *flags, *store_flags))
+        cluster = Cluster(coordinator, start("store", *flags, *FIRST_REGIONS, *store_flags))
         yield cluster
     finally:
         for daemon in [cluster.store, coordinator] if cluster else [coordinator]:

@@ -19,7 +19,7 @@ async def get_with(stubs: Stubs, key: bytes, context: kvrpcpb.Context) -> kvrpcp
     )
 
 
-async def test_the_first_regions_split_the_demo_tables(cluster: Cluster) -> None:
+async def test_the_first_regions_begin_at_the_split_keys(cluster: Cluster) -> None:
     async with stubs_of(cluster) as stubs:
         routes = await stubs.pd.scan_regions(b"")
         (store,) = await stubs.pd.stores()

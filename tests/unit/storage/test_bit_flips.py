@@ -26,7 +26,7 @@ from storage.mvcc.engine import Engine
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.snapshot import Snapshot
 from storage.pump.storage import open_pump_storage
-from storage.vfs.fs import RealFS
+from storage.vfs import RealFS
 from tests.unit.storage.pump import storages
 
 FLIPS = 40

@@ -13,9 +13,9 @@ from storage import value_log
 from storage.record import RecordCorruptError
 from storage.segment import SegmentMissingError, ValueLogOpenError
 from storage.value_log import Pointer, Skipped, ValueLog, ValueLogWriteError
-from storage.vfs.fs import FS, RealFS
-from storage.vfs.hooked import HookedFS, fail_nth
-from storage.vfs.memory import MemFS
+from storage.vfs import FS, RealFS
+from tests.hooked_fs import HookedFS, fail_nth
+from tests.memory_fs import MemFS
 
 DIRECTORY = Path("/data/value")
 START = Pointer(0, 0, 0)

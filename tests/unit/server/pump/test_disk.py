@@ -3,7 +3,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from server.pump.disk import DiskWatch
-from storage.vfs.memory import MemFS
+from tests.memory_fs import MemFS
 
 
 async def test_a_disk_is_low_below_the_limit_and_says_so_once_each_way() -> None:

@@ -4,13 +4,10 @@ import pytest
 
 from server.config import ConfigError
 from server.store.config import StoreConfig
-from storage.codec import encode_i64
 
 
-def test_the_default_splits_at_the_demo_tables_and_inside_one() -> None:
-    keys = StoreConfig().first_split_keys()
-    assert keys == sorted(keys)
-    assert [key[:9] for key in keys] == [b"t" + encode_i64(table) for table in (101, 101, 102)]
+def test_a_new_cluster_has_one_region_unless_keys_are_given() -> None:
+    assert StoreConfig().first_split_keys() == []
 
 
 def test_keys_are_sorted_each_once_and_empty_ones_dropped() -> None:

@@ -10,7 +10,7 @@ from tipb import binlog_pb2
 from storage.kv import KV
 from storage.pump.binlog import Binlog, fake, parse
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.vfs.fs import FS
+from storage.vfs import FS
 from tests.memory_kv import MemoryKV
 
 DIRECTORY = Path("/pump")

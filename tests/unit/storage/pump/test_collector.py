@@ -10,7 +10,7 @@ from storage.leveldb import LevelDB
 from storage.pump.gc import Collected, Throttle
 from storage.pump.pull import BinlogPurgedError, Chunk
 from storage.pump.storage import PumpStorage
-from storage.vfs.memory import MemFS
+from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     DIRECTORY,

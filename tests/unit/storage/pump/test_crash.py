@@ -18,8 +18,8 @@ from storage.pump.index import IndexVersionError
 from storage.pump.storage import PumpStorage
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
-from storage.vfs.hooked import HookedFS
-from storage.vfs.memory import MemFS
+from tests.hooked_fs import HookedFS
+from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     DIRECTORY,

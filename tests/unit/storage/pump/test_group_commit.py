@@ -10,8 +10,8 @@ from storage.pump import group_commit as module
 from storage.pump.binlog import Binlog, fake, parse
 from storage.pump.group_commit import GroupCommit, IndexQueue, PumpBusyError, PumpClosedError
 from storage.value_log import ValueLog
-from storage.vfs.hooked import HookedFS
-from storage.vfs.memory import MemFS
+from tests.hooked_fs import HookedFS
+from tests.memory_fs import MemFS
 
 
 class Disk:

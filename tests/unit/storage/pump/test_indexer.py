@@ -13,7 +13,7 @@ from storage.model.errors import UnavailableError
 from storage.pump.group_commit import GROUPS_MAX, Group, IndexQueue
 from storage.pump.storage import PumpStorage
 from storage.value_log import Pointer
-from storage.vfs.memory import MemFS
+from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     commit,

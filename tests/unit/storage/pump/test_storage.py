@@ -17,8 +17,8 @@ from storage.pump.pull import BinlogPurgedError
 from storage.pump.storage import BinlogNotFoundError
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
-from storage.vfs.hooked import HookedFS
-from storage.vfs.memory import MemFS
+from tests.hooked_fs import HookedFS
+from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
     DIRECTORY,

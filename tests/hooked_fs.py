@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from storage.vfs.fs import FS, File
+from storage.vfs import FS, File
 
 Hook = Callable[[str, Path], int | None]
 """Called before each call with its name and path: raise OSError to fail it,

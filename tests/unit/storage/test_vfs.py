@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.vfs.fs import FS, RealFS
-from storage.vfs.hooked import HookedFS, fail_nth
-from storage.vfs.memory import MemFS
+from storage.vfs import FS, RealFS
+from tests.hooked_fs import HookedFS, fail_nth
+from tests.memory_fs import MemFS
 
 DIRECTORY = Path("/log")
 

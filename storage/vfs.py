@@ -1,4 +1,8 @@
-"""Files as storage uses them, and those of the operating system.
+"""The seam between storage and the disk: the few calls that storage needs, and the operating
+system's files behind them.
+
+Tests put files in memory in their place, which a crash takes back to what was durable
+(`tests/memory_fs.py`), and calls that fail when told to (`tests/hooked_fs.py`).
 
 Durability, of every kind: what `append` wrote is there after a crash once `sync` returned; a
 created or removed name is so only once `sync_directory` returned; `make_directories` is durable
