@@ -147,6 +147,7 @@ class Sorter:
         table.add(Rows.of(batch))
         self._counters.add_rows_in(batch.num_rows)
         self._spiller.add(table)
+        # A table that was removed meanwhile must not keep its feed waiting.
         while self._spiller.is_short and self._tables.get(span) is table:
             try:
                 self._spiller.spill()
@@ -168,6 +169,7 @@ class Sorter:
             ResolvedRegressedError: `ts` is below an earlier promise.
         """
         table = self._table(span)
+        # The promise comes before the hooks: a hook may fetch up to `ts` at once.
         table.resolve(ts)
         for hook in self._hooks:
             hook(span, ts)
@@ -276,10 +278,12 @@ class Sorter:
                 return
             tables, self._tables = list(self._tables.values()), {}
             self._closed = True
+        # An `add` that waits for the disk ends with its error now; its table is gone.
         self.end_waits()
         for table in tables:
             table.remove()
         self._spiller.stop()
+        # Stores may only be closed when no compaction writes to them.
         self._compaction.stop()
         _TABLES.dec(len(tables))
         for store in self._stores:
@@ -334,6 +338,7 @@ class _Compaction:
         """Move what is alive in the sparse segments of `store`, if there are several;
         `tables` are all there are.
         """
+        # One compaction at a time is enough; a thread that adds rows must not wait for another's.
         if not self._running.acquire(blocking=False):
             return
         try:

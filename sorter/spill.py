@@ -66,6 +66,8 @@ class Spiller:
         with self._spilling:
             if self._stopped or not self.is_short:
                 return
+            # Below the limit by a quarter, so that the next batch does not bring the writers here
+            # again.
             enough = self._memory_bytes * 3 // 4
             small: dict[BlockStore, list[Table]] = defaultdict(list)
             for table in self._victims():
@@ -121,6 +123,7 @@ def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
     """
     to_merge: list[Table] = []
     with ExitStack() as locks:
+        # Tables share locks: one that was taken twice by this thread would deadlock.
         for lock in dict.fromkeys(table.lock for table in tables):
             locks.enter_context(lock)
         ascending = sorted(tables, key=lambda table: table.unique_id)

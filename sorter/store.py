@@ -115,6 +115,8 @@ class BlockStore:
         try:
             self._database.write(batch)
         except SorterDiskError:
+            # Blocks without an index entry are never read or deleted: their space must be given
+            # back here.
             self.release(entries)
             raise
         return entries
@@ -201,6 +203,8 @@ class BlockStore:
 
     def reader(self, entry: Entry) -> Reader:
         """A reader of the block's rows; it works even after the block was deleted."""
+        # The segment object holds the open file: unlinked or not, it can be read until this reader
+        # is gone.
         segment = self._segments.segment(entry.pointer.segment)
         return lambda: self._read(segment, entry)
 

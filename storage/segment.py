@@ -66,9 +66,12 @@ class SegmentFiles:
         """A new segment whose name is durable."""
         file = self._fs.create(self.path(fid))
         try:
+            # A crash may lose a file whose name was never synced, with every record in it.
             self._fs.sync_directory(self._directory)
         except OSError:
             file.close()
+            # The name may or may not be durable; the next attempt uses the same number and must
+            # find it free.
             self._fs.remove(self.path(fid))
             raise
         return file
@@ -113,6 +116,7 @@ class SegmentFiles:
     def remove(self, fid: int) -> None:
         """Remove a segment; its space comes back at once, its name is gone durably."""
         with self._lock:
+            # An open descriptor would keep the blocks of the removed file in use.
             reader = self._readers.pop(fid, None)
             if reader is not None:
                 reader.close()

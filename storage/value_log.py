@@ -134,6 +134,8 @@ class ValueLog:
                 "nothing of this group was "
                 "stored. Free some space or check the disk, then write again"
             ) from err
+        # Only now: until the write and its sync succeeded, `size` must be the last acknowledged
+        # byte, to which a failed write is cut back.
         segment.size += len(data)
         segment.max_ts = max(segment.max_ts, max_ts)
         if segment.size >= self._segment_bytes:
@@ -246,6 +248,8 @@ class ValueLog:
             self._active.sync()
 
     def _cut_torn_tail(self, active: File, last: Segment) -> None:
+        # Only damage that reaches the end is a torn write; in the middle it is a disk's fault, and
+        # what follows it was acknowledged.
         if not last.gaps or sum(last.gaps[-1]) != last.size:
             return
         last.size = last.gaps[-1].offset
@@ -264,6 +268,7 @@ class ValueLog:
             _write_all(active, data)
         except OSError:
             try:
+                # Bytes of a group that was refused must not be found by a later recovery.
                 active.truncate(offset)
             except OSError:
                 self._abandon(active)
@@ -273,6 +278,8 @@ class ValueLog:
         try:
             active.sync()
         except OSError:
+            # The kernel may have dropped the dirty pages and cleared the error: a second fdatasync
+            # would succeed and say nothing about this one.
             self._abandon(active)
             raise
 
@@ -314,6 +321,7 @@ def _write_all(file: File, data: bytes) -> None:
     view = memoryview(data)
     while view:
         taken = file.append(view)
+        # write(2) took nothing and reported nothing: without an error this would loop for ever.
         if taken == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         view = view[taken:]

@@ -2,18 +2,9 @@
 
 from typing import Final
 
-from storage.tidb.key import record_key, table_span
+from storage.codec import encode_i64
+from storage.tidb.key import record_key
 
-SPLIT_TABLES: Final = (101, 102)
-FIRST_REGIONS: Final = (
-    "--split-keys",
-    ",".join(
-        key.hex()
-        for key in (
-            table_span(SPLIT_TABLES[0]).start_key,
-            record_key(SPLIT_TABLES[0], 512),
-            table_span(SPLIT_TABLES[1]).start_key,
-        )
-    ),
-)
+_KEYS: Final = (b"t" + encode_i64(101), record_key(101, 512), b"t" + encode_i64(102))
+FIRST_REGIONS: Final = ("--split-keys", ",".join(key.hex() for key in _KEYS))
 """A flag of `tidemark store`; a later `--split-keys` takes its place."""

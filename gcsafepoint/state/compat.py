@@ -29,7 +29,7 @@ from typing import Protocol
 
 from gcsafepoint.state import errors
 from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.state.rules import SafePoints, check_barrier_id
+from gcsafepoint.state.rules import GcState, check_barrier_id
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 from storage.model.errors import InvalidError
 
@@ -77,7 +77,7 @@ class OldCalls(Protocol):
         """
         ...
 
-    def update_gc_safe_point(self, state: SafePoints, safe_point: int, now_s: float, /) -> int:
+    def update_gc_safe_point(self, state: GcState, safe_point: int, now_s: float, /) -> int:
         """UpdateGCSafePoint: returns the GC safe point that holds.
 
         Raises: SafePointRequestError.
@@ -125,7 +125,7 @@ class ClassicCalls:
             state.set_barrier(service_id, safe_point, ttl_s, now_s)
         return refusal or state.minimum()
 
-    def update_gc_safe_point(self, state: SafePoints, safe_point: int, now_s: float) -> int:
+    def update_gc_safe_point(self, state: GcState, safe_point: int, now_s: float) -> int:
         """UpdateGCSafePoint, rule 11; returns the GC safe point that holds."""
         state.drop_expired(now_s)
         target = min(safe_point, state.lowest_needed())
@@ -145,7 +145,7 @@ def _update_global(states: GcStates, ttl_s: int, safe_point: int, now_s: float) 
     return refusal or states.null.minimum()
 
 
-def _refusal(state: SafePoints, safe_point: int, floor: int) -> ServiceSafePoint | None:
+def _refusal(state: GcState, safe_point: int, floor: int) -> ServiceSafePoint | None:
     lowest = state.minimum()
     if safe_point >= max(lowest.safe_point, floor):
         return None
@@ -153,7 +153,7 @@ def _refusal(state: SafePoints, safe_point: int, floor: int) -> ServiceSafePoint
     return lowest if lowest.safe_point > safe_point else ServiceSafePoint(GC_WORKER, NEVER_S, floor)
 
 
-def _advance_gc_worker(state: SafePoints, safe_point: int) -> ServiceSafePoint:
+def _advance_gc_worker(state: GcState, safe_point: int) -> ServiceSafePoint:
     if safe_point >= state.minimum().safe_point:
         state.lift_gc_worker(safe_point)
         state.lift_txn_safe_point(min(state.gc_worker.safe_point, state.lowest_needed()))
@@ -209,7 +209,7 @@ class Pd9Calls:
         floor = states.highest_txn_safe_point()[0] if is_global else state.txn_safe_point
         return ServiceSafePoint(GC_WORKER, NEVER_S, floor)
 
-    def update_gc_safe_point(self, state: SafePoints, safe_point: int, _now_s: float) -> int:
+    def update_gc_safe_point(self, state: GcState, safe_point: int, _now_s: float) -> int:
         """UpdateGCSafePoint: advance g, silently not back; returns the one that holds.
 
         Raises:
@@ -221,7 +221,7 @@ class Pd9Calls:
 
 
 def _advance_as_gc_worker(
-    state: SafePoints, ttl_s: int, safe_point: int, now_s: float
+    state: GcState, ttl_s: int, safe_point: int, now_s: float
 ) -> ServiceSafePoint:
     if ttl_s != NEVER_S:
         raise errors.gc_worker_ends()

@@ -26,7 +26,7 @@ from typing import Any
 
 from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.go_text import json_text, key_bytes, key_text, valid_text
-from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import CorruptError
@@ -151,7 +151,7 @@ class SafePointRecordError(CorruptError):
         )
 
 
-def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> SafePoints:
+def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> GcState:
     """The state of one keyspace; other pairs may be among them.
 
     Raises:
@@ -169,7 +169,7 @@ def parse_scope(pairs: Iterable[KeyValue], keys: ScopeKeys, outage: Outage) -> S
                 gc_safe_point = _gc_safe_point(pair.value, keys.keyspace_id)
         except (ValueError, KeyError, TypeError) as err:
             raise SafePointRecordError(pair, err) from err
-    return SafePoints(services, txn_safe_point, gc_safe_point)
+    return GcState(services, txn_safe_point, gc_safe_point)
 
 
 def parse_global_barriers(

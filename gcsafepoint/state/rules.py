@@ -43,7 +43,7 @@ __all__ = [
     "Blocker",
     "Changes",
     "SafePointRequestError",
-    "SafePoints",
+    "GcState",
     "ServiceSafePoint",
     "check_barrier_id",
 ]
@@ -85,7 +85,7 @@ class Advance:
     blocker: Blocker | None
 
 
-class SafePoints:
+class GcState:
     """The state the rules hold of; calls answer at once,
     and `take_changes` says what to make durable.
     """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gcsafepoint.state import errors
 from gcsafepoint.state.barrier import Barriers, ServiceSafePoint, expiry
 from gcsafepoint.state.go_text import quoted
-from gcsafepoint.state.rules import Changes, SafePoints
+from gcsafepoint.state.rules import Changes, GcState
 
 NULL_KEYSPACE = 0xFFFF_FFFF
 _LAST_ID = 0xFF_FFFF
@@ -50,15 +50,15 @@ class GcStates:
 
     def __init__(
         self,
-        null: SafePoints | None = None,
+        null: GcState | None = None,
         global_barriers: Iterable[ServiceSafePoint] = (),
         keyspaces: Iterable[Keyspace] = (),
-        of_keyspaces: Mapping[int, SafePoints] | None = None,
+        of_keyspaces: Mapping[int, GcState] | None = None,
     ) -> None:
         """Take over a stored state; `of_keyspaces` has those with GC of their own."""
         self.keyspaces = {DEFAULT.id: DEFAULT} | {keyspace.id: keyspace for keyspace in keyspaces}
         self.global_barriers = Barriers(global_barriers)
-        self.null = null or SafePoints()
+        self.null = null or GcState()
         self._scopes = {NULL_KEYSPACE: self.null, **(of_keyspaces or {})}
         for state in self._scopes.values():
             state.global_barriers = self.global_barriers
@@ -71,11 +71,11 @@ class GcStates:
             raise errors.KeyspaceNotFoundError
         return keyspace_id if keyspace_id in self._scopes else NULL_KEYSPACE
 
-    def of_user(self, keyspace_id: int) -> SafePoints:
+    def of_user(self, keyspace_id: int) -> GcState:
         """The state that users of the keyspace share. Raises: KeyspaceNotFoundError."""
         return self._scopes[self.scope_of_user(keyspace_id)]
 
-    def of_manager(self, keyspace_id: int) -> SafePoints:
+    def of_manager(self, keyspace_id: int) -> GcState:
         """The state that GC of the keyspace moves.
 
         Raises:
@@ -87,7 +87,7 @@ class GcStates:
             raise errors.no_gc_of_its_own(self.keyspaces[keyspace_id].name, keyspace_id)
         return self._scopes[scope]
 
-    def scopes(self) -> Iterator[tuple[int, SafePoints]]:
+    def scopes(self) -> Iterator[tuple[int, GcState]]:
         """Every state with the id of its keyspace, the null keyspace's first."""
         return iter(self._scopes.items())
 
@@ -234,7 +234,7 @@ def global_barriers(states: GcStates) -> tuple[ServiceSafePoint, ...]:
     return _by_id(states.global_barriers.snapshot())
 
 
-def _frozen(scope: int, state: SafePoints, *, with_barriers: bool) -> KeyspaceState:
+def _frozen(scope: int, state: GcState, *, with_barriers: bool) -> KeyspaceState:
     barriers = _by_id(state.barriers.snapshot()) if with_barriers else ()
     return KeyspaceState(
         scope, scope != NULL_KEYSPACE, state.txn_safe_point, state.gc_safe_point, barriers

@@ -34,7 +34,7 @@ from gcsafepoint.state.records import (
     parse_scope,
     write_operations,
 )
-from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.state.states import GcStates, Keyspace
 from storage.meta.errors import CompactedError, MetaUnavailableError
 from storage.meta.meta import Compare, KeyValue, Op, Put, TxnResult, WatchEvent
@@ -169,6 +169,8 @@ class StoredStates:
         if advances is not None:
             scope = states.scope_of_user(advances)
             keys = self._keys.scope(scope)
+            # Read at each advance rather than watched: a watch may be behind, and t must not pass a
+            # transaction that runs.
             running = parse_min_start_ts(await self._store.get_prefix(keys.min_start_ts), keys)
             states.of_user(scope).min_start_ts = running
         return states
@@ -196,7 +198,7 @@ class StoredStates:
         self._publish(states)
         return states
 
-    async def _read_scope(self, keyspace_id: int, outage: Outage) -> SafePoints:
+    async def _read_scope(self, keyspace_id: int, outage: Outage) -> GcState:
         keys = self._keys.scope(keyspace_id)
         pairs: list[KeyValue] = []
         for prefix in (keys.gc_safe_point, keys.txn_safe_point, keys.services):
@@ -233,6 +235,8 @@ class StoredStates:
             guard = Compare.unchanged(self._keys.revision, mod_revision)
             result = await self._store.txn([guard], [*part, *own])
             if not result.succeeded:
+                # Another writer was first: what is in memory was decided on outdated state, and
+                # the caller decides anew.
                 return False
             self._guard = (number + 1, result.revision)
             self._own.add(result.revision)

@@ -165,6 +165,8 @@ class Election:
             changes |= {LEADER_UUID: self.uuid, LEADER_DESC: self.desc, LEADER_ADDR: self.address}
         revision = 0
         if move is not Move.FOLLOW:
+            # Written only if the record is still the one that was judged: of two who find the
+            # lease over, one wins.
             seen = leader.revisions if leader else {LEADER_UUID: 0, LEADER_LEASE: 0}
             revision = await self._records.write(changes, seen)
         if not revision:
@@ -173,6 +175,8 @@ class Election:
         self._revision = (
             revision if leader is None or move is Move.CLAIM else leader.revisions[LEADER_UUID]
         )
+        # Counted from before the time was asked for, and from the lease as it was rounded for the
+        # record: this worker stops before others may claim.
         self._lead_until(marked_s + (parse_instant_ms(lease) - now_ms) / 1000)
         return self.leads
 
@@ -181,6 +185,7 @@ class Election:
         run out.
         """
         if self._until_s:
+            # Stop first: from the moment the record is free, another worker may lead.
             self._lead_until(0.0)
             await self._records.write(
                 dict.fromkeys((LEADER_UUID, LEADER_DESC, LEADER_LEASE, LEADER_ADDR)), self.fence

@@ -140,6 +140,7 @@ class GCLeader:
         await self._enter(round_id, Phase.RESOLVE_LOCKS)
         if fresh:
             await self._resolve_locks(round_id, config)
+        # Locks come first: a lock's fate stands at its primary, which may lie in a dropped range.
         await self._enter(round_id, Phase.DELETE_RANGES)
         await self._delete_ranges(round_id, ranges)
         if not fresh:
@@ -156,11 +157,14 @@ class GCLeader:
         saved = await read_ts(self._records, SAFE_POINT_TS)
         bound = await self._hold(target) if target.ts >= saved else target
         moved = bound.ts > saved
+        # A safepoint never goes back: transactions below the saved one have been refused already.
         self._rounds.aim(round_id, max(saved, bound.ts), bound.blocker)
         if bound.blocker or not moved:
             self._listener.held_back(self._rounds[round_id], target.ts, moved=moved)
         if moved:
             saved_time = format_instant(physical_ms(bound.ts))
+            # TiDB refuses snapshots below this record, so it is written before the first lock
+            # below it is resolved.
             await self._write({SAFE_POINT: saved_time, SAFE_POINT_TS: str(bound.ts)})
         return config, saved <= bound.ts != await read_ts(self._records, COLLECTED_TS)
 
@@ -192,6 +196,8 @@ class GCLeader:
             target = target_safe_point(round_id, life_time_ms, await oldest_running(self._records))
             began: dict[str, str | None] = {LAST_RUN_TIME: format_instant(physical_ms(round_id))}
             self._election.check()
+            # The settings' revisions are a condition of the write: a round must not run under
+            # settings that were changed while it began.
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
                 return config, target
         # an empty write tells the two reasons apart: it raises if the leader changed, and not a
@@ -245,9 +251,13 @@ class GCLeader:
 
     async def _do_gc(self, round_id: int, config: GCConfig) -> Result:
         async with self._stage(Stage.UPLOAD_SAFE_POINT, round_id):
+            # From here on stores collect below it: the locks there are resolved by now, so no
+            # version that decides a lock's fate is lost.
             await self._cluster.publish_safe_point(self._rounds[round_id].safe_point)
         if config.mode == CENTRAL and not await self._collect(round_id, config):
             return Result.GAVE_WAY
+        # Only after the work: a round that ends early is made up for by the next one, which finds
+        # this record behind.
         await self._write({COLLECTED_TS: str(self._rounds[round_id].safe_point)})
         return Result.DONE
 

@@ -20,7 +20,7 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job
 from server.capture.records import Records
 from server.capture.runner import note
-from server.capture.safepoint import Safepoints
+from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed.info import State
 from server.rpc.pd import PdRefusedError
 from storage.model.errors import UnavailableError
@@ -47,7 +47,7 @@ class CheckpointSaver:
         self,
         feeds: Mapping[str, Feed],
         records: Records,
-        safepoints: Safepoints,
+        safepoints: ChangefeedSafePoints,
         changing: asyncio.Lock,
         on_lost: Callable[[Feed, SnapshotLostError], None],
         on_end: Callable[[Feed], Awaitable[None]],

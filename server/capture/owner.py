@@ -31,7 +31,7 @@ from server.capture.errors import (
 from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
-from server.capture.safepoint import Safepoints
+from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import SchemaChange, by_id
@@ -62,7 +62,7 @@ class Owner:
         self._factory = factory
         self._pd = pd
         self._records = factory.records
-        self._safepoints = Safepoints(pd)
+        self._safepoints = ChangefeedSafePoints(pd)
         self._changing = asyncio.Lock()
         self._saver = CheckpointSaver(
             self.feeds, self._records, self._safepoints, self._changing, self._on_lost, self._end

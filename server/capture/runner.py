@@ -9,7 +9,7 @@ import structlog
 from server.capture import metrics
 from server.capture.feed import Feed
 from server.capture.job_report import JobReport, accepted
-from server.capture.safepoint import Safepoints
+from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed.info import RunningError, State
 from server.rpc.pd import PdRefusedError
 from sink.flight.feeds import FAILED, Report
@@ -25,7 +25,7 @@ _PASSING = (Kind.UNAVAILABLE, Kind.CLOSED, Kind.CONFLICT)
 _log = structlog.get_logger(__name__)
 
 
-async def keep_running(feed: Feed, safepoints: Safepoints) -> None:
+async def keep_running(feed: Feed, safepoints: ChangefeedSafePoints) -> None:
     """Run the processor; after an error that can pass, again from the checkpoint.
 
     Returns when it has failed.
@@ -98,7 +98,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-async def _attempt(feed: Feed, safepoints: Safepoints) -> TidemarkError:
+async def _attempt(feed: Feed, safepoints: ChangefeedSafePoints) -> TidemarkError:
     """Run the processor until it fails; returns the error."""
     error: TidemarkError | None = None
     try:

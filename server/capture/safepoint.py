@@ -24,7 +24,7 @@ from server.rpc.pd import PdClient
 _log = structlog.get_logger(__name__)
 
 
-class Safepoints:
+class ChangefeedSafePoints:
     """Sets them at the coordinator."""
 
     def __init__(self, pd: PdClient) -> None:

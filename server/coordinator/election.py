@@ -55,13 +55,18 @@ class Election:
 
     async def _campaign(self, lease: Lease) -> None:
         me = self._members.me.SerializeToString()
+        # The key exists once: of several candidates the first transaction wins, and the key goes
+        # with its lease.
         result = await self._meta.txn([Compare.absent(self._key)], [Put(self._key, me, lease.id)])
         if not result.succeeded:
             return
+        # The create revision tells this term's key from that of any later term, even from one of
+        # our own.
         self._last_key = fence = Compare.created_at(self._key, result.revision)
         leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
         async with beside(_end_with(lease, leadership)):
             async with leadership.while_held():
+                # Read after the election: what an earlier leader wrote last is durable and seen.
                 term = await self._load(leadership)
             _log.info("leading", revision=result.revision, lease=lease.id)
             async with self._current.serving(term):

@@ -42,8 +42,8 @@ class OutcomeUnknownError(UnavailableError):
     code = "ErrOutcomeUnknown"
 
 
-class Clock(Protocol):
-    """Whom the timestamps come from: `PdClient`."""
+class Coordinator(Protocol):
+    """What is asked of the coordinator: `PdClient`."""
 
     async def tso(self, count: int = 1) -> int:
         """A new timestamp."""
@@ -70,7 +70,7 @@ class UnmatchedPrewrites:
     """Finds the outcomes of one storage's lonely prewrites."""
 
     def __init__(
-        self, storage: PumpStorage, clock: Clock, kv: KvClient, txn_timeout_seconds: float
+        self, storage: PumpStorage, clock: Coordinator, kv: KvClient, txn_timeout_seconds: float
     ) -> None:
         self._storage = storage
         self._clock = clock

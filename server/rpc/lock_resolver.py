@@ -26,7 +26,7 @@ class LockRemainsError(ConflictError):
     code = "ErrLockRemains"
 
 
-class Clock(Protocol):
+class TsoClient(Protocol):
     """Who hands out timestamps: `PdClient`."""
 
     async def tso(self, count: int = 1) -> int:
@@ -70,7 +70,7 @@ class LockResolver:
     `decide` alone also serves the GC worker.
     """
 
-    def __init__(self, clock: Clock, kv: KvClient) -> None:
+    def __init__(self, clock: TsoClient, kv: KvClient) -> None:
         self._clock = clock
         self._kv = kv
 

@@ -81,5 +81,6 @@ class Engine:
         if draft.ops:
             batch = WriteBatch()
             batch.ops = draft.ops
+            # Synced before any result is handed out: a client may act on an answer at once.
             self.kv.write(batch, sync=True)
         return GroupResult(results, draft.changes, draft.unlocked)

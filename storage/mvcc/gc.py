@@ -68,6 +68,8 @@ class RangeGC:
             if commit_ts > self._safe_point or (newest and write.kind == PUT):
                 self.left.add(write.kind, commit_ts)
             elif newest:
+                # The newest version is a Delete: it goes after everything it hides, or a crash in
+                # between would bring an old row back.
                 hides = column_key
             else:
                 self._drop(column_key, encoded, write)
@@ -86,6 +88,7 @@ class RangeGC:
     def _drop(self, column_key: bytes, encoded: bytes, write: Write) -> None:
         self._append(column_key)
         if write.kind == PUT and write.short_value is None:
+            # Its record is in the same batch, so no record is left without its value.
             self._batch.append(value_key(encoded, write.start_ts))
             self._batch_bytes += len(column_key)
 
@@ -134,6 +137,8 @@ class GcWalk:
             return replace(self, finished=True, next_key=b"")
         if end_key:
             return replace(self, next_key=end_key)
+        # The first part of the key space was done at an older safepoint: walk up to there once
+        # more.
         if self.rewind_key:
             return replace(self, next_key=b"", wrapped=True)
         return replace(self, finished=True, next_key=b"")

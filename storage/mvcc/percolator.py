@@ -75,6 +75,8 @@ def commit_lock(draft: Draft, key: bytes, encoded: bytes, lock: Lock, commit_ts:
         CommitTsExpiredError: see `commit`.
     """
     if commit_ts < lock.min_commit_ts:
+        # A reader was promised that nothing commits below min_commit_ts, and has read past this
+        # lock.
         raise CommitTsExpiredError(key, lock.start_ts, commit_ts, lock.min_commit_ts)
     draft.delete_lock(encoded)
     if lock.kind == PESSIMISTIC:
@@ -101,6 +103,8 @@ def put_version(
     """Record a commit; a `computed` commit_ts may be the start_ts of somebody who is on record here
     as rolled back.
     """
+    # A rollback is recorded at its start_ts. A TSO's commit_ts is nobody's start_ts, a computed
+    # one may be, and would overwrite that record.
     rolled_back = computed and draft.get(write_key(encoded, commit_ts)) is not None
     draft.put_write(
         encoded, commit_ts, write._replace(overlapped_rollback=True) if rolled_back else write
@@ -121,6 +125,8 @@ def rollback(draft: Draft, keys: Sequence[bytes], start_ts: int) -> None:
             continue
         recorded = outcome(draft, encoded, start_ts)
         if recorded is None:
+            # The prewrite may still be on its way; without this record it would lock the key after
+            # the rollback was acknowledged.
             record_rollback(draft, encoded, start_ts)
         elif recorded[0] != ROLLBACK:
             raise CommittedError(key, start_ts, recorded[1])
@@ -144,6 +150,8 @@ def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:
     """
     for commit_ts, write in draft.writes(encoded, start_ts):
         if commit_ts == start_ts and write.kind != ROLLBACK:
+            # Someone else's commit has this place: it carries the rollback as a flag, and stays a
+            # commit.
             draft.put_write(encoded, start_ts, write._replace(overlapped_rollback=True))
             return
         break

@@ -145,6 +145,8 @@ def check_all(draft: Draft, txn: Prewrite) -> list[Checked]:
         try:
             checked.append(_check_key(draft, txn, mutation, index))
         except KeyIsLockedError as err:
+            # All locks in the way are collected: the client resolves them together, in one round
+            # trip.
             locked.append(err)
     if locked:
         raise KeyErrorsError(locked)
@@ -158,6 +160,8 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
     lock = draft.lock(encoded)
     if lock is not None and lock.start_ts != txn.start_ts:
         if must_own:
+            # Waiting would not help: the pessimistic lock that excluded this writer is gone, so
+            # its reads may be outdated.
             raise PessimisticLockLostError(mutation.key, txn.start_ts)
         raise KeyIsLockedError(mutation.key, lock)
     newest_ts = 0
@@ -166,6 +170,7 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
             draft, txn, mutation.key, encoded, _newest_allowed(txn, action), must_own=must_own
         )
     elif lock.kind != PESSIMISTIC:
+        # A repeated prewrite: the client did not get the first answer, and must get the same one.
         return Checked(mutation, encoded, lock)
     elif txn.locked_at and txn.locked_at.get(index, lock.for_update_ts) != lock.for_update_ts:
         raise PessimisticLockLostError(mutation.key, txn.start_ts)
@@ -194,6 +199,8 @@ def _check_newest(
         if commit_ts < txn.start_ts:
             return newest_ts or commit_ts
         if write.kind != ROLLBACK and write.start_ts == txn.start_ts:
+            # A late copy of the request: it must not lock the key again after the commit has
+            # removed the lock.
             raise CommittedBeforeError(commit_ts)
         if must_own:
             raise PessimisticLockLostError(key, txn.start_ts)
@@ -214,6 +221,8 @@ def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: byt
     if not must_be_new and asserted == Assertion.NONE:
         return
     if must_be_new:
+        # The answer tells what this transaction has read, so no computed commit_ts may come below
+        # it.
         draft.fence.read(max(txn.start_ts, txn.for_update_ts))
     newest = draft.data_write(encoded)
     exists = newest is not None and newest[1].kind == PUT
@@ -299,6 +308,8 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
             [item.mutation.key for item in new], max([at_least, *floors])
         )
         answer = max(answer, min_commit_ts)
+        # Beyond max_commit_ts the client's schema may be outdated; with 2PC it checks its schema
+        # once more.
         possible = possible and not 0 < txn.max_commit_ts < min_commit_ts
     if not possible:
         _lock_all(draft, txn, checked, txn.min_commit_ts, async_commit=False)
@@ -326,6 +337,7 @@ def _stored_value(draft: Draft, item: Checked, start_ts: int) -> tuple[int, byte
     value = item.mutation.value
     if len(value) <= SHORT_VALUE_MAX_BYTES:
         return kind, value, value
+    # A long value is written once, at the prewrite; the commit then moves only its small record.
     draft.put_value(item.encoded, start_ts, value)
     return kind, value, None
 

@@ -64,6 +64,8 @@ class Snapshot:
         encoded = encode_bytes(key)
         lock = None if self._ignore_locks else self._versions.lock(encoded)
         if lock is not None and self._meets(key, lock):
+            # The caller knows that this one is committed at or before ts: its value is in the lock
+            # still.
             if lock.start_ts not in self._committed:
                 raise KeyIsLockedError(key, lock)
             return (self._versions.written_value(encoded, lock), 0) if lock.kind == PUT else None
@@ -154,6 +156,7 @@ class Snapshot:
                 encoded, commit_ts = split_version(column_key)
                 if encoded == done:
                     skipped += 1
+                    # A hot key may have thousands of versions: a seek leaves them behind.
                     if skipped > _SEEK_AFTER:
                         break
                     continue
@@ -165,6 +168,7 @@ class Snapshot:
                     yield encoded, write
             else:
                 return
+            # Just behind the last version of `done`, so the seek skips the rest of its versions.
             start = WRITE + done + AFTER_VERSIONS
 
     def _visible_backward(self, lower: bytes, upper: bytes) -> Iterator[tuple[bytes, Write]]:

@@ -91,6 +91,8 @@ def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
         # a prewritten lock names its primary for good, so this one was left behind
         draft.delete_lock(encoded)
         return _status_without_lock(draft, check, encoded)
+    # The commit_ts of an async commit is decided by all of its locks, so the TTL of this one alone
+    # must not end it.
     if lock.async_commit and not check.force_sync_commit:
         return TxnStatus(lock=lock)
     if not is_expired(lock, check.current_ts):
@@ -110,6 +112,8 @@ def _status_without_lock(draft: Draft, check: StatusCheck, encoded: bytes) -> Tx
         return TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
     if not check.rollback_if_not_exist:
         raise TxnNotFoundError(check.primary, check.start_ts)
+    # Without the record, the transaction's late prewrite would succeed after others were told that
+    # it is gone.
     record_rollback(draft, encoded, check.start_ts)
     return TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
 
@@ -120,6 +124,8 @@ def _live_status(draft: Draft, check: StatusCheck, encoded: bytes, lock: Lock) -
     """
     caller = check.caller_start_ts
     if lock.min_commit_ts and caller != MAX_TS and caller >= lock.min_commit_ts:
+        # Up to the time of now rather than just past this reader: the next readers then need no
+        # push of their own.
         lock = lock._replace(min_commit_ts=max(caller + 1, check.current_ts))
         draft.put_lock(encoded, lock)
     passable = caller == MAX_TS or (caller > 0 and lock.min_commit_ts > caller)
@@ -221,12 +227,15 @@ def check_secondaries(draft: Draft, keys: Sequence[bytes], start_ts: int) -> Sec
             locks.append((key, lock))
             continue
         if lock is not None and lock.start_ts == start_ts:
+            # A pessimistic lock holds no value: this key was not prewritten, so the transaction
+            # cannot have committed.
             rollback_lock(draft, key, encoded, lock)
             return SecondariesStatus(())
         recorded = outcome(draft, encoded, start_ts)
         if recorded is not None and recorded[0] != ROLLBACK:
             return SecondariesStatus((), recorded[1])
         if recorded is None:
+            # From now on this key's prewrite fails, which makes the answer final.
             record_rollback(draft, encoded, start_ts)
         return SecondariesStatus(())
     return SecondariesStatus(tuple(locks))

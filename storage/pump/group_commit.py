@@ -114,6 +114,7 @@ class IndexQueue:
         await changed.wait()
 
     def _notify(self) -> None:
+        # Each waiter holds the event it waits for, so a new one cannot make it miss this wake-up.
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -146,6 +147,8 @@ class GroupCommit:
         if self._refusal is not None:
             raise self._refusal
         size = sum(len(binlog.payload) for binlog in binlogs)
+        # With an empty queue any size is taken: a write above the limit could never be stored
+        # otherwise.
         if self._queue and self._queue.waiting_bytes + size > WAITING_BYTES_MAX:
             raise PumpBusyError(
                 f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again"
@@ -180,6 +183,7 @@ class GroupCommit:
         payloads = [binlog.payload for binlog in binlogs]
         max_ts = max(binlog.ts for binlog in binlogs)
         loop = asyncio.get_running_loop()
+        # What a cancelled append leaves behind is unknown, so its writers get an error.
         failure: TidemarkError | None = _stopping()
         pointers: list[Pointer] = []
         try:
@@ -188,6 +192,8 @@ class GroupCommit:
         except TidemarkError as err:
             failure = err
         finally:
+            # Writers are answered before the index has the group: a binlog in the log is durable,
+            # and the index can be rebuilt from the log.
             self._answer(writes, failure)
         if pointers:
             await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))

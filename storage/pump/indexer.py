@@ -107,7 +107,9 @@ class Indexer:
             except UnavailableError as err:
                 self.failures += 1
                 self.last_failure = err
+                # A failed batch may have changed the matcher in memory but not the index on disk.
                 self._must_reload = True
+                # The queue would go on after the group that failed; the log still has it.
                 self._queue.fall_behind()
                 await asyncio.sleep(RETRY_SECONDS)
             self._on_change()
@@ -124,6 +126,8 @@ class Indexer:
             began = loop.time()
             await self._replay(self._queue.end)
             if loop.time() - began < CATCH_UP_SECONDS:
+                # The queue takes groups again from where it ends now, so this last pass closes the
+                # gap between the log and the queue.
                 await self._replay(self._queue.resume())
                 return
 
@@ -168,6 +172,7 @@ def _rebuild_if_unfit(log: ValueLog, index: Index) -> bool:
             f"segment {index.head.fid} of the value log is missing; restore its file"
         )
     first = next(iter(segments), 0)
+    # An index ahead of its log: the disk has lost records, or the log was written without sync.
     unfit = log.end < index.head or (index.head == START and first > 0)
     if unfit:
         index.reset(first)

@@ -73,6 +73,8 @@ class Matcher(Generic[P]):
         """
         outcome = self._settled.get(start_ts)
         if outcome is None:
+            # A repeated prewrite keeps the smaller max_commit_ts of its first copy: the later one
+            # would promise too much.
             self._waiting.setdefault(start_ts, Waiting(position, self._seen_commit_ts))
         return outcome
 

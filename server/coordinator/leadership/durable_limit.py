@@ -69,6 +69,8 @@ class DurableLimit:
                 "a record of the coordinator cannot be read; its copy is used",
                 keys=[repr(key) for key in unreadable],
             )
+        # The larger of the two: the smaller one was set back or lost a write, and going on from it
+        # would hand out numbers twice.
         self.value = max(numbers, default=0)
         self._revisions = [record.mod_revision if record else 0 for record in records]
 
@@ -79,6 +81,8 @@ class DurableLimit:
         Raises:
             NotLeaderError: somebody else wrote the records, or leads; the term is over.
         """
+        # Remembered before it is sent: a write whose answer is lost may still arrive, and is then
+        # recognised as ours.
         self._attempts.add(number)
         guards = [
             Compare.unchanged(key, revision)
@@ -89,6 +93,7 @@ class DurableLimit:
         )
         if result.succeeded:
             self.value = number
+            # Both records were written by one transaction, so both have its revision.
             self._revisions = [result.revision] * len(self._keys)
             self._attempts.clear()
         else:
@@ -109,6 +114,8 @@ class DurableLimit:
             self.value = max(self._attempts & numbers)
             self._revisions = [record.mod_revision if record else 0 for record in records]
             return
+        # First restore the number, then step down: the next term reads it, and must not hand out
+        # anything twice.
         await self.put_back()
         key = self._keys[0].decode(errors="backslashreplace")
         self._metadata.leadership.end(f"{key}, or its copy, was changed by somebody else")

@@ -114,6 +114,8 @@ def batch_while_leading(function: BatchHandler, leadership: Leadership) -> Batch
     async def answers(requests: Sequence[bytes]) -> Sequence[Answer]:
         async with leadership.while_held():
             result = await function(requests)
+        # Checked again after the work: the answer may have waited behind a stopped process, and
+        # another may lead by now.
         leadership.check()
         return result
 

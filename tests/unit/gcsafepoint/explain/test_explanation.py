@@ -16,7 +16,7 @@ from gcsafepoint.explain.explanation import (
 )
 from gcsafepoint.explain.links import Kind
 from gcsafepoint.explain.situation import Situation
-from gcsafepoint.state.rules import GC_WORKER, NEVER_S, SafePoints
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, GcState
 from gcsafepoint.state.states import MinStartTs
 from tests.unit.gcsafepoint.explain.situations import LEADER, NOW_S, ago, service, situations, view
 
@@ -44,7 +44,7 @@ def test_chains_are_in_order_and_the_first_is_the_lowest_of_all_that_live(situat
 
 @given(situations())
 def test_the_first_service_is_the_minimum_of_the_rules(situation):
-    rules = SafePoints([*live_services(situation), situation.view.gc_worker])
+    rules = GcState([*live_services(situation), situation.view.gc_worker])
     first = next(
         chain
         for chain in explain(situation).chains

@@ -7,7 +7,7 @@ import pytest
 from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import ClassicCalls
 from gcsafepoint.state.errors import SafePointRequestError
-from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 
 NOW_S = 1000
@@ -18,7 +18,7 @@ def service(service_id: str, safe_point: int, expired_at: int = 2000) -> Service
 
 
 def states_of(*services: ServiceSafePoint, txn_safe_point: int = 0) -> GcStates:
-    return GcStates(SafePoints(services, txn_safe_point))
+    return GcStates(GcState(services, txn_safe_point))
 
 
 def update(

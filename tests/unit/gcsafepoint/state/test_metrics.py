@@ -2,7 +2,7 @@
 
 from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.metrics import SafePointCollector
-from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.state.states import GcStates, Keyspace
 from storage.model.ts import compose
 
@@ -18,7 +18,7 @@ def samples(states: GcStates) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 
 def test_pds_names_tell_the_safe_points_and_the_barriers() -> None:
-    null = SafePoints(
+    null = GcState(
         [
             ServiceSafePoint("ticdc-a", 2000, compose(5000)),
             ServiceSafePoint(GC_WORKER, NEVER_S, 80),
@@ -26,7 +26,7 @@ def test_pds_names_tell_the_safe_points_and_the_barriers() -> None:
         50,
         40,
     )
-    seven = SafePoints([ServiceSafePoint("b", 2000, compose(7500))])
+    seven = GcState([ServiceSafePoint("b", 2000, compose(7500))])
     everywhere = [ServiceSafePoint("native_br", 2000, compose(6000))]
     found = samples(GcStates(null, everywhere, [Keyspace(7, "seven", level_gc=True)], {7: seven}))
     types = {
@@ -48,7 +48,7 @@ def test_pds_names_tell_the_safe_points_and_the_barriers() -> None:
 
 
 def test_ten_thousand_services_are_twenty_labels() -> None:
-    null = SafePoints(
+    null = GcState(
         [ServiceSafePoint(f"{number:05}" + "x" * 200, 2000, number) for number in range(10_000)]
     )
     found = samples(GcStates(null))

@@ -5,7 +5,7 @@ in PD's words.
 import pytest
 
 from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
-from gcsafepoint.state.rules import SafePoints
+from gcsafepoint.state.rules import GcState
 from gcsafepoint.state.states import (
     NULL_KEYSPACE,
     GcStates,
@@ -22,8 +22,8 @@ def states() -> GcStates:
         Keyspace(8, "eight"),
         Keyspace(9, "nine", True, enabled=False),
     ]
-    own = {7: SafePoints(txn_safe_point=50), 9: SafePoints(txn_safe_point=90)}
-    return GcStates(SafePoints(txn_safe_point=20), keyspaces=keyspaces, of_keyspaces=own)
+    own = {7: GcState(txn_safe_point=50), 9: GcState(txn_safe_point=90)}
+    return GcStates(GcState(txn_safe_point=20), keyspaces=keyspaces, of_keyspaces=own)
 
 
 def test_users_of_a_keyspace_without_gc_of_its_own_share_the_null_keyspaces(
