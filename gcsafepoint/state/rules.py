@@ -42,8 +42,8 @@ __all__ = [
     "Advance",
     "Blocker",
     "Changes",
-    "SafePointRequestError",
     "GcState",
+    "SafePointRequestError",
     "ServiceSafePoint",
     "check_barrier_id",
 ]

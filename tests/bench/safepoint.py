@@ -1,4 +1,4 @@
-"""ChangefeedSafePoints under load: `python -m tests.bench.safepoint --call update|get --callers N --services
+"""Safepoints under load: `python -m tests.bench.safepoint --call update|get --callers N --services
 M`.
 
 `update`: each call moves another of M services' safe points, durable in etcd when it is answered;
