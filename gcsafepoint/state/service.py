@@ -1,6 +1,6 @@
 """The safepoint service of a coordinator: the RPCs of both families over one stored state.
 
-`GcStateService` reads and changes the states that `gcsafepoint.state.stored` keeps, by the rules
+`GcStateManager` reads and changes the states that `gcsafepoint.state.stored` keeps, by the rules
 of `gcsafepoint.state.rules`. The old calls are answered in the dialect of `--gc-compat`
 (`gcsafepoint.state.compat`).
 """
@@ -49,7 +49,7 @@ class ServiceUpdate:
 Outcome = ServiceSafePoint | TidemarkError
 
 
-class GcStateService:
+class GcStateManager:
     """All safepoints of a cluster for one term of leadership; calls may overlap.
 
     Every call raises SafePointConflictError or MetaUnavailableError when its answer is not certain:

@@ -19,7 +19,7 @@ from kvproto import keyspacepb_pb2, pdpb_pb2
 from prometheus_client import Counter, Gauge
 
 from gcsafepoint.state.compat import Compat
-from gcsafepoint.state.service import GcStateService
+from gcsafepoint.state.service import GcStateManager
 from server.coordinator.cluster.cluster import Cluster, ClusterService, encode_cluster_id
 from server.coordinator.cluster.global_config import GlobalConfigService
 from server.coordinator.cluster.region_service import RegionService, RegionSplitService
@@ -54,7 +54,7 @@ class _State:
     metadata: FencedMetadata
     cluster: Cluster
     oracle: TimestampOracle
-    safe_points: GcStateService
+    safe_points: GcStateManager
     rules: RuleStore
     guard: StateGuard
 
@@ -95,7 +95,7 @@ class LeaderTerm:
         guard = StateGuard(metadata, keys, await _check_cluster_id(metadata, keys) + 1)
         cluster = Cluster(metadata, keys)
         await cluster.load()
-        safe_points = GcStateService(metadata, keys.gc, compat=compat, keyspace_of=keyspace_of)
+        safe_points = GcStateManager(metadata, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
         oracle = await TimestampOracle.load(
             metadata, keys.path("timestamp"), must_exist=cluster.bootstrapped

@@ -16,7 +16,7 @@ from gcsafepoint.state.barrier import ServiceSafePoint
 from gcsafepoint.state.compat import Compat
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.go_text import key_bytes
-from gcsafepoint.state.service import GcStateService, Outcome, ServiceUpdate
+from gcsafepoint.state.service import GcStateManager, Outcome, ServiceUpdate
 from gcsafepoint.state.states import NULL_KEYSPACE
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status
@@ -29,7 +29,7 @@ from storage.model.errors import TidemarkError
 class GcClassicService:
     """The old calls: service safe points, and the GC safe point stores poll."""
 
-    def __init__(self, headers: Headers, safe_points: GcStateService) -> None:
+    def __init__(self, headers: Headers, safe_points: GcStateManager) -> None:
         self._headers = headers
         self._safe_points = safe_points
 
@@ -133,7 +133,7 @@ class GcV2Service:
     the watch is refused.
     """
 
-    def __init__(self, headers: Headers, safe_points: GcStateService) -> None:
+    def __init__(self, headers: Headers, safe_points: GcStateManager) -> None:
         self._headers = headers
         self._safe_points = safe_points
 

@@ -11,7 +11,7 @@ from typing import Any
 from kvproto import pdpb_pb2
 
 from gcsafepoint.state.barrier import ServiceSafePoint
-from gcsafepoint.state.service import GcStateService
+from gcsafepoint.state.service import GcStateManager
 from gcsafepoint.state.states import KeyspaceState
 from server.coordinator.gc.old_calls import GcClassicService, GcV2Service
 from server.coordinator.gc.wire import (
@@ -28,7 +28,7 @@ from server.rpc.front import BatchHandler
 class GcService:
     """All calls about GC."""
 
-    def __init__(self, headers: Headers, safe_points: GcStateService) -> None:
+    def __init__(self, headers: Headers, safe_points: GcStateManager) -> None:
         self._classic = GcClassicService(headers, safe_points)
         self._newer = (
             GcStateService(headers, safe_points),
@@ -51,7 +51,7 @@ class GcService:
 class GcStateService:
     """GetGCState, GetAllKeyspacesGCStates, AdvanceTxnSafePoint, AdvanceGCSafePoint."""
 
-    def __init__(self, headers: Headers, safe_points: GcStateService) -> None:
+    def __init__(self, headers: Headers, safe_points: GcStateManager) -> None:
         self._headers = headers
         self._safe_points = safe_points
 
@@ -141,7 +141,7 @@ class GcBarrierService:
     durable when they answer.
     """
 
-    def __init__(self, headers: Headers, safe_points: GcStateService) -> None:
+    def __init__(self, headers: Headers, safe_points: GcStateManager) -> None:
         self._headers = headers
         self._safe_points = safe_points
 

@@ -15,7 +15,7 @@ from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.go_text import valid_text
 from gcsafepoint.state.records import SafePointRecordError
-from gcsafepoint.state.service import GcStateService
+from gcsafepoint.state.service import GcStateManager
 from gcsafepoint.state.states import NULL_KEYSPACE
 from gcsafepoint.state.stored import SafePointConflictError
 from server.coordinator.errors import RefusedError, RequestError
@@ -72,13 +72,13 @@ def check_names_no_service(request: Any, service_call: str) -> None:
         )
 
 
-def barrier_info(barrier: ServiceSafePoint, safe_points: GcStateService) -> pdpb_pb2.GCBarrierInfo:
+def barrier_info(barrier: ServiceSafePoint, safe_points: GcStateManager) -> pdpb_pb2.GCBarrierInfo:
     """A barrier with the TTL it has left; the largest number stands for ever."""
     return pdpb_pb2.GCBarrierInfo(**_fields(barrier, safe_points))
 
 
 def global_barrier_info(
-    barrier: ServiceSafePoint, safe_points: GcStateService
+    barrier: ServiceSafePoint, safe_points: GcStateManager
 ) -> pdpb_pb2.GlobalGCBarrierInfo:
     """A global barrier, likewise."""
     return pdpb_pb2.GlobalGCBarrierInfo(**_fields(barrier, safe_points))
@@ -110,7 +110,7 @@ def refusing_by_status(handler: Handler) -> Handler:
     return call
 
 
-def _fields(barrier: ServiceSafePoint, safe_points: GcStateService) -> dict[str, Any]:
+def _fields(barrier: ServiceSafePoint, safe_points: GcStateManager) -> dict[str, Any]:
     ttl_s = NEVER_S if barrier.expired_at == NEVER_S else safe_points.ttl_s(barrier)
     return {
         "barrier_id": valid_text(barrier.service_id),

@@ -15,7 +15,7 @@ from kvproto import pdpb_pb2, pdpb_pb2_grpc
 
 from gcsafepoint.state.compat import Compat
 from gcsafepoint.state.records import GcKeys
-from gcsafepoint.state.service import GcStateService
+from gcsafepoint.state.service import GcStateManager
 from server.coordinator.gc.service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.leadership.leadership import Leadership
@@ -77,7 +77,7 @@ async def ours(
     """Our services on a real socket, over embedded metadata."""
     ahead = [0.0]
     async with EmbeddedEtcd.open(directory) as etcd:
-        safe_points = GcStateService(
+        safe_points = GcStateManager(
             EtcdMeta(etcd), GcKeys(b"/pd/7/gc/"), lambda: time.time() + ahead[0], compat=compat
         )
         await safe_points.load()

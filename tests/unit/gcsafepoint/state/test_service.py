@@ -13,7 +13,7 @@ from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import Compat, CompatError
 from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
 from gcsafepoint.state.records import GcKeys, SafePointRecordError
-from gcsafepoint.state.service import GcStateService, ServiceUpdate
+from gcsafepoint.state.service import GcStateManager, ServiceUpdate
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from gcsafepoint.state.stored import StoredStates
 from storage.meta.client import EtcdMeta
@@ -55,8 +55,8 @@ async def meta(tmp_path: Path) -> AsyncIterator[CountedMeta]:
         yield CountedMeta(etcd)
 
 
-async def opened(meta: EtcdMeta, now_s: float = 1000.0) -> GcStateService:
-    service = GcStateService(meta, KEYS, lambda: now_s)
+async def opened(meta: EtcdMeta, now_s: float = 1000.0) -> GcStateManager:
+    service = GcStateManager(meta, KEYS, lambda: now_s)
     await service.load()
     return service
 
@@ -283,13 +283,13 @@ async def test_a_record_that_gets_unreadable_stops_the_calls_about_gc_until_it_i
         following.cancel()
 
 
-async def barriers_of(service: GcStateService) -> tuple[ServiceSafePoint, ...]:
+async def barriers_of(service: GcStateManager) -> tuple[ServiceSafePoint, ...]:
     return (await service.gc_state(NULL_KEYSPACE, with_barriers=True))[0].barriers
 
 
 async def test_more_services_than_a_transaction_takes_expire_at_once(meta: CountedMeta) -> None:
     now = [1000.0]
-    service = GcStateService(meta, KEYS, lambda: now[0])
+    service = GcStateManager(meta, KEYS, lambda: now[0])
     await service.update_services([update(f"s{number}", 10) for number in range(300)])
     now[0] = 1061.5
     await service.update_services([update("new", 20)])
@@ -319,7 +319,7 @@ async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(
 ) -> None:
     first = await opened(meta)
     await first.update_services([update(f"s{number:03}", 50) for number in range(200)])
-    second = GcStateService(meta, KEYS, lambda: 1100.0)
+    second = GcStateManager(meta, KEYS, lambda: 1100.0)
     meta.after, meta.fails = 1, "before"
     with pytest.raises(MetaUnavailableError):
         await second.load()
@@ -329,7 +329,7 @@ async def test_what_is_put_off_is_put_off_once_even_after_a_crash_in_the_middle(
 
 async def test_keyspaces_with_gc_of_their_own_have_their_own_records(meta: CountedMeta) -> None:
     await meta.put(KEYS.keyspace_metas + b"00000007", b"seven")
-    service = GcStateService(
+    service = GcStateManager(
         meta, KEYS, lambda: 1000.0, keyspace_of=lambda _: Keyspace(7, "seven", level_gc=True)
     )
     await service.load()
