@@ -1,4 +1,4 @@
-"""`tidemark cli changefeed create|list|query|pause|resume|update|remove`."""
+"""`tidemark cli changefeed create|list|query|history|pause|resume|update|remove`."""
 
 import argparse
 import json
@@ -11,10 +11,11 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
-from server.cli.changefeed_view import detail, summary, unread_warning
+from server.cli.changefeed_view import detail, history, summary, unread_warning
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
+from server.cli.watch import add_watch
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
 from storage.tidb.time import NULL_DATES, SHOWN_DATES
@@ -27,9 +28,11 @@ _COLUMNS = (
     ("READ", "summary.last_read"),
     ("CHECKPOINT", "summary.checkpoint"),
     ("TSO", "summary.tso"),
+    ("TARGET", "summary.sink_uri"),
     ("ERROR", "summary.error.code"),
     ("READ AGAIN", "summary.rereads"),
 )
+_HISTORY_COLUMNS = (("TIME", "time"), ("EVENT", "event"), ("WHAT", "what"))
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
     "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event "
@@ -132,12 +135,18 @@ def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed.add_argument(
         "-a", "--all", action="store_true", help="accepted for cdc's sake: all are shown anyway"
     )
+    add_watch(listed)
     listed.set_defaults(command=list_changefeeds)
 
 
 def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
     for name, command, text in (
         ("query", query_changefeed, "one changefeed in detail"),
+        (
+            "history",
+            show_history,
+            "what happened to it: schema changes, stretches left out, errors",
+        ),
         ("pause", pause_changefeed, "stop pulling; the checkpoint holds GC back for a day more"),
         ("resume", resume_changefeed, "pull again from the checkpoint"),
         (
@@ -156,6 +165,8 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             )
             verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
             verb.add_argument("--audit", type=period, metavar="DURATION|off", help=AUDIT_HELP)
+        if name == "query":
+            add_watch(verb)
         if name in ("resume", "remove"):
             add_yes(verb)
         if name == "resume":
@@ -216,6 +227,12 @@ async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).QueryChangefeed(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
+
+
+async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """What happened to a changefeed, the oldest first."""
+    shown = await query_changefeed(remote, arguments)
+    return Output(history(shown.document), _HISTORY_COLUMNS)
 
 
 async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

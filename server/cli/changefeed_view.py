@@ -53,6 +53,7 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
     lag_s = max(0.0, now_s - physical_ms(changefeed.checkpoint_ts) / 1000)
     short = {
         "state": _state(changefeed),
+        "sink_uri": changefeed.sink_uri,
         "lag_seconds": round(lag_s, 1) if changefeed.checkpoint_ts else None,
         "lake_job": changefeed.lake_job.state if changefeed.HasField("lake_job") else "none",
         "tso": changefeed.checkpoint_ts,
@@ -64,6 +65,27 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
     if changefeed.HasField("rereads"):
         short["rereads"] = ", ".join(each.table for each in changefeed.rereads.tables)
     return {"id": changefeed.id, "namespace": "default", "summary": short}
+
+
+def history(document: dict[str, Any]) -> list[dict[str, str]]:
+    """What happened to a changefeed, of what `detail` tells: the oldest first.
+
+    Of schema changes and errors only the last ones are kept.
+    """
+    happened = [
+        (document["create_time"], "created", f"{document['source_uri']} → {document['sink_uri']}")
+    ]
+    happened += [(each["time"], "schema change", each["query"]) for each in document["ddls"]]
+    happened += [
+        (each["asked"], "left out", f"{each['start_time']} to {each['end_time']}")
+        for each in document["skipped"]
+    ]
+    job = document["lake_job"]
+    for event, error in (("error", document["error"]), ("lake job", job and job["error"])):
+        if error:
+            happened.append((error["time"], event, f"[{error['code']}] {error['message']}"))
+    happened.sort(key=lambda each: each[0])
+    return [{"time": time, "event": event, "what": what} for time, event, what in happened]
 
 
 def unread_warning(changefeed: pb.Changefeed) -> str:

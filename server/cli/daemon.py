@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from server.cli.parser import Parser
 from server.config import add_flags, check_environment, load, read_document
 from server.daemon import EXIT_ERROR, EXIT_OK, EXIT_USAGE, Endpoints, run
 from server.log import LogConfig
@@ -124,7 +125,7 @@ def run_demo(argv: Sequence[str]) -> int:
     """`tidemark demo`: 0 only if the lake was proved equal to the store."""
     from server.demo import run as demo
 
-    parser = argparse.ArgumentParser(prog="tidemark demo", allow_abbrev=False)
+    parser = Parser(prog="tidemark demo")
     add_flags(parser, demo.DemoConfig)
     flags = vars(parser.parse_args(list(argv)))
     config = load(demo.DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
@@ -154,7 +155,7 @@ def run_daemon(
 
     `command` is what users type, where that is not the name.
     """
-    parser = argparse.ArgumentParser(prog=f"tidemark {command or name}", allow_abbrev=False)
+    parser = Parser(prog=f"tidemark {command or name}")
     parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
     parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
     sections: dict[str, type[Any]] = {

@@ -18,6 +18,7 @@ from server.cli.arguments import byte_count, count
 from server.cli.changefeed_view import unread_warning
 from server.cli.output import Output, plain, table
 from server.cli.remote import CALL_S, Remote
+from server.cli.watch import add_watch
 from storage.model.errors import InvalidError
 
 _COLUMNS = (
@@ -97,6 +98,8 @@ def add_verbs(verbs: Any, shared: argparse.ArgumentParser) -> None:
     for name, method, request, text in _VERBS:
         verb = verbs.add_parser(name, help=text, parents=[shared])
         add_changefeed_id(verb)
+        if name == "dumpstatus":
+            add_watch(verb)
         verb.set_defaults(command=call_dump, method=method, request=request)
 
 

@@ -3,14 +3,20 @@ value` lines.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from server.daemon import EXIT_OK
+
+TABLE, WIDE, JSON, YAML = FORMS = ("table", "wide", "json", "yaml")
+"""How a document is printed; `wide` has a column for every member of a list's rows."""
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_NO_PLAIN_KEYS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +33,14 @@ class Output:
     status: int = EXIT_OK
     """The exit code, where a command has something to say by it."""
 
-    def text(self, *, as_json: bool) -> str:
-        """What goes to stdout."""
-        if as_json:
+    def text(self, *, as_json: bool = False, form: str = TABLE) -> str:
+        """What goes to stdout, in one of `FORMS`."""
+        if as_json or form == JSON:
             return json.dumps(self.document, ensure_ascii=False)
+        if form == YAML:
+            return "\n".join(_yaml(self.document, ""))
+        if form == WIDE and isinstance(self.document, list) and self.document:
+            return table(self.document, _all_columns(self.document))
         if self.shown is not None:
             return self.shown
         if isinstance(self.document, list):
@@ -55,6 +65,46 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]])
         for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _all_columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    paths = dict.fromkeys(path for row in rows for path in _paths(row, ""))
+    return [(path.rpartition(".")[2].upper().replace("_", " "), path) for path in paths]
+
+
+def _paths(row: Mapping[str, Any], before: str) -> Iterator[str]:
+    for name, member in row.items():
+        if isinstance(member, Mapping):
+            yield from _paths(member, f"{before}{name}.")
+        else:
+            yield before + name
+
+
+def _yaml(value: Any, indent: str) -> list[str]:
+    """Blocks, whose scalars are JSON's, which YAML takes as they are."""
+    if isinstance(value, Mapping) and value:
+        lines = []
+        for name, member in value.items():
+            lines += _yaml_entry(f"{indent}{_yaml_key(str(name))}:", member, indent)
+        return lines
+    if isinstance(value, list) and value:
+        lines = []
+        for member in value:
+            inner = _yaml(member, indent + "  ")
+            lines += [f"{indent}- {inner[0].lstrip()}", *inner[1:]]
+        return lines
+    return [indent + json.dumps(value, ensure_ascii=False)]
+
+
+def _yaml_entry(head: str, member: Any, indent: str) -> list[str]:
+    if member and isinstance(member, Mapping | list):
+        return [head, *_yaml(member, indent + "  ")]
+    return [f"{head} {json.dumps(member, ensure_ascii=False)}"]
+
+
+def _yaml_key(name: str) -> str:
+    plain = _PLAIN.fullmatch(name) and name.lower() not in _NO_PLAIN_KEYS
+    return name if plain else json.dumps(name, ensure_ascii=False)
 
 
 def _member_of(message: Message, field: Any) -> Any:

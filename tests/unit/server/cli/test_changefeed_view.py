@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.cli.changefeed_view import detail, duration, summary, unread_warning
+from server.cli.changefeed_view import detail, duration, history, summary, unread_warning
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed" / "query.json"
 CHANGEFEED = pb.Changefeed(
@@ -134,3 +134,8 @@ def test_durations_have_one_unit():
         "1 h",
         "3 d",
     ]
+
+
+def test_what_happened_is_told_from_the_oldest_on():
+    events = [each["event"] for each in history(detail(CHANGEFEED))]
+    assert events == ["created", "schema change", "error", "lake job", "left out"]

@@ -4,11 +4,12 @@ import re
 
 import pytest
 
-from server.cli import cli, main, pump
+from server.cli import cli, cluster, main, pump
 from server.cli.arguments import NotConfirmedError
 from server.cli.changefeed import TablesFileError, read_tables
 from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
+from server.config import ConfigError
 from storage.meta.meta import KeyValue
 from storage.model.errors import CorruptError
 
@@ -170,3 +171,80 @@ def test_the_version_is_that_of_the_package(capsys):
 def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
     assert main.main(["coordinater"]) == 2
     assert "did you mean 'coordinator'?" in capsys.readouterr().err
+
+
+def test_yaml_is_blocks_with_scalars_of_json():
+    document = {"id": "a: b", "none": [], "on": True, "rows": [{"x": 1, "deep": {"z": None}}, [2]]}
+    assert Output(document).text(form="yaml").splitlines() == [
+        'id: "a: b"',
+        "none: []",
+        '"on": true',
+        "rows:",
+        "  - x: 1",
+        "    deep:",
+        "      z: null",
+        "  - - 2",
+    ]
+
+
+def test_wide_has_all_members():
+    rows = [{"id": "a", "summary": {"sink_uri": "x://"}}, {"id": "b", "more": 1}]
+    assert Output(rows, (("ID", "id"),)).text(form="wide").splitlines() == [
+        "ID  SINK URI  MORE",
+        "a   x://",
+        "b             1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["changefeed", "lst"], "list"),
+        (["changefed", "list"], "changefeed"),
+        (["changefeed", "list", "--sever", "a:1"], "--server"),
+        (["changefeed", "query", "-c", "x", "--wacth=1"], "--watch"),
+        (["changefeed", "list", "-o", "jsn"], "json"),
+    ],
+)
+def test_what_is_misspelt_is_answered_with_the_nearest_name(arguments, meant, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.run(arguments)
+    assert exit_.value.code == 2
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_addresses_come_from_the_environment_and_flags_win(monkeypatch):
+    monkeypatch.setenv("TIDEMARK_CLI_SERVER", NOBODY)
+    with pytest.raises(CaptureUnavailableError, match=NOBODY):
+        cli.run(["capture", "list"])
+    with pytest.raises(CaptureUnavailableError, match=r"127\.0\.0\.1:2"):
+        cli.run(["capture", "list", "--server", "127.0.0.1:2"])
+    monkeypatch.setenv("TIDEMARK_CLI_SEVER", NOBODY)
+    with pytest.raises(ConfigError, match="TIDEMARK_CLI_SERVER"):
+        cli.run(["capture", "list"])
+
+
+def test_watching_shows_it_again_until_it_is_interrupted(monkeypatch, capsys):
+    answers = iter(["first", "second"])
+
+    async def asked(remote, arguments):
+        try:
+            return Output({}, shown=next(answers))
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr("server.cli.changefeed.list_changefeeds", asked)
+    assert cli.run(["changefeed", "list", "--watch", "0.001"]) == 0
+    assert capsys.readouterr().out == "first\nsecond\n"
+
+
+def test_the_coordinators_say_what_pd_ctl_shows(monkeypatch, capsys):
+    answers = {
+        "stores": {"count": 1, "stores": [{"store": {"id": 4, "address": "s:1"}, "status": {}}]},
+        "region/id/7": {"id": 7},
+    }
+    monkeypatch.setattr(cluster, "_fetched", lambda address, path, security: answers[path])
+    assert cli.run(["store"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["4", "s:1"]
+    assert cli.run(["region", "7", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"id": 7}
