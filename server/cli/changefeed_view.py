@@ -73,7 +73,11 @@ def history(document: dict[str, Any]) -> list[dict[str, str]]:
     Of schema changes and errors only the last ones are kept.
     """
     happened = [
-        (document["create_time"], "created", f"{document['source_uri']} → {document['sink_uri']}")
+        (
+            document["create_time"],
+            "created",
+            f"{document['source_uri'] or 'the cluster'} → {document['sink_uri']}",
+        )
     ]
     happened += [(each["time"], "schema change", each["query"]) for each in document["ddls"]]
     happened += [

@@ -204,6 +204,7 @@ def test_wide_has_all_members():
         (["changefeed", "list", "--sever", "a:1"], "--server"),
         (["changefeed", "query", "-c", "x", "--wacth=1"], "--watch"),
         (["changefeed", "list", "-o", "jsn"], "json"),
+        (["changefeed", "query", "--changfeed-id", "x"], "--changefeed-id"),
     ],
 )
 def test_what_is_misspelt_is_answered_with_the_nearest_name(arguments, meant, capsys):
