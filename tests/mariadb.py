@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pymysql
+import pytest
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 
@@ -203,6 +204,11 @@ class MariaDb:
     def log_end(self) -> str:
         """The last that it logged."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+
+def mariadb_only(reason: str) -> pytest.MarkDecorator:
+    """Mark a test, or a case of one, that asks for what MySQL has not, and say what that is."""
+    return pytest.mark.skipif(bool(MYSQLD), reason=f"of MariaDB only: {reason}")
 
 
 @contextmanager

@@ -27,6 +27,12 @@ SAID = (
         r"FROM (WITH RECURSIVE s(seq) AS (SELECT \1 UNION ALL SELECT seq + 1 FROM s WHERE seq < \2) SELECT * FROM s) s",
     ),
     (r"\w+ (UUID|INET6|INET4),", ""),
+    (r", '2001:db8::1'\)", ")"),
+    (r"\bENGINE=Aria\b", "ENGINE=MyISAM"),
+    (r"\brpl([-_])semi[-_]sync[-_]master", r"rpl\1semi\1sync\1source"),
+    (r"^(START|STOP) SLAVE$", r"\1 REPLICA"),
+    (r"\bBINLOG MONITOR\b", "REPLICATION CLIENT"),
+    (r"@@gtid_binlog_pos\b", "@@gtid_executed"),
     (r"\butf8mb4_unicode_nopad_ci\b", "utf8mb4_0900_ai_ci"),
     (r"^SET timestamp=DEFAULT$", "SET original_commit_timestamp=DEFAULT"),
     (r"^SET timestamp=(\S+)$", r"SET original_commit_timestamp=FLOOR(\1 * 1000000)"),
@@ -62,12 +68,14 @@ FLAGS = (
     "--skip-name-resolve",
     "--secure-file-priv=",
     "--log-bin-trust-function-creators=ON",
+    "--local-infile=ON",
+    "--plugin-load-add=semisync_source.so",
     "--default-time-zone=+00:00",
     "--character-set-server=utf8mb4",
 )
 
 
-_CREATED = re.compile(r"CREATE USER (\w+) IDENTIFIED BY '(\w+)'")
+_CREATED = re.compile(r"(?:CREATE|ALTER) USER (\w+) IDENTIFIED BY '(\w+)'")
 _UNCHECKED = ssl.create_default_context()
 _UNCHECKED.check_hostname, _UNCHECKED.verify_mode = False, ssl.CERT_NONE
 

@@ -191,7 +191,39 @@ FORMS: Final[Mapping[str, Form]] = {
     "defaults": _adding(_TOLD),
     "defaults_untold": _adding(_UNTOLD),
 }
-READ_AGAIN: Final = frozenset({"partition", "selected", *_REREAD, "defaults_untold"})
+OF_MYSQL: Final[Mapping[str, Form]] = {
+    "instant": Form(["ALTER TABLE {t} ADD COLUMN z INT DEFAULT 8 FIRST, ALGORITHM=INSTANT", "ALTER TABLE {t} DROP COLUMN x, ALGORITHM=INSTANT"]),
+    "invisible": Form(["ALTER TABLE {t} ADD h INT DEFAULT 7 INVISIBLE", "ALTER TABLE {t} ALTER COLUMN v SET INVISIBLE"]),
+    "generated_key": Form(["SET sql_generate_invisible_primary_key=ON", "CREATE TABLE shop.keyless (v INT)", "INSERT INTO shop.keyless VALUES (1), (2), (3)", "UPDATE shop.keyless SET v = 9 WHERE v = 2", "DELETE FROM shop.keyless WHERE v = 1"]),
+    "virtual": Form(["ALTER TABLE {t} ADD g INT AS (v + 1) VIRTUAL"]),
+    "functional_index": Form(["ALTER TABLE {t} ADD INDEX f ((v * 2))", "ALTER TABLE {t} ADD w INT DEFAULT 1", "ALTER TABLE {t} ALTER INDEX f INVISIBLE"]),
+    "check": Form(["ALTER TABLE {t} ADD CONSTRAINT few CHECK (v < 1000), ADD w INT DEFAULT 2", "ALTER TABLE {t} ALTER CHECK few NOT ENFORCED", "ALTER TABLE {t} DROP CONSTRAINT few"]),
+    "expression_default": Form(["ALTER TABLE {t} ADD w INT DEFAULT (1 + 2)"]),
+    "histogram": Form(["ANALYZE TABLE {t} UPDATE HISTOGRAM ON v WITH 4 BUCKETS", "ANALYZE TABLE {t} DROP HISTOGRAM ON v"]),
+    "settings_and_roles": Form(["SET PERSIST max_connections = 200", "RESET PERSIST", "CREATE ROLE clerk", "GRANT SELECT ON {t} TO clerk", "DROP ROLE clerk"]),
+    "compressed": Form(["SET binlog_transaction_compression=ON", "BEGIN", "INSERT INTO {t} (id, v) VALUES (30, 1), (31, 2)", "UPDATE {t} SET id = id + 10 WHERE id > 29", "COMMIT"]),
+    "as_select": Form(["CREATE TABLE shop.made (PRIMARY KEY (id)) AS SELECT * FROM {t}", "INSERT INTO shop.made (id) VALUES (9)"]),
+    "atomic_drop": Form(["DROP TABLE {t}, shop.missing"], fails="DROP TABLE {t}, shop.missing"),
+    "vector": Form(["ALTER TABLE {t} ADD f VECTOR(2)", "UPDATE {t} SET f = TO_VECTOR('[4,5]') WHERE id = 3"], "id INT PRIMARY KEY, v INT, e VECTOR(3)", "(1, 10, TO_VECTOR('[1,2,3]')), (2, 20, NULL), (3, 30, TO_VECTOR('[-1,0.5,1e9]'))"),
+    "json": Form(["UPDATE {t} SET j = JSON_SET(j, '$.a', 5, '$.b', CAST('10:11:12.5' AS TIME(1))) WHERE id = 3"], "id INT PRIMARY KEY, v INT, j JSON", """(1, 10, '{"a": [1, 2.50]}'), (2, 20, 'null'), (3, 30, '{"a": true}')"""),
+    "blanks": Form(["INSERT INTO {t} VALUES ('b ', 3)", "UPDATE {t} SET id = 'B  ' WHERE id = 'b'"], "id VARCHAR(9) COLLATE utf8mb4_0900_as_cs PRIMARY KEY, v INT", "('b', 1), ('c', 2)", later=["DELETE FROM {t} WHERE id = 'c'"]),
+}  # fmt: skip
+"""Statements and columns of MySQL's own; MariaDB would refuse most of them."""
+COMMON: Final = (
+    "swap",
+    "drop_and_add",
+    "add_then_rename",
+    "drop_and_create",
+    "not_null",
+    "other_key",
+    "only_key",
+    "key_and_name",
+    "swapped",
+)
+"""Of the few, those that MySQL has, too."""
+READ_AGAIN: Final = frozenset(
+    {"partition", "selected", *_REREAD, "defaults_untold", "virtual", "vector"}
+)
 """The tables that a changefeed must read again; of no other an event is missing."""
 FEW: Final = (
     "swap",

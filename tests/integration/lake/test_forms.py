@@ -17,17 +17,19 @@ import pytest
 from tidemarkpb.v1 import changefeed_pb2 as feedpb
 
 from tests.integration.capture.processes import Cluster, running_cluster
-from tests.integration.lake.forms import FEW, FORMS, MOVED, READ_AGAIN
+from tests.integration.lake.forms import COMMON, FEW, FORMS, MOVED, OF_MYSQL, READ_AGAIN
 from tests.integration.lake.kept import KeptLake, fitted, has_rows
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
-from tests.mariadb import MariaDb, running_mariadb
+from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 
 pytestmark = pytest.mark.timeout(1800)
 
 EXPLORES = "TIDEMARK_TEST_EXPLORE" in os.environ
 WRITTEN = FORMS if EXPLORES else {name: FORMS[name] for name in FEW}
+if MYSQLD:
+    WRITTEN = {**{name: FORMS[name] for name in COMMON}, **OF_MYSQL}
 OF_SPARK = ("delta", "iceberg")
-KINDS = ("postgresql", "mysql", "parquet", *OF_SPARK) if EXPLORES else OF_SPARK
+KINDS = ("postgresql", "mysql", "parquet", *OF_SPARK) if EXPLORES or MYSQLD else OF_SPARK
 SCHEMAS = ("shop", "gone", MOVED)
 END = "shop.the_end"
 

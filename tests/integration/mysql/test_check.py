@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from server.cli.main import main
-from tests.mariadb import MariaDb, running_mariadb
+from tests.mariadb import MariaDb, mariadb_only, running_mariadb
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -31,6 +31,7 @@ def test_a_good_server_passes_and_a_written_row_comes_back(
     assert found["tables"]["found"] == "1 can be replicated"
 
 
+@mariadb_only("COMPRESSED columns, system versioning")
 def test_tables_and_foreign_keys_that_would_make_a_target_wrong_fail(
     mariadb: MariaDb, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_tables_and_foreign_keys_that_would_make_a_target_wrong_fail(
     )
 
 
+@mariadb_only("binlog_row_metadata=NO_LOG")
 def test_settings_filters_and_a_user_without_privileges_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

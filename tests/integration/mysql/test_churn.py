@@ -109,7 +109,7 @@ def disturb(server: MariaDb, dice: random.Random) -> None:
         for _ in range(6):
             cursor.execute("SELECT SLEEP(%s)", (dice.uniform(0.05, 0.3),))
             cursor.execute(
-                "SELECT id FROM information_schema.processlist WHERE command = 'Binlog Dump'"
+                "SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
             )
             for (number,) in cursor.fetchall():
                 with suppress(pymysql.OperationalError):  # it has ended by itself
