@@ -1,6 +1,5 @@
 """`tidemark play`."""
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc.aio
 
+from server.cli.parser import Parser
 from server.config import add_flags, load
 from server.daemon import EXIT_ERROR, EXIT_OK
 from server.play.playground import PlayConfig, play
@@ -18,7 +18,7 @@ from storage.model.errors import TidemarkError, leaves
 
 def run(argv: Sequence[str]) -> int:
     """Run the playground until Ctrl-C or SIGTERM, which are its good end; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tidemark play", allow_abbrev=False)
+    parser = Parser(prog="tidemark play")
     add_flags(parser, PlayConfig)
     flags = vars(parser.parse_args(list(argv)))
     config = load(PlayConfig, "play", document={}, environ=os.environ, flags=flags)

@@ -1,0 +1,93 @@
+"""`tidemark config check|print-default|reference`: the file that daemons take by `--config`."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
+
+from server.cli.daemon import SECTIONS
+from server.cli.parser import Parser
+from server.config import load, read_document
+from server.daemon import EXIT_OK
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one verb; returns the exit code. Raises ConfigError for a file that cannot be used."""
+    parser = Parser(prog="tidemark config")
+    verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
+    check = verbs.add_parser("check", help="whether daemons would take a file; all faults at once")
+    check.add_argument("file", metavar="FILE")
+    for name, text in (
+        ("print-default", "a file with all settings, as they are without one"),
+        ("reference", "all settings as Markdown tables"),
+    ):
+        verb = verbs.add_parser(name, help=text)
+        verb.add_argument("section", nargs="?", choices=SECTIONS, help="only this one")
+    arguments = parser.parse_args(list(argv))
+    if arguments.verb == "check":
+        print(_checked(arguments.file))
+        return EXIT_OK
+    lines = _defaults if arguments.verb == "print-default" else _tables
+    chosen = {
+        name: section for name, section in sections().items() if arguments.section in (None, name)
+    }
+    print("\n\n".join("\n".join(lines(name, section)) for name, section in chosen.items()))
+    return EXIT_OK
+
+
+def sections() -> dict[str, type[Any]]:
+    """The settings of each section of the file, by its name."""
+    from server.capture.daemon import CaptureConfig
+    from server.coordinator.daemon import CoordinatorConfig
+    from server.gc_worker.daemon import GCWorkerConfig
+    from server.log import LogConfig
+    from server.pump.config import PumpConfig
+    from server.rpc.credentials import SecurityConfig
+    from server.rpc.engine import RpcConfig
+    from server.spark.config import SparkConfig
+    from server.spark.keep import KeepConfig
+    from server.store.config import StoreConfig
+    from server.up.tree import UpConfig
+
+    of_daemons = (
+        CoordinatorConfig,
+        StoreConfig,
+        CaptureConfig,
+        PumpConfig,
+        GCWorkerConfig,
+        UpConfig,
+        SparkConfig,
+        KeepConfig,
+    )
+    shared = (SecurityConfig, RpcConfig, LogConfig)
+    return dict(zip(SECTIONS, (*of_daemons, *shared), strict=True))
+
+
+def _checked(path: str) -> str:
+    document = read_document(path, SECTIONS)
+    for name, section in sections().items():
+        load(section, name, document=document, environ={}, flags={})
+    return f"{os.fspath(path)} can be used; it has the sections {', '.join(document) or '(none)'}"
+
+
+def _defaults(name: str, section: type[Any]) -> Iterator[str]:
+    yield f"[{name}]"
+    for field in fields(section):
+        yield f"# {field.metadata.get('help', '')}"
+        yield f"{field.name.replace('_', '-')} = {_toml(field.default)}"
+
+
+def _tables(name: str, section: type[Any]) -> Iterator[str]:
+    yield f"## {name}\n\n| setting | default | least | what it says |\n|---|---|---|---|"
+    for field in fields(section):
+        is_number = isinstance(field.default, int | float) and not isinstance(field.default, bool)
+        least = f"{field.metadata.get('least', 0):g}" if is_number else ""
+        what = field.metadata.get("help", "").replace("|", "\\|")
+        default = f"`{_toml(field.default)}`"
+        yield f"| `{field.name.replace('_', '-')}` | {default} | {least} | {what} |"
+
+
+def _toml(value: Any) -> str:
+    """JSON's scalars and lists are TOML's, too."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,32 @@
+"""`tidemark config`: what it prints is what daemons take."""
+
+import tomllib
+
+import pytest
+
+from server.cli import main
+from server.cli.daemon import SECTIONS
+
+
+def test_the_printed_file_is_valid_and_has_all_sections(tmp_path, capsys):
+    path = tmp_path / "tidemark.toml"
+    assert main.main(["config", "print-default"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert list(tomllib.loads(path.read_text())) == list(SECTIONS)
+    assert main.main(["config", "check", str(path)]) == 0
+    assert "can be used" in capsys.readouterr().out
+
+
+def test_all_faults_of_a_section_are_told(tmp_path, capsys):
+    path = tmp_path / "tidemark.toml"
+    path.write_text('[spark-keep]\naudit-rows-per-s = 0\ntriger = "1 second"\n')
+    assert main.main(["config", "check", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "did you mean trigger" in said
+    assert "audit-rows-per-s must be at least 1" in said
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_reference_has_every_section(section, capsys):
+    assert main.main(["config", "reference", section]) == 0
+    assert capsys.readouterr().out.startswith(f"## {section}\n\n| setting |")
