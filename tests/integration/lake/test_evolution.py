@@ -304,6 +304,32 @@ def test_whoever_reads_the_newest_version_sees_a_table_before_it_is_emptied_or_r
     assert_equal(place, feed, "bank.t", 60)
 
 
+def retyped_feed():
+    """An empty table gets a key, and a column, of types that no widening leads to."""
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int32(), v=pa.string())
+    feed.put(10, "bank.t", *({"id": n, "v": f"v{n}"} for n in range(3)))
+    feed.truncate(20, "bank.t")
+    feed.alter(30, "bank.t", "ALTER TABLE t MODIFY id VARCHAR(9)", id=pa.string(), v=pa.string())
+    feed.put(35, "bank.t", {"id": "a", "v": "x"}, {"id": "b", "v": "y"})
+    feed.put(40, "bank.t", {"id": "a", "v": "z"})
+    feed.delete(45, "bank.t", "b")
+    feed.delete(46, "bank.t", "a")
+    feed.alter(50, "bank.t", "ALTER TABLE t MODIFY v DATE", id=pa.string(), v=pa.date32())
+    feed.put(55, "bank.t", {"id": "c", "v": date(2024, 1, 1)})
+    return feed
+
+
+def test_a_table_that_is_empty_takes_columns_of_any_type(place):
+    """TRUNCATE, then another type of the key, ended the job for good."""
+    feed = retyped_feed()
+    ends = feed.cut_ends(10, 35, 40, 46, 55)
+    keep(place, feed, [ts for ts in ends if ts <= 40], die_at=(30, 35))
+    assert_equal(place, feed, "bank.t", 40)
+    keep(place, feed, ends, die_at=(50, 55))
+    assert_equal(place, feed, "bank.t", 55)
+
+
 def identity_feed():
     """Names that change hands: what SQL text and names alone cannot tell apart."""
     feed = EvolvingFeed()

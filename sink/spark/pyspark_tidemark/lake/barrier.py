@@ -157,9 +157,14 @@ class Barrier:
                 "somebody else changed it: "
                 "undo that, choose another --target, or use --schema-evolution ignore",
             )
-        if emptied and change.incompatible and self._policy.mode == UPSERT:
-            self._target.truncate(table, table.schema_ts)
-            change = change.replacing
+        if change.incompatible and self._policy.mode == UPSERT:
+            if emptied:
+                self._target.truncate(table, table.schema_ts)
+                change = change.replacing
+            elif self._policy.evolution == EVOLVE and self._target.is_empty(table):
+                # it has no rows that could need the old types
+                self._target.replace(table, table.schema_ts, change.replacing)
+                return table
         self._alter(table, change)
         return table
 

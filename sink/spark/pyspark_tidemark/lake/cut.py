@@ -145,10 +145,9 @@ class CutApplier:
 
     def _forget(self, crossed: Crossed) -> None:
         """Tables that are others from here on, and names that mean another one."""
-        # also where the columns are the same, and the key is not
-        for name in crossed.changed:
-            self._fitted.pop(name, None)
+        # also where the columns are the same, and the key is not; one without rows may begin anew
         for name in (
+            *crossed.changed,
             *crossed.dropped,
             *crossed.recreated,
             *(name for pair in crossed.renamed for name in pair),
