@@ -37,7 +37,7 @@ COPY sorter /src/sorter
 COPY sink /src/sink
 COPY gcsafepoint /src/gcsafepoint
 RUN /opt/tidemark/bin/pip install --no-cache-dir --no-deps --no-build-isolation /src /src/sink/spark
-RUN /opt/tidemark/bin/python -m pyspark_tidemark.jars && rm -rf /root/.ivy2* /root/.m2
+RUN /opt/tidemark/bin/python -m pyspark_tidemark.jars --no-class-archive && rm -rf /root/.ivy2* /root/.m2
 
 FROM base AS tidemark
 RUN useradd --system --uid 10001 --create-home --home-dir /home/tidemark tidemark \

@@ -11,16 +11,13 @@ import pytest
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     """One Spark for all lake formats."""
-    from pyspark_tidemark.jars import JARS, default_directory, present
     from pyspark_tidemark.lake.session import open_session
 
     os.environ["TZ"] = "UTC"  # collect() gives timestamps in the local zone
     time.tzset()
-    jars = ",".join(str(jar) for lake in JARS for jar in present(default_directory(), lake))
     directory = tmp_path_factory.mktemp("spark")
-    extra = {"spark.jars": jars}
     session = open_session(
-        master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra=extra
+        master="local[2]", driver_memory="1g", directory=directory, lake="delta", extra={}
     )
     yield session
     session.stop()

@@ -3,7 +3,8 @@ directory, once.
 
 Spark's own resolver (Ivy) fetches them. What is kept is what a format's record lists
 (`lake.format.Jars`), and nothing else that their metadata asks for, because Spark brings it in
-newer versions. A jar whose content is not the one tested is refused.
+newer versions. A jar whose content is not the one tested is refused. In the end the classes of all
+formats go into a class archive.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from pyspark_tidemark.class_archive import archive_path, make
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.formats import FORMATS
@@ -26,7 +28,7 @@ _NOT_WANTED = "org.apache.hadoop:*,org.apache.logging.log4j:*,org.apache.parquet
 
 def default_directory() -> Path:
     """Inside the virtual environment, beside the packages it belongs to."""
-    return Path(sys.prefix) / "share" / "tidemark" / "jars"
+    return Path(sys.prefix).resolve() / "share" / "tidemark" / "jars"
 
 
 def present(directory: Path, lake: str) -> list[Path]:
@@ -40,14 +42,19 @@ def present(directory: Path, lake: str) -> list[Path]:
     )
 
 
+def installed(directory: Path) -> list[Path]:
+    """The jars of all formats whose jars are there, in an order that is always the same."""
+    return [path for lake in JARS for path in present(directory, lake)]
+
+
 def install(directory: Path, lake: str) -> list[Path]:
     """Fetch what is missing of a format's jars.
 
     Raises:
         SourceError: ErrJavaNotFound, ErrJarsUnavailable.
     """
-    if installed := present(directory, lake):
-        return installed
+    if found := present(directory, lake):
+        return found
     check_java()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".ivy-") as cache:
@@ -104,6 +111,11 @@ def main() -> int:
         default=default_directory(),
         help="where to put them (default: %(default)s)",
     )
+    add(
+        "--no-class-archive",
+        action="store_true",
+        help="save 200 MB of disk; jobs take some seconds more to start",
+    )
     add("formats", nargs="*", metavar="FORMAT", help=f"{' or '.join(JARS)} (default: all)")
     given = parser.parse_args()
     try:
@@ -111,10 +123,24 @@ def main() -> int:
             if lake not in JARS:
                 parser.error(f"there are no jars for {lake!r}; there are for {', '.join(JARS)}")
             _install_apart(given.dir, lake)
+        if given.dir == default_directory() and not given.no_class_archive:
+            _make_class_archive(given.dir)
     except SourceError as err:
         sys.stderr.write(f"{err}\n")
         return 1
     return 0
+
+
+def _make_class_archive(directory: Path) -> None:
+    """Make it if it can be made: jobs start without it, too."""
+    jars = installed(directory)
+    if archive_path(directory, jars).is_file():
+        return
+    sys.stderr.write("archiving the classes of Spark's JVM, once (half a minute)\n")
+    try:
+        make(directory, jars)
+    except (SourceError, OSError) as err:
+        sys.stderr.write(f"no class archive was made, so jobs start more slowly: {err}\n")
 
 
 def _install_apart(directory: Path, lake: str) -> None:

@@ -15,16 +15,26 @@ _ADVICE = (
 )
 
 
+def java_program() -> str:
+    """The Java that Spark's launcher takes.
+
+    Raises:
+        SourceError: ErrJavaNotFound, there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    program = f"{home}/bin/java" if home else shutil.which("java")
+    if program is None:
+        raise SourceError("ErrJavaNotFound", f"there is no java on the PATH; {_ADVICE}")
+    return program
+
+
 def check_java() -> None:
     """See that Spark's launcher will find a Java that it can use.
 
     Raises:
         SourceError: ErrJavaNotFound.
     """
-    home = os.environ.get("JAVA_HOME")
-    program = f"{home}/bin/java" if home else shutil.which("java")
-    if program is None:
-        raise SourceError("ErrJavaNotFound", f"there is no java on the PATH; {_ADVICE}")
+    program = java_program()
     try:
         done = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=60, check=False

@@ -7,6 +7,7 @@ HADOOP_CONF_DIR.
 
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyspark_tidemark.class_archive import java_options
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import default_directory, install, present
+from pyspark_tidemark.jars import default_directory, install, installed, present
 from pyspark_tidemark.lake.formats import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -42,6 +44,8 @@ _BASE = {
     # a VirtualMachineError when they are full.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 }
+_OWN_CLASSES = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
+"""Classes of others, such as a file system's, may have to meet ours in one loader: Spark's own."""
 
 
 def open_session(
@@ -67,11 +71,11 @@ def open_session(
     )
     settings |= record.session
     if record.jars is not None:
-        jars = present(default_directory(), lake) or install(default_directory(), lake)
-        jars_asked = extra.get("spark.jars", "").split(",")
-        extra = extra | {
-            "spark.jars": ",".join(dict.fromkeys([*map(str, jars), *filter(None, jars_asked)]))
-        }
+        install(default_directory(), lake)
+    if master.startswith("local") and not _OWN_CLASSES & extra.keys():
+        settings |= _on_class_path()
+    elif record.jars is not None:
+        extra = extra | {"spark.jars": _with_own(present(default_directory(), lake), extra)}
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)
@@ -81,6 +85,26 @@ def open_session(
         raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _on_class_path() -> dict[str, str]:
+    """All jars on the class path of the one JVM, where a class archive can hold their classes.
+
+    Whatever the format, the class path is the same: one archive fits all.
+    """
+    jars = installed(default_directory())
+    if not jars:
+        return {}
+    return {
+        "spark.driver.extraClassPath": ":".join(map(str, jars)),
+        "spark.driver.defaultJavaOptions": java_options(default_directory(), jars),
+    }
+
+
+def _with_own(jars: Sequence[Path], extra: dict[str, str]) -> str:
+    """The jars, and those that whoever runs the job has asked for."""
+    own = extra.get("spark.jars", "").split(",")
+    return ",".join(dict.fromkeys([*map(str, jars), *filter(None, own)]))
 
 
 class SparkThreads(ThreadPoolExecutor):
