@@ -206,9 +206,10 @@ class MemoryLake:
                 self._ack_again_at = time.monotonic() + ACK_AGAIN_S
             return False
         self._applier.apply(Cut(0, self.at_ts, end_ts))
+        # The cut is in the lake, whether or not the capture lives to say that it knows.
+        self.at_ts = end_ts
         if acknowledges:
             self._applier.acknowledge()
-        self.at_ts = end_ts
         return True
 
 
