@@ -10,7 +10,7 @@ from server.capture.catalog.tables import Chosen, chosen_tables, eligible
 from server.capture.errors import ParameterError, StartTsInFutureError, TargetTsError
 from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import TableFilter, exact_rules
+from server.changefeed.filter import TableFilter, exact_rules, filter_of
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
 from server.changefeed.table import TableRecord
 from server.puller.source import Source
@@ -67,7 +67,7 @@ class NewChangefeed:
             return eligible(source, given, columns=columns, ignore_ineligible=ignore, target=target)
         return await chosen_tables(
             source,
-            TableFilter(self.rules),
+            filter_of(self.source_uri, self.rules),
             start_ts,
             given,
             columns=columns,

@@ -20,7 +20,7 @@ from server.capture.records import Records
 from server.capture.source.registry import MakeSource
 from server.capture.source.unreadable import UnreadableSource
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import filter_of
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import ChangefeedInfo, State
 from server.changefeed.table import SourceTable
@@ -176,7 +176,9 @@ def _catalog(
     rules: Sequence[str],
 ) -> FeedCatalog:
     columns, target = ColumnRules(info.columns, info.zero_dates), format_of(info.sink_uri)
-    terms = Terms(info.id, TableFilter(rules), info.ignore_ineligible, columns, target)
+    terms = Terms(
+        info.id, filter_of(info.source_uri, rules), info.ignore_ineligible, columns, target
+    )
     return FeedCatalog(
         terms, source, history, start_ts, partial(factory.records.schemas.append, info.id)
     )

@@ -33,7 +33,7 @@ from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
 from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import filter_of
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
@@ -338,7 +338,7 @@ class Owner:
         """Go on at another ts, with the tables that the source has then."""
         info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
-            taken = TableFilter(info.rules)
+            taken = filter_of(info.source_uri, info.rules)
             columns, ignore = ColumnRules(info.columns, info.zero_dates), info.ignore_ineligible
             before = [table.record.whole for table in feed.tables]
             chosen = await chosen_tables(

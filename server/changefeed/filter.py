@@ -10,12 +10,13 @@ kept in the metadata, the file would be another one on each capture.
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from server.changefeed.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
 from server.changefeed.source_kind import KINDS
+from server.changefeed.source_uri import scheme_of
 from storage.model.errors import InvalidError
 
 RULES_MAX: Final = 1024
@@ -23,7 +24,6 @@ RULE_CHARACTERS_MAX: Final = 1024
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
 _SET_PART: Final = re.compile(r"(.)-(.)|(.)", re.DOTALL)
 _QUOTES: Final = '"`'
-_SYSTEM: Final = frozenset[str]().union(*(kind.system_schemas for kind in KINDS.values()))
 
 
 class FilterRuleError(InvalidError):
@@ -43,25 +43,36 @@ class _Rule:
 
 
 class TableFilter:
-    """The rules of one changefeed; system schemas are never taken."""
+    """The rules of one changefeed."""
 
-    def __init__(self, rules: Sequence[str]) -> None:
-        """Read the rules.
+    def __init__(self, rules: Sequence[str], never: Collection[str] = ()) -> None:
+        """Read the rules; schemas of `never`, in lower case, are not taken whatever the rules say.
 
         Raises:
             FilterRuleError: one cannot be read, or there are too many.
         """
         if len(rules) > RULES_MAX:
             raise FilterRuleError(f"a table filter has at most {RULES_MAX} rules, not {len(rules)}")
+        self._never = frozenset(never)
         self._rules = [_rule(text) for text in reversed(rules)]
 
     def takes(self, schema_name: str, table_name: str) -> bool:
         """Whether the table is to be replicated."""
-        if schema_name.lower() in _SYSTEM:
+        if schema_name.lower() in self._never:
             return False
         return next(
             (rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False
         )
+
+
+def filter_of(source_uri: str, rules: Sequence[str]) -> TableFilter:
+    """The filter of a changefeed from that source, which never takes the source's system schemas.
+
+    Raises:
+        FilterRuleError: as `TableFilter`.
+    """
+    kind = KINDS.get(scheme_of(source_uri))
+    return TableFilter(rules, kind.system_schemas if kind else ())
 
 
 def exact_rule(schema_name: str, table_name: str) -> str:

@@ -10,6 +10,8 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Final
 
+from storage.model.system_schemas import OF_MYSQL, OF_TIDB
+
 ON_UNCLEAR_DDL: Final = "on-unclear-ddl"
 """An option of source URIs that `changefeed create` and `update` have a flag for."""
 
@@ -33,7 +35,7 @@ class SourceKind:
     flags: frozenset[str] = frozenset()
     """Options of its URI that flags of the command line set."""
     system_schemas: frozenset[str] = frozenset()
-    """Schemas that no changefeed takes."""
+    """Schemas that no changefeed takes, in lower case."""
 
     @property
     def shown(self) -> str:
@@ -47,9 +49,6 @@ def load(entry_point: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_MYSQL_SCHEMAS: Final = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
-_TIDB_SCHEMAS: Final = _MYSQL_SCHEMAS | {"metrics_schema", "inspection_schema", "tidb_cdc"}
-
 KINDS: Final = {
     kind.scheme: kind
     for kind in (
@@ -58,14 +57,14 @@ KINDS: Final = {
             source_at="server.capture.source.tidb:tidb_source",
             table_at="server.puller.tidb.table:tidb_table",
             upstream_at="server.verify.upstream:open_store",
-            system_schemas=_TIDB_SCHEMAS,
+            system_schemas=OF_TIDB,
         ),
         SourceKind(
             scheme="pump",
             source_at="server.capture.source.pump:PumpSource",
             table_at="server.puller.tidb.table:tidb_table",
             upstream_at="server.verify.upstream:open_store",
-            system_schemas=_TIDB_SCHEMAS,
+            system_schemas=OF_TIDB,
         ),
         SourceKind(
             scheme="mysql",
@@ -75,8 +74,7 @@ KINDS: Final = {
             check_at="server.capture.source.mysql:check_mysql",
             dumps_by_sql=True,
             flags=frozenset({ON_UNCLEAR_DDL}),
-            # the last has the watermarks of dumps
-            system_schemas=_MYSQL_SCHEMAS | {"changefeed_dump"},
+            system_schemas=OF_MYSQL,
         ),
     )
 }

@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
+from storage.model.system_schemas import OF_TIDB
 from storage.tidb.ddl import Action, Document, Job
 from storage.tidb.document import TableHead, TableInfoError, read_document, table_head
 from storage.tidb.key import decode_schema_key
 
-SYSTEM_SCHEMAS: Final = frozenset(
-    {"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"}
-)
 REMOVED: Final = "tidemark_removed"
 """Member of a TableInfo: `{"ts", "partition_ids"}`,
 partitions whose rows went when this schema came in force at ts.
@@ -141,7 +139,7 @@ class SchemaHistory:
         user = (
             it
             for it in self._tables.values()
-            if it.has_rows and it.schema_name.lower() not in SYSTEM_SCHEMAS
+            if it.has_rows and it.schema_name.lower() not in OF_TIDB
         )
         return iter(sorted(user, key=lambda table: table.name))
 
@@ -282,7 +280,7 @@ def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
 
 
 def _is_users(table: Table) -> bool:
-    return table.has_rows and table.schema_name.lower() not in SYSTEM_SCHEMAS
+    return table.has_rows and table.schema_name.lower() not in OF_TIDB
 
 
 def _document(key: bytes, value: bytes) -> Document:

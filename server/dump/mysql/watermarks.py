@@ -17,9 +17,10 @@ from server.dump import metrics
 from server.dump.mysql.lag import LagGuard
 from server.dump.mysql.listener import DumpListener
 from server.dump.mysql.window import LOW
-from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE
+from server.puller.mysql.listener import WATERMARK_TABLE
 from server.puller.mysql.session.connection import Session
 from storage.model.errors import TidemarkError
+from storage.model.system_schemas import WATERMARK_SCHEMA
 
 TABLE: Final = f"{WATERMARK_SCHEMA}.{WATERMARK_TABLE}"
 CREATE: Final = (

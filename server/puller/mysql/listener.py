@@ -15,7 +15,6 @@ import pyarrow as pa
 from server.puller.source import TableChange
 from storage.model.span import Span
 
-WATERMARK_SCHEMA = "changefeed_dump"
 WATERMARK_TABLE = "changefeed_dump_event"
 
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 from server.changefeed.table import SourceTable
 from server.puller import metrics
 from server.puller.mysql.ddl.tree import TableName
-from server.puller.mysql.listener import WATERMARK_SCHEMA, WATERMARK_TABLE, LogListener
+from server.puller.mysql.listener import WATERMARK_TABLE, LogListener
 from server.puller.mysql.tables import Tables, is_hidden
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.source import Rows
 from storage.model.event import DELETE
 from storage.model.span import Span
+from storage.model.system_schemas import WATERMARK_SCHEMA
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.event import Events

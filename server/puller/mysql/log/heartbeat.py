@@ -14,11 +14,11 @@ from typing import Final
 import structlog
 
 from server.puller.mysql import metrics
-from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import TidemarkError
+from storage.model.system_schemas import WATERMARK_SCHEMA
 
 TABLE: Final = f"{WATERMARK_SCHEMA}.tidemark_heartbeat"
 CREATE: Final = (

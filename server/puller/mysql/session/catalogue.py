@@ -5,24 +5,17 @@ and what they are at a place in the log.
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition, column_of
 from server.puller.mysql.ddl.tracker import TRANSACTIONAL, cascade_fault, row_key
 from server.puller.mysql.ddl.tree import TableName
-from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlStatementError
+from storage.model.system_schemas import OF_MYSQL
 from storage.mysql.schema import Column, Index
 
-SYSTEM_SCHEMAS: Final = (
-    "mysql",
-    "information_schema",
-    "performance_schema",
-    "sys",
-    WATERMARK_SCHEMA,
-)
 _TABLES = """
 SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
@@ -138,7 +131,7 @@ def _condition(
     names: Sequence[TableName] | None, schema: str = "table_schema"
 ) -> tuple[str, list[str]]:
     if names is None:
-        return f"{schema} NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})", list(SYSTEM_SCHEMAS)
+        return f"{schema} NOT IN ({', '.join(['%s'] * len(OF_MYSQL))})", sorted(OF_MYSQL)
     each = " OR ".join([f"({schema} = %s AND table_name = %s)"] * len(names))
     return f"({each})", [part for name in names for part in name]
 

@@ -11,7 +11,6 @@ from typing import Final
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import TableRecord
 from server.puller.mysql.ddl.tree import TableName
-from server.puller.mysql.listener import WATERMARK_SCHEMA
 from server.puller.mysql.log import heartbeat
 from server.puller.mysql.log.opening import present
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
@@ -28,6 +27,7 @@ from server.puller.mysql.session.checks import (
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import TidemarkError
+from storage.model.system_schemas import OF_MYSQL, WATERMARK_SCHEMA
 from storage.mysql.compressed import expanded
 from storage.mysql.rows import TableMaps
 
@@ -55,7 +55,7 @@ def check_source(
     """
     with log_in(options) as session:
         yield Check("login", OK, f"{options.user} at {session.address.host}:{session.address.port}")
-        facts = _facts(session, options, TableFilter(rules))
+        facts = _facts(session, options, TableFilter(rules, OF_MYSQL))
         yield from check_settings(facts)
         yield from check_tables(facts, read, target)
         logged = list(_log_access(session))

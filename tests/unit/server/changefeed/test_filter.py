@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.changefeed.filter import FilterRuleError, TableFilter, exact_rule
+from server.changefeed.filter import FilterRuleError, TableFilter, exact_rule, filter_of
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=4)
 
@@ -20,7 +20,7 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, 
         (
             ["*.*", "!*.b?"],
             ["x.b", "x.bcd"],
-            ["x.bc", "mysql.user", "changefeed_dump.x", "INFORMATION_SCHEMA.t"],
+            ["x.bc"],
         ),
         (["s[a-c].t", "s[!a-c].u"], ["sa.t", "sx.u"], ["sx.t", "sb.u"]),
         ([r"/^s\d{2,}$/./^t\d+$/"], ["s12.t3"], ["s1.t3", "s12.t", "as12.t3"]),
@@ -31,6 +31,25 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, 
 )
 def test_the_last_rule_that_matches_decides(rules, taken, left):
     table_filter = TableFilter(rules)
+    assert [name for name in taken if not table_filter.takes(*name.split("."))] == []
+    assert [name for name in left if table_filter.takes(*name.split("."))] == []
+
+
+@pytest.mark.parametrize(
+    ("source_uri", "taken", "left"),
+    [
+        (
+            "mysql://u@h",
+            ["tidb_cdc.a", "metrics_schema.a", "lightning_task_info.a"],
+            ["mysql.user", "changefeed_dump.x", "INFORMATION_SCHEMA.t"],
+        ),
+        ("", ["changefeed_dump.x"], ["mysql.user", "tidb_cdc.a", "METRICS_SCHEMA.t"]),
+        ("pump://", ["changefeed_dump.x"], ["mysql.user", "tidb_cdc.a", "METRICS_SCHEMA.t"]),
+        ("gone://", ["mysql.user"], []),
+    ],
+)
+def test_only_the_system_schemas_of_its_own_source_are_never_taken(source_uri, taken, left):
+    table_filter = filter_of(source_uri, ["*.*"])
     assert [name for name in taken if not table_filter.takes(*name.split("."))] == []
     assert [name for name in left if table_filter.takes(*name.split("."))] == []
 
