@@ -15,12 +15,14 @@ from server.capture.processor import Sink
 from server.changefeed.info import State
 from server.changefeed.source_kind import ON_UNCLEAR_DDL
 from server.changefeed.source_uri import with_option
+from server.changefeed.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.ts import MAX_TS
 from storage.tidb.time import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
+_STORED_VALUES: Final = "a DDL changed stored values"
 _STATES: Final = {
     State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
     State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
@@ -104,7 +106,23 @@ def _rereads(feed: Feed) -> pb.Rereads | None:
         pb.Reread(table=names.get(table_id, str(table_id)), since_ts=ts, reason=reason)
         for table_id, (ts, reason) in holds.waiting.items()
     ]
-    return pb.Rereads(since_ts=holds.open_since, tables=tables) if tables else None
+    tables += [
+        pb.Reread(table=table.name, since_ts=table.reread_ts, reason=_STORED_VALUES)
+        for table in feed.tables
+        if table.reread_ts and _resolved_ts(feed, table) <= table.reread_ts
+    ]
+    since_ts = min((each.since_ts for each in tables), default=0)
+    return pb.Rereads(since_ts=holds.open_since or since_ts, tables=tables) if tables else None
+
+
+def _resolved_ts(feed: Feed, table: SourceTable) -> int:
+    sink = feed.processor.sink
+    if sink is None:
+        return feed.processor.start_ts
+    try:
+        return sink.resolved_ts(table.span)
+    except TableNotFoundError:  # its DDL is still to come
+        return 0
 
 
 def _lake_job(feed: Feed) -> pb.LakeJob | None:

@@ -120,6 +120,8 @@ class SourceTable:
     record: TableRecord
     span: Span
     mounter: TableMounter
+    reread_ts: int = 0
+    """The DDL behind which the source tells all rows of this span anew; 0: there is none."""
 
     @property
     def name(self) -> str:

@@ -73,8 +73,9 @@ def tidb_table(record: TableRecord) -> SourceTable:
         raise TableIneligibleError(
             f"{name} has neither a primary key nor a unique key over NOT NULL columns"
         )
+    reread_ts = reread_of(record).ts
     return SourceTable(
-        record, _span(info, reread_of(record).ts), taken(record, _mounter(info, record))
+        record, _span(info, reread_ts), taken(record, _mounter(info, record)), reread_ts
     )
 
 

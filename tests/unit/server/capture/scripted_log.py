@@ -19,8 +19,8 @@ def table_of(number, name, *columns):
     return TableInfo.build(number, name, [Column.bigint("id"), *map(Column.bigint, columns)])
 
 
-def record_of(info):
-    return TableRecord("bank", json.loads(info.to_json()))
+def record_of(info, **members):
+    return TableRecord("bank", json.loads(info.to_json()) | members)
 
 
 class ScriptedLog:
@@ -49,8 +49,9 @@ class ScriptedLog:
         )
         self.write(ts, ("rows", record_of(info), batch))
 
-    def ddl(self, ts, query, *tables, dropped=(), truncated=()):
-        self.write(ts, ("ddl", query, tables, dropped, truncated))
+    def ddl(self, ts, query, *tables, dropped=(), truncated=(), **members):
+        """`members` are further ones of the TableInfos."""
+        self.write(ts, ("ddl", query, tables, dropped, truncated, members))
 
     def resolve(self, ts):
         self.write(ts, ("resolve",))
@@ -95,10 +96,12 @@ class Replay:
             if record.name in self._live:
                 await in_thread(self._rows.executor, self._rows.add, self._live[record.name], batch)
         elif kind == "ddl":
-            query, infos, dropped, truncated = parts
+            query, infos, dropped, truncated, members = parts
             try:
                 tables = tuple(
-                    table for info in infos if (table := self._catalog.table(record_of(info)))
+                    table
+                    for info in infos
+                    if (table := self._catalog.table(record_of(info, **members)))
                 )
                 await self._catalog.change(TableChange(ts, query, tables, dropped, truncated))
             except InvalidError as err:
@@ -108,6 +111,9 @@ class Replay:
                 await self._catalog.refuse(ts - 1, err)
             for name in dropped:
                 self._live.pop(name, None)
+            ended = set(self._live.values()) - {table.span for table in tables}
+            for span in ended & {self._live.get(table.name) for table in tables}:
+                await in_thread(self._rows.executor, self._rows.resolve, span, ts)
             self._live |= {table.name: table.span for table in tables}
         elif ts > self.resolved_ts:
             for span in set(self._live.values()):

@@ -116,6 +116,18 @@ async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fa
     assert (feed.info.error.code, feed.processor.checkpoint_ts) == ("ErrTargetInReread", 1020)
 
 
+async def test_a_table_that_a_source_tells_anew_is_shown_until_all_of_it_is_sorted(capture, log):
+    _, feed, feeds = await started(capture)
+    log.ddl(1020, "MODIFY", ACCOUNTS, tidemark_reread={"ts": 1020, "emptied": False})
+    assert await latest(feeds, 1000) == 1020
+    (told,) = message(feed).rereads.tables
+    assert (told.table, told.since_ts) == ("bank.accounts", 1020)
+    log.rows(1030, ACCOUNTS, {"id": 1, "balance": 5})
+    log.resolve(1040)
+    assert await latest(feeds, 1020) == 1040
+    assert not message(feed).HasField("rereads")
+
+
 async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_however_late_it_comes(
     capture, log, monkeypatch
 ):
