@@ -19,6 +19,7 @@ import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
+from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.log import LogConfig, configure
 from server.process import exit_with_parent
 from server.routes import Routes
@@ -35,7 +36,6 @@ OpenDaemon: TypeAlias = Callable[[], AbstractAsyncContextManager[Endpoints]]
 and is drained on the way out.
 """
 
-EXIT_OK, EXIT_ERROR, EXIT_USAGE = 0, 1, 2
 
 _log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ _COLUMNS = (
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `capture`."""
-    group = groups.add_parser("capture", help="the captures of the cluster")
+    group = groups.add_parser("capture")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     listed = verbs.add_parser("list", help="all living captures", parents=[shared])
     listed.set_defaults(command=list_captures)

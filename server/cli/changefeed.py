@@ -54,7 +54,7 @@ class TablesFileError(InvalidError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `changefeed`."""
-    group = groups.add_parser("changefeed", help="what is replicated, and how far")
+    group = groups.add_parser("changefeed")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     _add_create(verbs, shared)
     dump.add_verbs(verbs, shared)

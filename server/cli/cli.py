@@ -5,47 +5,42 @@ The verbs and flags are those of `cdc cli` where it has them.
 
 import argparse
 import asyncio
+import importlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
-from server.cli import (
-    capture,
-    changefeed,
-    cluster,
-    gc,
-    gc_state,
-    pump,
-    service_gc_safepoint,
-    source,
-    tso,
-    unsafe,
-    verify,
-)
 from server.cli.output import FORMS, JSON, TABLE, Output
 from server.cli.parser import Parser
 from server.cli.remote import Remote
 from server.cli.watch import shown_again
 from server.config import ConfigError
-from server.daemon import EXIT_OK
+from server.exit_status import EXIT_OK
 from server.log import configure_command
 from server.rpc.credentials import SecurityConfig
 
 Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
-_GROUPS = (
-    changefeed,
-    capture,
-    pump,
-    tso,
-    cluster,
-    gc,
-    service_gc_safepoint,
-    gc_state,
-    source,
-    unsafe,
-    verify,
-)
+_GROUPS: Final = {
+    "changefeed": ("changefeed", "what is replicated, and how far"),
+    "capture": ("capture", "the captures of the cluster"),
+    "pump": ("pump", "the pumps that TiDB writes binlogs to"),
+    "tso": ("tso", "timestamps: a new one, or what one means"),
+    "member": ("cluster", "the coordinators, and which one leads"),
+    "leader": ("cluster", "the coordinator that leads"),
+    "health": ("cluster", "whether each coordinator answers"),
+    "store": ("cluster", "the stores, or one"),
+    "region": ("cluster", "the regions, or one"),
+    "gc": ("gc", "garbage collection of the upstream"),
+    "service-gc-safepoint": (
+        "service_gc_safepoint", "who keeps history from GC, the lowest first",
+    ),
+    "gc-state": ("gc_state", "GC states of keyspaces, and their barriers"),
+    "source": ("source", "the databases that changefeeds replicate from"),
+    "unsafe": ("unsafe", "what can take somebody's work away"),
+    "verify": ("verify", "compare a lake with its upstream, row by row"),
+}  # fmt: skip
+"""Module and help by name. A command imports the module of its own group: all take a second."""
 _PREFIX = "TIDEMARK_CLI_"
 _GLOBAL = {
     "--server": ("127.0.0.1:8300", "a capture's gRPC address"),
@@ -59,7 +54,7 @@ _GLOBAL = {
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; prints its output and returns the exit code."""
-    arguments = _parser().parse_args(list(argv))
+    arguments = _parser(_group_of(argv)).parse_args(list(argv))
     arguments.json = arguments.json or arguments.output == JSON
     configure_command(arguments.log_level)
     security = SecurityConfig(
@@ -106,7 +101,8 @@ def _defaults() -> dict[str, str]:
     return {flag: os.environ.get(name) or _GLOBAL[flag][0] for name, flag in variables.items()}
 
 
-def _parser() -> Parser:
+def _parser(group: str | None = None) -> Parser:
+    """With the commands of one group, and the names of all; None: with all commands."""
     defaults = _defaults()
     parser = Parser(
         prog="tidemark cli",
@@ -121,10 +117,40 @@ def _parser() -> Parser:
     parser.add_argument(
         "--json", action="store_true", default=False, help="print one JSON document"
     )
-    groups = parser.add_subparsers(required=True, metavar="GROUP")
-    for module in _GROUPS:
-        module.add_commands(groups, _after_the_verb())
+    groups = _Groups(parser.add_subparsers(required=True, metavar="GROUP"))
+    modules = {module for name, (module, _) in _GROUPS.items() if group in (name, None)}
+    for name, (module, _) in _GROUPS.items():
+        if module not in modules:
+            groups.add_parser(name)
+        elif name not in groups.added:
+            importlib.import_module(f"server.cli.{module}").add_commands(groups, _after_the_verb())
     return parser
+
+
+class _Groups:
+    """The groups of a parser, whose help is in `_GROUPS`."""
+
+    def __init__(self, groups: Any) -> None:
+        self.added: set[str] = set()
+        self._groups = groups
+
+    def add_parser(self, name: str, **settings: Any) -> Parser:
+        """As argparse's."""
+        self.added.add(name)
+        parser: Parser = self._groups.add_parser(name, help=_GROUPS[name][1], **settings)
+        return parser
+
+
+def _group_of(argv: Sequence[str]) -> str:
+    """The first argument that is neither a flag nor its value; "" if there is none."""
+    with_value = {*_GLOBAL, "-o", "--output"}
+    rest = iter(argv)
+    for text in rest:
+        if text in with_value:
+            next(rest, None)
+        elif not text.startswith("-"):
+            return text
+    return ""
 
 
 def _after_the_verb() -> Parser:

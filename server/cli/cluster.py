@@ -20,30 +20,30 @@ from server.rpc.pd import PdUnavailableError
 _API: Final = "/pd/api/v1/"
 _CALL_S: Final = 10.0
 _VERBS: Final = {
-    "member": ("members", "the coordinators, and which one leads", "members", (
+    "member": ("members", "members", (
         ("NAME", "name"), ("ID", "member_id"), ("ADDRESS", "client_urls"),
     )),
-    "leader": ("leader", "the coordinator that leads", "", ()),
-    "health": ("health", "whether each coordinator answers", "", (
+    "leader": ("leader", "", ()),
+    "health": ("health", "", (
         ("NAME", "name"), ("ID", "member_id"), ("HEALTHY", "health"), ("ADDRESS", "client_urls"),
     )),
-    "store": ("stores", "the stores, or one", "stores", (
+    "store": ("stores", "stores", (
         ("ID", "store.id"), ("ADDRESS", "store.address"), ("STATE", "store.state_name"),
         ("REGIONS", "status.region_count"), ("LEADERS", "status.leader_count"),
     )),
-    "region": ("regions", "the regions, or one", "regions", (
+    "region": ("regions", "regions", (
         ("ID", "id"), ("LEADER STORE", "leader.store_id"), ("START", "start_key"),
         ("END", "end_key"),
     )),
 }  # fmt: skip
-"""Path, help, the member of the answer that lists them, and columns, by verb."""
+"""Path, the member of the answer that lists them, and columns, by verb."""
 _ONE: Final = {"store": "store/", "region": "region/id/"}
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the verbs."""
-    for name, (path, text, listed, columns) in _VERBS.items():
-        verb = groups.add_parser(name, help=text, parents=[shared])
+    for name, (path, listed, columns) in _VERBS.items():
+        verb = groups.add_parser(name, parents=[shared])
         verb.set_defaults(command=show, path=path, listed=listed, columns=columns, one="", id="")
         if name in _ONE:
             verb.add_argument("id", nargs="?", default="", metavar="ID", help="only this one")

@@ -9,7 +9,7 @@ from typing import Any
 from server.cli.daemon import SECTIONS
 from server.cli.parser import Parser
 from server.config import load, read_document
-from server.daemon import EXIT_OK
+from server.exit_status import EXIT_OK
 
 
 def run(argv: Sequence[str]) -> int:

@@ -19,7 +19,8 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from server.cli.parser import Parser
 from server.config import add_flags, check_environment, load, read_document
-from server.daemon import EXIT_ERROR, EXIT_OK, EXIT_USAGE, Endpoints, run
+from server.daemon import Endpoints, run
+from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from server.log import LogConfig
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig

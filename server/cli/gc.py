@@ -33,7 +33,7 @@ _LIVE_S: Final = 3.0
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `gc`."""
-    group = groups.add_parser("gc", help="garbage collection of the upstream")
+    group = groups.add_parser("gc")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     gc_explain.add_verb(verbs, shared)
     safepoint = verbs.add_parser(

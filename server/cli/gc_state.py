@@ -19,9 +19,8 @@ _NEVER_S = 9_223_372_036  # 63 bits of nanoseconds: PD counts them
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `gc-state`."""
-    verbs = groups.add_parser(
-        "gc-state", help="GC states of keyspaces, and their barriers"
-    ).add_subparsers(required=True, metavar="keyspace|all")
+    group = groups.add_parser("gc-state")
+    verbs = group.add_subparsers(required=True, metavar="keyspace|all")
     flags = argparse.ArgumentParser(add_help=False)
     flags.add_argument(
         "--include-expired", action="store_true", help="show barriers whose TTL is over, too"

@@ -17,7 +17,7 @@ from typing import TextIO
 # gRPC's C core prints to stderr; our errors say it better
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from server.daemon import EXIT_ERROR, EXIT_USAGE
+from server.exit_status import EXIT_ERROR, EXIT_USAGE
 from storage.model.errors import TidemarkError
 
 EXIT_READER_GONE = 141

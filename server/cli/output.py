@@ -11,7 +11,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from server.daemon import EXIT_OK
+from server.exit_status import EXIT_OK
 
 TABLE, WIDE, JSON, YAML = FORMS = ("table", "wide", "json", "yaml")
 """How a document is printed; `wide` has a column for every member of a list's rows."""

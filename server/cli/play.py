@@ -11,7 +11,7 @@ import grpc.aio
 
 from server.cli.parser import Parser
 from server.config import add_flags, load
-from server.daemon import EXIT_ERROR, EXIT_OK
+from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.play.playground import PlayConfig, play
 from storage.model.errors import TidemarkError, leaves
 

@@ -34,7 +34,7 @@ class NodeUnknownError(NotFoundError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `pump`."""
-    group = groups.add_parser("pump", help="the pumps that TiDB writes binlogs to")
+    group = groups.add_parser("pump")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     for kind, alias in (("pumps", "list"), ("drainers", "")):
         listed = verbs.add_parser(

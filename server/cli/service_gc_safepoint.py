@@ -40,8 +40,7 @@ class ServiceFixedError(InvalidError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `service-gc-safepoint`, which by itself lists."""
-    text = "who keeps history from GC, the lowest first"
-    group = groups.add_parser("service-gc-safepoint", help=text, parents=[shared])
+    group = groups.add_parser("service-gc-safepoint", parents=[shared])
     group.set_defaults(command=list_services)
     delete = group.add_subparsers(metavar="delete").add_parser(
         "delete", help="let GC pass one", parents=[shared]

@@ -11,7 +11,7 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.cli.output import Output, table
 from server.cli.remote import Remote
-from server.daemon import EXIT_ERROR, EXIT_OK
+from server.exit_status import EXIT_ERROR, EXIT_OK
 
 _COLUMNS = (("CHECK", "name"), ("STATE", "state"), ("FOUND", "found"))
 _ANY = ("*.*",)
@@ -19,7 +19,7 @@ _ANY = ("*.*",)
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `source`."""
-    group = groups.add_parser("source", help="the databases that changefeeds replicate from")
+    group = groups.add_parser("source")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     check = verbs.add_parser(
         "check", help="whether a server's log tells the truth; exit 1 if not", parents=[shared]

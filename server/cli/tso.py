@@ -16,9 +16,7 @@ __all__ = ["add_commands", "time_of"]
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `tso`."""
-    verb = groups.add_parser(
-        "tso", help="timestamps: a new one, or what one means", parents=[shared]
-    )
+    verb = groups.add_parser("tso", parents=[shared])
     verb.add_argument(
         "ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one"
     )

@@ -36,7 +36,7 @@ class LockUnknownError(NotFoundError):
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the group `unsafe`."""
-    group = groups.add_parser("unsafe", help="what can take somebody's work away")
+    group = groups.add_parser("unsafe")
     verbs = group.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser(
         "resolve-lock", help="end the transaction that holds a lock", parents=[shared]

@@ -35,7 +35,6 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     """Add the command `verify`."""
     command = groups.add_parser(
         "verify",
-        help="compare a lake with its upstream, row by row",
         epilog=(
             "exit status: 0 the lake equals its upstream, 1 it differs, 2 they could not be "
             "compared"
