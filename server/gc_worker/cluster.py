@@ -1,9 +1,7 @@
-"""What the GC worker needs of its surroundings, over real clients: `TikvCluster` and `MetaRecords`.
+"""The GC worker's `Cluster` over PdClient and KvClient: ours, or a real PD with real TiKVs.
 
-`TikvCluster` is the worker's `Cluster` over PdClient and KvClient: ours, or a real PD with real
-TiKVs. `MetaRecords` is its `Records` over the metadata client; values are text. `lowest_service`
-reads who holds GC back from the coordinator's records (PD's etcd keys), because asking by
-UpdateServiceGCSafePoint would move something.
+`lowest_service` reads who holds GC back from the coordinator's records (PD's etcd keys), because
+asking by UpdateServiceGCSafePoint would move something.
 """
 
 import json
@@ -18,7 +16,7 @@ from kvproto.debugpb_pb2_grpc import DebugStub
 from gcsafepoint.worker.cluster import Lock, LockPage, LowestService, SafePointDecreasesError
 from gcsafepoint.worker.config import MAX_WRITE_BYTES
 from gcsafepoint.worker.do_gc import CollectUnsupportedError
-from gcsafepoint.worker.records import Record, Records
+from gcsafepoint.worker.records import Records
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.lock_resolver import LockResolver
@@ -26,7 +24,6 @@ from server.rpc.pd import PdClient, PdRefusedError, RegionRoute
 from server.rpc.region_cache import region_end
 from server.rpc.region_router import RegionError, StoreRefusedError
 from server.rpc.tikv import KvClient
-from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError, UnavailableError
 from storage.model.span import KeyRange
 from storage.model.ts import physical_ms
@@ -200,25 +197,3 @@ async def lowest_service(records: Records, cluster_id: int, now_s: float) -> Low
     return next(
         (LowestService(service_id, safe_point) for safe_point, service_id in sorted(living)), None
     )
-
-
-class MetaRecords:
-    """The `gcsafepoint.worker.records.Records` of a metadata client."""
-
-    def __init__(self, meta: Meta) -> None:
-        self._meta = meta
-
-    async def read(self, prefix: str) -> dict[str, Record]:
-        """See `Records`."""
-        pairs = await self._meta.get_prefix(prefix.encode())
-        return {pair.key.decode(): Record(pair.value.decode(), pair.mod_revision) for pair in pairs}
-
-    async def write(self, changes: Mapping[str, str | None], expect: Mapping[str, int]) -> int:
-        """See `Records`."""
-        compares = [Compare.unchanged(key.encode(), revision) for key, revision in expect.items()]
-        ops = [
-            Delete(key.encode()) if value is None else Put(key.encode(), value.encode())
-            for key, value in changes.items()
-        ]
-        result = await self._meta.txn(compares, ops)
-        return result.revision if result.succeeded else 0

@@ -20,8 +20,9 @@ from gcsafepoint.worker.times import DurationError, parse_duration_ns
 from gcsafepoint.worker.worker import GCWorker
 from server.config import ConfigError, setting
 from server.daemon import Endpoints
-from server.gc_worker.cluster import MetaRecords, TikvCluster
+from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
+from server.gc_worker.meta_records import MetaRecords
 from server.gc_worker.service import GCService
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig

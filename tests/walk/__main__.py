@@ -45,7 +45,8 @@ class Shell:
         environment = {"HOME": os.environ["HOME"], "PATH": _PATH, "LANG": "C.UTF-8"}
         with output.open("wb") as file:
             self._bash = subprocess.Popen(
-                ["bash", "--noprofile", "--norc"],
+                # Whoever was started in the background ignores Ctrl-C, and so would all it starts.
+                ["env", "--default-signal=INT", "bash", "--noprofile", "--norc"],
                 stdin=subprocess.PIPE, stdout=file, stderr=file, cwd=clone, env=environment, start_new_session=True,
             )  # fmt: skip
         self._paste("trap 'failed=$?' ERR")
