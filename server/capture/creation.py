@@ -15,7 +15,7 @@ from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
 from server.changefeed.table import TableRecord
 from server.puller.source import Source
 from storage.tidb.document import read_document
-from storage.tidb.time import NULL_DATES
+from storage.tidb.zero_dates import NULL_DATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from server.changefeed.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.ts import MAX_TS
-from storage.tidb.time import NULL_DATES
+from storage.tidb.zero_dates import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
 _STORED_VALUES: Final = "a DDL changed stored values"

@@ -18,7 +18,7 @@ from server.cli.tso import time_of
 from server.cli.watch import add_watch
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
-from storage.tidb.time import NULL_DATES, SHOWN_DATES
+from storage.tidb.zero_dates import NULL_DATES, SHOWN_DATES
 
 _COLUMNS = (
     ("ID", "id"),

@@ -18,15 +18,6 @@ from storage.model.errors import InvalidError
 from storage.tidb.binary import Mask
 
 NANOS_PER_MICRO: Final = 1000
-NULL_DATES: Final = "null"
-SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
-"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or
-columns of dates, those of keys or all of them, are text.
-"""
-ZERO_DATES: Final = "tidemark_zero_dates"
-"""A member of a table's document that is ours: which of its columns of dates are text
-(`dates_as_text`).
-"""
 _MICROS_PER_SECOND = 1_000_000
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[ T](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?)?")
 _DURATION = re.compile(r"(-?)(\d{1,3}):(\d{2}):(\d{2})(?:\.(\d{1,6}))?")
