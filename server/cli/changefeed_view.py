@@ -109,9 +109,9 @@ def unread_warning(changefeed: pb.Changefeed) -> str:
 def _since(reading: pb.Reading) -> str:
     ago = duration(reading.idle_s)
     return (
-        f"its rows have never been asked for, for {ago}; "
+        f"nobody has asked for its rows since it started, {ago} ago; "
         if reading.never
-        else f"its rows were not asked for in the last {ago}; "
+        else f"nobody has asked for its rows in the last {ago}; "
     )
 
 

@@ -113,10 +113,10 @@ def test_that_nobody_reads_is_told_with_how_long():
     assert unread_warning(feed) == ""
     assert detail(feed)["reading"] == {"idle_seconds": 60, "never": True}
     feed.reading.idle_s = 300
-    assert "its rows have never been asked for, for 5 min; " in unread_warning(feed)
+    assert "nobody has asked for its rows since it started, 5 min ago; " in unread_warning(feed)
     assert summary(feed, NOW_S)["summary"]["last_read"] == "never"
     feed.reading.never = False
-    assert "its rows were not asked for in the last 5 min; " in unread_warning(feed)
+    assert "nobody has asked for its rows in the last 5 min; " in unread_warning(feed)
     assert summary(feed, NOW_S)["summary"]["last_read"] == "5 min ago"
     feed.sink_uri = "flight://"
     assert "start your own reader" in unread_warning(feed)
