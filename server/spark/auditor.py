@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 from pyspark_tidemark.lake.mode import APPEND
@@ -25,6 +25,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
 from server.spark import metrics
+from server.spark.config import JobSettings
 from server.verify.audit_plan import AuditPlan, Pick
 from server.verify.catalog import LakeCut, Table, changefeed_info
 from server.verify.comparison import TableReport, VerifyOptions
@@ -70,23 +71,7 @@ class AuditSettings:
     turns: asyncio.Lock
 
 
-class AuditSection(Protocol):
-    """The settings of audits, in the sections of `spark run` and `spark keep`."""
-
-    @property
-    def coordinator(self) -> str:
-        """Its addresses; empty: no audits."""
-
-    @property
-    def audit_rows_per_s(self) -> int:
-        """So fast the source is read at most."""
-
-    @property
-    def audit_max_lag_s(self) -> float:
-        """An audit gives way while its lake is further behind."""
-
-
-def audit_settings(section: AuditSection, security: SecurityConfig) -> AuditSettings:
+def audit_settings(section: JobSettings, security: SecurityConfig) -> AuditSettings:
     """Of the audits of one process."""
     return AuditSettings(
         coordinator=section.coordinator,

@@ -16,7 +16,40 @@ _SECRET_SETTING = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparkConfig:
+class JobSettings:
+    """What `spark run` takes for its job, and `spark keep` for each of its jobs."""
+
+    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
+    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
+    master: str = setting("local[2]", "Spark master")
+    driver_memory: str = setting("1g", "JVM heap of a job's driver")
+    trigger: str = setting("500 milliseconds", "shortest time between cuts")
+    max_rows_per_trigger: int = setting(
+        250_000, "rows of one cut at most; a commit_ts is never split"
+    )
+    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
+    keep_cuts_hours: float = setting(
+        48.0, "how far back readers may go; older files and cuts are removed"
+    )
+    conf: tuple[str, ...] = setting(
+        (),
+        "a Spark setting of a job's session, NAME=VALUE; may be repeated; secrets belong into "
+        "Hadoop's own files, as anybody on the machine sees a process's arguments",
+    )
+    token_file: str = setting("", "file with the token that captures ask readers for")
+    coordinator: str = setting(
+        "", "the coordinator's addresses, host:port, by commas; audits of lakes need it"
+    )
+    audit_rows_per_s: int = setting(
+        20_000, "so fast an audit reads the source at most, in rows a second", least=1
+    )
+    audit_max_lag_s: float = setting(
+        60.0, "an audit gives way while its lake is further behind, in seconds", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkConfig(JobSettings):
     """Which changefeed is kept in which lake, and by how much of a Spark."""
 
     endpoint: str = setting(
@@ -25,37 +58,10 @@ class SparkConfig:
     changefeed: str = setting("", "the changefeed's id")
     target: str = setting("", FORMS)
     mode: str = setting("", f"upsert, append or scd2; empty: {default_modes()}")
-    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
-    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
     checkpoint_dir: str = setting(
         "", "Spark's checkpoint and scratch files; empty: under the target"
     )
-    master: str = setting("local[2]", "Spark master")
-    driver_memory: str = setting("1g", "JVM heap of the driver")
-    trigger: str = setting("500 milliseconds", "shortest time between cuts")
-    max_rows_per_trigger: int = setting(
-        250_000, "rows of one cut at most; a commit_ts is never split"
-    )
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
-    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
-    keep_cuts_hours: float = setting(
-        48.0, "how far back readers may go; older files and cuts are removed"
-    )
-    conf: tuple[str, ...] = setting(
-        (),
-        "a Spark setting of the job's session, NAME=VALUE; may be repeated; secrets belong into "
-        "Hadoop's own files, as anybody on the machine sees a process's arguments",
-    )
-    token_file: str = setting("", "file with the token that captures ask readers for")
-    coordinator: str = setting(
-        "", "the coordinator's addresses, host:port, by commas; audits of the lake need it"
-    )
-    audit_rows_per_s: int = setting(
-        20_000, "so fast an audit reads the source at most, in rows a second", least=1
-    )
-    audit_max_lag_s: float = setting(
-        60.0, "an audit gives way while the lake is further behind, in seconds", least=1
-    )
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting(
         "", "file that the lines about each cut are appended to, besides standard output"

@@ -28,7 +28,7 @@ from server.daemon import Endpoints
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark.auditor import Auditor, audit_settings
-from server.spark.config import SparkConfig, job_command
+from server.spark.config import JobSettings, SparkConfig, job_command
 from server.spark.job import LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
@@ -40,38 +40,13 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepConfig:
+class KeepConfig(JobSettings):
     """Where the changefeeds are, and how much of a Spark each lake job gets."""
 
     capture: str = setting("127.0.0.1:8300", "a capture's gRPC address, host:port")
     checkpoint_dir: str = setting(
         "./data/checkpoints", "Spark's checkpoints, one directory a changefeed"
     )
-    master: str = setting("local[2]", "Spark master")
-    driver_memory: str = setting("1g", "JVM heap of each driver")
-    trigger: str = setting("500 milliseconds", "shortest time between cuts")
-    coordinator: str = setting(
-        "", "the coordinator's addresses, host:port, by commas; audits of the lakes need it"
-    )
-    audit_rows_per_s: int = setting(
-        20_000, "so fast an audit reads the source at most, in rows a second", least=1
-    )
-    audit_max_lag_s: float = setting(
-        60.0, "an audit gives way while its lake is further behind, in seconds", least=1
-    )
-    schema_evolution: str = setting("evolve", "at a DDL: evolve, exception or ignore")
-    on_drop: str = setting("keep", "what happens to a dropped table: keep or drop")
-    max_rows_per_trigger: int = setting(
-        250_000, "rows of one cut at most; a commit_ts is never split"
-    )
-    compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
-    keep_cuts_hours: float = setting(
-        48.0, "how far back readers may go; older files and cuts are removed"
-    )
-    conf: tuple[str, ...] = setting(
-        (), "a Spark setting of each job's session, NAME=VALUE; may be repeated; no secrets"
-    )
-    token_file: str = setting("", "file with the token that captures ask readers for")
     job: tuple[str, ...] = setting(
         (),
         "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
@@ -80,22 +55,6 @@ class KeepConfig:
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
 
 
-_SHARED = (
-    "master",
-    "driver_memory",
-    "trigger",
-    "schema_evolution",
-    "on_drop",
-    "max_rows_per_trigger",
-    "compact_every",
-    "keep_cuts_hours",
-    "conf",
-    "token_file",
-    "coordinator",
-    "audit_rows_per_s",
-    "audit_max_lag_s",
-)
-"""The settings of all jobs, which `--job` overrides for one."""
 _OWN = tuple(
     field.name.replace("_", "-")
     for field in fields(SparkConfig)
@@ -116,7 +75,7 @@ def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) 
             options[key] = [*options.get(key, config.conf), value]
         elif name == changefeed:
             options[key] = value
-    settings = {name: getattr(config, name) for name in _SHARED} | {
+    settings = {field.name: getattr(config, field.name) for field in fields(JobSettings)} | {
         "endpoint": endpoint,
         "changefeed": changefeed,
         "target": target,
