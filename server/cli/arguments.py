@@ -6,6 +6,7 @@ the answer is no.
 """
 
 import argparse
+import math
 import sys
 from typing import Final
 
@@ -33,6 +34,17 @@ def period(text: str) -> int:
         return 0 if text == "off" else count(str(parse_duration_ns(text) // 10**9))
     except DurationError as err:
         raise argparse.ArgumentTypeError(err.message) from None
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0; raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+    return number
 
 
 def byte_count(text: str) -> int:

@@ -6,13 +6,12 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import math
 import secrets
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from server.cli.arguments import count, timestamp
+from server.cli.arguments import count, seconds, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.tikv import KvClient
@@ -72,7 +71,7 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=0.0,
         metavar="SECONDS",
         help=(
@@ -114,17 +113,6 @@ def _no_sample(text: str) -> NoReturn:
     raise argparse.ArgumentTypeError(
         f"{text!r} must be 1 to {SLOTS_MAX} ranges, or above 0% to 100%"
     )
-
-
-def _seconds(text: str) -> float:
-    """Above 0."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
-    return seconds
 
 
 async def _in_time(remote: Remote, arguments: argparse.Namespace, progress: Progress) -> "Report":

@@ -2,11 +2,11 @@
 
 import argparse
 import asyncio
-import math
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from server.cli.arguments import seconds
 from server.cli.output import Output
 
 _EVERY_S: Final = 2.0
@@ -19,7 +19,7 @@ def add_watch(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--watch",
         nargs="?",
-        type=_seconds,
+        type=seconds,
         const=_EVERY_S,
         metavar="SECONDS",
         help=f"show it again and again (every {_EVERY_S:g} s), until Ctrl-C",
@@ -37,13 +37,3 @@ async def shown_again(
         show(output)
         sys.stdout.flush()
         await asyncio.sleep(every_s)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
-    return seconds
