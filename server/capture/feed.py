@@ -15,7 +15,6 @@ from server.capture.audit import Audit
 from server.capture.catalog.catalog import FeedCatalog, Terms
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
-from server.capture.reading import Reading
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
 from server.capture.source.unreadable import UnreadableSource
@@ -35,6 +34,23 @@ class FeedFactory:
     records: Records
     make_source: MakeSource
     make_processor: MakeProcessor
+
+
+@dataclass(slots=True)
+class Reading:
+    """When the rows of a changefeed that runs were last asked for: whether anybody reads it.
+
+    Set by Flight's threads; times are the monotonic clock's.
+    """
+
+    since_s: float
+    """From when on it is known: this capture has run the changefeed since then."""
+    asked_s: float | None = None
+    """When rows were last asked for; None: not since `since_s`."""
+
+    def idle_s(self, now_s: float) -> float:
+        """For how many seconds, at least, nobody has asked for rows."""
+        return max(0.0, now_s - (self.since_s if self.asked_s is None else self.asked_s))
 
 
 @dataclass(slots=True, eq=False)

@@ -11,13 +11,12 @@ from server.capture.audit import audit_silence
 from server.capture.creation import NewChangefeed
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
-from server.capture.processor import Sink
 from server.changefeed.info import State
 from server.changefeed.source_kind import ON_UNCLEAR_DDL
 from server.changefeed.source_uri import with_option
-from server.changefeed.table import SourceTable
 from sink.errors import TableNotFoundError
 from sink.versions import Version
+from storage.model.span import Span
 from storage.model.ts import MAX_TS
 from storage.tidb.zero_dates import NULL_DATES
 
@@ -109,20 +108,11 @@ def _rereads(feed: Feed) -> pb.Rereads | None:
     tables += [
         pb.Reread(table=table.name, since_ts=table.reread_ts, reason=_STORED_VALUES)
         for table in feed.tables
-        if table.reread_ts and _resolved_ts(feed, table) <= table.reread_ts
+        # below its DDL if the table is still to come
+        if table.reread_ts and _position(feed, table.span, 0)[0] <= table.reread_ts
     ]
     since_ts = min((each.since_ts for each in tables), default=0)
     return pb.Rereads(since_ts=holds.open_since or since_ts, tables=tables) if tables else None
-
-
-def _resolved_ts(feed: Feed, table: SourceTable) -> int:
-    sink = feed.processor.sink
-    if sink is None:
-        return feed.processor.start_ts
-    try:
-        return sink.resolved_ts(table.span)
-    except TableNotFoundError:  # its DDL is still to come
-        return 0
 
 
 def _lake_job(feed: Feed) -> pb.LakeJob | None:
@@ -153,8 +143,7 @@ def _tables(feed: Feed) -> list[pb.TableStatus]:
 
 
 def _table(feed: Feed, version: Version) -> pb.TableStatus:
-    sink, start_ts = feed.processor.sink, feed.processor.start_ts
-    resolved_ts, checkpoint_ts = _position(sink, version) if sink else (start_ts, start_ts)
+    resolved_ts, checkpoint_ts = _position(feed, version.span, version.from_ts)
     return pb.TableStatus(
         name=version.name,
         table_id=version.span.table_id,
@@ -165,11 +154,15 @@ def _table(feed: Feed, version: Version) -> pb.TableStatus:
     )
 
 
-def _position(sink: Sink, version: Version) -> tuple[int, int]:
+def _position(feed: Feed, span: Span, otherwise: int) -> tuple[int, int]:
+    """How far a table is sorted, and acknowledged; `otherwise` while it is coming or going."""
+    sink, start_ts = feed.processor.sink, feed.processor.start_ts
+    if sink is None:
+        return start_ts, start_ts
     try:
-        return sink.resolved_ts(version.span), sink.checkpoint_ts(version.span)
-    except TableNotFoundError:  # it is coming or going
-        return version.from_ts, version.from_ts
+        return sink.resolved_ts(span), sink.checkpoint_ts(span)
+    except TableNotFoundError:
+        return otherwise, otherwise
 
 
 def _table_state(feed: Feed, version: Version) -> pb.TableState.ValueType:

@@ -5,8 +5,8 @@ without an owner.
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from server.capture.feed import Reading
 from server.capture.flight import OwnerFeeds
-from server.capture.reading import Reading
 from server.capture.run import LocalSink
 from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord

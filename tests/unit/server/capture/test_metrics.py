@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from server.capture.audit import Audit
+from server.capture.feed import Reading
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
-from server.capture.reading import Reading
 from server.changefeed.info import State
 
 NAME = re.compile(r"tidemark_capture_[a-z_]+_(ts|seconds|bytes|count|total|refuses|state)")
