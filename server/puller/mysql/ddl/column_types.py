@@ -19,7 +19,7 @@ _CHARACTER_BYTES: Final = {
     "utf8mb4": 4, "utf8mb3": 3, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, "ujis": 3, "eucjpms": 3,
     "ucs2": 2, "gbk": 2, "big5": 2, "sjis": 2, "cp932": 2, "euckr": 2, "gb2312": 2,
 }  # fmt: skip
-_PLAIN: Final = {
+PLAIN: Final = {
     "tinyint": Type.TINY,
     "smallint": Type.SHORT,
     "mediumint": Type.INT24,
@@ -28,7 +28,7 @@ _PLAIN: Final = {
     "year": Type.YEAR,
     "date": Type.DATE,
 }
-_TIMES: Final = {"time": Type.TIME2, "datetime": Type.DATETIME2, "timestamp": Type.TIMESTAMP2}
+TIMES: Final = {"time": Type.TIME2, "datetime": Type.DATETIME2, "timestamp": Type.TIMESTAMP2}
 _BLOBS: Final = {"tinyblob": 1, "blob": 2, "mediumblob": 3, "longblob": 4}
 _TEXTS: Final = {"tinytext": 1, "text": 2, "mediumtext": 3, "longtext": 4}
 _FIXED: Final = {"float": (Type.FLOAT, 4), "double": (Type.DOUBLE, 8), "inet4": (Type.STRING, 4)}
@@ -134,10 +134,10 @@ def _type_of(
     spec: TypeSpec, usual: int, collations: Collations, *, mariadb: bool
 ) -> tuple[Type, int, int]:
     base = spec.base
-    if base in _PLAIN:
-        return _PLAIN[base], 0, BINARY
-    if base in _TIMES:
-        return _TIMES[base], spec.length or 0, BINARY
+    if base in PLAIN:
+        return PLAIN[base], 0, BINARY
+    if base in TIMES:
+        return TIMES[base], spec.length or 0, BINARY
     if base == "decimal":
         return Type.NEWDECIMAL, (spec.length or 10) << 8 | (spec.scale or 0), BINARY
     if base == "bit":

@@ -9,20 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from server.puller.mysql.ddl.column_types import BINARY, PLAIN, TIMES
 from server.puller.mysql.ddl.tree import TableName
 from storage.mysql.schema import Column, Index, Table
 from storage.mysql.types import Type
 
-BINARY: Final = 63
-_PLAIN: Final = {
-    "tinyint": Type.TINY,
-    "smallint": Type.SHORT,
-    "mediumint": Type.INT24,
-    "int": Type.LONG,
-    "bigint": Type.LONGLONG,
-    "year": Type.YEAR,
-    "date": Type.DATE,
-}
 _LENGTHS: Final = {
     "tinytext": 1,
     "tinyblob": 1,
@@ -33,7 +24,6 @@ _LENGTHS: Final = {
     "longtext": 4,
     "longblob": 4,
 }
-_TIMES: Final = {"time": Type.TIME2, "datetime": Type.DATETIME2, "timestamp": Type.TIMESTAMP2}
 _OTHERS: Final = {
     "float": (Type.FLOAT, 4),
     "double": (Type.DOUBLE, 8),
@@ -132,10 +122,10 @@ def column_of(row: Mapping[str, Any], collations: Mapping[str, int]) -> Column |
 
 
 def _type_of(kind: str, declared: str, row: Mapping[str, Any]) -> tuple[Type, int] | None:
-    if kind in _PLAIN:
-        return _PLAIN[kind], 0
-    if kind in _TIMES:
-        return _TIMES[kind], int(row["datetime_precision"] or 0)
+    if kind in PLAIN:
+        return PLAIN[kind], 0
+    if kind in TIMES:
+        return TIMES[kind], int(row["datetime_precision"] or 0)
     if kind == "decimal":
         return Type.NEWDECIMAL, int(row["numeric_precision"]) << 8 | int(row["numeric_scale"] or 0)
     if kind == "bit":
