@@ -8,6 +8,7 @@ formats go into a class archive.
 """
 
 import argparse
+import functools
 import hashlib
 import multiprocessing
 import shutil
@@ -96,6 +97,13 @@ def _resolve(coordinates: str, cache: str) -> None:
 
 
 def _digest(path: Path) -> str:
+    status = path.stat()
+    return _digest_of(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache
+def _digest_of(path: Path, _mtime_ns: int, _size: int) -> str:
+    """A session looks at each jar more than once, and 50 MB are worth reading once."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.class_archive import java_options
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import default_directory, install, installed, present
+from pyspark_tidemark.jars import default_directory, install, installed
 from pyspark_tidemark.lake.formats import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -54,7 +54,8 @@ def open_session(
     """Start the JVM with what the format `lake` needs; what Spark spills goes under `directory`.
 
     Raises:
-        SourceError: ErrTargetInvalid, there is no such format; ErrJarsUnavailable; ErrSparkStart.
+        SourceError: ErrTargetInvalid, there is no such format; ErrJavaNotFound; ErrJarsUnavailable;
+            ErrSparkStart.
     """
     record = find_format(lake)
     local = directory / "local"
@@ -70,12 +71,11 @@ def open_session(
         }
     )
     settings |= record.session
-    if record.jars is not None:
-        install(default_directory(), lake)
+    jars = install(default_directory(), lake) if record.jars is not None else []
     if master.startswith("local") and not _OWN_CLASSES & extra.keys():
         settings |= _on_class_path()
-    elif record.jars is not None:
-        extra = extra | {"spark.jars": _with_own(present(default_directory(), lake), extra)}
+    elif jars:
+        extra = extra | {"spark.jars": _with_own(jars, extra)}
     builder = SparkSession.builder.master(master).appName("tidemark")
     for name, value in (settings | extra).items():
         builder = builder.config(name, value)
