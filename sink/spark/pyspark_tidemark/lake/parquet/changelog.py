@@ -1,3 +1,4 @@
+# ruff: noqa: B027 - a changelog has nothing to do where other targets change what they hold
 """A Parquet changelog: every change of a table, one directory a cut,
 `<root>/<database>/<table>/cut=<end_ts>`.
 
@@ -8,6 +9,7 @@ local file system, or one that is mounted: renames are atomic.
 
 import base64
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -33,19 +35,19 @@ It holds the new table's schema, as base64 of one IPC schema message: no cut may
 """
 
 
-class ChangelogTarget:
+class Changelog(ABC):
     """The changelogs under one directory; each cut has the schema that the table had then."""
 
     empties_with_cut = False
     """A reader of cuts asks for the versions that they name."""
 
-    def __init__(self, spark: SparkSession, root: str) -> None:
-        self._spark = spark
-        self._root = root
-
+    @abstractmethod
     def position(self, table: TableMeta) -> int | None:
-        """The end_ts of the newest cut directory."""
-        return max(self._cuts(table), default=None)
+        """The end_ts of the newest cut."""
+
+    @abstractmethod
+    def create(self, changes: Changes) -> Applied:
+        """As `apply`, also without a single row: the table can then be read."""
 
     def version(self, table: TableMeta) -> int:
         """The newest cut."""
@@ -53,25 +55,15 @@ class ChangelogTarget:
 
     def schema(self, table: TableMeta) -> Any:
         """That of the newest cut, or of the table that has taken the name since."""
-        replaced = marked_schema(LocalFiles(self._directory(table)), self.version(table))
-        if replaced is not None:
-            return replaced
-        newest = self._directory(table) / f"{CUT}{self.version(table)}"
-        return read_columns(next(iter(sorted(newest.glob("*.parquet")))))
+        replaced = marked_schema(self._files(table), self.version(table))
+        return self._newest_schema(table) if replaced is None else replaced
 
     def storable(self, schema: Any) -> Any:
         """The format keeps all types of the captures."""
         return schema
 
-    def create(self, changes: Changes) -> Applied:
-        """As `apply`, also without a single row: the table can then be read."""
-        directory = self._directory(changes.table)
-        final = directory / f"{CUT}{changes.end_ts}"
-        counted = changes.counted(self._spark) if final.exists() else self._written(changes, final)
-        return Applied(counted.rows, changes.end_ts, counted.checksum)
-
     def apply(self, changes: Changes) -> Applied:
-        """Write the cut's directory."""
+        """Write the cut."""
         return self.create(changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
@@ -92,9 +84,40 @@ class ChangelogTarget:
         """A mark from where the name is another table's:
         readers at a cut leave out what is below it.
         """
-        mark(
-            LocalFiles(self._directory(table)), ts, with_column_ids(table.schema, table.column_ids)
-        )
+        mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
+
+    def maintain(self, kept: Kept) -> Health | None:
+        """Nothing: a changelog is kept as it is."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    @abstractmethod
+    def _files(self, table: TableMeta) -> Files:
+        """What is in the table's directory."""
+
+    @abstractmethod
+    def _newest_schema(self, table: TableMeta) -> Any:
+        """That of the newest cut."""
+
+
+class ChangelogTarget(Changelog):
+    """On a local file system."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self._spark = spark
+        self._root = root
+
+    def position(self, table: TableMeta) -> int | None:
+        """The end_ts of the newest cut directory."""
+        return max(self._cuts(table), default=None)
+
+    def create(self, changes: Changes) -> Applied:
+        """As `apply`, also without a single row: the table can then be read."""
+        directory = self._directory(changes.table)
+        final = directory / f"{CUT}{changes.end_ts}"
+        counted = changes.counted(self._spark) if final.exists() else self._written(changes, final)
+        return Applied(counted.rows, changes.end_ts, counted.checksum)
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -111,11 +134,12 @@ class ChangelogTarget:
         source.rename(target)
         sync(target.parent)
 
-    def maintain(self, kept: Kept) -> Health | None:
-        """Nothing: a changelog is kept as it is."""
+    def _files(self, table: TableMeta) -> LocalFiles:
+        return LocalFiles(self._directory(table))
 
-    def close(self) -> None:
-        """Nothing is under way."""
+    def _newest_schema(self, table: TableMeta) -> Any:
+        newest = self._directory(table) / f"{CUT}{self.version(table)}"
+        return read_columns(next(iter(sorted(newest.glob("*.parquet")))))
 
     def _written(self, changes: Changes, final: Path) -> Counted:
         staged = final.with_name(f"_staged-{changes.end_ts}")

@@ -14,23 +14,18 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.mode import APPEND
-from pyspark_tidemark.lake.parquet.changelog import CUT, mark, marked_schema
+from pyspark_tidemark.lake.parquet.changelog import CUT, Changelog
 from pyspark_tidemark.lake.parquet.part import PART, read_columns, write_part
-from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
+from pyspark_tidemark.lake.target import Applied, check_replaceable, table_path
 
 
-class RemoteChangelog:
-    """The changelogs under one directory; each cut has the schema that the table had then."""
-
-    empties_with_cut = False
-    """A reader of cuts asks for the versions that they name."""
+class RemoteChangelog(Changelog):
+    """Where Hadoop's file systems reach."""
 
     def __init__(self, spark: SparkSession, root: str, scratch: Path) -> None:
         """Large cuts pass through files under `scratch`."""
@@ -50,53 +45,11 @@ class RemoteChangelog:
         )
         return next((end_ts for end_ts in ends if PART in self._files(table, end_ts).names()), None)
 
-    def version(self, table: TableMeta) -> int:
-        """The newest cut."""
-        return self.position(table) or 0
-
-    def schema(self, table: TableMeta) -> Any:
-        """That of the newest cut, or of the table that has taken the name since."""
-        replaced = marked_schema(self._files(table), self.version(table))
-        if replaced is not None:
-            return replaced
-        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
-            local = Path(directory) / PART
-            self._files(table, self.version(table)).download(PART, local)
-            return read_columns(local)
-
-    def storable(self, schema: Any) -> Any:
-        """The format keeps all types of the captures."""
-        return schema
-
     def create(self, changes: Changes) -> Applied:
         """Write the cut's file, also without a single row: the table can then be read."""
         files = self._files(changes.table, changes.end_ts)
         counted = self._create(changes, files) if changes.here else self._upload(changes, files)
         return Applied(counted.rows, changes.end_ts, counted.checksum)
-
-    def apply(self, changes: Changes) -> Applied:
-        """Write the cut's file."""
-        return self.create(changes)
-
-    def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """Nothing: the next cut is written with the new schema."""
-
-    def rekey(self, table: TableMeta) -> None:
-        """Nothing: a changelog has no key."""
-
-    def is_empty(self, table: TableMeta) -> bool:
-        """Never: a changelog tells changes, and not which rows are left."""
-        del table
-        return False
-
-    def truncate(self, table: TableMeta, ts: int) -> None:
-        """Nothing: a changelog keeps what was."""
-
-    def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
-        """A mark from where the name is another table's:
-        readers at a cut leave out what is below it.
-        """
-        mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
 
     def drop(self, table: TableMeta) -> None:
         """Remove the table's directory."""
@@ -108,15 +61,15 @@ class RemoteChangelog:
             check_replaceable(APPEND, new.name)
         move(self._spark, table_path(self._root, old.name), table_path(self._root, new.name))
 
-    def maintain(self, kept: Kept) -> Health | None:
-        """Nothing: a changelog is kept as it is."""
-
-    def close(self) -> None:
-        """Nothing is under way."""
-
     def _files(self, table: TableMeta, end_ts: int | None = None) -> HadoopFiles:
         path = table_path(self._root, table.name)
         return HadoopFiles(self._spark, path if end_ts is None else f"{path}/{CUT}{end_ts}")
+
+    def _newest_schema(self, table: TableMeta) -> Any:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            local = Path(directory) / PART
+            self._files(table, self.version(table)).download(PART, local)
+            return read_columns(local)
 
     @staticmethod
     def _create(changes: Changes, files: HadoopFiles) -> Counted:
