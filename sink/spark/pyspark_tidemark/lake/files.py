@@ -2,13 +2,15 @@
 
 Two kinds of directory: one on a disk of this machine, or mounted (`LocalFiles`), whose only writer
 holds a lock; and one that Hadoop's file systems reach (`lake.hadoop`), where any number of drivers
-may believe to be the only writer.
+may believe to be the only writer. Data files of both kinds are reached by pyarrow (`file_system`).
 """
 
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import pyarrow.fs as pafs
 
 from pyspark_tidemark.errors import SourceError
 
@@ -92,3 +94,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Pyarrow's file system for a path or URI, and the path in it."""
+    if "://" not in path and not path.startswith("file:"):
+        return pafs.LocalFileSystem(), path
+    if path.startswith("file:"):
+        return pafs.LocalFileSystem(), "/" + path.removeprefix("file:").lstrip("/")
+    system, inside = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
+    return system, inside

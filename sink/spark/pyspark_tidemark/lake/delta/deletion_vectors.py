@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyspark_tidemark.lake.delta import roaring
-from pyspark_tidemark.lake.iceberg.files import file_system
+from pyspark_tidemark.lake.files import file_system
 
 
 class DeletionVectors:

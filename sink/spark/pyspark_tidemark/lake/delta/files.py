@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
 from pyspark_tidemark.lake.delta.parquet import Layout, NewFile, now_ms, pieces
-from pyspark_tidemark.lake.iceberg.files import file_system
+from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.mode import VALID_TO
 from pyspark_tidemark.lake.ranges import Bounds, met
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tidemark.lake.iceberg.files import file_system
+from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull
 from pyspark_tidemark.lake.schema import fitted
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
+from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
@@ -147,13 +147,3 @@ def _names(written: Sequence[Written]) -> Any:
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[0], pa.string()), pa.array(columns[1], pa.bool_())], schema=WRITTEN
     )
-
-
-def file_system(path: str) -> tuple[Any, str]:
-    """Pyarrow's file system for a path or URI, and the path in it."""
-    if "://" not in path and not path.startswith("file:"):
-        return pafs.LocalFileSystem(), path
-    if path.startswith("file:"):
-        return pafs.LocalFileSystem(), "/" + path.removeprefix("file:").lstrip("/")
-    system, inside = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
-    return system, inside

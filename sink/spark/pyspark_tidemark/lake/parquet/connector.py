@@ -17,9 +17,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.connector import LakeConnector, StoredTable
-from pyspark_tidemark.lake.files import LocalFiles
+from pyspark_tidemark.lake.files import LocalFiles, file_system
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.iceberg.files import file_system
 from pyspark_tidemark.lake.parquet.changelog import CUT, SINCE, ChangelogTarget, timestamps
 from pyspark_tidemark.lake.parquet.remote import RemoteChangelog
 from pyspark_tidemark.lake.target import Target
