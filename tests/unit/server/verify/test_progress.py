@@ -13,7 +13,8 @@ import sys
 import pytest
 
 from server.cli import verify
-from server.cli.verify import _in_time, _seconds, _tell
+from server.cli.arguments import seconds
+from server.cli.verify import _in_time, _tell
 from server.verify.errors import VerifyTimeoutError
 from server.verify.progress import LAKE, UPSTREAM, Progress
 
@@ -103,7 +104,7 @@ async def test_a_timeout_of_something_else_is_not_called_the_deadline(monkeypatc
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
 def test_a_timeout_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="seconds above 0"):
-        _seconds(text)
+        seconds(text)
 
 
 ASKS = """
