@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2
 
+from server.capture.api_v2.api import Api
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
@@ -124,6 +125,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
+            server.serve_http1(Api(identity, changefeeds, captures, pd).answer)
             locks = StuckLocks(pd, kv, owner.pullers)
             readers = serving_flight(
                 OwnerFeeds(owner),

@@ -9,9 +9,9 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.changefeed.view import detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
-from server.cli.changefeed_view import detail, history, summary, unread_warning
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of

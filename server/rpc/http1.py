@@ -234,6 +234,7 @@ class Http1Connection(asyncio.Protocol):
                 self._head = event
                 self._restart_timer(REQUEST_S, in_request=True)
                 self._check_size(event)
+                _check_origin(event)
                 if self._http.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[]))
             case h11.Data():
@@ -348,6 +349,18 @@ class Http1Connection(asyncio.Protocol):
         """End it now."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _check_origin(head: h11.Request) -> None:
+    """Refuse what a web page of another site sends: a browser that can reach this port would
+    otherwise carry out what any page says.
+    """
+    headers = {name: value for name, value in head.headers if name in (b"origin", b"host")}
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
+        raise _RefusedError(
+            fault(403, "ErrUnauthorized", "requests of web pages of other sites are not answered")
+        )
 
 
 def request_of(head: h11.Request, body: bytes) -> Request:

@@ -1,5 +1,6 @@
 """Real daemons as child processes, and a Flight reader of one changefeed."""
 
+import http.client
 import json
 import signal
 import subprocess
@@ -124,6 +125,19 @@ class Cluster:
             return getattr(ChangefeedServiceStub(channel), method)(
                 request, timeout=60, wait_for_ready=True
             )
+
+    def http(
+        self, method: str, path: str, body=None, capture: Daemon | None = None, **headers: str
+    ):
+        """A request as curl sends it to the port of the changefeed API: status and document."""
+        host, _, port = (capture or self.capture).endpoints["capture"].rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
 
     def cli(self, *arguments: str):
         """`tidemark cli --json …`: the document, or the error line."""

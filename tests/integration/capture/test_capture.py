@@ -259,6 +259,27 @@ def test_captures_are_listed_with_their_owner(cluster):
     assert capture["address"] == cluster.capture.endpoints["capture"]
 
 
+def test_scripts_written_for_ticdcs_http_api_work_on_the_same_port(cluster):
+    feed = "/api/v2/changefeeds/scripted"
+    tables = [{"schema_name": "bank", "table_info": json.loads(ACCOUNTS.to_json())}]
+    body = {"changefeed_id": "scripted", "sink_uri": "delta:///lake", "tables": tables}
+    status, made = cluster.http("POST", "/api/v2/changefeeds", body)
+    assert (status, made["id"], made["state"]) == (200, "scripted", "normal")
+    status, answer = cluster.http("POST", "/api/v2/changefeeds", body)
+    assert (status, answer["error_code"]) == (400, "TM:ErrChangeFeedAlreadyExists")
+    assert cluster.http("POST", f"{feed}/pause") == (200, {})
+    assert cluster.http("GET", f"{feed}/status")[1]["state"] == "stopped"
+    assert cluster.http("POST", f"{feed}/resume", {}) == (200, {})
+    assert cluster.http("GET", feed)[1]["state"] == "normal"
+    [capture] = cluster.http("GET", "/api/v2/captures")[1]["items"]
+    assert cluster.http("GET", "/api/v2/status")[1]["id"] == capture["id"]
+    assert cluster.http("POST", "/api/v2/tso", {})[1]["timestamp"] > 0
+    assert cluster.http("DELETE", feed, Origin="http://elsewhere.example")[0] == 403
+    assert cluster.http("DELETE", feed) == (200, {})
+    assert cluster.http("DELETE", feed) == (200, {})
+    assert cluster.http("GET", feed)[1]["error_code"] == "TM:ErrChangeFeedNotExists"
+
+
 def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, store, feed):
     reader, changefeed, start = feed
     write(store, (601, 1))
@@ -267,6 +288,10 @@ def test_a_second_capture_asks_the_owner_and_takes_over_when_it_dies(cluster, st
     first, second = cluster.capture, cluster.another_capture()
     query = pb.QueryChangefeedRequest(id=changefeed)
     assert cluster.api("QueryChangefeed", query, second).changefeed.id == changefeed
+    path = f"/api/v2/changefeeds/{changefeed}"
+    assert cluster.http("GET", path, capture=second)[1]["id"] == changefeed
+    status, answer = cluster.http("GET", f"{path}x", capture=second)
+    assert (status, answer["error_code"]) == (400, "TM:ErrChangeFeedNotExists")
     first.kill()
     cluster.capture = second
     assert [

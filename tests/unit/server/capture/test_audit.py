@@ -16,7 +16,7 @@ from server.capture.flight import OwnerFeeds
 from server.capture.message import message
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
-from server.cli.changefeed_view import detail, summary
+from server.changefeed.view import detail, summary
 from server.verify.verify import AuditRecords
 from sink.flight.feeds import FAILED, Report
 from storage.model.errors import CorruptError

@@ -21,7 +21,7 @@ from server.capture.message import message
 from server.capture.metrics import FeedCollector
 from server.changefeed import keys
 from server.changefeed.info import State
-from server.cli.changefeed_view import detail, summary
+from server.changefeed.view import detail, summary
 from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Report
 from storage.model.errors import CorruptError, UnavailableError
 from tests.unit.server.capture.conftest import new

@@ -45,15 +45,25 @@ async def grpc_answers(channel: grpc.aio.Channel) -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-async def get(bound: str, path: str) -> bytes:
+async def get(bound: str, path: str, headers: str = "") -> bytes:
     host, _, port = bound.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n".encode())
     try:
         return await reader.read()
     finally:
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.usefixtures("engine")
+async def test_pages_of_other_sites_are_not_answered() -> None:
+    served = Served()
+    async with serving(served) as (bound, _):
+        for origin in ("http://elsewhere", "null", "http://x.elsewhere", "x"):
+            assert b" 403 " in await get(bound, "/api", f"Origin: {origin}\r\n")
+        assert served.count == 0
+        assert b" 200 " in await get(bound, "/api", "Origin: http://x\r\n")
 
 
 @pytest.mark.usefixtures("engine")

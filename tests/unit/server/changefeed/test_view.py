@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.cli.changefeed_view import detail, duration, history, summary, unread_warning
+from server.changefeed.view import detail, duration, history, summary, unread_warning
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed" / "query.json"
 CHANGEFEED = pb.Changefeed(

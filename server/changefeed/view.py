@@ -8,7 +8,7 @@ from typing import Any
 from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.cli.tso import time_of
+from gcsafepoint.explain.document import time_of
 from storage.model.ts import physical_ms
 
 _UNREAD_MS = 60_000

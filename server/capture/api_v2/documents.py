@@ -1,0 +1,96 @@
+"""Changefeeds as TiCDC's API shows them, from the messages of the gRPC API. Pure.
+
+TiCDC's members have its names and forms; others are added.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tidemarkpb.v1 import capture_pb2 as capturepb
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.changefeed.info import CREATOR_VERSION
+from server.changefeed.view import detail
+from storage.model.ts import physical_ms
+
+_RUNNING_ERROR_SHOWN = ("warning", "failed")
+
+
+def listing(items: Sequence[Any]) -> dict[str, Any]:
+    """TiCDC's form of all lists."""
+    return {"total": len(items), "items": list(items)}
+
+
+def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """TiCDC's ChangefeedCommonInfo."""
+    state = state_of(changefeed)
+    return {
+        "upstream_id": 0,
+        "namespace": "default",
+        "id": changefeed.id,
+        "state": state,
+        "checkpoint_tso": changefeed.checkpoint_ts,
+        "checkpoint_time": _time(changefeed.checkpoint_ts),
+        "error": _error(changefeed) if state in _RUNNING_ERROR_SHOWN else None,
+    }
+
+
+def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """TiCDC's ChangeFeedInfo, and what `tidemark cli changefeed query` shows beside it."""
+    config = {
+        "filter": {"rules": list(changefeed.filter)},
+        "check_gc_safe_point": True,
+    }
+    return detail(changefeed) | {
+        "upstream_id": 0,
+        "config": config,
+        "creator_version": CREATOR_VERSION,
+        "checkpoint_ts": changefeed.checkpoint_ts,
+        "checkpoint_time": _time(changefeed.checkpoint_ts),
+        "error": summary(changefeed)["error"],
+    }
+
+
+def status(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """TiCDC's ChangefeedStatus: a warning is what the changefeed gets over by itself."""
+    state, error = state_of(changefeed), _error(changefeed)
+    kind = "last_warning" if state == "warning" else "last_error"
+    return {
+        "state": state,
+        "resolved_ts": changefeed.resolved_ts,
+        "checkpoint_ts": changefeed.checkpoint_ts,
+    } | ({kind: error} if error else {})
+
+
+def capture_document(capture: capturepb.Capture) -> dict[str, Any]:
+    """TiCDC's Capture."""
+    return {
+        "id": capture.id,
+        "is_owner": capture.is_owner,
+        "address": capture.address,
+        "cluster_id": "default",
+    }
+
+
+def state_of(changefeed: pb.Changefeed) -> str:
+    """The state by TiCDC's name."""
+    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
+
+
+def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
+    if not changefeed.HasField("error"):
+        return None
+    error = changefeed.error
+    return {
+        "time": error.time,
+        "addr": "",
+        "code": f"TM:{error.code}",
+        "message": error.message,
+    }
+
+
+def _time(ts: int) -> str:
+    """TiCDC's form of a timestamp's wall clock, in UTC."""
+    at = datetime.fromtimestamp(physical_ms(ts) / 1e3, UTC)
+    return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"

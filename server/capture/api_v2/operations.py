@@ -1,0 +1,252 @@
+"""What the API serves: one record an operation, and the OpenAPI document that they make. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+PREFIX: Final = "/api/v2"
+_STATES: Final = ["normal", "warning", "failed", "stopped", "finished", "removed"]
+_TSO: Final = {"type": "integer", "minimum": 0, "maximum": (1 << 64) - 1}
+_TEXT: Final = {"type": "string"}
+_FLAG: Final = {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, relative to `PREFIX`; `{name}` stands for one part of a path."""
+
+    name: str
+    """The method of `Api` that answers, and the document's operationId."""
+    method: str
+    path: str
+    summary: str
+    answer: str
+    """The schema of the answer, one of `SCHEMAS`."""
+    body: str = ""
+    """The schema of the body; empty: none is taken."""
+    query: tuple[str, ...] = ()
+    """The parameters that are taken after `?`, beside `namespace`."""
+
+
+OPERATIONS: Final = (
+    Operation("health", "GET", "/health", "Whether an owner is elected", "Empty"),
+    Operation("status", "GET", "/status", "This capture", "ServerStatus"),
+    Operation("captures", "GET", "/captures", "All living captures", "Captures"),
+    Operation("tso", "POST", "/tso", "A new timestamp", "Tso", body="Upstream"),
+    Operation(
+        "list_changefeeds",
+        "GET",
+        "/changefeeds",
+        "All changefeeds",
+        "Changefeeds",
+        query=("state",),
+    ),
+    Operation(
+        "create_changefeed",
+        "POST",
+        "/changefeeds",
+        "Create a changefeed",
+        "Changefeed",
+        body="NewChangefeed",
+    ),
+    Operation(
+        "get_changefeed", "GET", "/changefeeds/{changefeed_id}", "One changefeed", "Changefeed"
+    ),
+    Operation(
+        "update_changefeed",
+        "PUT",
+        "/changefeeds/{changefeed_id}",
+        "Change how to log in at the sink, the audit, or what unclear DDL leads to",
+        "Changefeed",
+        body="ChangefeedUpdate",
+    ),
+    Operation(
+        "remove_changefeed",
+        "DELETE",
+        "/changefeeds/{changefeed_id}",
+        "Remove a changefeed; as in TiCDC no error if there is none",
+        "Empty",
+    ),
+    Operation(
+        "pause_changefeed",
+        "POST",
+        "/changefeeds/{changefeed_id}/pause",
+        "Pause a changefeed",
+        "Empty",
+    ),
+    Operation(
+        "resume_changefeed",
+        "POST",
+        "/changefeeds/{changefeed_id}/resume",
+        "Resume a changefeed",
+        "Empty",
+        body="Resume",
+    ),
+    Operation(
+        "changefeed_status",
+        "GET",
+        "/changefeeds/{changefeed_id}/status",
+        "State and progress of a changefeed",
+        "ChangefeedStatus",
+    ),
+    Operation(
+        "list_processors",
+        "GET",
+        "/processors",
+        "Which capture runs which changefeed",
+        "Processors",
+    ),
+    Operation(
+        "get_processor",
+        "GET",
+        "/processors/{changefeed_id}/{capture_id}",
+        "The tables of a changefeed on a capture",
+        "Processor",
+    ),
+    Operation("openapi", "GET", "/openapi.json", "This document", "Any"),
+)
+
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {"type": "object", "properties": properties}
+    return document | ({"required": list(required)} if required else {})
+
+
+def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
+    return _object(
+        "total", "items", total={"type": "integer"}, items={"type": "array", "items": item}
+    )
+
+
+def _named(schema: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+_OPTIONS: Final[dict[str, Any]] = {
+    "on_unclear_ddl": {"type": "string", "enum": ["", "reread", "stop"]},
+    "audit_seconds": {"type": "integer", "minimum": 0},
+}
+SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
+    "Any": {"type": "object"},
+    "Empty": _object(),
+    "Error": _object("error_msg", "error_code", error_msg=_TEXT, error_code=_TEXT),
+    "RunningError": _object(time=_TEXT, addr=_TEXT, code=_TEXT, message=_TEXT),
+    "ServerStatus": _object(
+        version=_TEXT,
+        git_hash=_TEXT,
+        id=_TEXT,
+        cluster_id=_TEXT,
+        pid={"type": "integer"},
+        is_owner=_FLAG,
+        liveness={"type": "integer", "description": "0: it serves"},
+    ),
+    "Captures": _listed(_object(id=_TEXT, is_owner=_FLAG, address=_TEXT, cluster_id=_TEXT)),
+    "Upstream": _object(id={"type": "integer"}),
+    "Tso": _object(timestamp={"type": "integer"}, logic_time={"type": "integer"}),
+    "ReplicaConfig": _object(
+        filter=_object(rules={"type": "array", "items": _TEXT}), ignore_ineligible_table=_FLAG
+    ),
+    "NewChangefeed": _object(
+        "sink_uri",
+        namespace={"type": "string", "enum": ["", "default"]},
+        changefeed_id={"type": "string", "description": "made up if it is left out"},
+        start_ts=_TSO,
+        target_ts=_TSO,
+        sink_uri=_TEXT,
+        source_uri={"type": "string", "description": "empty: the cluster"},
+        tables={
+            "type": "array",
+            "description": "tables whose schemas the source does not have, as of --tables",
+            "items": _object(
+                "schema_name", "table_info", schema_name=_TEXT, table_info={"type": "object"}
+            ),
+        },
+        columns={"type": "array", "items": _TEXT},
+        zero_dates=_TEXT,
+        replica_config=_named("ReplicaConfig"),
+        **_OPTIONS,
+    ),
+    "ChangefeedUpdate": _object(sink_uri=_TEXT, **_OPTIONS),
+    "Resume": _object(
+        overwrite_checkpoint_ts=_TSO,
+        overwrite_with_now={"type": "boolean", "description": "go on from the source's present"},
+    ),
+    "ChangefeedSummary": _object(
+        upstream_id={"type": "integer"},
+        namespace=_TEXT,
+        id=_TEXT,
+        state={"type": "string", "enum": _STATES},
+        checkpoint_tso=_TSO,
+        checkpoint_time=_TEXT,
+        error=_named("RunningError") | {"nullable": True},
+    ),
+    "Changefeeds": _listed(_named("ChangefeedSummary")),
+    "Changefeed": _object(
+        upstream_id={"type": "integer"},
+        namespace=_TEXT,
+        id=_TEXT,
+        sink_uri={"type": "string", "description": "without secrets"},
+        create_time=_TEXT,
+        start_ts=_TSO,
+        target_ts=_TSO,
+        config=_named("ReplicaConfig"),
+        state={"type": "string", "enum": _STATES},
+        error=_named("RunningError") | {"nullable": True},
+        creator_version=_TEXT,
+        resolved_ts=_TSO,
+        checkpoint_ts=_TSO,
+        checkpoint_time=_TEXT,
+    ),
+    "ChangefeedStatus": _object(
+        state={"type": "string", "enum": _STATES},
+        resolved_ts=_TSO,
+        checkpoint_ts=_TSO,
+        last_error=_named("RunningError"),
+        last_warning=_named("RunningError"),
+    ),
+    "Processors": _listed(_object(namespace=_TEXT, changefeed_id=_TEXT, capture_id=_TEXT)),
+    "Processor": _object(table_ids={"type": "array", "items": {"type": "integer"}}),
+}
+
+
+def openapi(version: str) -> dict[str, Any]:
+    """The OpenAPI 3.0 document of all operations."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
+    return {
+        "openapi": "3.0.3",
+        "info": {
+            "title": "Tidemark capture: TiCDC's API v2",
+            "version": version,
+            "license": {"name": "Apache-2.0"},
+        },
+        "servers": [{"url": PREFIX}],
+        "paths": paths,
+        "components": {"schemas": dict(SCHEMAS)},
+    }
+
+
+def _described(operation: Operation) -> dict[str, Any]:
+    in_path = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    parameters = [{"name": name, "in": "path", "required": True} for name in in_path]
+    parameters += [{"name": name, "in": "query"} for name in (*operation.query, "namespace")]
+    document: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": [each | {"schema": _TEXT} for each in parameters],
+        "responses": {
+            "200": _content("done", operation.answer),
+            "400": _content("the request cannot be carried out", "Error"),
+            "503": _content("ask again", "Error"),
+        },
+    }
+    if operation.body:
+        document["requestBody"] = _content("", operation.body)
+        del document["requestBody"]["description"]
+    return document
+
+
+def _content(description: str, schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": _named(schema)}}
+    return {"description": description, "content": content}

@@ -1,0 +1,226 @@
+"""TiCDC's HTTP API: what bodies ask for, what is refused by name, and that its document is true."""
+
+import json
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tidemarkpb.v1 import capture_pb2 as capturepb
+from tidemarkpb.v1 import changefeed_pb2 as pb
+
+from server.capture.api_v2 import bodies
+from server.capture.api_v2.api import Api
+from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
+from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
+from server.routes import Request
+from server.rpc.errors import StatusError
+from storage.model.ts import compose
+
+CHECKPOINT = compose(1_700_000_000_123, 7)
+FEED = pb.Changefeed(
+    id="orders",
+    state=pb.CHANGEFEED_STATE_WARNING,
+    sink_uri="delta:///lake",
+    start_ts=CHECKPOINT,
+    checkpoint_ts=CHECKPOINT,
+    resolved_ts=CHECKPOINT + 5,
+    filter=["shop.*"],
+    error=pb.RunningError(code="ErrX", message="why", time="2026-01-01T00:00:00Z"),
+    tables=[pb.TableStatus(name="shop.orders", table_id=7)],
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+MEMBERS = st.sampled_from(
+    ["changefeed_id", "start_ts", "sink_uri", "replica_config", "filter", "rules", "tables", "x"]
+)
+
+
+class Services:
+    """Both gRPC services: answers with FEED, or raises; keeps the requests."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.requests = []
+
+    def __getattr__(self, method):
+        async def call(request, context):
+            assert list(context.invocation_metadata()) == []
+            self.requests.append(request)
+            if self.error:
+                raise self.error
+            if method == "ListCaptures":
+                one = capturepb.Capture(id="one", address="host:8300", is_owner=True)
+                return capturepb.ListCapturesResponse(captures=[one])
+            response = getattr(pb, method + "Response")
+            if method == "ListChangefeeds":
+                return response(changefeeds=[FEED])
+            return response(changefeed=FEED)
+
+        return call
+
+    async def tso(self, count=1):
+        return CHECKPOINT
+
+
+async def asked(method, path, body=b"", query=None, error=None):
+    services = Services(error)
+    api = Api("one", services, services, services)
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await api.answer(Request(method, path, query or {}, text))
+    return answer.status, json.loads(answer.body), services.requests
+
+
+def test_a_body_of_ticdcs_docs_creates_a_changefeed():
+    config = {"filter": {"rules": ["shop.*"]}, "ignore_ineligible_table": True}
+    body = {"changefeed_id": "c", "sink_uri": "delta:///d", "replica_config": config}
+    request = bodies.creation(json.dumps(body).encode())
+    assert (request.id, request.sink_uri, list(request.filter)) == ("c", "delta:///d", ["shop.*"])
+    assert request.ignore_ineligible_table
+
+
+def test_without_id_and_filter_it_gets_an_id_and_all_tables():
+    request = bodies.creation(b'{"sink_uri": "delta:///d"}')
+    assert request.id
+    assert list(request.filter) == ["*.*"]
+
+
+def test_ticdcs_defaults_ask_for_nothing():
+    config = {"case_sensitive": False, "check_gc_safe_point": True, "mounter": {"worker_num": 16}}
+    body = {"sink_uri": "delta:///d", "replica_config": config, "pd_addrs": [], "namespace": ""}
+    assert bodies.creation(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"sink_urI": "x"}, "sink_urI"),
+        ({"sink_uri": 7}, "sink_uri"),
+        ({"start_ts": -1}, "start_ts"),
+        ({"start_ts": True}, "start_ts"),
+        ({"start_ts": 1 << 64}, "start_ts"),
+        ({"replica_config": {"bdr_mode": True}}, "replica_config.bdr_mode"),
+        ({"replica_config": {"force_replicate": 0}}, "replica_config.force_replicate"),
+        ({"replica_config": {"sink": {"protocol": "avro"}}}, "replica_config.sink.protocol"),
+        ({"replica_config": {"filter": {"rules": "*.*"}}}, "replica_config.filter.rules"),
+        ({"replica_config": {"filter": {"event_filters": [1]}}}, "filter.event_filters"),
+        ({"pd_addrs": ["http://other:2379"]}, "pd_addrs"),
+        ({"namespace": "mine"}, "namespace"),
+        ({"tables": [{"schema_name": "s"}]}, "tables"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(body, named):
+    with pytest.raises(ParameterError, match=named):
+        bodies.creation(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
+async def test_garbage_is_the_clients_fault(body):
+    status, answer, requests = await asked("POST", "/api/v2/changefeeds", body)
+    assert (status, answer["error_code"], requests) == (400, "TM:ErrAPIInvalidParam", [])
+
+
+@given(st.dictionaries(MEMBERS, JSON))
+def test_any_json_gives_a_request_or_a_named_error(document):
+    try:
+        bodies.creation(json.dumps(document).encode())
+    except ParameterError as err:
+        assert err.message  # noqa: PT017 - both ends are right
+
+
+async def test_a_changefeed_is_shown_with_ticdcs_names():
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds/orders")
+    assert status == 200
+    assert answer["checkpoint_ts"] == CHECKPOINT
+    assert answer["checkpoint_time"] == "2023-11-14 22:13:20.123"
+    assert answer["config"]["filter"] == {"rules": ["shop.*"]}
+    assert answer["error"]["code"] == "TM:ErrX"
+    assert (answer["namespace"], answer["state"]) == ("default", "warning")
+
+
+async def test_the_config_that_is_shown_can_be_sent_back():
+    _, shown, _ = await asked("GET", "/api/v2/changefeeds/orders")
+    body = {"sink_uri": shown["sink_uri"], "replica_config": shown["config"]}
+    assert list(bodies.creation(json.dumps(body).encode()).filter) == ["shop.*"]
+
+
+async def test_lists_have_ticdcs_form_and_filter_by_state():
+    _, answer, _ = await asked("GET", "/api/v2/changefeeds")
+    assert (answer["total"], [each["id"] for each in answer["items"]]) == (1, ["orders"])
+    _, answer, _ = await asked("GET", "/api/v2/changefeeds", query={"state": ["normal"]})
+    assert answer == {"total": 0, "items": []}
+
+
+async def test_the_rest_of_the_routes():
+    assert (await asked("GET", "/api/v2/health"))[:2] == (200, {})
+    assert (await asked("GET", "/status"))[1]["id"] == "one"
+    assert (await asked("POST", "/api/v2/tso", {}))[1] == {
+        "timestamp": 1_700_000_000_123,
+        "logic_time": 7,
+    }
+    assert (await asked("GET", "/api/v2/processors"))[1]["items"][0]["capture_id"] == "one"
+    assert (await asked("GET", "/api/v2/processors/orders/one"))[1] == {"table_ids": [7]}
+    status, answer, _ = await asked("GET", "/api/v2/processors/orders/two")
+    assert (status, answer["error_code"]) == (400, "TM:ErrCaptureNotExist")
+    assert (await asked("GET", "/api/v2/changefeeds/orders/status"))[1]["last_warning"]
+
+
+async def test_changes_are_passed_on():
+    resume = {"overwrite_checkpoint_ts": 9}
+    _, answer, requests = await asked("POST", "/api/v2/changefeeds/a%2Db/resume", resume)
+    assert answer == {}
+    assert requests == [pb.ResumeChangefeedRequest(id="a-b", overwrite_checkpoint_ts=9)]
+    _, _, requests = await asked("PUT", "/api/v2/changefeeds/c", {"audit_seconds": 0})
+    assert requests == [pb.UpdateChangefeedRequest(id="c", audit_s=0)]
+    status, answer, _ = await asked("PUT", "/api/v2/changefeeds/c", {"target_ts": 9})
+    assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChangefeedNotExistsError("no such"),
+        StatusError(grpc.StatusCode.NOT_FOUND, "[TM:ErrChangeFeedNotExists] no such"),
+    ],
+)
+async def test_errors_have_ticdcs_form_from_here_and_from_the_owner(error):
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds/c", error=error)
+    assert (status, answer) == (
+        400,
+        {"error_msg": "no such", "error_code": "TM:ErrChangeFeedNotExists"},
+    )
+    assert (await asked("DELETE", "/api/v2/changefeeds/c", error=error))[:2] == (200, {})
+
+
+async def test_who_may_ask_again_is_told_so():
+    error = NotOwnerError("ask again")
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds", error=error)
+    assert (status, answer["error_code"]) == (503, "TM:ErrNotOwner")
+
+
+async def test_unknown_paths_methods_and_defects():
+    assert (await asked("GET", "/api/v1/changefeeds"))[0] == 404
+    assert (await asked("PATCH", "/api/v2/changefeeds"))[0] == 405
+    query = {"namespace": ["mine"]}
+    assert (await asked("GET", "/api/v2/changefeeds", query=query))[0] == 400
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds", error=KeyError("x"))
+    assert (status, "error_code" in answer) == (500, True)
+
+
+def test_the_document_names_schemas_that_exist_and_methods_that_answer():
+    document = openapi("1")
+    assert json.loads(json.dumps(document)) == document
+    assert all(hasattr(Api, operation.name) for operation in OPERATIONS)
+    assert {operation.answer for operation in OPERATIONS} <= SCHEMAS.keys()
+    assert {operation.body for operation in OPERATIONS} - {""} <= SCHEMAS.keys()
+    assert document["servers"] == [{"url": PREFIX}]
+
+
+async def test_answers_have_the_members_that_the_document_promises():
+    _, answer, _ = await asked("GET", "/api/v2/changefeeds/orders")
+    assert SCHEMAS["Changefeed"]["properties"].keys() <= answer.keys()
+    _, answer, _ = await asked("GET", "/api/v2/status")
+    assert SCHEMAS["ServerStatus"]["properties"].keys() == answer.keys()
