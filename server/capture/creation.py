@@ -1,6 +1,6 @@
 """A changefeed that is asked for: its parameters, and the record and tables they give."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_tidemark.sink_uri import format_of
@@ -12,10 +12,19 @@ from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter, exact_rules, filter_of
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
-from server.changefeed.table import TableRecord
+from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import Source
 from storage.tidb.document import read_document
 from storage.tidb.zero_dates import NULL_DATES
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a changefeed would replicate from `start_ts` on; `refused`: why not, by name."""
+
+    start_ts: int
+    tables: tuple[SourceTable, ...]
+    refused: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ from typing import Final
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.audit import audit_silence
-from server.capture.creation import NewChangefeed
+from server.capture.creation import Checked, NewChangefeed
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.changefeed.info import State
 from server.changefeed.source_kind import ON_UNCLEAR_DDL
 from server.changefeed.source_uri import with_option
+from sink.columns import META_FIELDS
 from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.span import Span
@@ -46,6 +47,29 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
         audit_s=request.audit_s,
+    )
+
+
+def checked_message(checked: Checked) -> pb.CheckChangefeedResponse:
+    """What a changefeed would replicate, with the columns that readers would see."""
+    return pb.CheckChangefeedResponse(
+        start_ts=checked.start_ts,
+        tables=[
+            pb.EligibleTable(
+                name=table.name,
+                table_id=table.span.table_id,
+                key=table.mounter.key_columns,
+                columns=[
+                    pb.EligibleColumn(name=column.name, type=str(column.type))
+                    for column in list(table.mounter.schema)[len(META_FIELDS) :]
+                ],
+            )
+            for table in checked.tables
+        ],
+        ineligible=[
+            pb.IneligibleTable(name=name, reason=reason)
+            for name, reason in sorted(checked.refused.items())
+        ],
     )
 
 

@@ -18,7 +18,7 @@ from server.capture import metrics
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog.tables import chosen_tables
 from server.capture.checkpoint_saver import CheckpointSaver
-from server.capture.creation import NewChangefeed, check_range
+from server.capture.creation import Checked, NewChangefeed, check_range
 from server.capture.errors import (
     AuditUnsupportedError,
     ChangefeedExistsError,
@@ -137,11 +137,7 @@ class Owner:
         await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
         source = self._factory.make_source(new.id, new.source_uri)
         async with self._changing:
-            self._check_active()
-            if new.id in self.feeds:
-                raise ChangefeedExistsError(
-                    f"changefeed {new.id} exists already; choose another id or remove it"
-                )
+            self._check_free(new.id)
             # not later: a log source keeps its anchor for `now`
             await self._records.clear(new.id)
             now_ts = await source.now()
@@ -162,6 +158,30 @@ class Owner:
             "changefeed created", changefeed=new.id, start_ts=start_ts, tables=len(feed.tables)
         )
         return feed
+
+    async def check(self, new: NewChangefeed) -> Checked:
+        """What `create` would do; nothing is made, and nothing is kept.
+
+        Tables that cannot be replicated are told, not raised; raises as `create` otherwise.
+        """
+        new = replace(new, ignore_ineligible=True)
+        new.records()
+        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
+        source = self._factory.make_source(new.id, new.source_uri)
+        async with self._changing:
+            self._check_free(new.id)
+            await self._records.clear(new.id)
+            try:
+                now_ts = await source.now()
+                start_ts = new.start_ts or now_ts
+                check_range(start_ts, new.target_ts, now_ts)
+                await self._safepoints.protect_creation(source, new.id, start_ts)
+                chosen = await new.chosen(source, start_ts)
+            finally:
+                await self._safepoints.end_creation(source, new.id)
+                # what a log source has kept to remember its `now`
+                await self._records.clear(new.id)
+        return Checked(start_ts, tuple(map(source.table, chosen.tables)), chosen.refused)
 
     async def pause(self, changefeed: str) -> Feed:
         """Stop pulling; the checkpoint stays, and holds GC back for a day more.
@@ -381,6 +401,18 @@ class Owner:
     def _own(self, changefeed: str) -> Feed:
         self._check_active()
         return self.feed(changefeed)
+
+    def _check_free(self, changefeed: str) -> None:
+        """See that a changefeed of this id can be made here.
+
+        Raises:
+            NotOwnerError, ChangefeedExistsError: it cannot.
+        """
+        self._check_active()
+        if changefeed in self.feeds:
+            raise ChangefeedExistsError(
+                f"changefeed {changefeed} exists already; choose another id or remove it"
+            )
 
     def _check_active(self) -> None:
         if self._tasks is None:

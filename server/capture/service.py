@@ -15,7 +15,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from server.capture.blockers import Blockers
 from server.capture.errors import NotOwnerError
 from server.capture.membership import Membership
-from server.capture.message import message, new_changefeed
+from server.capture.message import checked_message, message, new_changefeed
 from server.capture.owner import Owner
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
@@ -45,6 +45,14 @@ class ChangefeedService:
             )
 
         return await self._by_owner("CreateChangefeed", request, context, create)
+
+    async def CheckChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
+        """Say what CreateChangefeed would do."""
+
+        async def check() -> pb.CheckChangefeedResponse:
+            return checked_message(await self._owner.check(new_changefeed(request)))
+
+        return await self._by_owner("CheckChangefeed", request, context, check)
 
     async def ListChangefeeds(self, request: pb.ListChangefeedsRequest, context: Context) -> Any:
         """All changefeeds."""

@@ -48,6 +48,26 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
     )
 
 
+def check_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
+    """What `create --dry-run` shows."""
+    return {
+        "dry_run": True,
+        "start_ts": checked.start_ts,
+        "start_time": time_of(checked.start_ts),
+        "eligible_tables": [
+            {
+                "table": each.name,
+                "key": list(each.key),
+                "columns": {column.name: column.type for column in each.columns},
+            }
+            for each in checked.tables
+        ],
+        "ineligible_tables": [
+            {"table": each.name, "reason": each.reason} for each in checked.ineligible
+        ],
+    }
+
+
 def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
     """A changefeed as `list` shows it at `now_s`, in seconds since 1970."""
     lag_s = max(0.0, now_s - physical_ms(changefeed.checkpoint_ts) / 1000)

@@ -9,13 +9,14 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
-from server.changefeed.view import detail, history, summary, unread_warning
+from server.changefeed.view import check_document, detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.cli.tso import time_of
 from server.cli.watch import add_watch
+from server.exit_status import EXIT_ERROR, EXIT_OK
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
 from storage.tidb.zero_dates import NULL_DATES, SHOWN_DATES
@@ -32,6 +33,7 @@ _COLUMNS = (
     ("ERROR", "summary.error.code"),
     ("READ AGAIN", "summary.rereads"),
 )
+_CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
 _HISTORY_COLUMNS = (("TIME", "time"), ("EVENT", "event"), ("WHAT", "what"))
 UNCLEAR = ("reread", "stop")
 UNCLEAR_HELP = (
@@ -126,6 +128,12 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         metavar="TSO",
         help="replicate up to it (default: without end)",
     )
+    create.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="create nothing; show the tables and columns that would be replicated, and the tables "
+        "that cannot be, with the reason",
+    )
     add_yes(create, "do not ask when the start lies more than a day back")
     create.set_defaults(command=create_changefeed)
 
@@ -185,7 +193,8 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
 async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
     gap_s = time.time() - physical_ms(arguments.start_ts) / 1e3
-    if arguments.start_ts and gap_s > _LARGE_GAP_S and not arguments.yes:
+    asks = not (arguments.yes or arguments.dry_run)
+    if arguments.start_ts and gap_s > _LARGE_GAP_S and asks:
         confirm(
             f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
             "since?"
@@ -205,8 +214,36 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         audit_s=arguments.audit,
     )
     async with remote.capture() as channel:
+        if arguments.dry_run:
+            checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
+            return _checked(checked, ignore_ineligible=arguments.ignore_ineligible_table)
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
+
+
+def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> Output:
+    """What would be created; the exit status is the one that `create` would have."""
+    document = check_document(answer)
+    rows = [
+        {"table": each["table"], "replicated": "yes", "what": ", ".join(each["columns"])}
+        for each in document["eligible_tables"]
+    ]
+    rows += [
+        {"table": each["table"], "replicated": "no", "what": each["reason"]}
+        for each in document["ineligible_tables"]
+    ]
+    refused = bool(document["ineligible_tables"]) and not ignore_ineligible
+    conclusion = (
+        "The changefeed would not be created: leave these tables out by --filter, or by "
+        "--ignore-ineligible-table."
+        if refused
+        else f"The changefeed would start at {answer.start_ts} ({document['start_time']})."
+    )
+    return Output(
+        document,
+        shown=f"{table(rows, _CHECK_COLUMNS)}\n{conclusion}",
+        status=EXIT_ERROR if refused else EXIT_OK,
+    )
 
 
 async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:

@@ -118,6 +118,11 @@ class Api:
         created = await self._call("CreateChangefeed", bodies.creation(request.body))
         return documents.changefeed_document(created.changefeed)
 
+    async def verify_table(self, request: Request) -> dict[str, Any]:
+        """What a changefeed would replicate."""
+        checked = await self._call("CheckChangefeed", bodies.creation(request.body))
+        return documents.tables_document(checked)
+
     async def get_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """One changefeed."""
         return documents.changefeed_document(await self._one(changefeed))

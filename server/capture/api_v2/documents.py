@@ -52,6 +52,13 @@ def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
     }
 
 
+def tables_document(checked: pb.CheckChangefeedResponse) -> dict[str, Any]:
+    """TiCDC's Tables, with the reasons."""
+    eligible = [_table(each.name) | {"table_id": each.table_id} for each in checked.tables]
+    ineligible = [_table(each.name) | {"reason": each.reason} for each in checked.ineligible]
+    return {"eligible_tables": eligible, "ineligible_tables": ineligible}
+
+
 def status(changefeed: pb.Changefeed) -> dict[str, Any]:
     """TiCDC's ChangefeedStatus: a warning is what the changefeed gets over by itself."""
     state, error = state_of(changefeed), _error(changefeed)
@@ -88,6 +95,11 @@ def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
         "code": f"TM:{error.code}",
         "message": error.message,
     }
+
+
+def _table(name: str) -> dict[str, Any]:
+    schema, _, table = name.partition(".")
+    return {"database_name": schema, "table_name": table, "table_id": 0, "is_partition": False}
 
 
 def _time(ts: int) -> str:

@@ -50,6 +50,14 @@ OPERATIONS: Final = (
         body="NewChangefeed",
     ),
     Operation(
+        "verify_table",
+        "POST",
+        "/verify_table",
+        "Which tables a changefeed would replicate, and which it cannot; nothing is made",
+        "Tables",
+        body="NewChangefeed",
+    ),
+    Operation(
         "get_changefeed", "GET", "/changefeeds/{changefeed_id}", "One changefeed", "Changefeed"
     ),
     Operation(
@@ -126,6 +134,16 @@ _OPTIONS: Final[dict[str, Any]] = {
     "on_unclear_ddl": {"type": "string", "enum": ["", "reread", "stop"]},
     "audit_seconds": {"type": "integer", "minimum": 0},
 }
+_TABLES: Final = {
+    "type": "array",
+    "items": _object(
+        database_name=_TEXT,
+        table_name=_TEXT,
+        table_id={"type": "integer", "description": "0 of a table that cannot be replicated"},
+        is_partition=_FLAG,
+        reason={"type": "string", "description": "why it cannot be replicated"},
+    ),
+}
 SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     "Any": {"type": "object"},
     "Empty": _object(),
@@ -167,6 +185,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         **_OPTIONS,
     ),
     "ChangefeedUpdate": _object(sink_uri=_TEXT, **_OPTIONS),
+    "Tables": _object(eligible_tables=_TABLES, ineligible_tables=_TABLES),
     "Resume": _object(
         overwrite_checkpoint_ts=_TSO,
         overwrite_with_now={"type": "boolean", "description": "go on from the source's present"},

@@ -5,8 +5,8 @@ None is skipped silently.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from server.capture.errors import ParameterError, TableIneligibleError
 from server.changefeed.columns import ColumnRules
@@ -19,10 +19,15 @@ _NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """`ignored` are the names of tables that match, but cannot be replicated."""
+    """`refused` are the tables that match, but cannot be replicated: why, by name."""
 
     tables: tuple[TableRecord, ...]
-    ignored: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of those that cannot be replicated, in order."""
+        return tuple(sorted(self.refused))
 
 
 async def chosen_tables(
@@ -89,9 +94,12 @@ def eligible(
         raise TableIneligibleError(
             f"{shown}{more}. Leave them out by --filter, or by --ignore-ineligible-table"
         )
+    if refused and not tables:
+        shown = "; ".join(list(refused.values())[:_NAMED])
+        raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
     _check_each_once(tables, target)
     columns.check(tables)
-    return Chosen(tuple(map(columns.of, tables)), tuple(sorted(refused)))
+    return Chosen(tuple(map(columns.of, tables)), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:

@@ -263,6 +263,8 @@ def test_scripts_written_for_ticdcs_http_api_work_on_the_same_port(cluster):
     feed = "/api/v2/changefeeds/scripted"
     tables = [{"schema_name": "bank", "table_info": json.loads(ACCOUNTS.to_json())}]
     body = {"changefeed_id": "scripted", "sink_uri": "delta:///lake", "tables": tables}
+    status, checked = cluster.http("POST", "/api/v2/verify_table", body)
+    assert (status, checked["eligible_tables"][0]["table_name"]) == (200, "accounts")
     status, made = cluster.http("POST", "/api/v2/changefeeds", body)
     assert (status, made["id"], made["state"]) == (200, "scripted", "normal")
     status, answer = cluster.http("POST", "/api/v2/changefeeds", body)

@@ -46,6 +46,10 @@ def test_what_readers_of_a_capture_apply_equals_select(tmp_path: Path) -> None:
         refused = cluster.cli(*create, "--filter", "shop.*")
         assert "ErrTableIneligible" in refused, refused
         assert "shop.skipped" in refused
+        dry = ["--filter", "shop.*", "--ignore-ineligible-table", "--dry-run"]
+        checked = cluster.cli(*create, *dry)
+        assert {each["table"] for each in checked["eligible_tables"]} == {"shop.t", "shop.old"}
+        assert [each["table"] for each in checked["ineligible_tables"]] == ["shop.skipped"]
         made = cluster.cli(*create, "--filter", "shop.*", "--filter", "!shop.skipped")
         assert made["state"] == "normal", made
         lake = Lake(

@@ -582,6 +582,113 @@ class CreateChangefeedResponse(_message.Message):
 Global___CreateChangefeedResponse: _TypeAlias = CreateChangefeedResponse  # noqa: Y015
 
 @_typing.final
+class EligibleTable(_message.Message):
+    """A table that the changefeed would replicate, as readers would see it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    table_id: _builtins.int
+    @_builtins.property
+    def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___EligibleColumn]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        key: _abc.Iterable[_builtins.str] | None = ...,
+        columns: _abc.Iterable[Global___EligibleColumn] | None = ...,
+        table_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key", b"key", "name", b"name", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EligibleTable: _TypeAlias = EligibleTable  # noqa: Y015
+
+@_typing.final
+class EligibleColumn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    type: _builtins.str
+    """Of Arrow."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EligibleColumn: _TypeAlias = EligibleColumn  # noqa: Y015
+
+@_typing.final
+class IneligibleTable(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IneligibleTable: _TypeAlias = IneligibleTable  # noqa: Y015
+
+@_typing.final
+class CheckChangefeedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_TS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    INELIGIBLE_FIELD_NUMBER: _builtins.int
+    start_ts: _builtins.int
+    """Where it would start."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___EligibleTable]: ...
+    @_builtins.property
+    def ineligible(self) -> _containers.RepeatedCompositeFieldContainer[Global___IneligibleTable]:
+        """Tables that match, but cannot be replicated: without ignore_ineligible_table the changefeed would not be made."""
+
+    def __init__(
+        self,
+        *,
+        start_ts: _builtins.int = ...,
+        tables: _abc.Iterable[Global___EligibleTable] | None = ...,
+        ineligible: _abc.Iterable[Global___IneligibleTable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ineligible", b"ineligible", "start_ts", b"start_ts", "tables", b"tables"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckChangefeedResponse: _TypeAlias = CheckChangefeedResponse  # noqa: Y015
+
+@_typing.final
 class ListChangefeedsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

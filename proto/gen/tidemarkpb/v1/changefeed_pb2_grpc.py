@@ -39,6 +39,11 @@ class ChangefeedServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedResponse.FromString,
                 _registered_method=True)
+        self.CheckChangefeed = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/CheckChangefeed',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CheckChangefeedResponse.FromString,
+                _registered_method=True)
         self.ListChangefeeds = channel.unary_unary(
                 '/tidemarkpb.v1.ChangefeedService/ListChangefeeds',
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.ListChangefeedsRequest.SerializeToString,
@@ -76,6 +81,13 @@ class ChangefeedServiceServicer:
 
     def CreateChangefeed(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckChangefeed(self, request, context):
+        """What CreateChangefeed would do: nothing is made, and nothing is kept.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -123,6 +135,11 @@ def add_ChangefeedServiceServicer_to_server(servicer, server):
                     servicer.CreateChangefeed,
                     request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedResponse.SerializeToString,
+            ),
+            'CheckChangefeed': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckChangefeed,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.CheckChangefeedResponse.SerializeToString,
             ),
             'ListChangefeeds': grpc.unary_unary_rpc_method_handler(
                     servicer.ListChangefeeds,
@@ -182,6 +199,33 @@ class ChangefeedService:
             '/tidemarkpb.v1.ChangefeedService/CreateChangefeed',
             tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckChangefeed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/CheckChangefeed',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.CreateChangefeedRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.CheckChangefeedResponse.FromString,
             options,
             channel_credentials,
             insecure,

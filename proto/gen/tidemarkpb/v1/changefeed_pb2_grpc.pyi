@@ -32,6 +32,8 @@ class ChangefeedServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ChangefeedServiceAsyncStub: ...
     CreateChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.CreateChangefeedRequest, _changefeed_pb2.CreateChangefeedResponse]
+    CheckChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.CreateChangefeedRequest, _changefeed_pb2.CheckChangefeedResponse]
+    """What CreateChangefeed would do: nothing is made, and nothing is kept."""
     ListChangefeeds: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.ListChangefeedsRequest, _changefeed_pb2.ListChangefeedsResponse]
     QueryChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.QueryChangefeedRequest, _changefeed_pb2.QueryChangefeedResponse]
     PauseChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.PauseChangefeedRequest, _changefeed_pb2.PauseChangefeedResponse]
@@ -43,6 +45,8 @@ class ChangefeedServiceStub:
 class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.CreateChangefeedRequest, _changefeed_pb2.CreateChangefeedResponse]  # type: ignore[assignment]
+    CheckChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.CreateChangefeedRequest, _changefeed_pb2.CheckChangefeedResponse]  # type: ignore[assignment]
+    """What CreateChangefeed would do: nothing is made, and nothing is kept."""
     ListChangefeeds: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.ListChangefeedsRequest, _changefeed_pb2.ListChangefeedsResponse]  # type: ignore[assignment]
     QueryChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.QueryChangefeedRequest, _changefeed_pb2.QueryChangefeedResponse]  # type: ignore[assignment]
     PauseChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.PauseChangefeedRequest, _changefeed_pb2.PauseChangefeedResponse]  # type: ignore[assignment]
@@ -57,6 +61,14 @@ class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _changefeed_pb2.CreateChangefeedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_changefeed_pb2.CreateChangefeedResponse, _abc.Awaitable[_changefeed_pb2.CreateChangefeedResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CheckChangefeed(
+        self,
+        request: _changefeed_pb2.CreateChangefeedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.CheckChangefeedResponse, _abc.Awaitable[_changefeed_pb2.CheckChangefeedResponse]]:
+        """What CreateChangefeed would do: nothing is made, and nothing is kept."""
 
     @_abc_1.abstractmethod
     def ListChangefeeds(

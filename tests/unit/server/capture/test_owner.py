@@ -488,3 +488,29 @@ async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_upda
     )  # as captures made it that did not look at names
     with pytest.raises(TableIneligibleError, match="more than 63 bytes"):
         await owner.update("earlier", "postgresql://other@host/lake")
+
+
+async def test_a_check_says_what_would_be_made_and_leaves_nothing(capture, upstream):
+    owner = await capture.start()
+    keyless = TableInfo(7, "log", (Column(name="v", type=Type.LONGLONG, id=1),))
+    tables = [capture.table, ("bank", keyless.to_json())]
+    before = await capture.records.ids(), dict(upstream.safepoints)
+    checked = await owner.check(new("feed", URI, 1000, 0, tables))
+    assert [table.name for table in checked.tables] == ["bank.accounts"]
+    assert list(checked.refused) == ["bank.log"]
+    assert (await capture.records.ids(), dict(upstream.safepoints)) == before
+    assert owner.feeds == {}
+    await owner.create(new("feed", URI, 1000, 0, [capture.table]))
+    with pytest.raises(ChangefeedExistsError):
+        await owner.check(new("feed", URI, 1000, 0, [capture.table]))
+
+
+async def test_a_check_refuses_what_creation_refuses(capture, upstream):
+    owner = await capture.start()
+    upstream.gc_ts = 1100
+    upstream.safepoints["gc_worker"] = 1100
+    with pytest.raises(StartTsBeforeGcError):
+        await owner.check(new("feed", URI, 1000, 0, [capture.table]))
+    with pytest.raises(StartTsInFutureError):
+        await owner.check(new("feed", URI, 1 << 60, 0, [capture.table]))
+    assert not [service for service in upstream.safepoints if "creating" in service]

@@ -55,6 +55,10 @@ class Services:
             if method == "ListCaptures":
                 one = capturepb.Capture(id="one", address="host:8300", is_owner=True)
                 return capturepb.ListCapturesResponse(captures=[one])
+            if method == "CheckChangefeed":
+                eligible = pb.EligibleTable(name="shop.a.b", table_id=7)
+                refused = pb.IneligibleTable(name="shop.log", reason="no key")
+                return pb.CheckChangefeedResponse(tables=[eligible], ineligible=[refused])
             response = getattr(pb, method + "Response")
             if method == "ListChangefeeds":
                 return response(changefeeds=[FEED])
@@ -166,6 +170,13 @@ async def test_the_rest_of_the_routes():
     status, answer, _ = await asked("GET", "/api/v2/processors/orders/two")
     assert (status, answer["error_code"]) == (400, "TM:ErrCaptureNotExist")
     assert (await asked("GET", "/api/v2/changefeeds/orders/status"))[1]["last_warning"]
+
+
+async def test_tables_are_verified_before_a_changefeed_is_made():
+    _, answer, _ = await asked("POST", "/api/v2/verify_table", {"sink_uri": "delta:///d"})
+    [eligible], [refused] = answer["eligible_tables"], answer["ineligible_tables"]
+    assert (eligible["database_name"], eligible["table_name"]) == ("shop", "a.b")
+    assert (refused["table_name"], refused["reason"]) == ("log", "no key")
 
 
 async def test_changes_are_passed_on():
