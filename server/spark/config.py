@@ -11,7 +11,7 @@ from server.config import ConfigError, setting
 from server.rpc.credentials import SecurityConfig
 
 _SECRET_SETTING = re.compile(
-    r"(?i)((secret|password|passwd|token|secret[._-]?key)$|account\.key\.)"
+    r"(?i)((secret|password|passwd|token|credential|secret[._-]?(access[._-]?)?key)$|account\.key\.)"
 )
 
 

@@ -28,12 +28,13 @@ from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.connector import Repair, StoredTable, open_connector
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.fold import fold_frame
-from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
+from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
+from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.targets import cut_files, opened_files
+from pyspark_tidemark.lake.targets import kept_cuts, opened_lake
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question, check_columns, key_schema, whole_extent
@@ -109,7 +110,7 @@ class FileLake:
         changefeed: str,
         directory: Path,
         *,
-        manifest: FileManifest | None = None,
+        manifest: FileManifest | CatalogManifest | None = None,
         session: SparkSession | None = None,
         cores: str = "*",
     ) -> None:
@@ -122,7 +123,7 @@ class FileLake:
         self._manifest = manifest
         self._session = session
         self._cores = cores
-        self._cuts: list[CutRecord] = cuts_in(cut_files(uri, lambda: self._spark))
+        self._cuts: list[CutRecord] = kept_cuts(uri, changefeed, lambda: self._spark)
 
     @classmethod
     @contextmanager
@@ -138,7 +139,7 @@ class FileLake:
         with ExitStack() as stack:
             if locked:
                 lake._manifest = stack.enter_context(
-                    opened_files(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S)
+                    opened_lake(uri, changefeed, lambda: lake._spark, idle_s=_IDLE_S)
                 )
                 # Read again: its job may have ended a cut before the lock was ours.
                 lake._cuts = lake._manifest.cuts()
@@ -253,7 +254,7 @@ def repair_table(spark: SparkSession, table: LakeTable, gone: Any, live: Any) ->
     return open_connector(table.uri.format).repair(spark, table.stored, repair)
 
 
-def publish(manifest: FileManifest, table: str, version: int) -> None:
+def publish(manifest: FileManifest | CatalogManifest, table: str, version: int) -> None:
     """The newest cut once more, with the table's new version."""
     newest = manifest.last
     assert newest is not None, "a cut was compared"

@@ -3,6 +3,7 @@ and nowhere else.
 
     delta:///path  iceberg:///path  parquet:///path           a directory of the lake job's machine
     delta+hdfs://authority/path  parquet+s3a://bucket/path …  one that Hadoop reaches
+    iceberg+catalog://name  iceberg+catalog://name/namespace  a catalog, as Spark's settings call it
     postgresql://user@host:port/db  mysql://user@host:port/db a database
     flight://  none://  blackhole://                          no lake job: readers take the rows
 
@@ -30,11 +31,19 @@ SYSTEMS = ("hdfs", "viewfs", "s3a")
 """Hadoop's file systems that can hold a lake, by scheme: see `lake.hadoop`."""
 RENAMING = ("hdfs", "viewfs")
 """Those whose rename is one step that fails if there is a file of the new name."""
+CATALOG_ROOT = "catalog://"
+"""Begins the `path` of a lake in a catalog."""
+_CATALOGS = tuple(name for name, record in FORMATS.items() if record.has_catalogs)
+_IN_CATALOG = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+"""A catalog's name, and the namespaces above the databases."""
+_CATALOG_TYPES = ("rest", "hive", "jdbc", "glue", "nessie", "hadoop")
+"""What users may try as a scheme; it is a setting of the catalog."""
 _DIRECTORIES = tuple(name for name, record in FORMATS.items() if not record.is_database)
 _DATABASES = tuple(name for name, record in FORMATS.items() if record.is_database)
 FORMS = (
     "FORMAT:///path or FORMAT+SCHEME://authority/path, with a FORMAT of "
     f"{', '.join(_DIRECTORIES)} and a SCHEME of {', '.join(SYSTEMS)}; "
+    f"{' or '.join(f'{name}+catalog://NAME' for name in _CATALOGS)}; "
     f"{' or '.join(f'{name}://user@host:port/db' for name in _DATABASES)}; "
     "flight:// for readers of your own"
 )
@@ -160,8 +169,11 @@ class SinkUri:
         if parts.username is not None or parts.query or parts.fragment:
             raise _invalid(
                 "credentials and settings of a file system are Hadoop's: --conf "
-                "spark.hadoop.fs.…, or its own files"
+                "spark.hadoop.fs.…, or its own files; those of a catalog are Spark's: "
+                "spark.sql.catalog.NAME.…"
             )
+        if lake_format in _CATALOGS and system in ("catalog", *_CATALOG_TYPES):
+            return cls._in_catalog(parts)
         if (
             lake_format not in _DIRECTORIES
             or system not in SYSTEMS
@@ -169,6 +181,7 @@ class SinkUri:
         ):
             hints = {
                 "file": f"; a directory of this machine is {lake_format}:///path",
+                "catalog": f"; catalogs are for {', '.join(_CATALOGS)}",
                 "s3": "; S3 is s3a",
                 "s3n": "; S3 is s3a",
             }
@@ -189,6 +202,18 @@ class SinkUri:
             )
         _check_path(parts.path)
         return cls(lake_format, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
+
+    @classmethod
+    def _in_catalog(cls, parts: SplitResult) -> "SinkUri":
+        lake_format, _, system = parts.scheme.partition("+")
+        name = f"{parts.netloc}{parts.path.rstrip('/')}"
+        if system != "catalog" or not _IN_CATALOG.fullmatch(name):
+            raise _invalid(
+                f"a catalog is {lake_format}+catalog://NAME or {lake_format}+catalog://NAME/NAMESPACE: "
+                "the NAME that Spark's settings give it, of letters, digits, _ and -, as in "
+                f"spark.sql.catalog.NAME.type={'rest' if system == 'catalog' else system}",
+            )
+        return cls(lake_format, f"{CATALOG_ROOT}{name}")
 
     @classmethod
     def _database(cls, parts: SplitResult) -> "SinkUri":
@@ -216,7 +241,9 @@ class SinkUri:
             return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (
                 f"?{options}" if options else ""
             )
-        return f"{self.format}+{self.path}" if self.is_remote else f"{self.format}://{self.path}"
+        return (
+            f"{self.format}+{self.path}" if "://" in self.path else f"{self.format}://{self.path}"
+        )
 
     def check_directory(self) -> None:
         """Refuse a directory of this machine that is the system's:
@@ -225,7 +252,7 @@ class SinkUri:
         Raises:
             SourceError: ErrTargetInvalid.
         """
-        if self.is_database or self.is_remote or not self.is_lake:
+        if self.is_database or "://" in self.path or not self.is_lake:
             return
         system = any(
             self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES
@@ -249,7 +276,12 @@ class SinkUri:
     @property
     def is_remote(self) -> bool:
         """Whether it is a directory that Hadoop reaches."""
-        return "://" in self.path
+        return "://" in self.path and not self.is_catalog
+
+    @property
+    def is_catalog(self) -> bool:
+        """Whether its tables are in a catalog, which knows where they lie."""
+        return self.path.startswith(CATALOG_ROOT)
 
     @property
     def place(self) -> tuple[str, str, str, int]:

@@ -5,12 +5,14 @@ and by ours at any cut.
 from types import SimpleNamespace
 
 import pytest
+from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier
 from pyspark_tidemark.lake.iceberg import maintenance
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -171,6 +173,20 @@ def test_a_job_that_was_overtaken_while_it_wrote_commits_nothing(
         late.apply(cut)
     assert loads == ["bank.accounts"], "once, and the fence is fresh nevertheless"
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[1])
+
+
+def test_a_commit_goes_on_top_of_what_was_read_or_is_none(spark, upstream, tmp_path):
+    catalog = Catalog(spark, str(tmp_path), "bank")
+    schema = with_column_ids(upstream.accounts.schema, {})
+    table = catalog.create("bank.accounts", schema, ("id",))
+    late = table.newTransaction()
+    assert catalog.position(late.table(), "bank.accounts") is None
+    first = catalog.load("bank.accounts").newTransaction()
+    catalog.fenced(first, first.newAppend(), 100)
+    with pytest.raises(SourceError, match="ErrTargetBusy") as caught:
+        catalog.fenced(late, late.newAppend(), 100)
+    assert caught.value.retryable
+    assert len(list(catalog.load("bank.accounts").snapshots())) == 1
 
 
 def test_a_changelog_holds_every_change_once(spark, changefeed, captures, upstream, tmp_path):

@@ -156,7 +156,8 @@ def damage(kept, batch):
     else:
         catalog = kept.apply()._catalog
         table = catalog.load(NAME)
-        catalog.commit(table, write(catalog.layout(table, KEY), rows, gone), KEY, 600)
+        written = write(catalog.layout(table, KEY), rows, gone)
+        catalog.commit(table.newTransaction(), written, KEY, 600)
         version = int(catalog.load(NAME).currentSnapshot().snapshotId())
     return version, lost, new
 

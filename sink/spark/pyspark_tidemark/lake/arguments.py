@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import DROP, EVOLUTIONS, KEEP, Policy
 from pyspark_tidemark.lake.formats import default_modes
-from pyspark_tidemark.sink_uri import FORMS, SinkUri
+from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Arguments:
 
 
 def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
-    if target.is_database or target.is_remote:
+    if target.is_database or target.is_remote or target.is_catalog:
         raise SourceError(
             "ErrTargetInvalid",
             "such a target needs --checkpoint-dir, a directory of this machine for Spark's own "
@@ -88,8 +88,14 @@ def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
 
 
 def _setting(text: str) -> str:
-    if "=" not in text:
+    name, equals, _ = text.partition("=")
+    if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE")
+    if name.startswith("spark.sql.catalog.") and is_secret(name):
+        raise argparse.ArgumentTypeError(
+            f"{name} may hold a secret, and arguments are seen by everybody on the machine: write "
+            "it into spark-defaults.conf of SPARK_CONF_DIR"
+        )
     return text
 
 

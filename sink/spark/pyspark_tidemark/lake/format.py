@@ -72,6 +72,8 @@ class LakeFormat:
     """A database's default port; 0: the lake is a directory."""
     aliases: tuple[str, ...] = ()
     """Other schemes that users try for it."""
+    has_catalogs: bool = False
+    """Whether its tables may be in a catalog, named as `FORMAT+catalog://NAME`."""
     needs_rename: bool = False
     """Whether commits are renames that must fail if there is a file of the new name."""
     jars: Jars | None = None

@@ -15,23 +15,25 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.connector import StoredTable, open_connector
 from pyspark_tidemark.lake.cuts import CutRecord, renamed_since, versions_at
-from pyspark_tidemark.lake.manifest import cuts_in
-from pyspark_tidemark.lake.targets import cut_files
+from pyspark_tidemark.lake.targets import kept_cuts
 from pyspark_tidemark.sink_uri import SinkUri
 
 
-def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[str, DataFrame]:
+def as_of_cut(
+    spark: SparkSession, target: str, ts: int | None = None, changefeed: str = ""
+) -> dict[str, DataFrame]:
     """Make a temporary view `<database>_<table>` of each table at the newest cut with end_ts <=
     `ts` (None: at all).
 
-    Returns the tables by name. A changelog shows the changes up to the cut.
+    Returns the tables by name. A changelog shows the changes up to the cut. A catalog with the
+    tables of several changefeeds needs to be told which.
 
     Raises:
         SourceError: ErrCutNotFound, the lake begins later; ErrCutExpired, a table's version is
             gone.
     """
     uri = _directory(target)
-    cuts = cuts_in(cut_files(uri, lambda: spark))
+    cuts = kept_cuts(uri, changefeed, lambda: spark)
     at_ts = _newest_ts(cuts, ts)
     tables = {name: table_frame(spark, uri, cuts, name, at_ts) for name in versions_at(cuts, at_ts)}
     for name, frame in tables.items():
@@ -39,16 +41,17 @@ def as_of_cut(spark: SparkSession, target: str, ts: int | None = None) -> dict[s
     return tables
 
 
-def version_at(target: str, table: str, ts: int | None = None) -> int:
+def version_at(target: str, table: str, ts: int | None = None, changefeed: str = "") -> int:
     """The Delta version, Iceberg snapshot or Parquet cut that shows `table` at the newest cut with
     end_ts <= `ts`.
 
-    A lake behind Hadoop's file systems is read by the active Spark session.
+    A lake behind Hadoop's file systems, or in a catalog, is read by the active Spark session;
+    `changefeed` as for `as_of_cut`.
 
     Raises:
         SourceError: ErrCutNotFound, ErrTableNotFound.
     """
-    cuts = cuts_in(cut_files(_directory(target), SparkSession.active))
+    cuts = kept_cuts(_directory(target), changefeed, SparkSession.active)
     versions = versions_at(cuts, _newest_ts(cuts, ts))
     if table not in versions:
         raise SourceError(

@@ -27,6 +27,8 @@ so only for those in its own process.
 _BASE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Spark's own, and `credential`, as catalogs call theirs
+    "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     # plans of a few thousand rows: asking again between stages costs more

@@ -11,13 +11,15 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
 from pyspark_tidemark.lake.claims import check_idle
 from pyspark_tidemark.lake.connector import open_connector
+from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
-from pyspark_tidemark.lake.files import Files, LocalFiles
+from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest
+from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
+from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest, cuts_in
 from pyspark_tidemark.lake.target import Target
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -31,28 +33,35 @@ def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> 
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
             yield rows
         return
-    with opened_files(
+    with opened_lake(
         arguments.target, arguments.changefeed, spark, mode=arguments.mode
     ) as manifest:
         yield manifest
 
 
 @contextmanager
-def opened_files(
+def opened_lake(
     target: SinkUri,
     changefeed: str,
     spark: Callable[[], SparkSession],
     *,
     mode: str | None = None,
     idle_s: float = 0.0,
-) -> Iterator[FileManifest]:
-    """The manifest of a lake in files, and the right to write it, for the block.
+) -> Iterator[FileManifest | CatalogManifest]:
+    """The manifest of a lake that is no database, and the right to write it, for the block.
 
-    Behind Hadoop the right is taken from whoever has it, after `idle_s` in which nobody used it.
+    Behind Hadoop, and in a catalog, the right is taken from whoever has it, after `idle_s` in which
+    nobody used it.
 
     Raises:
-        SourceError: ErrTargetBusy, and those of `FileManifest`.
+        SourceError: ErrTargetBusy, and those of `FileManifest` and `CatalogManifest`.
     """
+    if target.is_catalog:
+        with CatalogManifest.opened(
+            spark(), target.path, changefeed, mode=mode, idle_s=idle_s
+        ) as rows:
+            yield rows
+        return
     if target.is_remote:
         cuts = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
         claims = HadoopFiles(spark(), f"{target.path}/{DIRECTORY}/{CLAIMS}")
@@ -63,11 +72,21 @@ def opened_files(
         yield manifest
 
 
-def cut_files(target: SinkUri, spark: Callable[[], SparkSession]) -> Files:
-    """The manifest's files, for readers."""
+def kept_cuts(
+    target: SinkUri, changefeed: str, spark: Callable[[], SparkSession]
+) -> list[CutRecord]:
+    """The cuts of a lake that is no database, for readers.
+
+    `changefeed` tells those in one catalog; empty: it has only one.
+
+    Raises:
+        SourceError: ErrManifestCorrupt, and those of the place.
+    """
+    if target.is_catalog:
+        return cuts_in_catalog(spark(), target.path, changefeed)
     if target.is_remote:
-        return HadoopFiles(spark(), f"{target.path}/{DIRECTORY}")
-    return LocalFiles(Path(target.path) / DIRECTORY)
+        return cuts_in(HadoopFiles(spark(), f"{target.path}/{DIRECTORY}"))
+    return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))
 
 
 def open_target(arguments: Arguments, spark: SparkSession) -> Target:

@@ -64,9 +64,41 @@ def test_a_directory_of_another_file_system_is_named_by_format_and_scheme():
     assert not SinkUri.parse("delta:///lake").is_remote
 
 
+def test_a_catalog_is_named_as_sparks_settings_call_it():
+    uri = SinkUri.parse("iceberg+catalog://prod_1/raw/mysql/")
+    assert (uri.format, uri.path) == ("iceberg", "catalog://prod_1/raw/mysql")
+    assert (uri.is_catalog, uri.is_remote, uri.is_lake, uri.is_database) == (
+        True,
+        False,
+        True,
+        False,
+    )
+    assert not SinkUri.parse("iceberg:///lake").is_catalog
+    uri.check_directory()
+
+
+def test_no_secret_of_a_catalog_is_an_argument(capsys):
+    given = [*BASE, "iceberg+catalog://prod", "--checkpoint-dir", "/x", "--conf"]
+    assert Arguments.parse([*given, "spark.sql.catalog.prod.type=rest"]).conf
+    for name in ("credential", "token", "s3.secret-access-key", "jdbc.password"):
+        with pytest.raises(SystemExit):
+            Arguments.parse([*given, f"spark.sql.catalog.prod.{name}=hush"])
+        said = capsys.readouterr().err
+        assert "SPARK_CONF_DIR" in said
+        assert "hush" not in said
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("iceberg+rest://host:8181/lake", "spark.sql.catalog.NAME.type=rest"),
+        ("iceberg+glue://lake", "spark.sql.catalog.NAME.type=glue"),
+        ("iceberg+catalog:///lake", "iceberg+catalog://NAME"),
+        ("iceberg+catalog://prod:80", "of letters, digits"),
+        ("iceberg+catalog://prod/a/../b", "of letters, digits"),
+        ("iceberg+catalog://prod?token=secret", "password-file"),
+        ("iceberg+catalog://prod?warehouse=x", "spark.sql.catalog.NAME"),
+        ("delta+catalog://prod", "catalogs are for iceberg"),
         ("delta+file:///lake", "delta:///path"),
         ("delta+s3://bucket/lake", "S3 is s3a"),
         ("delta+ftp://host/lake", "hdfs, viewfs, s3a"),
@@ -85,7 +117,9 @@ def test_what_no_lake_can_be_kept_in_is_refused_with_what_to_write_instead(text,
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("target", ["mysql://me@db/lake", "delta+hdfs://nn/lake"])
+@pytest.mark.parametrize(
+    "target", ["mysql://me@db/lake", "delta+hdfs://nn/lake", "iceberg+catalog://prod"]
+)
 def test_sparks_own_files_need_a_directory_where_the_target_is_none_of_this_machine(target):
     with pytest.raises(SourceError, match=r"ErrTargetInvalid.*--checkpoint-dir"):
         Arguments.parse([*BASE, target])
@@ -158,6 +192,7 @@ NAMES = st.text(st.sampled_from("abcXYZ019_-. é表'"), min_size=1, max_size=8).
         ),
         st.builds("delta+hdfs://nn:8020/{}/{}".format, NAMES, NAMES),
         st.builds("parquet+s3a://bucket/{}/".format, NAMES),
+        st.sampled_from(["iceberg+catalog://prod", "iceberg+catalog://prod/raw/my.sql/"]),
         st.builds("mysql://u@{}/{}?password-file=/{}".format, HOSTS, NAMES, NAMES),
         st.builds("postgresql://u@{}:1/{}?ca-path=/a%26b".format, HOSTS, NAMES),
         st.sampled_from(["flight://", "none:///", "blackhole:"]),

@@ -3,7 +3,7 @@ commits with the fence, positions.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -11,19 +11,31 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.defaults import column_ids
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.iceberg.commits import commit
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
+from pyspark_tidemark.lake.iceberg.java_catalog import (
+    explained,
+    is_named,
+    java_catalog,
+    kind,
+    name_and_namespace,
+)
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
 
 APP, CUT = "cdc.app", "cdc.cut"
+TABLE = "tidemark.table"
+"""The table property with the upstream's name: catalogs that ignore case, or change names, must not
+take two tables for one.
+"""
 COLUMN_IDS = "tidemark.column-ids"
 """The table property with the identities of columns: JSON, by the field ids of the table,
 which a rename keeps.
 """
 PROPERTIES = {
     "format-version": "3",
-    # a commit that lost a race must not be repeated: see the package, invariant 2
+    # for expiry, the one update that is Iceberg's own commit: see `commits`
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -31,29 +43,47 @@ PROPERTIES = {
 
 
 class Catalog:
-    """The tables of one changefeed under one warehouse directory."""
+    """The tables of one changefeed in one catalog, or under one directory."""
 
-    def __init__(self, spark: SparkSession, root: str, changefeed: str) -> None:
+    def __init__(
+        self, spark: SparkSession, root: str, changefeed: str, *, kind: str = "tidemark"
+    ) -> None:
+        """`root` is a directory or `catalog://NAME…`;
+        `kind` tells tables with other contents from the changefeed's own.
+        """
         jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
         self._jvm = jvm
         self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
         self._iceberg = jvm.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
-        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-        self._java = self._iceberg.hadoop.HadoopCatalog(settings, root)
-        self._app = f"tidemark:{changefeed}"
+        self._java = java_catalog(spark, root)
+        self._app = f"{kind}:{changefeed}"
+        self.is_named = is_named(root)
+        """Whether it is a catalog of its own, which knows where tables lie."""
+        self._place = f"the catalog {name_and_namespace(root)[0]}" if self.is_named else root
+        self._parent = name_and_namespace(root)[1] if self.is_named else ()
 
     def load(self, name: str) -> Any:
-        """Iceberg's table object, current; None if there is none."""
+        """Iceberg's table object, current; None if there is none.
+
+        Raises:
+            SourceError: those of `java_catalog.translated`.
+        """
         try:
-            return self._java.loadTable(self._name(name))
+            with explained(self._place):
+                return self._java.loadTable(self._name(name))
         except Py4JJavaError as err:
-            if "NoSuchTableException" not in str(err.java_exception):
+            if kind(err) != "NoSuchTableException":
                 raise
             return None
 
     def create(self, name: str, schema: Any, key: Sequence[str]) -> Any:
-        """A table without rows, marked as this changefeed's."""
+        """A table without rows, marked as this changefeed's, with the namespaces above it.
+
+        Raises:
+            SourceError: ErrTargetRefused, the catalog cannot hold such a name or table, and the
+                others of `java_catalog.translated`.
+        """
         properties = self._jvm.java.util.HashMap()
         ids = column_ids(schema)
         recorded = {
@@ -62,26 +92,79 @@ class Catalog:
             if column in ids
         }
         for setting, value in (
-            PROPERTIES | {APP: self._app, COLUMN_IDS: json.dumps(recorded)}
+            PROPERTIES | {APP: self._app, TABLE: name, COLUMN_IDS: json.dumps(recorded)}
         ).items():
             properties.put(setting, value)
         parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
-        return self._java.createTable(
-            self._name(name), parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
-        )
+        identifier = self._name(name)
+        with explained(f"{self._place}: the table {name}"):
+            if self.is_named:
+                self._create_namespaces(identifier.namespace())
+            return self._java.createTable(
+                identifier, parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
+            )
 
-    def position(self, table: Any, name: str) -> int | None:
-        """The cut that the current snapshot holds; None if no cut was ever applied.
+    def _create_namespaces(self, namespace: Any) -> None:
+        levels = list(namespace.levels())
+        for depth in range(1, len(levels) + 1):
+            each = self._iceberg.catalog.Namespace.of(self.strings(levels[:depth]))
+            if self._java.namespaceExists(each):
+                continue
+            try:
+                self._java.createNamespace(each)
+            except Py4JJavaError as err:
+                if kind(err) != "AlreadyExistsException":
+                    raise
+
+    def drop(self, name: str) -> None:
+        """Remove a table with its files, if it is there and ours; in a catalog of its own only.
 
         Raises:
-            SourceError: ErrTargetForeign, the table was not made by this changefeed.
+            SourceError: ErrTargetForeign, and those of `java_catalog.translated`.
         """
-        if table.properties().get(APP) != self._app:
+        table = self.load(name)
+        if table is None:
+            return
+        self.check_own(table, name)
+        with explained(self._place):
+            self._java.dropTable(self._name(name), True)  # noqa: FBT003 - Java's signature: with its files
+
+    def names(self, database: str) -> list[str]:
+        """The tables in a namespace, as the catalog calls them."""
+        namespace = self._name(f"{database}.x").namespace()
+        with explained(self._place):
+            if not self._java.namespaceExists(namespace):
+                return []
+            return sorted(str(each.name()) for each in self._java.listTables(namespace))
+
+    def check_own(self, table: Any, name: str) -> None:
+        """See that a table was made by this changefeed, under this name.
+
+        Raises:
+            SourceError: ErrTargetForeign, ErrNameUnsupported.
+        """
+        properties = table.properties()
+        if properties.get(APP) != self._app:
             raise SourceError(
                 "ErrTargetForeign",
                 f"the Iceberg table {name} is there, but not by this changefeed; choose another "
                 "--target",
             )
+        if properties.get(TABLE) not in (None, name):
+            raise SourceError(
+                "ErrNameUnsupported",
+                f"{self._place} takes the tables {properties.get(TABLE)} and {name} for one: leave "
+                "one of them out by --filter",
+            )
+
+    def position(self, table: Any, name: str) -> int | None:
+        """The cut that the current snapshot holds; None if no cut was ever applied.
+
+        Raises:
+            SourceError: ErrTargetForeign, the table was not made by this changefeed;
+                ErrNameUnsupported.
+        """
+        self.check_own(table, name)
         snapshot = table.currentSnapshot()
         while snapshot is not None:
             cut = snapshot.summary().get(CUT)
@@ -108,9 +191,8 @@ class Catalog:
         """What is needed to write files of a table."""
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
-        return Layout(
-            f"{table.location()}/data", schema.serialize().to_pybytes(), tuple(key), ranges
-        )
+        data = str(table.locationProvider().newDataLocation("")).rstrip("/")
+        return Layout(data, schema.serialize().to_pybytes(), tuple(key), ranges)
 
     def schema(self, table: Any) -> Any:
         """The current pyarrow.Schema, with field ids."""
@@ -153,67 +235,56 @@ class Catalog:
         )
 
     def commit(
-        self, table: Any, written: Sequence[Written], key: Sequence[str], cut: int
+        self, transaction: Any, written: Sequence[Written], key: Sequence[str], cut: int
     ) -> list[Any]:
         """One snapshot with the files, fenced by the cut; returns those with rows,
         as Iceberg names them.
 
         Raises:
-            SourceError: ErrTargetBusy, somebody else has committed in between.
+            SourceError: ErrTargetBusy, somebody else has committed since the transaction began.
         """
-        delta = table.newRowDelta()
+        delta, table = transaction.newRowDelta(), transaction.table()
         rows = self._data_files(table, written)
         for file in rows:
             delta.addRows(file)
         for file in written:
             if file.deletes:
                 delta.addDeletes(self.delete_file(table, file.path, key))
-        self.fenced(delta, cut)
+        self.fenced(transaction, delta, cut)
         return rows
 
-    def replace(self, table: Any, written: Sequence[Written], cut: int) -> list[Any]:
+    def replace(self, transaction: Any, written: Sequence[Written], cut: int) -> list[Any]:
         """One snapshot with the files and nothing else, fenced by the cut; returns those with rows.
 
         Raises:
             SourceError: ErrTargetBusy.
         """
-        overwrite = table.newOverwrite().overwriteByRowFilter(self.always_true)
-        rows = self._data_files(table, written)
+        overwrite = transaction.newOverwrite().overwriteByRowFilter(self.always_true)
+        rows = self._data_files(transaction.table(), written)
         for file in rows:
             overwrite.addFile(file)
-        self.fenced(overwrite, cut)
+        self.fenced(transaction, overwrite, cut)
         return rows
 
-    def fenced(self, update: Any, cut: int) -> None:
-        """Commit an update whose snapshot says which cut the table holds.
+    def fenced(self, transaction: Any, update: Any, cut: int) -> None:
+        """Commit a transaction and its last update, whose snapshot says which cut the table holds.
 
         Raises:
             SourceError: ErrTargetBusy.
         """
-        update.set(APP, self._app)
-        update.set(CUT, str(cut))
-        self._committed(update.commit)
+        self.commit_last(transaction, update, {CUT: str(cut)})
 
-    @staticmethod
-    def _committed(commit: Callable[[], None]) -> None:
-        try:
-            commit()
-        except Py4JJavaError as err:
-            if "CommitFailedException" not in str(err.java_exception):
-                raise
-            raise SourceError(
-                "ErrTargetBusy",
-                f"somebody else writes to this Iceberg table: {err.java_exception}",
-                retryable=True,
-            ) from None
-
-    def commit_transaction(self, transaction: Any) -> None:
-        """Commit all that a transaction has gathered.
+    def commit_last(self, transaction: Any, update: Any, summary: Mapping[str, str]) -> int:
+        """Commit a transaction and its last update, with properties of its snapshot;
+        returns the snapshot's id.
 
         Raises:
-            SourceError: ErrTargetBusy, somebody else has committed in between.
+            SourceError: ErrTargetBusy, somebody else has committed since the transaction began.
         """
-        self._committed(transaction.commitTransaction)
+        for name, value in ({APP: self._app} | dict(summary)).items():
+            update.set(name, value)
+        update.commit()
+        return commit(transaction, self._place)
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
         return [self.data_file(table, file.path) for file in written if not file.deletes]
@@ -287,5 +358,5 @@ class Catalog:
     def _name(self, name: str) -> Any:
         database, _, table = name.partition(".")
         return self._iceberg.catalog.TableIdentifier.of(
-            self.strings((path_part(database), path_part(table)))
+            self.strings((*self._parent, path_part(database), path_part(table)))
         )

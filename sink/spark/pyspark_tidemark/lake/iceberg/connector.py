@@ -24,7 +24,8 @@ class IcebergConnector(LakeConnector):
 
     def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
         """See `LakeConnector`."""
-        check_reachable(arguments.target.path)
+        if not arguments.target.is_catalog:
+            check_reachable(arguments.target.path)
         return IcebergTarget(
             spark,
             arguments.target.path,
@@ -59,9 +60,10 @@ class IcebergConnector(LakeConnector):
         catalog = _catalog(spark, table)
         stored = catalog.load(table.name)
         # Deletes of keys apply to older files only, so the rows that come with them stay.
+        transaction = stored.newTransaction()
         written = write(catalog.layout(stored, repair.key), repair.rows, repair.gone)
         position = catalog.position(stored, table.name) or repair.ts
-        catalog.commit(stored, written, repair.key, position)
+        catalog.commit(transaction, written, repair.key, position)
         return int(catalog.load(table.name).currentSnapshot().snapshotId())
 
 

@@ -30,9 +30,8 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
 
     Nobody else may commit meanwhile.
     """
-    table = catalog.load(name)
-    position = catalog.position(table, name) or 0
-    transaction = table.newTransaction()
+    transaction = catalog.load(name).newTransaction()
+    position = catalog.position(transaction.table(), name) or 0
     _change_columns(catalog, transaction, change)
     if change.added and not change.filled:
         # An update of its own: a name that this change frees is not free within the same update.
@@ -41,8 +40,7 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
             columns.addColumn(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
         columns.commit()
     catalog.record_column_ids(transaction, change.ids)
-    catalog.fenced(transaction.newAppend(), position)
-    catalog.commit_transaction(transaction)
+    catalog.fenced(transaction, transaction.newAppend(), position)
 
 
 def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) -> None:
@@ -74,9 +72,9 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
     Nobody else may commit meanwhile.
     """
     table = catalog.load(name)
+    transaction = table.newTransaction()
     start = table.currentSnapshot().snapshotId()
     old = Snapshot(spark.newSession(), catalog, table, start)
-    transaction = table.newTransaction()
     columns = transaction.updateSchema()
     for field in change.added:
         columns.addColumn(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
@@ -92,8 +90,7 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
         rewrite.validateFromSnapshot(start)
         for file in (*old.data, *old.deletes):
             rewrite.deleteFile(file)
-    catalog.fenced(rewrite, catalog.position(table, name) or 0)
-    catalog.commit_transaction(transaction)
+    catalog.fenced(transaction, rewrite, catalog.position(changed, name) or 0)
 
 
 def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
@@ -102,8 +99,9 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     The columns have other field ids than before, so that no file of the earlier table can be taken
     for one of this; snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
     """
-    stored = catalog.load(table.name)
-    transaction = stored.newTransaction()
+    transaction = catalog.load(table.name).newTransaction()
+    stored = transaction.table()
+    position = catalog.position(stored, table.name) or ts
     earlier = transaction.updateSchema()
     earlier.setIdentifierFields(catalog.strings(()))
     for column in catalog.schema(stored).names:
@@ -117,5 +115,4 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     own.commit()
     catalog.record_column_ids(transaction, table.column_ids)
     delete = transaction.newDelete().deleteFromRowFilter(catalog.always_true)
-    catalog.fenced(delete, catalog.position(stored, table.name) or ts)
-    catalog.commit_transaction(transaction)
+    catalog.fenced(transaction, delete, position)

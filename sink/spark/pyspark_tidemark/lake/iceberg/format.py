@@ -11,6 +11,7 @@ ICEBERG: Final = LakeFormat(
     title="Iceberg",
     modes=(UPSERT, APPEND),
     entry_point="pyspark_tidemark.lake.iceberg.connector:IcebergConnector",
+    has_catalogs=True,
     needs_rename=True,
     # for its table library: see `pyspark_tidemark.lake.iceberg`
     jars=Jars(

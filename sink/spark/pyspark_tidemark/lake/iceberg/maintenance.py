@@ -111,8 +111,9 @@ class Maintenance:
 
     def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
         with self._committing:
-            table = self._catalog.load(name)
-            update = table.newRewrite().validateFromSnapshot(start.snapshotId())
+            transaction = self._catalog.load(name).newTransaction()
+            table = transaction.table()
+            update = transaction.newRewrite().validateFromSnapshot(start.snapshotId())
             update.dataSequenceNumber(start.sequenceNumber())
             for file in snapshot.data:
                 update.deleteFile(file)
@@ -120,7 +121,7 @@ class Maintenance:
                 update.deleteFile(file)
             for path in paths:
                 update.addFile(self._catalog.data_file(table, path))
-            self._catalog.fenced(update, self._catalog.position(table, name) or 0)
+            self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
 
     def expire(self, name: str, kept: Kept) -> None:
         """Forget the snapshots that no kept cut shows, with the files that only they need.

@@ -38,7 +38,7 @@ from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 
 
 class IcebergTarget:
-    """The Iceberg tables under one directory, `<root>/<database>/<table>`."""
+    """The Iceberg tables of one catalog, or under one directory, `<root>/<database>/<table>`."""
 
     def __init__(
         self,
@@ -137,11 +137,10 @@ class IcebergTarget:
         if self._mode != UPSERT:
             return
         with self._committing:
-            stored = self._catalog.load(table.name)
-            position = self._catalog.position(stored, table.name)
-            self._catalog.fenced(
-                stored.newDelete().deleteFromRowFilter(self._catalog.always_true), position or ts
-            )
+            transaction = self._catalog.load(table.name).newTransaction()
+            position = self._catalog.position(transaction.table(), table.name)
+            delete = transaction.newDelete().deleteFromRowFilter(self._catalog.always_true)
+            self._catalog.fenced(transaction, delete, position or ts)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
         """A snapshot without rows, and the new columns (upsert), else only the columns (append)."""
@@ -153,14 +152,18 @@ class IcebergTarget:
             begin_anew(self._catalog, table, ts)
 
     def drop(self, table: TableMeta) -> None:
-        """Remove the table's directory, where all of its files are."""
+        """Remove the table with its files: from its catalog, or its directory."""
         with self._committing:
-            remove(self._spark, table_path(self._root, table.name))
+            if self._catalog.is_named:
+                self._catalog.drop(table.name)
+            else:
+                remove(self._spark, table_path(self._root, table.name))
         self._forget(table.name)
         self._maintenance.forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Not to be done: an Iceberg table in a Hadoop catalog names its files by their paths.
+        """Not to be done: an Iceberg table under a directory names its files by their paths,
+        and of catalogs not all can.
 
         Raises:
             SourceError: ErrRenameUnsupported.
@@ -168,8 +171,8 @@ class IcebergTarget:
         if self._catalog.load(old.name) is not None:
             raise SourceError(
                 "ErrRenameUnsupported",
-                f"{old.name} was renamed to {new.name}, which Iceberg's Hadoop catalog cannot "
-                "follow; start a new changefeed and target",
+                f"{old.name} was renamed to {new.name}, which Iceberg tables cannot follow "
+                "here; start a new changefeed and target",
             )
 
     def maintain(self, kept: Kept) -> Health | None:
@@ -210,8 +213,8 @@ class IcebergTarget:
         name = changes.table.name
         with self._committing:
             # reads no more than names, unless somebody has committed since it was loaded
-            table.refresh()
-            position = self._catalog.position(table, name)
+            transaction = table.newTransaction()
+            position = self._catalog.position(transaction.table(), name)
             if position is not None and position >= changes.end_ts:
                 raise SourceError(
                     "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
@@ -219,9 +222,9 @@ class IcebergTarget:
             key = self._key(changes.table)
             if changes.emptied:
                 self._forget(name)
-                rows = self._catalog.replace(table, written, changes.end_ts)
+                rows = self._catalog.replace(transaction, written, changes.end_ts)
             else:
-                rows = self._catalog.commit(table, written, key, changes.end_ts)
+                rows = self._catalog.commit(transaction, written, key, changes.end_ts)
             self._key_ranges.committed(name, table, key, rows)
             self._inserted.committed(
                 name, table, key, rows, [file.path for file in written if file.deletes]

@@ -1,0 +1,176 @@
+"""Iceberg's own catalogs, in the driver's JVM: that of a directory,
+or one that Spark's settings describe.
+
+`catalog://NAME/NAMESPACE…` is what Spark calls NAME: `spark.sql.catalog.NAME.type`, `.uri`,
+`.warehouse` and so on are Iceberg's properties of it. They come from Spark's own files
+(SPARK_CONF_DIR) or `--conf`, so no sink URI holds them; secrets come from the files only.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import IllegalArgumentException, UnsupportedOperationException
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING, masked
+
+_SETTINGS = "spark.sql.catalog."
+_HADOOP = "hadoop."
+"""Begins the settings of a catalog that are Hadoop's, as for Spark."""
+_KINDS = "rest, hive, jdbc, glue, nessie or hadoop"
+_REFUSED = ("NotAuthorizedException",)
+_FORBIDDEN = ("ForbiddenException",)
+_UNAVAILABLE = (
+    "CommitStateUnknownException",
+    "ConnectException",
+    "RESTException",
+    "RuntimeMetaException",
+    "SdkClientException",
+    "ServiceFailureException",
+    "ServiceUnavailableException",
+    "SocketTimeoutException",
+    "UncheckedSQLException",
+    "UnknownHostException",
+)
+_NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
+_WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
+
+
+def is_named(root: str) -> bool:
+    """Whether a root is `catalog://NAME…`, not a directory."""
+    return root.startswith(CATALOG_ROOT)
+
+
+def name_and_namespace(root: str) -> tuple[str, tuple[str, ...]]:
+    """The catalog's name, and the namespace that databases are in."""
+    name, *namespace = root.removeprefix(CATALOG_ROOT).split("/")
+    return name, tuple(namespace)
+
+
+def java_catalog(spark: SparkSession, root: str) -> Any:
+    """Iceberg's catalog object for the root of a lake.
+
+    Raises:
+        SourceError: ErrTargetUnusable, its settings or jars are missing or wrong; ErrCredentials;
+            ErrTargetUnavailable.
+    """
+    if not is_named(root):
+        jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
+        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - see above
+        return jvm.org.apache.iceberg.hadoop.HadoopCatalog(settings, root)
+    name, _ = name_and_namespace(root)
+    given = settings_of(spark.conf.getAll, name)
+    _check(name, given)
+    return _built(spark, name, tuple(sorted(given.items())))
+
+
+def settings_of(conf: Mapping[str, str], name: str) -> dict[str, str]:
+    """Iceberg's properties of a catalog, from Spark's settings."""
+    begin = f"{_SETTINGS}{name}."
+    return {
+        setting.removeprefix(begin): value
+        for setting, value in conf.items()
+        if setting.startswith(begin)
+    }
+
+
+def _check(name: str, given: Mapping[str, str]) -> None:
+    begin = f"{_SETTINGS}{name}"
+    if "type" not in given and "catalog-impl" not in given:
+        raise SourceError(
+            "ErrTargetUnusable",
+            f"Spark has no settings of a catalog {name}: set {begin}.type ({_KINDS}), {begin}.uri, "
+            f"{begin}.warehouse and what else Iceberg asks for, in spark-defaults.conf of "
+            "SPARK_CONF_DIR or by --conf",
+        )
+    system, colon, _ = given.get("warehouse", "").partition("://")
+    if given.get("type") == "hadoop" and colon and system not in (*RENAMING, "file"):
+        raise SourceError(
+            "ErrTargetUnusable",
+            f"{begin}.type is hadoop, which commits by renaming, and {system} cannot rename in one "
+            "step: two jobs could destroy a table. Take a catalog of another type",
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -> Any:
+    """One object for each catalog: it has connections, and a token that it renews."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - see `java_catalog`
+    properties = jvm.java.util.HashMap()
+    hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see `java_catalog`
+    for setting, value in given:
+        if setting.startswith(_HADOOP):
+            hadoop.set(setting.removeprefix(_HADOOP), value)
+        else:
+            properties.put(setting, value)
+    with explained(f"the catalog {name}"):
+        return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """What a catalog throws, as a SourceError where it is known what that means.
+
+    Raises:
+        SourceError: see `translated`.
+    """
+    try:
+        yield
+    except Py4JJavaError as err:
+        error = translated(err, what)
+        if error is None:
+            raise
+        raise error from None
+    except (IllegalArgumentException, UnsupportedOperationException) as err:
+        raise SourceError(
+            "ErrTargetRefused", f"{what} refuses: {_without_secrets(str(err))}"
+        ) from None
+
+
+def translated(err: Any, what: str) -> SourceError | None:
+    """ErrCredentials, ErrTargetUnusable, ErrTargetRefused, or ErrTargetUnavailable,
+    which a new try may mend; None: it is not a catalog's own trouble.
+    """
+    kinds = _kinds(err.java_exception)
+    said = _without_secrets(str(err.java_exception.getMessage()).partition("\n")[0])
+    if kinds & {*_REFUSED}:
+        return SourceError(
+            "ErrCredentials",
+            f"{what} refuses the credentials in its settings ({_SETTINGS}…): {said}",
+        )
+    if kinds & {*_FORBIDDEN}:
+        return SourceError("ErrTargetUnusable", f"{what} does not allow this: {said}")
+    if kinds & {*_NO_CLASS}:
+        return SourceError(
+            "ErrTargetUnusable",
+            f"{what} needs jars that Spark does not have ({said}): name them by --conf "
+            "spark.jars.packages=… or spark.driver.extraClassPath",
+        )
+    if kinds & {*_UNAVAILABLE}:
+        return SourceError("ErrTargetUnavailable", f"{what} fails: {said}", retryable=True)
+    if kinds & {*_WRONG}:
+        return SourceError("ErrTargetRefused", f"{what} refuses: {said}")
+    return None
+
+
+def kind(err: Any) -> str:
+    """The simple name of the class of what Java threw."""
+    return str(err.java_exception.getClass().getSimpleName())
+
+
+def _kinds(thrown: Any) -> set[str]:
+    """The simple names of the classes of an exception and what caused it."""
+    names: set[str] = set()
+    while thrown is not None:
+        names.add(str(thrown.getClass().getSimpleName()))
+        thrown = thrown.getCause()
+    return names
+
+
+def _without_secrets(said: str) -> str:
+    return re.sub(r"\S+://\S+", lambda uri: masked(uri[0]), said)

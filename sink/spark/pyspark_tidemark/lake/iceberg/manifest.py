@@ -1,0 +1,333 @@
+"""The cuts of a changefeed whose tables are in a catalog: rows of an Iceberg table of that catalog,
+`tidemark_cuts.<changefeed>`, and the right to write in the summaries of its snapshots.
+
+Wherever a driver runs, it needs nothing but the catalog. Each step of a driver is one snapshot on
+top of its own last one, so the catalog itself refuses the step of a driver that was overtaken.
+Invariants, beside those of `lake.manifest`:
+1. Taking over is a snapshot, too: from then on the driver before can neither announce nor commit.
+2. A cut that was announced and not committed is announced by the successor with the same end: what
+   a predecessor still writes of it is what its successor writes, and the tables' fences let one in.
+"""
+
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
+from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import write_rows
+from pyspark_tidemark.lake.manifest import check_follows, check_mode
+
+NAMESPACE: Final = "tidemark_cuts"
+SCHEMA: Final = pa.schema(
+    [
+        ("start_ts", pa.int64()),
+        ("end_ts", pa.int64()),
+        ("applied_at", pa.timestamp("us", tz="UTC")),
+        ("cut", pa.string()),
+    ]
+)
+"""`cut` is a line of docs/format/lake-manifest.md."""
+_STATE: Final = "tidemark.state"
+_ROLL_UP_CUTS: Final = 64
+"""So many cuts in files of their own become one; each cut is two snapshots until then."""
+_TAKE_TRIES: Final = 10
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """What the newest snapshot says: whose it is, and what was begun."""
+
+    driver: str
+    begun: tuple[int, int] | None = None
+    """The cut (start_ts, end_ts) that was announced and is not committed."""
+    moved: tuple[int, ...] = ()
+    """See `Manifest.note_moved`."""
+
+    @classmethod
+    def parse(cls, text: str | None) -> "_State":
+        if text is None:
+            return cls("")
+        fields: dict[str, Any] = json.loads(text)
+        begun = fields["begun"]
+        return cls(fields["driver"], tuple(begun) if begun else None, tuple(fields["moved"]))
+
+
+class CatalogManifest:
+    """See `lake.manifest.Manifest`."""
+
+    def __init__(self, catalog: Catalog, table: Any) -> None:
+        """The manifest as it is in a table, without the right to write; see `opened`."""
+        self._catalog = catalog
+        self._table = table
+        self._mine = 0
+        self._state = _State("")
+        self._since_tidied = 0
+        self.last: CutRecord | None = None
+
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        spark: SparkSession,
+        root: str,
+        changefeed: str,
+        *,
+        mode: str | None = None,
+        idle_s: float = 0.0,
+    ) -> Iterator["CatalogManifest"]:
+        """The manifest for the block, made if there is none, and the right to write,
+        taken from whoever has it, after `idle_s` in which nobody used it.
+
+        Raises:
+            SourceError: ErrTargetForeign, ErrTargetMode, ErrTargetBusy, and those of the catalog.
+        """
+        catalog, name = _catalog(spark, root, changefeed), _name(changefeed)
+        table = catalog.load(name)
+        if table is None:
+            table = catalog.create(name, SCHEMA, ())
+        catalog.check_own(table, name)
+        manifest = cls(catalog, table)
+        _check_idle(table, idle_s)
+        check_mode(manifest._newest(), mode)
+        manifest._take()
+        yield manifest
+
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
+        """See `Manifest`; ErrCutGap, too, where a cut was begun that starts elsewhere."""
+        begun = self._state.begun
+        if begun is not None and begun[0] != start_ts:
+            raise SourceError(
+                "ErrCutGap",
+                f"a job has begun a cut at {begun[0]}, and the next one starts at {start_ts}: "
+                "the changefeed's checkpoint was moved; start with a new changefeed and target",
+            )
+        if begun is not None and not moved:
+            end_ts = begun[1]
+        self._step(_nothing, dataclasses.replace(self._state, begun=(start_ts, end_ts)))
+        return end_ts
+
+    def commit(self, record: CutRecord) -> None:
+        """See `Manifest`."""
+        check_follows(self.last, record)
+        assert self._state.begun == (record.start_ts, record.end_ts), "a cut is announced"
+        self._append(record)
+        self._since_tidied += 1
+
+    def replace(self, record: CutRecord) -> None:
+        """Write the newest cut anew, its tables repaired; durable when it returns.
+
+        Raises:
+            SourceError: ErrRepairUnsupported, a later cut was begun; ErrTargetBusy.
+        """
+        assert self.last is not None
+        assert record.end_ts == self.last.end_ts, "a cut is never taken back"
+        if self._state.begun is not None:
+            raise SourceError(
+                "ErrRepairUnsupported",
+                "a job has begun a cut and not ended it: start the lake's job, stop it when it "
+                "has applied a cut, and try again",
+            )
+        self._append(record)
+
+    def note_moved(self, ts: int) -> None:
+        """See `Manifest`."""
+        if not self.moved_at(ts):
+            noted = (*self._state.moved, ts)
+            self._step(_nothing, dataclasses.replace(self._state, moved=noted))
+
+    def moved_at(self, ts: int) -> bool:
+        """See `Manifest`."""
+        return ts in self._state.moved
+
+    def cuts(self) -> list[CutRecord]:
+        """See `Manifest`."""
+        return _read(_files(self._catalog, self._table))
+
+    def tidy(self, horizon: datetime) -> None:
+        """Once for so many cuts, put their files into one, forget files from before `horizon`,
+        and the snapshots of the steps.
+        """
+        if self._since_tidied < _ROLL_UP_CUTS:
+            return
+        self._since_tidied = 0
+        files = _files(self._catalog, self._table)
+        single = [file for file in files if int(file.recordCount()) < _ROLL_UP_CUTS]
+        older = [file for file in files if int(file.recordCount()) >= _ROLL_UP_CUTS]
+        gone = [*single, *self._outdated(older, horizon)]
+        new = rolled(_read(older[-1:]), _read(single))
+        self._step(lambda transaction: self._rewrite(transaction, gone, new), self._state)
+        self._expire()
+
+    def _take(self) -> None:
+        for _ in range(_TAKE_TRIES):
+            transaction = self._table.newTransaction()
+            state = dataclasses.replace(_state(transaction.table()), driver=uuid.uuid4().hex)
+            try:
+                self._commit(transaction, _nothing(transaction), state)
+            except SourceError as err:
+                if err.code != "ErrTargetBusy":
+                    raise
+                continue
+            self.last = self._newest()
+            return
+        raise SourceError(
+            "ErrTargetBusy", "another job writes this lake; stop it first", retryable=True
+        )
+
+    def _step(self, update: Callable[[Any], Any], state: _State) -> None:
+        """One snapshot on top of our last one.
+
+        Raises:
+            SourceError: ErrTargetBusy, there is another one by now.
+        """
+        transaction = self._table.newTransaction()
+        if int(transaction.table().currentSnapshot().snapshotId()) != self._mine:
+            raise _taken_over()
+        try:
+            self._commit(transaction, update(transaction), state)
+        except SourceError as err:
+            raise _taken_over() if err.code == "ErrTargetBusy" else err from None
+
+    def _commit(self, transaction: Any, update: Any, state: _State) -> None:
+        text = json.dumps(dataclasses.asdict(state))
+        self._mine = self._catalog.commit_last(transaction, update, {_STATE: text})
+        self._state = state
+
+    def _append(self, record: CutRecord) -> None:
+        file = self._written([record])
+        self._step(
+            lambda transaction: transaction.newAppend().appendFile(file),
+            dataclasses.replace(self._state, begun=None),
+        )
+        self.last = record
+
+    def _rewrite(self, transaction: Any, gone: Sequence[Any], new: Sequence[CutRecord]) -> Any:
+        update = transaction.newOverwrite().addFile(self._written(new))
+        for file in gone:
+            update.deleteFile(file)
+        return update
+
+    def _written(self, cuts: Sequence[CutRecord]) -> Any:
+        columns = [
+            [cut.start_ts for cut in cuts],
+            [cut.end_ts for cut in cuts],
+            [datetime.fromisoformat(cut.applied_at) for cut in cuts],
+            [cut.to_json() for cut in cuts],
+        ]
+        arrays = [
+            pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+        [file] = write_rows(self._catalog.layout(self._table, ()), iter([batch]))
+        return self._catalog.data_file(self._table, file.path)
+
+    def _newest(self) -> CutRecord | None:
+        cuts = _read(_files(self._catalog, self._table)[-1:])
+        return cuts[-1] if cuts else None
+
+    def _outdated(self, older: Sequence[Any], horizon: datetime) -> list[Any]:
+        """The files whose cuts were all applied before `horizon`, but for the last of these:
+        it shows that time.
+        """
+        least = (horizon - _EPOCH) // timedelta(microseconds=1)
+        field = self._table.schema().findField("applied_at")
+        before = []
+        for file in older:
+            ends = self._catalog.bounds(file, field.fieldId(), field.type())
+            if ends is None or int(ends[1]) >= least:
+                break
+            before.append(file)
+        return before[:-1]
+
+    def _expire(self) -> None:
+        update = self._table.expireSnapshots()
+        old = [int(snapshot.snapshotId()) for snapshot in self._table.snapshots()]
+        for snapshot_id in old:
+            if snapshot_id != self._mine:
+                update.expireSnapshotId(snapshot_id)
+        update.commit()
+
+
+def cuts_in_catalog(spark: SparkSession, root: str, changefeed: str) -> list[CutRecord]:
+    """The kept cuts of a changefeed in a catalog; empty: the only one that the catalog has.
+
+    Raises:
+        SourceError: ErrTargetInvalid, it has several; those of the catalog.
+    """
+    catalog = _catalog(spark, root, changefeed)
+    if not changefeed:
+        names = catalog.names(NAMESPACE)
+        if len(names) > 1:
+            raise SourceError(
+                "ErrTargetInvalid",
+                f"this catalog has the lakes of several changefeeds, {', '.join(names)}: say which",
+            )
+        changefeed = "".join(names)
+    table = catalog.load(_name(changefeed)) if changefeed else None
+    return [] if table is None else _read(_files(catalog, table))
+
+
+def _catalog(spark: SparkSession, root: str, changefeed: str) -> Catalog:
+    return Catalog(spark, root, changefeed, kind="tidemark-cuts")
+
+
+def _name(changefeed: str) -> str:
+    return f"{NAMESPACE}.{changefeed}"
+
+
+def _state(table: Any) -> _State:
+    snapshot = table.currentSnapshot()
+    return _State.parse(None if snapshot is None else snapshot.summary().get(_STATE))
+
+
+def _nothing(transaction: Any) -> Any:
+    """A snapshot without changes, for what its summary says."""
+    return transaction.newAppend()
+
+
+def _files(catalog: Catalog, table: Any) -> list[Any]:
+    """The data files, in the order of their cuts."""
+    return sorted(catalog.files(table), key=lambda file: int(file.dataSequenceNumber()))
+
+
+def _read(files: Sequence[Any]) -> list[CutRecord]:
+    """The cuts in files; of one that was written anew, the newest line."""
+    lines: list[str] = []
+    for file in files:
+        system, path = file_system(str(file.location()))
+        with pq.ParquetFile(path, filesystem=system) as parquet:
+            lines += parquet.read(columns=["cut"])["cut"].to_pylist()
+    return records(lines)
+
+
+def _check_idle(table: Any, seconds: float) -> None:
+    """See that nobody writes for so long: a courtesy, the catalog itself keeps the lake whole."""
+    if not seconds:
+        return
+    before = table.currentSnapshot()
+    time.sleep(seconds)
+    table.refresh()
+    now = table.currentSnapshot()
+    if now is not None and (before is None or now.snapshotId() != before.snapshotId()):
+        raise SourceError("ErrTargetBusy", "a job writes to this lake; stop it first")
+
+
+def _taken_over() -> SourceError:
+    return SourceError(
+        "ErrTargetBusy",
+        "another job has taken this lake over, and this one has stopped; the newest one goes on: "
+        "see that only one is started",
+    )

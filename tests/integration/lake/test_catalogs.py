@@ -1,0 +1,198 @@
+"""Iceberg tables in a REST catalog: read back through the catalog by Iceberg's own reader,
+while answers get lost, the catalog is down, and other drivers come.
+"""
+
+import dataclasses
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
+from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
+from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.reading import as_of_cut, version_at
+from pyspark_tidemark.sink_uri import SinkUri
+
+from server.verify.lake.file_lake import FileLake
+from tests.integration.lake.rest_catalog import RestCatalog
+from tests.integration.lake.test_iceberg import balances, held, read_by_iceberg
+
+pytestmark = pytest.mark.timeout(300)
+CUTS = tuple(range(100, 1001, 100))
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def warehouse(tmp_path):
+    return tmp_path / "warehouse"
+
+
+@pytest.fixture
+def rest(spark, warehouse):
+    with RestCatalog(spark, str(warehouse)).running() as server:
+        yield server
+
+
+@pytest.fixture
+def name(spark, rest):
+    """The catalog, as Spark's settings call it."""
+    name = f"lake{next(_numbers)}"
+    settings = {"type": "rest", "uri": rest.uri, "rest.client.max-retries": "1"}
+    for setting, value in settings.items():
+        spark.conf.set(f"spark.sql.catalog.{name}.{setting}", value)
+    yield name
+    for setting in (*settings, "token"):
+        spark.conf.unset(f"spark.sql.catalog.{name}.{setting}")
+
+
+@pytest.fixture
+def root(name):
+    return f"catalog://{name}/mysql"
+
+
+def keep(spark, changefeed, captures, root, ends, *, mode="upsert"):
+    """One life of a job."""
+    target = IcebergTarget(spark, root, "bank", mode=mode, compact_every=0)
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    with CatalogManifest.opened(spark, root, "bank", mode=mode) as manifest:
+        cuts = CutApplier(
+            changefeed,
+            "bank",
+            target,
+            manifest,
+            policy=Policy(mode),
+            source_options=options,
+            spark=spark,
+            parallel=2,
+        )
+        for number, end_ts in enumerate(ends):
+            start_ts = 0 if manifest.last is None else manifest.last.end_ts
+            cuts.apply(Cut(number, start_ts, end_ts))
+            manifest.tidy(datetime.now(UTC) - timedelta(hours=1))
+            target.maintain(KeptCuts(manifest, 1.0))
+    target.close()
+    return target
+
+
+def test_tables_in_a_catalog_equal_the_replay_over_two_lives(
+    spark, changefeed, captures, upstream, warehouse, root, tmp_path
+):
+    keep(spark, changefeed, captures, root, CUTS[:2])
+    keep(spark, changefeed, captures, root, CUTS[2:4])
+    shown = read_by_iceberg(spark, warehouse, "mysql.bank.accounts")
+    assert balances(shown) == held(upstream, CUTS[3])
+
+    uri = f"iceberg+{root}"
+    rows = as_of_cut(spark, uri, 150)["bank.accounts"].collect()
+    assert balances([row.asDict() for row in rows]) == held(upstream, CUTS[0])
+    assert version_at(uri, "bank.accounts", changefeed="bank") == version_at(uri, "bank.accounts")
+
+    with FileLake.open(SinkUri.parse(uri), "bank", tmp_path / "verify", locked=False) as lake:
+        assert lake.cut(None)["cut"] == CUTS[3]
+
+
+def test_a_commit_whose_answer_was_lost_is_made_once(
+    spark, changefeed, captures, upstream, rest, warehouse, root
+):
+    keep(spark, changefeed, captures, root, CUTS[:1], mode="append")
+    rest.lost_answers = 1000
+    keep(spark, changefeed, captures, root, CUTS[1:2], mode="append")
+    assert rest.lost_answers < 1000
+    rows = read_by_iceberg(spark, warehouse, "mysql.bank.accounts")
+    assert sorted((row["_commit_ts"], row["_seq"], row["_op"], row["id"]) for row in rows) == [
+        (row["_commit_ts"], row["_seq"], row["_op"], row["id"])
+        for row in upstream.accounts.rows
+        if row["_commit_ts"] <= CUTS[1]
+    ]
+
+
+def test_a_catalog_that_is_down_is_named_and_the_job_goes_on_when_it_is_back(
+    spark, changefeed, captures, upstream, rest, warehouse, root
+):
+    keep(spark, changefeed, captures, root, CUTS[:1])
+    rest.down = True
+    with pytest.raises(SourceError, match=r"ErrTargetUnavailable.*the catalog lake") as caught:
+        keep(spark, changefeed, captures, root, CUTS[1:2])
+    assert caught.value.retryable
+    rest.down = False
+    keep(spark, changefeed, captures, root, CUTS[1:2])
+    assert balances(read_by_iceberg(spark, warehouse, "mysql.bank.accounts")) == held(
+        upstream, CUTS[1]
+    )
+
+
+def test_wrong_credentials_and_missing_settings_are_named(spark, rest, root, name):
+    rest.token = "right"
+    spark.conf.set(f"spark.sql.catalog.{name}.token", "wr0ng")
+    with pytest.raises(SourceError, match="ErrCredentials") as caught:
+        cuts_in_catalog(spark, root, "bank")
+    assert not caught.value.retryable
+    assert "wr0ng" not in str(caught.value)
+    spark.conf.set(f"spark.sql.catalog.{name}.token", "right")
+    assert cuts_in_catalog(spark, root, "bank") == []
+    with pytest.raises(SourceError, match=r"ErrTargetUnusable.*spark\.sql\.catalog\.other\.type"):
+        cuts_in_catalog(spark, "catalog://other", "bank")
+    spark.conf.set(f"spark.sql.catalog.{name}.type", "hadoop")
+    spark.conf.set(f"spark.sql.catalog.{name}.warehouse", "s3a://bucket/lake")
+    with pytest.raises(SourceError, match=r"ErrTargetUnusable.*renaming"):
+        cuts_in_catalog(spark, root, "bank")
+    spark.conf.unset(f"spark.sql.catalog.{name}.warehouse")
+
+
+def test_the_newer_driver_goes_on_with_the_cut_that_was_begun(spark, rest, root):
+    with CatalogManifest.opened(spark, root, "bank") as asleep:
+        assert asleep.announce(0, 500) == 500
+        asleep.note_moved(7)
+        with CatalogManifest.opened(spark, root, "bank") as newer:
+            assert newer.announce(0, 450) == 500, "the cut that the other one may still write"
+            assert newer.moved_at(7)
+            for step in (lambda: asleep.announce(0, 500), lambda: asleep.note_moved(9)):
+                with pytest.raises(SourceError, match=r"ErrTargetBusy.*taken this lake over"):
+                    step()
+            with pytest.raises(SourceError, match="ErrCutGap"):
+                newer.announce(1, 600)
+            assert newer.announce(0, 450, moved=True) == 450
+
+
+def test_files_of_cuts_become_one_and_old_ones_go(spark, rest, root, monkeypatch):
+    monkeypatch.setattr(catalog_manifest, "_ROLL_UP_CUTS", 2)
+    now = datetime.now(UTC)
+    with CatalogManifest.opened(spark, root, "bank") as manifest:
+        for end_ts in CUTS[:5]:
+            tables = (TableCut(f"bank.t{end_ts}", 1, end_ts),)
+            start_ts = manifest.announce(end_ts - 100, end_ts) - 100
+            manifest.commit(CutRecord("bank", start_ts, end_ts, 0, now.isoformat(), tables))
+            manifest.tidy(now - timedelta(hours=1))
+        manifest.replace(dataclasses.replace(manifest.last, batch=9))
+        assert [(cut.end_ts, cut.batch) for cut in manifest.cuts()] == [
+            *((end_ts, 0) for end_ts in CUTS[:4]),
+            (500, 9),
+        ]
+        table = Catalog(spark, root, "bank", kind="tidemark-cuts").load("tidemark_cuts.bank")
+        assert len(list(table.snapshots())) == 4, "of the last roll-up, and since"
+        manifest._since_tidied = 2
+        manifest.tidy(now + timedelta(hours=1))
+        assert [cut.end_ts for cut in manifest.cuts()] == list(CUTS[2:5])
+    kept = cuts_in_catalog(spark, root, "")
+    assert versions_at(kept, 500) == {f"bank.t{end_ts}": end_ts for end_ts in CUTS[:5]}
+
+
+def test_what_is_not_ours_is_not_touched(spark, changefeed, captures, upstream, rest, root):
+    target = keep(spark, changefeed, captures, root, CUTS[:1])
+    table = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+    other = IcebergTarget(spark, root, "other")
+    for step in (other.position, other.drop):
+        with pytest.raises(SourceError, match="ErrTargetForeign"):
+            step(table)
+    rest.folds_case = True
+    with pytest.raises(SourceError, match=r"ErrNameUnsupported.*bank\.accounts and bank\.Accounts"):
+        target.position(TableMeta("bank.Accounts", ("id",), upstream.accounts.schema))
+    target.drop(table)
+    assert target.position(table) is None
