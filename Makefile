@@ -85,8 +85,16 @@ types: setup ## Types (mypy, strict)
 layers: setup ## Import contracts
 	PYTHONPATH=proto/gen:sink/spark $(BIN)/lint-imports
 
+.PHONY: docs
+docs: setup ## Write the reference pages that are made from the code
+	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m docs.generate
+
+.PHONY: docs-check
+docs-check: setup ## Fail if a reference page is not what the code says
+	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m docs.generate --check
+
 .PHONY: check
-check: lint types layers proto-check ## All static checks
+check: lint types layers proto-check docs-check ## All static checks
 
 .PHONY: test-unit
 test-unit: setup ## Unit and property tests

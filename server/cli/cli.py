@@ -54,7 +54,7 @@ _GLOBAL = {
 
 def run(argv: Sequence[str]) -> int:
     """Run one command; prints its output and returns the exit code."""
-    arguments = _parser(_group_of(argv)).parse_args(list(argv))
+    arguments = cli_parser(_group_of(argv)).parse_args(list(argv))
     arguments.json = arguments.json or arguments.output == JSON
     configure_command(arguments.log_level)
     security = SecurityConfig(
@@ -101,7 +101,7 @@ def _defaults() -> dict[str, str]:
     return {flag: os.environ.get(name) or _GLOBAL[flag][0] for name, flag in variables.items()}
 
 
-def _parser(group: str | None = None) -> Parser:
+def cli_parser(group: str | None = None) -> Parser:
     """With the commands of one group, and the names of all; None: with all commands."""
     defaults = _defaults()
     parser = Parser(

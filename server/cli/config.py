@@ -14,6 +14,20 @@ from server.exit_status import EXIT_OK
 
 def run(argv: Sequence[str]) -> int:
     """Run one verb; returns the exit code. Raises ConfigError for a file that cannot be used."""
+    arguments = config_parser().parse_args(list(argv))
+    if arguments.verb == "check":
+        print(_checked(arguments.file))
+        return EXIT_OK
+    lines = _defaults if arguments.verb == "print-default" else _tables
+    chosen = {
+        name: section for name, section in sections().items() if arguments.section in (None, name)
+    }
+    print("\n\n".join("\n".join(lines(name, section)) for name, section in chosen.items()))
+    return EXIT_OK
+
+
+def config_parser() -> Parser:
+    """The verbs of `tidemark config`."""
     parser = Parser(prog="tidemark config")
     verbs = parser.add_subparsers(required=True, metavar="VERB", dest="verb")
     check = verbs.add_parser("check", help="whether daemons would take a file; all faults at once")
@@ -24,16 +38,7 @@ def run(argv: Sequence[str]) -> int:
     ):
         verb = verbs.add_parser(name, help=text)
         verb.add_argument("section", nargs="?", choices=SECTIONS, help="only this one")
-    arguments = parser.parse_args(list(argv))
-    if arguments.verb == "check":
-        print(_checked(arguments.file))
-        return EXIT_OK
-    lines = _defaults if arguments.verb == "print-default" else _tables
-    chosen = {
-        name: section for name, section in sections().items() if arguments.section in (None, name)
-    }
-    print("\n\n".join("\n".join(lines(name, section)) for name, section in chosen.items()))
-    return EXIT_OK
+    return parser
 
 
 def sections() -> dict[str, type[Any]]:

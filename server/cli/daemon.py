@@ -41,6 +41,12 @@ SECTIONS: Final = (
     "rpc",
     "log",
 )
+_SHARED: Final[dict[str, type[Any]]] = {
+    "security": SecurityConfig,
+    "rpc": RpcConfig,
+    "log": LogConfig,
+}
+"""The sections that every daemon reads."""
 _SPARK_USAGE: Final = """usage: tidemark spark run [--help] …    keep the lake of one changefeed current
        tidemark spark keep [--help] …   keep the lakes of all changefeeds current"""
 
@@ -126,9 +132,7 @@ def run_demo(argv: Sequence[str]) -> int:
     """`tidemark demo`: 0 only if the lake was proved equal to the store."""
     from server.demo import run as demo
 
-    parser = Parser(prog="tidemark demo")
-    add_flags(parser, demo.DemoConfig)
-    flags = vars(parser.parse_args(list(argv)))
+    flags = vars(demo_parser().parse_args(list(argv)))
     config = load(demo.DemoConfig, "demo", document={}, environ=os.environ, flags=flags)
     try:
         equal = asyncio.run(demo.run_demo(config))
@@ -156,18 +160,8 @@ def run_daemon(
 
     `command` is what users type, where that is not the name.
     """
-    parser = Parser(prog=f"tidemark {command or name}")
-    parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
-    parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
-    sections: dict[str, type[Any]] = {
-        name: section,
-        "security": SecurityConfig,
-        "rpc": RpcConfig,
-        "log": LogConfig,
-    }
-    for part in sections.values():
-        add_flags(parser, part)
-    flags = vars(parser.parse_args(list(argv)))
+    sections: dict[str, type[Any]] = {name: section, **_SHARED}
+    flags = vars(daemon_parser(command or name, section).parse_args(list(argv)))
 
     document = read_document(flags["config"], SECTIONS)
     settings = {
@@ -188,6 +182,25 @@ def run_daemon(
         routes=routes,
         security=settings["security"],
     )
+
+
+def daemon_parser(command: str, section: type[Any]) -> Parser:
+    """The flags of a daemon: its own settings, and those that all daemons have."""
+    parser = Parser(prog=f"tidemark {command}")
+    parser.add_argument("--config", help="TOML file with the sections " + ", ".join(SECTIONS))
+    parser.add_argument("--follow-parent", action="store_true", help=argparse.SUPPRESS)
+    for part in (section, *_SHARED.values()):
+        add_flags(parser, part)
+    return parser
+
+
+def demo_parser() -> Parser:
+    """The flags of `tidemark demo`."""
+    from server.demo.run import DemoConfig
+
+    parser = Parser(prog="tidemark demo")
+    add_flags(parser, DemoConfig)
+    return parser
 
 
 def _check_own_variables(sections: dict[str, type[Any]]) -> None:

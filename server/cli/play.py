@@ -18,9 +18,7 @@ from storage.model.errors import TidemarkError, leaves
 
 def run(argv: Sequence[str]) -> int:
     """Run the playground until Ctrl-C or SIGTERM, which are its good end; returns the exit code."""
-    parser = Parser(prog="tidemark play")
-    add_flags(parser, PlayConfig)
-    flags = vars(parser.parse_args(list(argv)))
+    flags = vars(play_parser().parse_args(list(argv)))
     config = load(PlayConfig, "play", document={}, environ=os.environ, flags=flags)
     status = EXIT_OK
     try:
@@ -32,6 +30,13 @@ def run(argv: Sequence[str]) -> int:
         status = EXIT_ERROR
         print(*dict.fromkeys(_details(theirs)), sep="\n", file=sys.stderr)
     return status
+
+
+def play_parser() -> Parser:
+    """The flags of `tidemark play`."""
+    parser = Parser(prog="tidemark play")
+    add_flags(parser, PlayConfig)
+    return parser
 
 
 async def _until_signal(config: PlayConfig) -> None:

@@ -9,7 +9,7 @@ from tidemarkpb.v1 import gc_pb2
 from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.times import format_instant
-from server.cli.cli import _parser
+from server.cli.cli import cli_parser
 from server.cli.gc import GCState, report, setting
 from server.cli.gc_round import _would, document, line
 from server.gc_worker.view import Overview
@@ -114,7 +114,7 @@ def test_settings_are_name_and_value() -> None:
     ],
 )
 def test_the_verbs_are_understood(words: list[str]) -> None:
-    assert callable(_parser().parse_args(["gc", *words]).command)
+    assert callable(cli_parser().parse_args(["gc", *words]).command)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_the_verbs_are_understood(words: list[str]) -> None:
 )
 def test_wrong_usage_exits_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        _parser().parse_args(["gc", *words])
+        cli_parser().parse_args(["gc", *words])
     assert caught.value.code == 2
