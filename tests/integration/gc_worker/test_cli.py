@@ -16,7 +16,7 @@ from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 
 from gcsafepoint.worker.config import GCConfigError
 from gcsafepoint.worker.delete_ranges import DeleteRangeError
-from server.cli.cli import _parser
+from server.cli.cli import cli_parser
 from server.cli.gc_round import GCRoundFailedError
 from server.cli.remote import GCLeaderUnavailableError, Remote, RemoteError
 from server.rpc.client import connect
@@ -27,7 +27,7 @@ from tests.integration.store.stubs import row_key
 
 async def cli(cluster: Any, *words: str) -> Any:
     """The document of one command, and its text."""
-    arguments = _parser().parse_args(["gc", *words])
+    arguments = cli_parser().parse_args(["gc", *words])
     output = await arguments.command(Remote("", cluster.coordinator, SecurityConfig()), arguments)
     assert output.text(as_json=True)
     assert output.text(as_json=False)
