@@ -46,6 +46,8 @@ class RestCatalog:
                 super().handle_one_request()
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        # a client that was closed, or killed, is not worth a word
+        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self.uri = f"http://127.0.0.1:{self._server.server_port}"
 
     @contextmanager

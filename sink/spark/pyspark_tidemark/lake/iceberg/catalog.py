@@ -23,6 +23,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
+from pyspark_tidemark.sink_uri import RENAMING
 
 APP, CUT = "cdc.app", "cdc.cut"
 TABLE = "tidemark.table"
@@ -185,13 +186,39 @@ class Catalog:
             snapshot = None if parent is None else table.snapshot(parent)
         return snapshot_ids
 
+    def begin(self, table: Any) -> Any:
+        """A transaction on a table as it is now, to be ended by one of the commits below.
+
+        Raises:
+            SourceError: those of `java_catalog.translated`.
+        """
+        with explained(self._place):
+            return table.newTransaction()
+
+    def expire(self, table: Any, snapshot_ids: Sequence[int]) -> None:
+        """Forget snapshots, with the files that only they need.
+
+        Raises:
+            SourceError: those of `java_catalog.translated`.
+        """
+        update = table.expireSnapshots()
+        for snapshot_id in snapshot_ids:
+            update.expireSnapshotId(snapshot_id)
+        with explained(self._place):
+            update.commit()
+
     def layout(
         self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None
     ) -> Layout:
-        """What is needed to write files of a table."""
+        """What is needed to write files of a table.
+
+        Raises:
+            SourceError: ErrTargetUnusable, they lie where they cannot be written.
+        """
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
         data = str(table.locationProvider().newDataLocation("")).rstrip("/")
+        _check_location(data)
         return Layout(data, schema.serialize().to_pybytes(), tuple(key), ranges)
 
     def schema(self, table: Any) -> Any:
@@ -359,4 +386,15 @@ class Catalog:
         database, _, table = name.partition(".")
         return self._iceberg.catalog.TableIdentifier.of(
             self.strings((*self._parent, path_part(database), path_part(table)))
+        )
+
+
+def _check_location(data: str) -> None:
+    """Tasks have no Java, and pyarrow has not the catalog's credentials of an object store."""
+    system, colon, _ = data.partition("://")
+    if colon and system not in (*RENAMING, "file"):
+        raise SourceError(
+            "ErrTargetUnusable",
+            f"the catalog puts the table at {data}: files are written to disks, mounts and HDFS "
+            "only; give the catalog, or the namespace, a warehouse there",
         )

@@ -60,7 +60,7 @@ class IcebergConnector(LakeConnector):
         catalog = _catalog(spark, table)
         stored = catalog.load(table.name)
         # Deletes of keys apply to older files only, so the rows that come with them stay.
-        transaction = stored.newTransaction()
+        transaction = catalog.begin(stored)
         written = write(catalog.layout(stored, repair.key), repair.rows, repair.gone)
         position = catalog.position(stored, table.name) or repair.ts
         catalog.commit(transaction, written, repair.key, position)

@@ -30,7 +30,7 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
 
     Nobody else may commit meanwhile.
     """
-    transaction = catalog.load(name).newTransaction()
+    transaction = catalog.begin(catalog.load(name))
     position = catalog.position(transaction.table(), name) or 0
     _change_columns(catalog, transaction, change)
     if change.added and not change.filled:
@@ -72,7 +72,7 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
     Nobody else may commit meanwhile.
     """
     table = catalog.load(name)
-    transaction = table.newTransaction()
+    transaction = catalog.begin(table)
     start = table.currentSnapshot().snapshotId()
     old = Snapshot(spark.newSession(), catalog, table, start)
     columns = transaction.updateSchema()
@@ -99,7 +99,7 @@ def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:
     The columns have other field ids than before, so that no file of the earlier table can be taken
     for one of this; snapshots of cuts before show it as it was. Nobody else may commit meanwhile.
     """
-    transaction = catalog.load(table.name).newTransaction()
+    transaction = catalog.begin(catalog.load(table.name))
     stored = transaction.table()
     position = catalog.position(stored, table.name) or ts
     earlier = transaction.updateSchema()

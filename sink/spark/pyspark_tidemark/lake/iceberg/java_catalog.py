@@ -37,6 +37,7 @@ _UNAVAILABLE = (
     "UncheckedSQLException",
     "UnknownHostException",
 )
+_NO_DRIVER = "No suitable driver"
 _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
 
@@ -145,7 +146,7 @@ def translated(err: Any, what: str) -> SourceError | None:
         )
     if kinds & {*_FORBIDDEN}:
         return SourceError("ErrTargetUnusable", f"{what} does not allow this: {said}")
-    if kinds & {*_NO_CLASS}:
+    if kinds & {*_NO_CLASS} or _NO_DRIVER in str(err):
         return SourceError(
             "ErrTargetUnusable",
             f"{what} needs jars that Spark does not have ({said}): name them by --conf "

@@ -111,7 +111,7 @@ class Maintenance:
 
     def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
         with self._committing:
-            transaction = self._catalog.load(name).newTransaction()
+            transaction = self._catalog.begin(self._catalog.load(name))
             table = transaction.table()
             update = transaction.newRewrite().validateFromSnapshot(start.snapshotId())
             update.dataSequenceNumber(start.sequenceNumber())
@@ -137,10 +137,7 @@ class Maintenance:
             gone = [snapshot_id for snapshot_id in old if snapshot_id not in shown]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
-            update = table.expireSnapshots()
-            for snapshot_id in gone:
-                update.expireSnapshotId(snapshot_id)
-            update.commit()
+            self._catalog.expire(table, gone)
 
     def health(self, name: str) -> Health:
         """Files, and rows that equality deletes mask, of the current snapshot."""

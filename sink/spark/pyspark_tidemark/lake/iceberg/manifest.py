@@ -99,6 +99,7 @@ class CatalogManifest:
         if table is None:
             table = catalog.create(name, SCHEMA, ())
         catalog.check_own(table, name)
+        catalog.layout(table, ())  # of tables that cannot be written none should be made
         manifest = cls(catalog, table)
         _check_idle(table, idle_s)
         check_mode(manifest._newest(), mode)
@@ -173,7 +174,7 @@ class CatalogManifest:
 
     def _take(self) -> None:
         for _ in range(_TAKE_TRIES):
-            transaction = self._table.newTransaction()
+            transaction = self._catalog.begin(self._table)
             state = dataclasses.replace(_state(transaction.table()), driver=uuid.uuid4().hex)
             try:
                 self._commit(transaction, _nothing(transaction), state)
@@ -193,7 +194,7 @@ class CatalogManifest:
         Raises:
             SourceError: ErrTargetBusy, there is another one by now.
         """
-        transaction = self._table.newTransaction()
+        transaction = self._catalog.begin(self._table)
         if int(transaction.table().currentSnapshot().snapshotId()) != self._mine:
             raise _taken_over()
         try:
@@ -253,12 +254,8 @@ class CatalogManifest:
         return before[:-1]
 
     def _expire(self) -> None:
-        update = self._table.expireSnapshots()
-        old = [int(snapshot.snapshotId()) for snapshot in self._table.snapshots()]
-        for snapshot_id in old:
-            if snapshot_id != self._mine:
-                update.expireSnapshotId(snapshot_id)
-        update.commit()
+        old = {int(snapshot.snapshotId()) for snapshot in self._table.snapshots()}
+        self._catalog.expire(self._table, sorted(old - {self._mine}))
 
 
 def cuts_in_catalog(spark: SparkSession, root: str, changefeed: str) -> list[CutRecord]:

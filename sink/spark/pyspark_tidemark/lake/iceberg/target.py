@@ -137,7 +137,7 @@ class IcebergTarget:
         if self._mode != UPSERT:
             return
         with self._committing:
-            transaction = self._catalog.load(table.name).newTransaction()
+            transaction = self._catalog.begin(self._catalog.load(table.name))
             position = self._catalog.position(transaction.table(), table.name)
             delete = transaction.newDelete().deleteFromRowFilter(self._catalog.always_true)
             self._catalog.fenced(transaction, delete, position or ts)
@@ -213,7 +213,7 @@ class IcebergTarget:
         name = changes.table.name
         with self._committing:
             # reads no more than names, unless somebody has committed since it was loaded
-            transaction = table.newTransaction()
+            transaction = self._catalog.begin(table)
             position = self._catalog.position(transaction.table(), name)
             if position is not None and position >= changes.end_ts:
                 raise SourceError(
