@@ -93,6 +93,15 @@ docs: setup ## Write the reference pages that are made from the code
 docs-check: setup ## Fail if a reference page is not what the code says
 	PYTHONPATH=.:proto/gen:sink/spark $(BIN)/python -m docs.generate --check
 
+build/site-venv/.done: deploy/site/requirements.txt
+	$(PYTHON) -m venv build/site-venv
+	build/site-venv/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $<
+	@touch $@
+
+.PHONY: site
+site: build/site-venv/.done ## Build the docs as a site into build/site, with tools of its own
+	cd deploy/site && NO_MKDOCS_2_WARNING=1 ../../build/site-venv/bin/mkdocs build --strict --quiet
+
 .PHONY: check
 check: lint types layers proto-check docs-check ## All static checks
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 
-from docs.generate import command_line, errors, metrics
+from docs.generate import command_line, errors, metrics, types
 from docs.generate.source import ROOT, modules
 from server.cli import config
 from server.cli.commands import tidemark
@@ -35,6 +35,7 @@ def pages() -> Mapping[str, str]:
         "errors.md": errors.page([tree for _, tree in trees], top),
         "metrics.md": metrics.page(trees),
         "settings.md": f"{_SETTINGS_HEAD}\n{_settings()}",
+        "types.md": types.page(),
     }
 
 
