@@ -2,20 +2,21 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from prometheus_client import REGISTRY
-from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2
+from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
 from server.capture.blockers import Blockers
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
-from server.capture.flight import OwnerFeeds
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import Membership
@@ -25,9 +26,15 @@ from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.service import CaptureService, ChangefeedService
 from server.capture.source.registry import sources
+from server.capture.worker.feeds import CaptureFeeds
+from server.capture.worker.host import Host, host_context
 from server.capture.worker.launch import Launch, cores, host_of
-from server.capture.worker.pool import Pool
+from server.capture.worker.peers import SHARES, PeerAccess, Peers
+from server.capture.worker.pool import Pool, Worker
 from server.capture.worker.processor import WorkersProcessor
+from server.capture.worker.rows import Rows
+from server.capture.worker.service import WorkerService
+from server.capture.worker.spread import SpreadProcessor
 from server.config import setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
@@ -41,6 +48,8 @@ from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.tasks import beside
+
+_ASKING_THREADS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +116,21 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 kv,
                 meta,
                 security,
-                tables_here=(config.workers or cores()) == 1,
                 stream_silence_s=config.stream_silence_seconds,
             )
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
-            make_processor = await parts.enter_async_context(
-                _processors(config, security, directory, resources)
+            own = await parts.enter_async_context(_worker_processes(config, security, directory))
+            peers = Peers(
+                identity,
+                directory,
+                PeerAccess(security, config.flight_token_file),
+                parts.enter_context(_executor()),
+                own,
             )
+            make_processor = _processors(peers, resources)
             owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
+            host = await parts.enter_async_context(_hosting(directory, resources))
             server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
             server.add_service(
@@ -126,9 +141,11 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             server.serve_http1(Api(identity, changefeeds, captures, pd).answer)
-            locks = StuckLocks(pd, kv, owner.pullers)
+            shares = WorkerService(host, sources(host_context(context)))
+            server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], shares)
+            locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])
             readers = serving_flight(
-                OwnerFeeds(owner),
+                CaptureFeeds(owner, Rows(host), peers.is_own),
                 config.flight_addr,
                 config.advertise_flight_addr,
                 security,
@@ -138,7 +155,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 run = membership.run(
                     config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
                 )
-                async with beside(run, locks.run(), _shown(owner)):
+                sharing = peers.run(membership.sharing, lambda: records.fence)
+                async with beside(run, locks.run(), _shown(owner), sharing):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
 
@@ -148,13 +166,13 @@ def _directory(config: CaptureConfig) -> Path:
 
 
 @asynccontextmanager
-async def _processors(
-    config: CaptureConfig, security: SecurityConfig, directory: Path, resources: Resources
-) -> AsyncIterator[MakeProcessor]:
-    """What runs the changefeeds: this process, or workers, kept alive for the block."""
+async def _worker_processes(
+    config: CaptureConfig, security: SecurityConfig, directory: Path
+) -> AsyncIterator[Sequence[Worker]]:
+    """This capture's worker processes, kept alive for the block; empty with `--workers 1`."""
     count = config.workers or cores()
     if count == 1:
-        yield partial(LocalProcessor, resources)
+        yield ()
         return
     launch = Launch(
         directory=directory,
@@ -167,15 +185,46 @@ async def _processors(
         security=security,
     )
     pool = Pool(launch.workers(count))
+    async with pool.running():
+        yield pool.workers
+
+
+def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
+    """What runs the changefeeds: this process, or all workers."""
+    here, divided = partial(LocalProcessor, resources), partial(WorkersProcessor, peers)
 
     def processor(assignment: Assignment) -> Processor:
         if assignment.source.per_table:
-            return WorkersProcessor(pool, directory, assignment)
+            return SpreadProcessor(peers.workers, here, divided, assignment)
         # a log is read once, for all tables
-        return LocalProcessor(resources, assignment)
+        return here(assignment)
 
-    async with pool.running():
-        yield processor
+    return processor
+
+
+@contextmanager
+def _executor() -> Iterator[Executor]:
+    """For asking workers; who is still asked at the end is not waited for."""
+    executor = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="workers")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+@asynccontextmanager
+async def _hosting(directory: Path, resources: Resources) -> AsyncIterator[Host]:
+    """Runs shares of changefeeds for the owner, for the block."""
+    shares = replace(
+        resources, context=host_context(resources.context), directory=directory / SHARES
+    )
+    shutil.rmtree(directory / SHARES, ignore_errors=True)
+    async with asyncio.TaskGroup() as tasks:
+        host = Host(tasks, partial(LocalProcessor, shares))
+        try:
+            yield host
+        finally:
+            host.close()
 
 
 async def _shown(owner: Owner) -> None:

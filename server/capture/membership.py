@@ -79,6 +79,12 @@ class Membership:
             for record in records
         ]
 
+    async def sharing(self) -> list[CaptureRecord]:
+        """The captures among which this one divides tables; none while it is not the owner."""
+        if not self._owner.is_active:
+            return []
+        return [member.record for member in await self.members()]
+
     async def owner_address(self) -> str:
         """The gRPC address of the owner.
 

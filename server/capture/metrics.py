@@ -33,6 +33,15 @@ JOB_ERRORS = Counter(
     "errors that lake jobs reported, each once while it lasts",
     ["changefeed"],
 )
+SHARING_CAPTURES = Gauge(
+    "tidemark_capture_sharing_captures_count",
+    "captures among which the owner divides tables, itself included; 0 where it is another one",
+)
+MOVES = Counter(
+    "tidemark_capture_moves_total",
+    "how often a changefeed's tables were divided anew, as captures came or went",
+    ["changefeed"],
+)
 SAFEPOINTS = Counter(
     "tidemark_capture_safepoint_updates_total", "service safepoints set at the coordinator"
 )

@@ -238,9 +238,12 @@ class Source(Protocol):
         """
         ...
 
-    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
         """What reports the schema changes above `start_ts` of a source that is per table;
-        None: there are none.
+        None: there are none. Where the source is dumped, the dump of the tables that this process
+        pulls is beside it, unless `dumps` is False.
         """
         ...
 
@@ -256,8 +259,6 @@ class SourceContext:
     """None in a worker process, where sources that are per table run only."""
     security: SecurityConfig | None = None
     """For connections to the cluster's own daemons."""
-    tables_here: bool = True
-    """Whether this process pulls the tables of sources that are per table; else its workers do."""
     stream_silence_s: float = SILENT_S
     """How long a pump's stream may be silent."""
 

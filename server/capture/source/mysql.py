@@ -116,9 +116,11 @@ class MySqlSource:
         log = LogPuller(tables, start_ts, upstream, rows, catalog)
         return [DumpingPuller(log, engine)]
 
-    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
         """See `Source.schema_puller`: the log brings them."""
-        del start_ts, catalog
+        del start_ts, catalog, dumps
         return None
 
     async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:

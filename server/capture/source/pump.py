@@ -61,9 +61,11 @@ class PumpSource(ClusterTables):
             DumpingPuller(PumpPuller(self._context, self._meta, feed, registration.renew), dump)
         ]
 
-    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
         """See `Source.schema_puller`: schema changes are in the binlogs."""
-        del start_ts, catalog
+        del start_ts, catalog, dumps
         return None
 
     @property

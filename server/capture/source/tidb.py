@@ -45,16 +45,17 @@ class TidbSource(ClusterTables):
         )
         return [self._puller(table, start_ts, upstream, rows) for table in tables]
 
-    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
         """See `Source.schema_puller`; a worker process, which has no metadata, pulls tables only.
 
-        The dump is beside it, as there is one for each run of the changefeed, unless tables are
-        pulled elsewhere.
+        The dump is beside it, as there is one for each run of the changefeed.
         """
         if self._context.meta is None:
             return None
         schemas = SchemaPuller(self._context, start_ts, catalog)
-        dump = self.dump(self.chunks) if self._context.tables_here else None
+        dump = self.dump(self.chunks) if dumps else None
         return schemas if dump is None else DumpingPuller(schemas, dump)
 
     @property

@@ -43,9 +43,11 @@ class UnreadableSource:
         del tables, start_ts, rows, catalog
         self._refuse()
 
-    def schema_puller(self, start_ts: int, catalog: Catalog) -> Puller | None:
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
         """Refused."""
-        del start_ts, catalog
+        del start_ts, catalog, dumps
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -38,7 +38,7 @@ class WorkerChunks:
         for table in self._catalog.tables:
             worker = self._owner(table.span)
             share = self._shares[worker]
-            generation = (worker.number, share.mirror.ends, table.span)
+            generation = (worker.name, share.mirror.ends, table.span)
             pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
         return pulled
 
@@ -53,7 +53,7 @@ class WorkerChunks:
         share = self._shares[worker]
         answer = await asyncio.to_thread(share.dump, table_id, list(map(_page_message, pages)))
         share.mirror.ended(answer.ends)
-        generation = (worker.number, answer.ends, table.span)
+        generation = (worker.name, answer.ends, table.span)
         return RoundRead(answer.ts, generation, tuple(map(_page_of, answer.pages)))
 
 

@@ -1,4 +1,4 @@
-"""Errors of worker processes, as they arrive at the capture."""
+"""Errors of workers, as they arrive at the owner."""
 
 import re
 from typing import Any
@@ -26,8 +26,8 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 class WorkerLostError(UnavailableError):
-    """A worker process has died or does not answer; it is started again,
-    and its tables are pulled again.
+    """A worker process, or another capture, has died or does not answer;
+    its tables are pulled again.
     """
 
     code = "ErrWorkerLost"
@@ -39,30 +39,26 @@ class WorkerRowsOnlyError(InvalidError):
     code = "ErrWorkerRowsOnly"
 
 
-def lost(number: int) -> WorkerLostError:
+def lost(worker: str) -> WorkerLostError:
     """What to say of a worker that is gone."""
     return WorkerLostError(
-        f"worker {number} of this capture has died or does not answer; it is being started again"
+        f"{worker} has died or does not answer; its tables are pulled again, here or elsewhere"
     )
 
 
-def error_of(number: int, err: grpc.RpcError | Any) -> TidemarkError:
+def error_of(worker: str, err: grpc.RpcError | Any) -> TidemarkError:
     """The worker's own error, code and kind as it raised it; WorkerLostError if it said nothing."""
     match = _TEXT.fullmatch(err.details() or "")
     if match is None:
-        return (
-            lost(number)
-            if err.code() in _LOST
-            else TidemarkError(f"worker {number}: {err.details()}")
-        )
+        return lost(worker) if err.code() in _LOST else TidemarkError(f"{worker}: {err.details()}")
     return coded(_CLASSES.get(err.code(), TidemarkError), *match.groups())
 
 
-def error_of_text(number: int, text: str, *, retryable: bool) -> TidemarkError:
+def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
     """The worker's own error in the text of a Flight error; WorkerLostError if there is none."""
     match = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", text, re.DOTALL)
     if match is None:
-        return lost(number)
+        return lost(worker)
     return coded(UnavailableError if retryable else InvalidError, *match.groups())
 
 

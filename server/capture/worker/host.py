@@ -1,15 +1,16 @@
-"""The shares of changefeeds that a worker process runs, by changefeed id."""
+"""The shares of changefeeds that a worker process, or a capture, runs, by changefeed id."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
+from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError, NotOwnerError
 from server.capture.local import LocalProcessor
 from server.capture.processor import Assignment
 from server.capture.run import LocalSink
 from server.capture.runner import worst
+from server.puller.source import SourceContext
 from server.puller.tikv.puller import TablePuller
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
@@ -24,6 +25,8 @@ class Hosted:
 
     assignment: Assignment
     processor: LocalProcessor
+    run_id: str = ""
+    """Which run of the changefeed it belongs to."""
     task: asyncio.Task[None] | None = None
     error: TidemarkError | None = None
     cancelled: bool = False
@@ -37,6 +40,10 @@ class Hosted:
             self.error = worst(group)
         finally:
             self.ended.set()
+            # from here on it ends by itself: the next share of this changefeed has the same
+            # directory, and must not be started while this one is deleted
+            self.cancelled = True
+            await asyncio.to_thread(self.processor.wipe)
 
     def cancel(self) -> None:
         """End it; `task` ends when nothing of it is left."""
@@ -52,40 +59,50 @@ class Host:
         self._tasks = tasks
         self._make = make
         self._hosted: dict[str, Hosted] = {}
+        self._term = 0
 
-    def start(self, assignment: Assignment) -> Hosted:
-        """Run a share.
+    async def start(self, assignment: Assignment, run_id: str = "", term: int = 0) -> Hosted:
+        """Run a share for the owner of that term; one that runs for an earlier run ends first.
 
         Raises:
-            ChangefeedStateError: one of this changefeed runs, or is still ending.
+            NotOwnerError: an owner that was elected later has asked already.
+            ChangefeedStateError: another one of this changefeed was faster.
         """
         changefeed = assignment.changefeed
-        if changefeed in self._hosted:
+        if term < self._term:
+            raise NotOwnerError("another capture owns the changefeeds by now")
+        self._term = term
+        await self.stop(changefeed)
+        if changefeed in self._hosted or term < self._term:
             raise ChangefeedStateError(
-                f"changefeed {changefeed} still runs in this worker; try again when it has ended"
+                f"another share of changefeed {changefeed} was started here; try again"
             )
-        hosted = Hosted(assignment, self._make(assignment))
+        hosted = Hosted(assignment, self._make(assignment), run_id)
         self._hosted[changefeed] = hosted
         hosted.task = self._tasks.create_task(hosted.run(), name=f"share of {changefeed}")
         hosted.task.add_done_callback(lambda _: self._hosted.pop(changefeed, None))
         return hosted
 
-    async def stop(self, changefeed: str) -> None:
-        """End a share and wait until nothing of it is left; none is no error."""
+    async def stop(self, changefeed: str, run_id: str | None = None) -> None:
+        """End a share, of that run if one is given, and wait until nothing of it is left;
+        none is no error.
+        """
         hosted = self._hosted.get(changefeed)
-        if hosted is not None and hosted.task is not None:
+        if hosted is None or run_id not in (None, hosted.run_id):
+            return
+        if hosted.task is not None:
             hosted.cancel()
             await asyncio.wait([hosted.task])
 
-    def running(self, changefeed: str) -> tuple[Hosted, LocalSink]:
-        """A share that serves; callable from any thread.
+    def running(self, changefeed: str, run_id: str | None = None) -> tuple[Hosted, LocalSink]:
+        """A share that serves, of that run if one is given; callable from any thread.
 
         Raises:
             ChangefeedNotRunningError: it does not, or not yet.
         """
         hosted = self._hosted.get(changefeed)
         sink = hosted.processor.sink if hosted else None
-        if hosted is None or sink is None:
+        if hosted is None or sink is None or run_id not in (None, hosted.run_id):
             raise self.not_running(changefeed)
         return hosted, sink
 
@@ -115,6 +132,11 @@ class Host:
         return [
             puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers
         ]
+
+
+def host_context(context: SourceContext) -> SourceContext:
+    """The context of one who runs shares only: the metadata is the owner's."""
+    return SourceContext(context.pd, context.feeds, context.kv)
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | TidemarkError:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from server.capture.worker.directory import make_sockets_directory
-from server.capture.worker.pool import Worker
+from server.capture.worker.pool import WorkerProcess
 from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
@@ -45,7 +45,7 @@ class Launch:
     log: LogConfig = field(default_factory=log_config)
     """As the capture logs."""
 
-    def workers(self, count: int) -> list[Worker]:
+    def workers(self, count: int) -> list[WorkerProcess]:
         """The workers, not yet started.
 
         Raises:
@@ -57,7 +57,7 @@ class Launch:
         make_sockets_directory(self.directory, count)
         return [self._worker(number) for number in range(count)]
 
-    def _worker(self, number: int) -> Worker:
+    def _worker(self, number: int) -> WorkerProcess:
         arguments = {
             "--number": number,
             "--data-dir": self.directory,
@@ -77,7 +77,7 @@ class Launch:
             _COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
         )
         scheme = "grpc+tls" if self.security.enabled else "grpc"
-        return Worker(number, self.directory, child, self.advertise_host, scheme)
+        return WorkerProcess(number, self.directory, child, self.advertise_host, scheme)
 
     def _flight_addr(self, number: int) -> str:
         host, _, port = self.flight_addr.rpartition(":")

@@ -1,5 +1,5 @@
-"""The worker processes of a capture: started with it, restarted when they die,
-drained after it, and found by number.
+"""Who runs shares of changefeeds, and the worker processes of a capture: started with it,
+restarted when they die, drained after it.
 
 They are children as those of `tidemark up`: whatever kills the capture ends them at once. Their
 sockets lie in the capture's data directory, for its user only.
@@ -7,26 +7,24 @@ sockets lie in the capture's data directory, for its user only.
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
+import grpc.aio
 import pyarrow.flight as fl
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.worker import metrics
 from server.capture.worker.directory import control_socket, flight_socket
 from server.child import Child
+from server.rpc.client import connect
 from server.rpc.limits import MAX_MESSAGE_BYTES
-from sorter.store import shard_of
-from storage.model.span import Span
 from storage.tasks import beside
 
-_SORTER_SHARDS: Final = 4
-_THREADS_PER_WORKER: Final = 4
 # how long a connection may take; a busy worker answers late
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,8 +37,70 @@ _OPTIONS: Final = [
 ]
 
 
-class Worker:
-    """One worker process; `number` counts from 0."""
+class Worker(Protocol):
+    """Who runs shares of changefeeds: a process of this capture, or a capture of the cluster."""
+
+    @property
+    def name(self) -> str:
+        """What people are told; unlike any other."""
+        ...
+
+    @property
+    def location(self) -> str:
+        """What readers are told to connect to for its tables' rows."""
+        ...
+
+    @property
+    def stub(self) -> WorkerServiceStub:
+        """For calls from any thread; reconnects by itself."""
+        ...
+
+    def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
+        """Its rows, from any thread."""
+        ...
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether somebody starts it again when it dies: a share waits for that."""
+        ...
+
+    def connect(self) -> grpc.aio.Channel:
+        """A channel for calls from the event loop."""
+        ...
+
+    def lost(self) -> None:
+        """It does not answer."""
+        ...
+
+    def kill(self) -> None:
+        """It is silent: nothing that it says later counts."""
+        ...
+
+
+class Workers(Protocol):
+    """Those that a changefeed is divided among."""
+
+    executor: Executor
+    """For asking several of them at the same time."""
+
+    @property
+    def term(self) -> int:
+        """The owner's: the create revision of its key."""
+        ...
+
+    def workers(self) -> Sequence[Worker]:
+        """Those that can be used now; at least one."""
+        ...
+
+    def wipe(self, changefeed: str) -> None:
+        """Delete what they have of a changefeed that does not run."""
+        ...
+
+
+class WorkerProcess:
+    """Implements `Worker` by a child process; `number` counts from 0."""
+
+    comes_back = True
 
     def __init__(
         self, number: int, directory: Path, child: Child, advertise_host: str, scheme: str
@@ -63,11 +123,27 @@ class Worker:
         """For calls from any thread; reconnects by itself."""
         return WorkerServiceStub(grpc.insecure_channel(self.control, options=_OPTIONS))
 
+    def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
+        """Its rows, from any thread."""
+        return self._flight.do_get(ticket, fl.FlightCallOptions(timeout=timeout_s))
+
     @cached_property
-    def flight(self) -> fl.FlightClient:
-        """For reading rows from any thread; reconnects by itself."""
+    def _flight(self) -> fl.FlightClient:
+        """Reconnects by itself."""
         path = self._flight_socket.removeprefix("unix:")
         return fl.FlightClient(f"grpc+unix://{path}", generic_options=_OPTIONS)
+
+    @property
+    def name(self) -> str:
+        """What people are told."""
+        return f"worker {self.number} of this capture"
+
+    def connect(self) -> grpc.aio.Channel:
+        """A channel for calls from the event loop."""
+        return connect(self.control)
+
+    def lost(self) -> None:
+        """Nothing: it is started again when it has ended."""
 
     @property
     def http(self) -> str:
@@ -80,20 +156,10 @@ class Worker:
 
 
 class Pool:
-    """The workers of a capture, and which of them has which table."""
+    """The worker processes of a capture."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self.workers = tuple(workers)
-        self.executor = ThreadPoolExecutor(
-            _THREADS_PER_WORKER * len(self.workers), thread_name_prefix="workers"
-        )
-        """For asking several workers at the same time."""
-
-    def owner(self, span: Span) -> Worker:
-        """The table's worker: the same as long as their number is."""
-        # a worker's sorter deals its tables by the same hash: by the part of it that is not used
-        # here
-        return self.workers[shard_of(span, len(self.workers) * _SORTER_SHARDS) // _SORTER_SHARDS]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -111,7 +177,6 @@ class Pool:
                 with metrics.collect_from(self.workers):
                     yield
         finally:
-            self.executor.shutdown(cancel_futures=True)
             async with asyncio.TaskGroup() as draining:
                 for child in children:
                     draining.create_task(child.drain())

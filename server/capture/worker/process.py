@@ -15,7 +15,7 @@ from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.source.registry import sources
 from server.capture.worker.directory import control_socket, flight_socket, sorter_directory
-from server.capture.worker.host import Host
+from server.capture.worker.host import Host, host_context
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.config import setting
@@ -61,7 +61,7 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
         asyncio.TaskGroup() as tasks,
     ):
-        context = SourceContext(pd, feeds, kv)
+        context = host_context(SourceContext(pd, feeds, kv))
         resources = Resources(
             context, sorter_directory(directory, number), config.memory_quota_bytes
         )

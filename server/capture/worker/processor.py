@@ -1,25 +1,22 @@
-"""A changefeed whose tables are divided among the capture's worker processes;
-behaves as one that runs in one process.
+"""A changefeed whose tables are divided among workers; behaves as one that runs in one process.
 
 An error of one share ends them all: the runner decides, as ever, whether to begin again at the
-checkpoint. So does the death of a worker, which is started again meanwhile. No range changes by
-that: what is above the checkpoint is pulled anew, and is the same.
+checkpoint. So does the death of a worker. No range changes by that: what is above the checkpoint is
+pulled anew, and is the same.
 """
 
 import asyncio
 import heapq
-import shutil
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
 from server.capture.worker.combined import CombinedSink
-from server.capture.worker.directory import sorter_directory
+from server.capture.worker.dealing import Dealing
 from server.capture.worker.dumping import WorkerChunks
-from server.capture.worker.pool import Pool, Worker
+from server.capture.worker.pool import Worker, Workers
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.schema_changes import SchemaChangeRouter, changes_by_worker
 from server.changefeed.table import SourceTable
@@ -31,20 +28,19 @@ from storage.model.span import Span
 
 
 class WorkersProcessor(ProcessorPosition):
-    """Implements `server.capture.processor.Processor` over the workers of `pool`."""
+    """Implements `server.capture.processor.Processor` over the workers of `workers`."""
 
     sink: CombinedSink | None = None
 
     def __init__(
         self,
-        pool: Pool,
-        directory: Path,
+        workers: Workers,
         assignment: Assignment,
     ) -> None:
         self.start_ts = assignment.checkpoint_ts
         self.table_pullers: tuple[TablePuller, ...] = ()
-        self._pool = pool
-        self._directory = directory
+        self._workers = workers
+        self._dealing: Dealing[Worker] | None = None
         self._name = assignment.changefeed
         self._catalog = assignment.catalog
         self._source = assignment.source
@@ -67,7 +63,8 @@ class WorkersProcessor(ProcessorPosition):
 
     def locations(self, span: Span) -> tuple[str, ...]:
         """Where the table's worker serves its rows itself."""
-        return (self._pool.owner(span).location,)
+        dealing = self._dealing
+        return (dealing.worker(span).location,) if dealing else ()
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor.blockers`; of a worker that is silent,
@@ -83,11 +80,13 @@ class WorkersProcessor(ProcessorPosition):
 
     async def run(self) -> None:
         """See `Processor.run`."""
-        schemas = self._source.schema_puller(self.start_ts, self._catalog)
-        shares = self._dealt(self._pool.workers if schemas else ())
+        schemas = self._source.schema_puller(self.start_ts, self._catalog, dumps=False)
+        spans = [table.span for table in self._catalog.at(self.start_ts)]
+        self._dealing = dealing = Dealing(self._workers.workers(), self._name, spans)
+        shares = self._shared_out(dealing, () if schemas is None else dealing.workers)
         owners = {span: share for share in shares.values() for span in share.tables}
-        sink = CombinedSink(owners, self._pool.executor, shares.values())
-        router = SchemaChangeRouter(self._catalog, shares, self._pool.owner, sink)
+        sink = CombinedSink(owners, self._workers.executor, shares.values())
+        router = SchemaChangeRouter(self._catalog, shares, dealing.worker, sink)
         async with self._serving(tuple(shares.values()), sink), asyncio.TaskGroup() as tasks:
             for share in shares.values():
                 run = share.run(self._target_ts, sink.notify, limited=schemas is not None)
@@ -97,14 +96,11 @@ class WorkersProcessor(ProcessorPosition):
             self.sink = sink
             if schemas is not None:
                 self._follow(schemas, router, tasks)
-                self._dump(WorkerChunks(self._catalog, shares, self._pool.owner), tasks)
+                self._dump(WorkerChunks(self._catalog, shares, dealing.worker), tasks)
 
     def wipe(self) -> None:
         """See `Processor.wipe`."""
-        for worker in self._pool.workers:
-            shutil.rmtree(
-                sorter_directory(self._directory, worker.number) / self._name, ignore_errors=True
-            )
+        self._workers.wipe(self._name)
 
     @asynccontextmanager
     async def _serving(
@@ -116,6 +112,7 @@ class WorkersProcessor(ProcessorPosition):
         finally:
             self.start_ts = max(self.start_ts, sink.checkpoint_ts())
             self._shares, self.sink, self.table_pullers = (), None, ()
+            self._dealing = None
             self._catalog.listener = None
 
     def _follow(
@@ -133,20 +130,27 @@ class WorkersProcessor(ProcessorPosition):
         if dump is not None:
             tasks.create_task(dump.run(), name=f"dump of {self._name}")
 
-    def _dealt(self, workers: Sequence[Worker]) -> dict[Worker, RemoteShare]:
+    def _shared_out(
+        self, dealing: Dealing[Worker], workers: Sequence[Worker]
+    ) -> dict[Worker, RemoteShare]:
         """One share for each worker that has tables of this changefeed,
         and for each of `workers`.
         """
         tables: dict[Worker, list[SourceTable]] = {worker: [] for worker in workers}
         changes: dict[Worker, list[TableChange]] = {}
         for table in self._catalog.at(self.start_ts):
-            tables.setdefault(self._pool.owner(table.span), []).append(table)
+            tables.setdefault(dealing.worker(table.span), []).append(table)
         for ddl in self._catalog.versions.ddls(self.start_ts + 1, len(self._catalog.history)):
-            for worker, change in changes_by_worker(self._catalog, ddl, self._pool.owner).items():
+            for worker, change in changes_by_worker(self._catalog, ddl, dealing.worker).items():
                 changes.setdefault(worker, []).append(change)
         return {
             worker: RemoteShare(
-                worker, self._name, tables.get(worker, ()), self.start_ts, changes.get(worker, ())
+                worker,
+                self._name,
+                tables.get(worker, ()),
+                self.start_ts,
+                changes.get(worker, ()),
+                term=self._workers.term,
             )
             for worker in tables.keys() | changes.keys()
         }

@@ -1,14 +1,15 @@
-"""A worker's share of a running changefeed, seen from the capture: a mirror of its progress,
+"""A worker's share of a running changefeed, seen from the owner: a mirror of its progress,
 and calls for the rest.
 
-The share lives exactly as long as the stream of `run`: a worker whose capture goes away ends it, a
-capture whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over
-gRPC, both over Unix sockets; every call has a deadline.
+The share lives exactly as long as the stream of `run`: a worker whose owner goes away ends it, an
+owner whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC;
+every call has a deadline.
 """
 
 import asyncio
 import heapq
 import json
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,20 +23,22 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.cut import CutPart
 from server.capture.worker import wire
-from server.capture.worker.errors import error_of, error_of_text, lost
+from server.capture.worker.errors import WorkerLostError, error_of, error_of_text, lost
 from server.capture.worker.mirror import Mirror
 from server.capture.worker.pool import Worker
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
-from server.rpc.client import connect
 from sink.cut import Bounds, Slice
 from sink.flight.documents import Ticket
 from storage.model.span import Span
 
 T = TypeVar("T")
+RUN_METADATA = "tidemark-run"
 SILENCE_S = 60.0
 """A worker says something every second; one that is silent for so long is given up."""
 _STOP_S = 30.0
+_PEER_STOP_S = 3.0
+"""Another capture may hang, and a share that it goes on with harms nobody."""
 _CALL_S = 20.0
 _BLOCKERS_S = 2.0
 _DUMP_S = 60.0
@@ -52,8 +55,12 @@ class RemoteShare:
         tables: Sequence[SourceTable],
         start_ts: int,
         changes: Sequence[TableChange] = (),
+        *,
+        term: int = 0,
     ) -> None:
-        """`tables` are those in force at `start_ts`, `changes` what is known above it."""
+        """`tables` are those in force at `start_ts`, `changes` what is known above it;
+        `term` is the owner's.
+        """
         self.tables: dict[Span, SourceTable] = {}
         """The newest of each span."""
         self.mirror = Mirror(start_ts)
@@ -61,6 +68,8 @@ class RemoteShare:
         self._worker = worker
         self._changefeed = changefeed
         self._start_ts = start_ts
+        self._term = term
+        self._run = ((RUN_METADATA, uuid.uuid4().hex),)
         self._began = tuple(tables)
         self._changes = tuple(changes)
         self._names: dict[Span, list[tuple[int, str]]] = {}
@@ -86,16 +95,21 @@ class RemoteShare:
             target_ts=target_ts,
             changes=map(wire.change_message, self._changes),
             limited=limited,
+            run=self._run[0][1],
+            term=self._term,
         )
-        async with connect(self._worker.control) as channel:
+        async with self._worker.connect() as channel:
             stub = WorkerServiceStub(channel)
             try:
-                await self._follow(stub.Run(request, wait_for_ready=True), moved)
+                await self._follow(stub.Run(request, wait_for_ready=self._worker.comes_back), moved)
             except grpc.aio.AioRpcError as err:
-                raise error_of(self._worker.number, err) from err
+                error = error_of(self._worker.name, err)
+                if isinstance(error, WorkerLostError):
+                    self._worker.lost()
+                raise error from err
             except TimeoutError as err:
                 self._worker.kill()
-                raise lost(self._worker.number) from err
+                raise lost(self._worker.name) from err
             finally:
                 await self._stop(stub)
 
@@ -105,7 +119,7 @@ class RemoteShare:
             async with asyncio.timeout(SILENCE_S):
                 message = await anext(messages, None)
             if message is None:
-                raise lost(self._worker.number)
+                raise lost(self._worker.name)
             self.mirror.absorb(message)
             self.running.set()
             moved()
@@ -113,7 +127,9 @@ class RemoteShare:
     async def _stop(self, stub: Any) -> None:
         """Wait until nothing of the share is left; a worker that is gone has nothing."""
         try:
-            await stub.Stop(pb.StopRequest(changefeed=self._changefeed), timeout=_STOP_S)
+            request = pb.StopRequest(changefeed=self._changefeed)
+            limit_s = _STOP_S if self._worker.comes_back else _PEER_STOP_S
+            await stub.Stop(request, timeout=limit_s, metadata=self._run)
         except grpc.aio.AioRpcError:
             return
 
@@ -123,12 +139,12 @@ class RemoteShare:
             changefeed=self._changefeed, change=wire.change_message(change)
         )
         self._note(change.tables, change.commit_ts)
-        self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S))
+        self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S, metadata=self._run))
 
     def limit(self, barrier_ts: int) -> None:
         """Schema changes are known up to `barrier_ts`."""
         request = pb.LimitShareRequest(changefeed=self._changefeed, barrier_ts=barrier_ts)
-        self._ask(lambda stub: stub.LimitShare(request, timeout=_CALL_S))
+        self._ask(lambda stub: stub.LimitShare(request, timeout=_CALL_S, metadata=self._run))
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """See `Share.resolved_ts`."""
@@ -154,12 +170,16 @@ class RemoteShare:
             max_rows=max_rows,
             max_bytes=max_bytes,
         )
-        return self._ask(lambda stub: stub.CutTable(request, timeout=_CALL_S)).end_ts
+        return self._ask(
+            lambda stub: stub.CutTable(request, timeout=_CALL_S, metadata=self._run)
+        ).end_ts
 
     def cut_part(self, start_ts: int, upper_ts: int, bounds: Bounds) -> CutPart:
         """See `Share.cut_part`."""
         request = wire.extents_request(self._changefeed, start_ts, upper_ts, bounds)
-        return wire.part_of(self._ask(lambda stub: stub.Extents(request, timeout=_CALL_S)))
+        return wire.part_of(
+            self._ask(lambda stub: stub.Extents(request, timeout=_CALL_S, metadata=self._run))
+        )
 
     def plan_tables(
         self,
@@ -177,13 +197,15 @@ class RemoteShare:
             all_tables=spans is None,
             slice_bytes=slice_bytes,
         )
-        return wire.slices_of(self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S)))
+        return wire.slices_of(
+            self._ask(lambda stub: stub.PlanTables(request, timeout=_CALL_S, metadata=self._run))
+        )
 
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Share.ack`."""
         message = wire.span_message(span) if span else None
         request = pb.AckShareRequest(changefeed=self._changefeed, ts=ts, span=message)
-        answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S))
+        answer = self._ask(lambda stub: stub.AckShare(request, timeout=_CALL_S, metadata=self._run))
         self.mirror.ended(answer.ends)
         self.mirror.acknowledged(answer.share_checkpoint_ts)
         return answer.checkpoint_ts
@@ -191,7 +213,7 @@ class RemoteShare:
     def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
         """One round of a dump of a table."""
         request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
-        return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S))
+        return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run))
 
     def read(
         self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
@@ -208,7 +230,9 @@ class RemoteShare:
             changefeed=self._changefeed, limit=limit, with_locks=with_locks
         )
         return list(
-            self._ask(lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S)).tables
+            self._ask(
+                lambda stub: stub.GetTableBlockers(request, timeout=_BLOCKERS_S, metadata=self._run)
+            ).tables
         )
 
     def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
@@ -243,20 +267,18 @@ class RemoteShare:
 
     def _batches(self, ticket: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         try:
-            stream = self._worker.flight.do_get(
-                fl.Ticket(json.dumps(ticket).encode()), fl.FlightCallOptions(timeout=_READ_S)
-            )
+            stream = self._worker.do_get(fl.Ticket(json.dumps(ticket).encode()), _READ_S)
             for chunk in stream:
                 yield chunk.data
         except (fl.FlightError, pa.ArrowException) as err:
             retryable = isinstance(err, fl.FlightUnavailableError)
-            raise error_of_text(self._worker.number, str(err), retryable=retryable) from err
+            raise error_of_text(self._worker.name, str(err), retryable=retryable) from err
 
     def _ask(self, call: Callable[[WorkerServiceStub], T]) -> T:
         try:
             return call(self._worker.stub)
         except grpc.RpcError as err:
-            raise error_of(self._worker.number, err) from err
+            raise error_of(self._worker.name, err) from err
 
 
 def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

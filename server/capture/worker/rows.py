@@ -1,6 +1,6 @@
-"""What a worker's Flight ports hand out: the rows of its tables.
+"""What those who run shares hand out over Flight: the rows of their tables.
 
-Everything else is asked of the capture.
+Everything else is asked of the owner.
 
 A worker knows a share of a changefeed only: its own `latest` or `ack` would be wrong for the whole.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import READ_WAIT_S, Waiting
 from server.capture.worker.errors import WorkerRowsOnlyError
 from server.capture.worker.host import Host
@@ -27,6 +28,15 @@ class Rows:
     def close(self) -> None:
         """End all waiting."""
         self._waiting.close()
+
+    def has(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
+        """Whether a share that serves here has the rows of a range."""
+        try:
+            hosted, _ = self._host.running(changefeed)
+        except ChangefeedNotRunningError:
+            return False
+        versions = hosted.assignment.catalog.versions
+        return versions.of_range(table, start_ts, end_ts) is not None
 
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False

@@ -1,4 +1,4 @@
-"""`tidemarkpb.v1.WorkerService`: what a capture asks of its worker."""
+"""`tidemarkpb.v1.WorkerService`: what the owner asks of those that run shares."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +13,7 @@ from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
 from server.capture.worker.dumping import round_read
 from server.capture.worker.host import Host, Hosted
+from server.capture.worker.remote import RUN_METADATA
 from server.dump.cluster.chunks import Dumpable, LocalChunks
 from sink.errors import TableNotFoundError
 from storage.model.span import Span
@@ -36,7 +37,7 @@ class WorkerService:
         """Run a share as long as the capture listens."""
         del context
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
-        hosted = self._host.start(assignment)
+        hosted = await self._host.start(assignment, request.run, request.term)
         progress = _Told()
         try:
             while not hosted.ended.is_set():
@@ -53,8 +54,7 @@ class WorkerService:
         self, request: pb.ChangeShareRequest, context: Context
     ) -> pb.ChangeShareResponse:
         """A schema change of the share's tables."""
-        del context
-        hosted, _ = self._host.running(request.changefeed)
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
         assignment = hosted.assignment
         await assignment.catalog.change(wire.change_of(request.change, assignment.source))
         return pb.ChangeShareResponse()
@@ -63,30 +63,26 @@ class WorkerService:
         self, request: pb.LimitShareRequest, context: Context
     ) -> pb.LimitShareResponse:
         """How far the schema changes are known."""
-        del context
-        hosted, _ = self._host.running(request.changefeed)
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
         hosted.assignment.catalog.resolve(request.barrier_ts)
         return pb.LimitShareResponse()
 
     async def Stop(self, request: pb.StopRequest, context: Context) -> pb.StopResponse:
         """End a share."""
-        del context
-        await self._host.stop(request.changefeed)
+        await self._host.stop(request.changefeed, _run_of(context))
         return pb.StopResponse()
 
     async def Extents(self, request: pb.ExtentsRequest, context: Context) -> pb.ExtentsResponse:
         """The share's part in choosing a cut."""
-        del context
         bounds = wire.bounds_of(request)
 
         def part(sink: LocalSink) -> pb.ExtentsResponse:
             return wire.part_message(sink.cut_part(request.start_ts, request.upper_ts, bounds))
 
-        return await self._asked(request.changefeed, part)
+        return await self._asked(request.changefeed, context, part)
 
     async def CutTable(self, request: pb.CutTableRequest, context: Context) -> pb.CutTableResponse:
         """The end of a cut of one table."""
-        del context
         bounds, span = wire.bounds_of(request), wire.span_of(request.span)
 
         def cut(sink: LocalSink) -> pb.CutTableResponse:
@@ -94,23 +90,21 @@ class WorkerService:
                 end_ts=sink.cut(request.start_ts, bounds.max_rows, bounds.max_bytes, span)
             )
 
-        return await self._asked(request.changefeed, cut)
+        return await self._asked(request.changefeed, context, cut)
 
     async def PlanTables(
         self, request: pb.PlanTablesRequest, context: Context
     ) -> pb.PlanTablesResponse:
         """How much each table has in a range."""
-        del context
 
         def plan(sink: LocalSink) -> pb.PlanTablesResponse:
             return wire.plan_message(sink.plan_tables(*wire.plan_of(request)))
 
-        return await self._asked(request.changefeed, plan)
+        return await self._asked(request.changefeed, context, plan)
 
     async def AckShare(self, request: pb.AckShareRequest, context: Context) -> pb.AckShareResponse:
         """The reader has committed everything up to a ts."""
-        del context
-        hosted, _ = self._host.running(request.changefeed)
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
         span = wire.span_of(request.span) if request.HasField("span") else None
 
         def ack(sink: LocalSink) -> pb.AckShareResponse:
@@ -120,14 +114,13 @@ class WorkerService:
                 checkpoint_ts=checkpoint_ts, share_checkpoint_ts=share_ts, ends=_ends(hosted)
             )
 
-        return await self._asked(request.changefeed, ack)
+        return await self._asked(request.changefeed, context, ack)
 
     async def GetTableBlockers(
         self, request: pb.GetTableBlockersRequest, context: Context
     ) -> pb.GetTableBlockersResponse:
         """The share's tables that are furthest behind."""
-        del context
-        hosted, _ = self._host.running(request.changefeed)
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
         tables = await hosted.processor.blockers(request.limit, with_locks=request.with_locks)
         return pb.GetTableBlockersResponse(tables=tables)
 
@@ -135,16 +128,15 @@ class WorkerService:
         self, request: pb.DumpTableRequest, context: Context
     ) -> pb.DumpTableResponse:
         """A round of a dump."""
-        del context
-        hosted, _ = self._host.running(request.changefeed)
+        hosted, _ = self._host.running(request.changefeed, _run_of(context))
         chunks = _chunks(hosted)
         if chunks is None:
             raise self._host.not_running(request.changefeed)
         return await self._host.brought_to_its_end(round_read(chunks, request))
 
-    async def _asked(self, changefeed: str, ask: Callable[[LocalSink], T]) -> T:
+    async def _asked(self, changefeed: str, context: Context, ask: Callable[[LocalSink], T]) -> T:
         """Ask the share's sink, in a thread: it may read from disk."""
-        _, sink = self._host.running(changefeed)
+        _, sink = self._host.running(changefeed, _run_of(context))
         try:
             return await asyncio.to_thread(ask, sink)
         except TableNotFoundError as err:  # it is ending
@@ -210,6 +202,12 @@ def _ends(hosted: Hosted) -> int:
     """To be asked after the positions that it goes with."""
     chunks = _chunks(hosted)
     return chunks.ends if chunks else 0
+
+
+def _run_of(context: Context) -> str:
+    """Which run of a changefeed a call means."""
+    metadata = context.invocation_metadata() or ()
+    return next((str(value) for key, value in metadata if key == RUN_METADATA), "")
 
 
 async def _wait(event: asyncio.Event, limit_s: float) -> None:

@@ -68,7 +68,7 @@ class ScriptedLog:
     def pullers(self, tables, start_ts, rows, catalog):
         return [Replay(self, tables, start_ts, rows, catalog)]
 
-    def schema_puller(self, start_ts, catalog):
+    def schema_puller(self, start_ts, catalog, *, dumps=True):
         return None
 
 

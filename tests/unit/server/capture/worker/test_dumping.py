@@ -52,14 +52,14 @@ class Share:
 class Worker:
     """One of several."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 async def test_a_round_counts_only_for_the_generation_in_which_it_was_added() -> None:
     worker_chunks = Chunks()
     share = Share(worker_chunks)
-    worker: Any = Worker(1)
+    worker: Any = Worker("worker 1")
     catalog: Any = SimpleNamespace(tables=(TABLE,))
     shares: Any = {worker: share}
     chunks = WorkerChunks(catalog, shares, lambda _: worker)

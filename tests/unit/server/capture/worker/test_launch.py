@@ -7,12 +7,9 @@ import pytest
 from server.capture.directory import DataDirError
 from server.capture.worker.directory import control_socket
 from server.capture.worker.launch import WORKERS_MAX, Launch
-from server.capture.worker.pool import Pool
 from server.config import ConfigError
 from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig
-from sorter.store import shard_of
-from storage.tidb.key import table_span
 
 
 def launch(directory, **changed):
@@ -94,14 +91,3 @@ def test_a_path_too_long_for_sockets_is_refused(tmp_path):
     with pytest.raises(DataDirError, match="shorter --data-dir"):
         launch(tmp_path / ("x" * 100)).workers(2)
     assert control_socket(tmp_path, 3) == f"unix:{tmp_path}/run/3.control"
-
-
-def test_every_table_has_one_worker_and_the_tables_of_a_worker_use_all_its_sorter_shards(tmp_path):
-    pool = Pool(launch(tmp_path).workers(2))
-    spans = [table_span(table) for table in range(100, 164)]
-    owners = [pool.owner(span).number for span in spans]
-    assert owners == [pool.owner(span).number for span in spans]
-    assert {(owner, shard_of(span, 4)) for owner, span in zip(owners, spans, strict=True)} == {
-        (owner, shard) for owner in range(2) for shard in range(4)
-    }
-    pool.executor.shutdown()

@@ -17,20 +17,24 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 from server.capture.errors import SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
+from server.capture.membership import CaptureRecord
 from server.capture.source.registry import sources
 from server.capture.worker import remote
 from server.capture.worker.errors import WorkerLostError
 from server.capture.worker.host import Host
+from server.capture.worker.peers import PeerAccess, PeerCapture
 from server.capture.worker.remote import RemoteShare
 from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
 from server.puller.tidb.table import tidb_table
+from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
 from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import TABLE
+from tests.unit.server.certificates import Certificates
 
 ACCOUNTS = tidb_table(TableRecord("bank", json.loads(TABLE.to_json())))
 TABLES = (ACCOUNTS,)
@@ -40,12 +44,22 @@ class Worker:
     """The capture's view of a worker that listens in `directory`."""
 
     def __init__(self, directory):
-        self.number, self.killed = 0, False
+        self.name, self.comes_back = "worker 0", True
+        self.killed = self.was_lost = False
         self.control = f"unix:{directory}/control"
         self.rows = f"unix:{directory}/flight"
         self.channel = grpc.insecure_channel(self.control)
         self.stub = WorkerServiceStub(self.channel)
         self.flight = fl.FlightClient(f"grpc+{self.rows.replace(':', '://', 1)}")
+
+    def connect(self):
+        return connect(self.control)
+
+    def do_get(self, ticket, timeout_s):
+        return self.flight.do_get(ticket, fl.FlightCallOptions(timeout=timeout_s))
+
+    def lost(self):
+        self.was_lost = True
 
     def kill(self):
         self.killed = True
@@ -63,21 +77,28 @@ async def serving(service, worker):
         yield
 
 
+@asynccontextmanager
+async def hosting(upstream, directory):
+    """Runs shares; yields them."""
+    context = SourceContext(upstream, upstream, None)
+    resources = Resources(context, directory / "sorter", 64 << 20)
+    async with asyncio.TaskGroup() as tasks:
+        host = Host(tasks, partial(LocalProcessor, resources))
+        yield host, sources(context)
+        host.close()
+
+
 @pytest.fixture
 async def worker(upstream, tmp_path):
     """One that works."""
     seen = Worker(tmp_path)
-    context = SourceContext(upstream, upstream, None)
-    resources = Resources(context, tmp_path / "sorter", 64 << 20)
-    async with asyncio.TaskGroup() as tasks:
-        host = Host(tasks, partial(LocalProcessor, resources))
-        async with (
-            serving(WorkerService(host, sources(context)), seen),
-            serving_flight(Rows(host), seen.rows),
-        ):
-            yield seen
-            seen.close()
-        host.close()
+    async with (
+        hosting(upstream, tmp_path) as (host, make_source),
+        serving(WorkerService(host, make_source), seen),
+        serving_flight(Rows(host), seen.rows),
+    ):
+        yield seen
+        seen.close()
 
 
 @asynccontextmanager
@@ -136,6 +157,38 @@ async def test_a_share_tells_its_progress_and_answers_for_its_tables(worker, ups
         assert (table.name, table.checkpoint_ts, len(table.regions)) == ("bank.accounts", 1020, 1)
 
 
+async def test_another_capture_runs_a_share_over_mtls_and_with_the_readers_token(
+    upstream, tmp_path
+):
+    (tmp_path / "token").write_text("s3cret")
+    security = Certificates(tmp_path).security(ca=True)
+    local = "127.0.0.1:0"
+    server = RpcServer(security)
+    async with hosting(upstream, tmp_path) as (host, make_source):
+        service = WorkerService(host, make_source)
+        server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], service)
+        token = str(tmp_path / "token")
+        reading = serving_flight(Rows(host), local, security=security, token_file=token)
+        async with reading as flight, server.listen(local) as bound:
+            record = CaptureRecord("b", bound, flight.bound)
+            peer = PeerCapture(record, PeerAccess(security, token))
+            share = RemoteShare(peer, "feed", TABLES, 1000)
+            async with running(share) as outcome:
+                await until(share.running.is_set, outcome)
+                upstream.commit(1010, 1, 5)
+                upstream.resolve(1040)
+                await until(lambda: share.resolved_ts() == 1040, outcome)
+                batches = await asyncio.to_thread(
+                    lambda: list(share.read(ACCOUNTS.span, 1000, 1040))
+                )
+                assert [batch["id"].to_pylist() for batch in batches] == [[1]]
+                assert await asyncio.to_thread(share.ack, 1040) == 1040
+        gone = RemoteShare(peer, "feed", TABLES, 1000)
+        with pytest.raises(WorkerLostError, match="capture b at"):
+            await gone.run(0, lambda: None)
+        assert peer.is_left_out
+
+
 async def test_an_error_of_the_share_arrives_with_its_name_and_kind(worker, upstream):
     share = RemoteShare(worker, "feed", TABLES, 1000)
     for sent in (UnavailableError("no luck"), SnapshotLostError("gone")):
@@ -159,6 +212,25 @@ async def test_a_share_can_be_started_again_as_soon_as_it_has_ended(worker, upst
             await until(share.running.is_set, outcome)
             assert outcome.error is None
         assert not upstream.subscriptions
+
+
+async def test_a_later_run_ends_an_earlier_one_and_what_that_still_says_changes_nothing(worker):
+    old, new = (RemoteShare(worker, "feed", TABLES, 1000, term=term) for term in (7, 8))
+    async with running(old) as deposed:
+        await until(old.running.is_set, deposed)
+        async with running(new) as elected:
+            await until(new.running.is_set, elected)
+            with pytest.raises(UnavailableError, match="ErrChangefeedNotRunning"):
+                await asyncio.to_thread(old.limit, 1 << 60)
+            await until(lambda: deposed.error, deposed)
+            # its Stop is of its own run only
+            assert elected.error is None
+            assert await asyncio.to_thread(new.ack, 1000) == 1000
+            again = RemoteShare(worker, "feed", TABLES, 1000, term=7)
+            async with running(again) as refused:
+                await until(lambda: refused.error, refused)
+            assert refused.error.code == "ErrNotOwner"
+            assert await asyncio.to_thread(new.ack, 1000) == 1000
 
 
 async def test_what_cannot_be_read_is_refused_before_the_first_row(worker, upstream):

@@ -1,0 +1,225 @@
+"""The captures of the cluster as workers of the owner: each runs shares of changefeeds.
+
+The owner looks at their records every second. A capture is dealt tables when both of its ports can
+be reached from here, and no longer once a share of it was lost: then it is left out for a while,
+twice as long each time, so that one that only seems to live does not stop the changefeeds again and
+again.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+import pyarrow.flight as fl
+import structlog
+from pyspark_tidemark.connection import call_options, client
+from pyspark_tidemark.options import Credentials
+from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
+
+from server.capture import metrics
+from server.capture.membership import CaptureRecord
+from server.capture.worker.pool import Worker
+from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig, channel_credentials
+from server.rpc.limits import MAX_MESSAGE_BYTES
+from storage.model.errors import UnavailableError
+
+SHARES: Final = "shares"
+"""Where a capture keeps the sorted rows of shares, in its data directory."""
+_LOOK_EVERY_S: Final = 1.0
+_REACH_S: Final = 2.0
+_LEFT_OUT_S, _LEFT_OUT_MAX_S = 10.0, 600.0
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAccess:
+    """How captures speak to each other: the same files everywhere."""
+
+    security: SecurityConfig
+    flight_token_file: str = ""
+
+    @property
+    def credentials(self) -> Credentials:
+        """Of a Flight reader."""
+        security = self.security
+        return Credentials(
+            security.ca_path, security.cert_path, security.key_path, self.flight_token_file
+        )
+
+
+class PeerCapture:
+    """Implements `Worker` by a capture of the cluster, which may be this one."""
+
+    comes_back = False
+
+    def __init__(self, record: CaptureRecord, access: PeerAccess) -> None:
+        self.record = record
+        self._access = access
+        self._losses = 0
+        self._left_out_until_s = 0.0
+
+    @property
+    def name(self) -> str:
+        """What people are told."""
+        return f"capture {self.record.id} at {self.record.address}"
+
+    @property
+    def location(self) -> str:
+        """What readers are told to connect to for its tables' rows."""
+        scheme = "grpc+tls" if self._access.security.enabled else "grpc"
+        return f"{scheme}://{self.record.flight_address}"
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it was lost a short time ago."""
+        return time.monotonic() < self._left_out_until_s
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether it ever was, so that it is tried before it is dealt tables again."""
+        return self._losses > 0
+
+    def connect(self) -> grpc.aio.Channel:
+        """A channel for calls from the event loop."""
+        return connect(self.record.address, self._access.security)
+
+    @cached_property
+    def stub(self) -> WorkerServiceStub:
+        """For calls from any thread; reconnects by itself."""
+        credentials = channel_credentials(self._access.security)
+        channel = (
+            grpc.insecure_channel(self.record.address, options=_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(self.record.address, credentials, options=_OPTIONS)
+        )
+        return WorkerServiceStub(channel)
+
+    def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
+        """Its rows, from any thread."""
+        credentials = self._access.credentials
+        return client(self.location, credentials).do_get(
+            ticket, call_options(credentials, timeout_s)
+        )
+
+    def lost(self) -> None:
+        """Leave it out for a while."""
+        self._left_out_until_s = time.monotonic() + min(
+            _LEFT_OUT_S * 2**self._losses, _LEFT_OUT_MAX_S
+        )
+        self._losses += 1
+
+    kill = lost
+
+
+class Peers:
+    """Implements `Workers` over all captures that can be reached; `run` keeps them up to date.
+
+    `own` are this capture's: its worker processes, if it has any.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        directory: Path,
+        access: PeerAccess,
+        executor: Executor,
+        own: Sequence[Worker] = (),
+    ) -> None:
+        self.executor = executor
+        self._id = identity
+        self._directory = directory
+        self._access = access
+        self._own = tuple(own)
+        self._reached: Mapping[str, PeerCapture] = {}
+        self._term: Callable[[], int] = lambda: 0
+
+    @property
+    def term(self) -> int:
+        """See `Workers`."""
+        return self._term()
+
+    def workers(self) -> Sequence[Worker]:
+        """See `Workers`; empty while this capture is the only one, and has no worker processes."""
+        others = [
+            peer
+            for key, peer in self._reached.items()
+            if not peer.is_left_out and not (key == self._id and self._own)
+        ]
+        if all(peer.record.id == self._id for peer in others):
+            return self._own
+        return (*self._own, *others)
+
+    def is_own(self, location: str) -> bool:
+        """Whether readers are sent to this capture by it."""
+        own = self._reached.get(self._id)
+        return own is not None and own.location == location
+
+    def wipe(self, changefeed: str) -> None:
+        """See `Workers`: other captures delete what they have of a share when it ends."""
+        for directory in self._directory.glob(f"sorter/worker-*/{changefeed}"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def run(
+        self,
+        records: Callable[[], Awaitable[Sequence[CaptureRecord]]],
+        term: Callable[[], int],
+    ) -> None:
+        """Look at the captures' `records` until cancelled; there are none while another capture is
+        the owner.
+        """
+        self._term = term
+        while True:
+            try:
+                await self._look(await records())
+            except UnavailableError as err:
+                _log.warning("captures cannot be looked up now", error=str(err))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look(self, records: Sequence[CaptureRecord]) -> None:
+        own = next((each.version for each in records if each.id == self._id), "")
+        reached: dict[str, PeerCapture] = {}
+        for record in sorted(records, key=lambda each: each.id):
+            known = self._reached.get(record.id)
+            if known is not None and known.record == record and await _stays(known):
+                reached[record.id] = known
+            # the contract between them is of one version only
+            elif record.version == own and await _reaches(record):
+                reached[record.id] = PeerCapture(record, self._access)
+                _log.info("capture runs shares", capture=record.id, address=record.address)
+        for gone in self._reached.keys() - reached.keys():
+            _log.info("capture runs no shares any more", capture=gone)
+        self._reached = reached
+        metrics.SHARING_CAPTURES.set(len({*reached, self._id}) if own else 0)
+
+
+async def _stays(peer: PeerCapture) -> bool:
+    return not peer.was_lost or peer.is_left_out or await _reaches(peer.record)
+
+
+async def _reaches(record: CaptureRecord) -> bool:
+    """Whether both ports of a capture take connections."""
+    for address in (record.address, record.flight_address):
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(_REACH_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, ValueError):
+            _log.warning("capture cannot be reached", capture=record.id, address=address)
+            return False
+        writer.close()
+    return True
