@@ -10,9 +10,10 @@ from server.cli.cli import cli_parser
 from server.cli.config import config_parser, sections
 from server.cli.daemon import daemon_parser, demo_parser
 from server.cli.main import COMMANDS
+from server.cli.parser import Parser
 from server.cli.play import play_parser
 
-_OWN = {"cli": cli_parser, "config": config_parser, "play": play_parser, "demo": demo_parser}
+_SHELLS = ("bash", "zsh", "fish")
 _SPARK = {
     "run": ("spark", "keep the lake of one changefeed current"),
     "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
@@ -48,14 +49,32 @@ class Command:
             yield from command.walk()
 
 
+def completion_parser() -> Parser:
+    """The argument of `tidemark completion`."""
+    parser = Parser(
+        prog="tidemark completion",
+        epilog='bash: eval "$(tidemark completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc; '
+        "fish: tidemark completion fish > ~/.config/fish/completions/tidemark.fish",
+    )
+    parser.add_argument("shell", choices=_SHELLS, help="the shell that reads the script")
+    return parser
+
+
 def tidemark() -> Command:
     """The whole command line."""
     return Command((), "", below=tuple(_command(name, text) for name, text in COMMANDS.items()))
 
 
 def _command(name: str, text: str) -> Command:
-    if name in _OWN:
-        return _read(_OWN[name](), (name,), text)
+    own = {
+        "cli": cli_parser,
+        "completion": completion_parser,
+        "config": config_parser,
+        "demo": demo_parser,
+        "play": play_parser,
+    }
+    if name in own:
+        return _read(own[name](), (name,), text)
     if name != "spark":
         return _read(daemon_parser(name, sections()[name]), (name,), text)
     verbs = [
