@@ -141,7 +141,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
             server.serve_http1(Api(identity, changefeeds, captures, pd).answer)
-            shares = WorkerService(host, sources(host_context(context)))
+            shares = WorkerService(host, sources(host_context(context)), membership.check_term)
             server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], shares)
             locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])
             readers = serving_flight(

@@ -85,6 +85,16 @@ class Membership:
             return []
         return [member.record for member in await self.members()]
 
+    async def check_term(self, term: int) -> None:
+        """See that `term` is the present owner's.
+
+        Raises:
+            NotOwnerError: it is not.
+        """
+        owner = await self._meta.get(keys.OWNER)
+        if owner is None or owner.create_revision != term:
+            raise NotOwnerError("shares of changefeeds are started by their present owner only")
+
     async def owner_address(self) -> str:
         """The gRPC address of the owner.
 

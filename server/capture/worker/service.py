@@ -1,7 +1,7 @@
 """`tidemarkpb.v1.WorkerService`: what the owner asks of those that run shares."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -14,11 +14,13 @@ from server.capture.worker import wire
 from server.capture.worker.dumping import round_read
 from server.capture.worker.host import Host, Hosted
 from server.capture.worker.remote import RUN_METADATA
+from server.changefeed.info import check_id
 from server.dump.cluster.chunks import Dumpable, LocalChunks
 from sink.errors import TableNotFoundError
 from storage.model.span import Span
 
 T = TypeVar("T")
+CheckTerm = Callable[[int], Awaitable[None]]
 _TICK_S, _TICK_S_PER_TABLE = 0.05, 50e-6
 _SPEAK_EVERY_S = 1.0
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -27,15 +29,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerService:
     """Over the shares of `host`."""
 
-    def __init__(self, host: Host, make_source: MakeSource) -> None:
+    def __init__(
+        self, host: Host, make_source: MakeSource, check_term: CheckTerm | None = None
+    ) -> None:
+        """`check_term` raises NotOwnerError for what is not the term of the present owner; a
+        worker process, whose only client is its capture, needs none.
+        """
         self._host = host
         self._make_source = make_source
+        self._check_term = check_term
 
     async def Run(
         self, request: pb.RunRequest, context: Context
     ) -> AsyncIterator[pb.ShareProgress]:
         """Run a share as long as the capture listens."""
         del context
+        # it becomes the name of a directory, which is deleted in the end
+        check_id(request.changefeed)
+        if self._check_term is not None:
+            await self._check_term(request.term)
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
         hosted = await self._host.start(assignment, request.run, request.term)
         progress = _Told()

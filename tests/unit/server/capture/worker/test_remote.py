@@ -14,7 +14,7 @@ import pytest
 from tidemarkpb.v1 import worker_pb2
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
-from server.capture.errors import SnapshotLostError
+from server.capture.errors import NotOwnerError, SnapshotLostError
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import CaptureRecord
@@ -231,6 +231,34 @@ async def test_a_later_run_ends_an_earlier_one_and_what_that_still_says_changes_
                 await until(lambda: refused.error, refused)
             assert refused.error.code == "ErrNotOwner"
             assert await asyncio.to_thread(new.ack, 1000) == 1000
+
+
+@pytest.mark.parametrize("name", ["", "../elsewhere", "/etc", "a/b", "..", "x" * 300])
+async def test_a_share_is_not_named_by_a_path(worker, tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    share = RemoteShare(worker, name, TABLES, 1000)
+    async with running(share) as outcome:
+        await until(lambda: outcome.error, outcome)
+    assert outcome.error.code == "ErrInvalidChangefeedID"
+    assert (tmp_path / "elsewhere").exists()
+
+
+async def test_only_the_present_owner_starts_shares(upstream, tmp_path):
+    async def check_term(term):
+        if term != 7:
+            raise NotOwnerError("not you")
+
+    seen = Worker(tmp_path)
+    async with (
+        hosting(upstream, tmp_path) as (host, make_source),
+        serving(WorkerService(host, make_source, check_term), seen),
+    ):
+        for term, code in ((6, "ErrNotOwner"), (1 << 63, "ErrNotOwner"), (7, None)):
+            share = RemoteShare(seen, "feed", TABLES, 1000, term=term)
+            async with running(share) as outcome:
+                await until(lambda: outcome.error or share.running.is_set(), outcome)  # noqa: B023 - asked at once
+            assert (outcome.error and outcome.error.code) == code
+    seen.close()
 
 
 async def test_what_cannot_be_read_is_refused_before_the_first_row(worker, upstream):
