@@ -13,16 +13,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from server import http
 from server.exit_status import EXIT_ERROR, EXIT_OK
-from server.log import LogConfig, configure
+from server.log import LogConfig, configure, log_config, set_level
 from server.process import exit_with_parent
-from server.routes import Routes
+from server.routes import Answer, Handler, Request, Route, Routes
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
 
@@ -53,18 +53,20 @@ def run(
 ) -> int:
     """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
     configure(log, name)
+    routes = routes or Routes()
     _open_as_many_files_as_may_be()
     if follow_parent:
         exit_with_parent()
     try:
-        asyncio.run(
-            _serve(
-                opened,
-                partial(
-                    http.listen, http_addr, registry=registry, routes=routes, security=security
-                ),
+        with routes.serving(_LOG_LEVEL):
+            asyncio.run(
+                _serve(
+                    opened,
+                    partial(
+                        http.listen, http_addr, registry=registry, routes=routes, security=security
+                    ),
+                )
             )
-        )
     except asyncio.CancelledError:
         return EXIT_OK  # stopped before it served
     except TidemarkError as err:
@@ -72,6 +74,24 @@ def run(
     except BaseExceptionGroup as group:
         return failed(ours_alone(group))
     return EXIT_OK
+
+
+def _shown_level(_: Request) -> Answer:
+    return Answer(200, f"{log_config().log_level}\n".encode())
+
+
+def _set_level(request: Request) -> Answer:
+    before = log_config().log_level
+    set_level(request.body.decode(errors="replace").strip())
+    _log.warning("the log level was changed", before=before, now=log_config().log_level)
+    return _shown_level(request)
+
+
+_LOG_LEVEL: Final[Mapping[Route, Handler]] = {
+    ("GET", "/log-level"): _shown_level,
+    ("PUT", "/log-level"): _set_level,
+}
+"""What every daemon answers; its body is the level as text."""
 
 
 def _open_as_many_files_as_may_be() -> None:

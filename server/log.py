@@ -4,7 +4,7 @@ secrets never get here.
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -34,6 +34,17 @@ def log_config() -> LogConfig:
     return _in_force
 
 
+def set_level(level: str) -> None:
+    """Log from this level on, now, and in the child processes that start from now on.
+
+    Raises:
+        ConfigError: an unknown level.
+    """
+    _check_level("the level", level)
+    global _in_force  # noqa: PLW0603 - as in `configure`
+    _in_force = replace(_in_force, log_level=level)
+
+
 def configure_command(level: str) -> None:
     """Set up structlog for a command: only what its user must know, as text,
     and never where its output goes.
@@ -41,8 +52,7 @@ def configure_command(level: str) -> None:
     Raises:
         ConfigError: an unknown level.
     """
-    if level not in _LEVELS:
-        raise ConfigError(f"--log-level is one of {', '.join(_LEVELS)}; got {level!r}")
+    _check_level("--log-level", level)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
@@ -70,14 +80,30 @@ def configure(config: LogConfig, daemon: str) -> None:
     )
     structlog.configure(
         processors=[
+            _from_the_level_on,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.log_level]),
+        # the level may change: `_from_the_level_on` compares; debug lines are few
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(daemon=daemon)
+
+
+def _from_the_level_on(
+    _: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """Drop what is below the level in force."""
+    if getattr(logging, method.upper(), logging.ERROR) < _LEVELS[_in_force.log_level]:
+        raise structlog.DropEvent
+    return event
+
+
+def _check_level(what: str, level: str) -> None:
+    if level not in _LEVELS:
+        raise ConfigError(f"{what} is one of {', '.join(_LEVELS)}; got {level!r}")

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,30 @@ def test_it_says_when_it_is_ready_and_drains_on_a_signal(number: signal.Signals)
         assert process.returncode == 0
         assert out == ""
         assert "drained" in err
+
+
+def test_its_log_level_changes_while_it_runs() -> None:
+    with daemon() as process:
+        endpoints = ready(process)["endpoints"]
+        assert isinstance(endpoints, dict)
+
+        def ask(method: str, body: bytes | None = None) -> tuple[int, bytes]:
+            asked = HTTPConnection(endpoints["http"], timeout=60)
+            asked.request(method, "/log-level", body)
+            answer = asked.getresponse()
+            said = answer.status, answer.read()
+            asked.close()
+            return said
+
+        assert ask("GET") == (200, b"info\n")
+        assert ask("PUT", b"error\n") == (200, b"error\n")
+        assert ask("PUT", b"warning") == (200, b"warning\n")
+        assert ask("PUT", b"loud")[0] == 400
+        assert ask("GET") == (200, b"warning\n")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=120)
+    assert "the log level was changed" in err
+    assert "daemon draining" not in err
 
 
 @pytest.mark.parametrize("when", ["opening", "running"])

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from server.config import ConfigError
-from server.log import LogConfig, configure
+from server.log import LogConfig, configure, log_config, set_level
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,20 @@ def test_below_the_level_nothing_is_written(capfd: pytest.CaptureFixture[str]) -
     configure(LogConfig(log_level="warning"), "store")
     structlog.get_logger().info("not news")
     assert capfd.readouterr().err == ""
+
+
+def test_the_level_changes_at_run_time(capfd: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(), "store")
+    log = structlog.get_logger()
+    log.debug("hidden")
+    set_level("debug")
+    log.debug("seen")
+    set_level("error")
+    log.warning("hidden again")
+    with pytest.raises(ConfigError, match=r"the level is one of debug, .*; got 'loud'"):
+        set_level("loud")
+    assert [json.loads(line)["event"] for line in capfd.readouterr().err.splitlines()] == ["seen"]
+    assert log_config().log_level == "error"
 
 
 def test_text_is_for_people(capfd: pytest.CaptureFixture[str]) -> None:
