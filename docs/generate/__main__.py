@@ -1,5 +1,6 @@
 """`python -m docs.generate [--check]`: writes the pages of docs/reference that say what the code
-says; with --check it names those that are not as the code is, and ends with 1.
+says, and the notebook of the example; with --check it names those that are not as the code is, and
+ends with 1.
 """
 
 import io
@@ -8,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 
 from docs.generate import command_line, errors, metrics, types
+from docs.generate.notebook import notebook
 from docs.generate.source import ROOT, modules
 from server.cli import config
 from server.cli.commands import tidemark
@@ -23,19 +25,21 @@ environment variable `TIDEMARK_STORE_DATA_DIR`, and `data-dir` under `[store]` i
 
 
 def pages() -> Mapping[str, str]:
-    """The generated pages by name.
+    """The generated files by their paths in docs.
 
     Raises:
         CatalogueError: the catalogue of errors is not the code's.
     """
     trees = list(modules())
     top = tidemark()
+    example = (ROOT / "docs/examples/read_a_changefeed.md").read_text(encoding="utf-8")
     return {
-        "command-line.md": command_line.page(top),
-        "errors.md": errors.page([tree for _, tree in trees], top),
-        "metrics.md": metrics.page(trees),
-        "settings.md": f"{_SETTINGS_HEAD}\n{_settings()}",
-        "types.md": types.page(),
+        "examples/read_a_changefeed.ipynb": notebook(example),
+        "reference/command-line.md": command_line.page(top),
+        "reference/errors.md": errors.page([tree for _, tree in trees], top),
+        "reference/metrics.md": metrics.page(trees),
+        "reference/settings.md": f"{_SETTINGS_HEAD}\n{_settings()}",
+        "reference/types.md": types.page(),
     }
 
 
@@ -53,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     except errors.CatalogueError as err:
         print(err, file=sys.stderr)
         return 1
-    directory = ROOT / "docs/reference"
+    directory = ROOT / "docs"
     old = [
         name for name, text in wanted.items()
         if not (directory / name).exists() or (directory / name).read_text(encoding="utf-8") != text
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
             (directory / name).write_text(wanted[name], encoding="utf-8")
         return 0
     for name in old:
-        print(f"docs/reference/{name} is not what the code says: run `make docs`", file=sys.stderr)
+        print(f"docs/{name} is out of date: run `make docs`", file=sys.stderr)
     return 1 if old else 0
 
 

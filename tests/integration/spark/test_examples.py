@@ -1,19 +1,19 @@
-"""The blocks of docs/examples run as they stand there;
-only the first one's addresses are the test's.
+"""The notebook of docs/examples, whose cells are the blocks of the page beside it (`make docs`),
+runs as it stands; only the addresses in its first cell are the test's.
 """
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.timeout(300)
-PAGE = Path(__file__).parents[3] / "docs" / "examples" / "read_a_changefeed.md"
+PAGE = Path(__file__).parents[3] / "docs" / "examples" / "read_a_changefeed.ipynb"
 
 
 def blocks():
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    cells = json.loads(PAGE.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def lake_of(spark, upstream, root):

@@ -1,11 +1,13 @@
 """What the reference is made of: `make check` compares the pages themselves with the code."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 
 from docs.generate import command_line, errors, metrics
+from docs.generate.notebook import notebook
 from server.cli.commands import Argument, Command
 
 FLAG = Argument(("-s", "--size"), "BYTES", (), "how large | small", required=True)
@@ -68,3 +70,12 @@ def test_flags_are_rows_whose_bars_end_no_cell() -> None:
     page = command_line.page(TOP)
     assert "## tidemark go" in page
     assert "| `-s, --size BYTES` | how large \\| small (required) |" in page
+
+
+def test_a_notebook_has_the_texts_and_blocks_of_its_page() -> None:
+    cells = json.loads(notebook("# Title\n\n```python\na = 1\nb = 2\n```\n\nend\n"))["cells"]
+    assert [(each["cell_type"], "".join(each["source"])) for each in cells] == [
+        ("markdown", "# Title"),
+        ("code", "a = 1\nb = 2"),
+        ("markdown", "end"),
+    ]
