@@ -63,7 +63,7 @@ def column_range(column: bytes, lower: bytes, upper: bytes) -> tuple[bytes, byte
     return column + lower, column + upper if upper else bytes([column[0] + 1])
 
 
-def encode_document(version: int, **fields: Any) -> bytes:
+def encode_document(version: int, /, **fields: Any) -> bytes:
     """A document of the format `version`."""
     return json.dumps({"format": version, **fields}).encode()
 

@@ -1,4 +1,4 @@
-"""Which worker has which table of a changefeed, for one run of it. Pure.
+"""Which worker has which table of a changefeed, for one run of it.
 
 A table goes to the worker that has the fewest tables of the changefeed, and stays there for the
 run. Among equals the first one is another for each changefeed, so that changefeeds of one table

@@ -1,7 +1,7 @@
 """The store's small documents: what was written is read, and anything else is a clear error."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
@@ -13,6 +13,7 @@ from storage.mvcc.layout import encode_document, reading_document
         st.text(min_size=1).filter(lambda name: name not in {"format", "known"}), st.integers()
     )
 )
+@example({"version": 0})
 def test_a_document_is_read_as_it_was_written(fields: dict[str, int]) -> None:
     with reading_document(encode_document(3, **fields), 3, "it") as document:
         assert document == {"format": 3, **fields}
