@@ -7,7 +7,9 @@ however that happens, and they end, too.
 
 import asyncio
 import contextlib
+import itertools
 import json
+import random
 import signal
 import socket
 import sys
@@ -21,6 +23,8 @@ from server.process import drain
 from storage.model.errors import UnavailableError
 
 _LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
+_PORTS = range(20_000, 32_000)
+"""Linux and others give out ports above these."""
 _DRAIN_SECONDS = 30.0
 _LINE_BYTES = 1 << 20
 
@@ -133,10 +137,21 @@ def _tail(log: Path) -> str:
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Where nobody listens now, all different."""
-    # All are bound at the same time: one after the other could be given the same port.
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    """Where nobody listens now, all different.
+
+    They lie below the ports that the kernel gives to whoever asks for any: no daemon that starts
+    beside the cluster, or while it is killed, is given one of them.
+    """
+    ports = list(_PORTS)
+    random.SystemRandom().shuffle(ports)  # another demo may choose at the same time
+    free = list(itertools.islice(filter(_is_free, ports), count))
+    return [f"127.0.0.1:{port}" for port in free]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
