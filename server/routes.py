@@ -124,6 +124,18 @@ class Routes:
         return handlers[method, methods[method]], unquote(path[longest:], errors="surrogateescape")
 
 
+def template_arguments(names: Sequence[str], parts: Sequence[str]) -> list[str] | None:
+    """What the parts of a path have where a template has `{…}`, still percent-encoded;
+    None if they do not fit.
+    """
+    if len(names) != len(parts):
+        return None
+    pairs = list(zip(names, parts, strict=True))
+    if any(not name.startswith("{") and name != part for name, part in pairs):
+        return None
+    return [part for name, part in pairs if name.startswith("{")]
+
+
 def answered(call: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     """What `call` gives on a daemon's event loop, for a handler's thread.
 

@@ -19,7 +19,7 @@ from server.capture.message import checked_message, message, new_changefeed
 from server.capture.owner import Owner
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.rpc.errors import StatusError
+from server.rpc.errors import passed_on
 
 A = TypeVar("A")
 _FORWARDED = "tidemark-forwarded"
@@ -125,7 +125,7 @@ class ChangefeedService:
             try:
                 return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
             except grpc.aio.AioRpcError as err:
-                raise StatusError(err.code(), err.details() or "") from err
+                raise passed_on(err) from err
 
 
 class CaptureService:

@@ -29,8 +29,8 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "target_ts": changefeed.target_ts,
             "checkpoint_tso": changefeed.checkpoint_ts,
             "checkpoint_time": time_of(changefeed.checkpoint_ts),
-            "state": _state(changefeed),
-            "error": _error(changefeed),
+            "state": state_of(changefeed),
+            "error": error_of(changefeed),
             "filter": list(changefeed.filter),
             "columns": list(changefeed.columns),
             "zero_dates": changefeed.zero_dates,
@@ -72,19 +72,31 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
     """A changefeed as `list` shows it at `now_s`, in seconds since 1970."""
     lag_s = max(0.0, now_s - physical_ms(changefeed.checkpoint_ts) / 1000)
     short = {
-        "state": _state(changefeed),
+        "state": state_of(changefeed),
         "sink_uri": changefeed.sink_uri,
         "lag_seconds": round(lag_s, 1) if changefeed.checkpoint_ts else None,
         "lake_job": changefeed.lake_job.state if changefeed.HasField("lake_job") else "none",
         "tso": changefeed.checkpoint_ts,
         "checkpoint": time_of(changefeed.checkpoint_ts),
-        "error": _error(changefeed),
+        "error": error_of(changefeed),
     } | _reading(changefeed)
     if changefeed.HasField("reading"):
         short["last_read"] = _last_read(changefeed.reading)
     if changefeed.HasField("rereads"):
         short["rereads"] = ", ".join(each.table for each in changefeed.rereads.tables)
     return {"id": changefeed.id, "namespace": "default", "summary": short}
+
+
+def state_of(changefeed: pb.Changefeed) -> str:
+    """Its state, as TiCDC calls it."""
+    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
+
+
+def error_of(changefeed: pb.Changefeed) -> dict[str, str] | None:
+    """Why it is in that state, if it tells."""
+    if not changefeed.HasField("error"):
+        return None
+    return _running_error(changefeed.error)
 
 
 def history(document: dict[str, Any]) -> list[dict[str, str]]:
@@ -265,16 +277,6 @@ def _skipped(stretch: pb.SkippedRange) -> dict[str, Any]:
         "end_time": time_of(stretch.end_ts),
         "asked": stretch.time,
     }
-
-
-def _state(changefeed: pb.Changefeed) -> str:
-    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
-
-
-def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
-    if not changefeed.HasField("error"):
-        return None
-    return _running_error(changefeed.error)
 
 
 def _running_error(error: pb.RunningError) -> dict[str, str]:

@@ -1,8 +1,19 @@
-"""Our errors as gRPC statuses, in one place; nothing else in the house knows `grpc.StatusCode`."""
+"""Our errors as gRPC statuses and back, in one place."""
+
+import re
+from typing import Any
 
 import grpc
 
-from storage.model.errors import Kind, TidemarkError
+from storage.model.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    Kind,
+    NotFoundError,
+    TidemarkError,
+    UnavailableError,
+)
 
 _STATUS = {
     Kind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -12,6 +23,14 @@ _STATUS = {
     Kind.CLOSED: grpc.StatusCode.UNAVAILABLE,
     Kind.CORRUPT: grpc.StatusCode.DATA_LOSS,
     Kind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+_OURS = re.compile(r"\[TM:(\w+)\] (.*)", re.DOTALL)
+_CLASSES: dict[grpc.StatusCode, type[TidemarkError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.ABORTED: ConflictError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DATA_LOSS: CorruptError,
 }
 
 
@@ -39,3 +58,28 @@ def status_of(err: TidemarkError) -> tuple[grpc.StatusCode, str]:
     if isinstance(err, StatusError):
         return err.status, err.message
     return _STATUS[err.kind], str(err)
+
+
+def error_of_peer(err: grpc.RpcError | Any) -> TidemarkError | None:
+    """The error that a daemon of ours answered with, its code and kind as it raised it;
+    None: it is none of ours, as when the peer does not answer.
+    """
+    match = _OURS.fullmatch(err.details() or "")
+    return coded(_CLASSES.get(err.code(), TidemarkError), *match.groups()) if match else None
+
+
+def passed_on(err: grpc.RpcError | Any) -> TidemarkError:
+    """What to answer a client whose call a peer has answered with `err`: the same status and text,
+    and the error's own code where the peer is one of ours.
+    """
+    error = error_of_peer(err)
+    if error is not None and status_of(error)[0] is err.code():
+        return error
+    return StatusError(err.code(), err.details() or "")
+
+
+def coded(kind: type[TidemarkError], code: str, message: str) -> TidemarkError:
+    """An error of that kind that keeps its name across processes."""
+    error = kind(message)
+    error.code = code
+    return error

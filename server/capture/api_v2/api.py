@@ -5,7 +5,6 @@ client can mend, 503 for what goes away by itself, else 500.
 """
 
 import os
-import re
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -16,16 +15,25 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from server.capture.api_v2 import bodies, documents
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
-from server.changefeed.info import CREATOR_VERSION
-from server.routes import Answer, Request, fault, json_answer
-from server.rpc.errors import StatusError, status_of
+from server.changefeed.info import CREATOR_VERSION, State
+from server.changefeed.view import state_of
+from server.routes import (
+    Answer,
+    MethodRefusedError,
+    PathUnknownError,
+    Request,
+    error_answer,
+    fault,
+    json_answer,
+    template_arguments,
+)
+from server.rpc.errors import status_of
 from storage.defect import request_error
 from storage.model.errors import NotFoundError, TidemarkError
 from storage.model.ts import logical, physical_ms
 
 _LEGACY_STATUS: Final = "/status"
 """Where TiCDC's status was before there was an API v2."""
-_CODED: Final = re.compile(r"\[TM:(?P<code>\w+)\]\s*(?P<message>.*)", re.DOTALL)
 _HTTP_STATUS: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 400,
@@ -67,10 +75,11 @@ class Api:
         """The answer to a request; see `RpcServer.serve_http1`. Raises nothing."""
         try:
             operation, arguments = self._find(request)
+        except TidemarkError as err:
+            return error_answer(err)
+        try:
             bodies.check_namespace(request.query.get("namespace", ("",))[0])
             document = await getattr(self, operation)(request, *arguments)
-        except _PathError as err:
-            return fault(err.status, err.code, err.message)
         except TidemarkError as err:
             return _error_answer(err)
         except Exception as err:  # noqa: BLE001 - the client gets an answer, the log the trace
@@ -137,7 +146,7 @@ class Api:
         try:
             await self._call("RemoveChangefeed", pb.RemoveChangefeedRequest(id=changefeed))
         except TidemarkError as err:
-            if _code_of(err) != ChangefeedNotExistsError.code:
+            if err.code != ChangefeedNotExistsError.code:
                 raise
         return {}
 
@@ -162,7 +171,7 @@ class Api:
             [
                 {"namespace": "default", "changefeed_id": each.id, "capture_id": owner}
                 for each in await self._all()
-                if documents.state_of(each) in ("normal", "warning")
+                if _is_running(each)
             ]
         )
 
@@ -173,7 +182,7 @@ class Api:
         shown = await self._one(changefeed)
         if capture not in [each.id for each in await self._members()]:
             raise CaptureUnknownError(f"there is no capture {capture[:256]!r}; see GET captures")
-        if documents.state_of(shown) not in ("normal", "warning"):
+        if not _is_running(shown):
             raise ParameterError(f"changefeed {changefeed} does not run; resume it first")
         tables = shown.tables if capture == await self._owner_id() else ()
         return {"table_ids": [table.table_id for table in tables]}
@@ -183,23 +192,24 @@ class Api:
         return openapi(CREATOR_VERSION)
 
     def _find(self, request: Request) -> tuple[str, list[str]]:
-        """The method of this class that answers, and what stands for `{…}` in its path."""
+        """The method of this class that answers, and what stands for `{…}` in its path.
+
+        Raises:
+            PathUnknownError, MethodRefusedError: there is none.
+        """
         path = f"{PREFIX}{_LEGACY_STATUS}" if request.path == _LEGACY_STATUS else request.path
         parts = path.rstrip("/").split("/")
         fitting = {
-            operation.method: (operation.name, arguments)
+            operation.method: (operation.name, [unquote(part) for part in given])
             for names, operation in self._routes
-            if (arguments := _arguments(names, parts)) is not None
+            if (given := template_arguments(names, parts)) is not None
         }
         if not fitting:
-            raise _PathError(404, "ErrPathUnknown", f"nothing is served at {request.path[:256]}")
+            raise PathUnknownError(f"nothing is served at {request.path[:256]}")
         method = "GET" if request.method == "HEAD" else request.method
         if method not in fitting:
-            taken = ", ".join(sorted(fitting))
-            raise _PathError(
-                405,
-                "ErrMethodNotAllowed",
-                f"{request.path[:256]} takes {taken}, not {request.method}",
+            raise MethodRefusedError(
+                f"{request.path[:256]} takes {', '.join(sorted(fitting))}, not {request.method}"
             )
         return fitting[method]
 
@@ -234,31 +244,9 @@ class _LocalContext:
 _LOCAL: Final = _LocalContext()
 
 
-class _PathError(Exception):
-    """The request names nothing that is served."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-
-
-def _arguments(names: list[str], parts: list[str]) -> list[str] | None:
-    """What `parts` have in the places of `{…}`, percent-decoded; None if they do not fit."""
-    if len(names) != len(parts):
-        return None
-    pairs = list(zip(names, parts, strict=True))
-    if any(not name.startswith("{") and name != part for name, part in pairs):
-        return None
-    return [unquote(part) for name, part in pairs if name.startswith("{")]
-
-
-def _code_of(err: TidemarkError) -> str:
-    """The code of an error, also of one that another capture has told."""
-    coded = _CODED.match(err.message) if isinstance(err, StatusError) else None
-    return coded["code"] if coded else err.code
+def _is_running(changefeed: pb.Changefeed) -> bool:
+    return State(state_of(changefeed)).is_running
 
 
 def _error_answer(err: TidemarkError) -> Answer:
-    coded = _CODED.match(err.message) if isinstance(err, StatusError) else None
-    message = coded["message"] if coded else err.message
-    return fault(_HTTP_STATUS.get(status_of(err)[0], 500), _code_of(err), message)
+    return fault(_HTTP_STATUS.get(status_of(err)[0], 500), err.code, err.message)

@@ -11,7 +11,7 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.changefeed.info import CREATOR_VERSION
-from server.changefeed.view import detail
+from server.changefeed.view import detail, error_of, state_of
 from storage.model.ts import physical_ms
 
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
@@ -80,21 +80,10 @@ def capture_document(capture: capturepb.Capture) -> dict[str, Any]:
     }
 
 
-def state_of(changefeed: pb.Changefeed) -> str:
-    """The state by TiCDC's name."""
-    return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
-
-
 def _error(changefeed: pb.Changefeed) -> dict[str, str] | None:
-    if not changefeed.HasField("error"):
-        return None
-    error = changefeed.error
-    return {
-        "time": error.time,
-        "addr": "",
-        "code": f"TM:{error.code}",
-        "message": error.message,
-    }
+    """TiCDC's RunningError."""
+    error = error_of(changefeed)
+    return None if error is None else {"addr": ""} | error
 
 
 def _table(name: str) -> dict[str, Any]:

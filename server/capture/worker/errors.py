@@ -5,23 +5,9 @@ from typing import Any
 
 import grpc
 
-from storage.model.errors import (
-    ConflictError,
-    CorruptError,
-    InvalidError,
-    NotFoundError,
-    TidemarkError,
-    UnavailableError,
-)
+from server.rpc.errors import coded, error_of_peer
+from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 
-_TEXT = re.compile(r"\[TM:(\w+)\] (.*)", re.DOTALL)
-_CLASSES: dict[grpc.StatusCode, type[TidemarkError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.ABORTED: ConflictError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.DATA_LOSS: CorruptError,
-}
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -48,10 +34,9 @@ def lost(worker: str) -> WorkerLostError:
 
 def error_of(worker: str, err: grpc.RpcError | Any) -> TidemarkError:
     """The worker's own error, code and kind as it raised it; WorkerLostError if it said nothing."""
-    match = _TEXT.fullmatch(err.details() or "")
-    if match is None:
-        return lost(worker) if err.code() in _LOST else TidemarkError(f"{worker}: {err.details()}")
-    return coded(_CLASSES.get(err.code(), TidemarkError), *match.groups())
+    if error := error_of_peer(err):
+        return error
+    return lost(worker) if err.code() in _LOST else TidemarkError(f"{worker}: {err.details()}")
 
 
 def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
@@ -60,10 +45,3 @@ def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
     if match is None:
         return lost(worker)
     return coded(UnavailableError if retryable else InvalidError, *match.groups())
-
-
-def coded(kind: type[TidemarkError], code: str, message: str) -> TidemarkError:
-    """An error of that kind that keeps its name across processes."""
-    error = kind(message)
-    error.code = code
-    return error

@@ -21,7 +21,7 @@ from server.coordinator.leadership.members import Members
 from server.coordinator.pd_http import documents, placement
 from server.coordinator.pd_http.rules import RuleContentError, body_of, label_rule
 from server.coordinator.term import CurrentTerm, LeaderTerm
-from server.routes import Answer, Request, error_answer, fault, json_answer
+from server.routes import Answer, Request, error_answer, fault, json_answer, template_arguments
 from storage.model.errors import TidemarkError
 
 PREFIX = "/pd/api/v1/"
@@ -111,10 +111,8 @@ class PdHttp:
             return None, ()
         parts = path.removeprefix(PREFIX).rstrip("/").split("/")
         for names, methods in self._routes:
-            if len(names) == len(parts) and all(
-                name in ("{}", part) for name, part in zip(names, parts, strict=True)
-            ):
-                given = [part for name, part in zip(names, parts, strict=True) if name == "{}"]
+            given = template_arguments(names, parts)
+            if given is not None:
                 return methods, [
                     unquote_to_bytes(part).decode(errors="surrogateescape") for part in given
                 ]

@@ -4,8 +4,9 @@ unless a protocol prescribes them.
 
 import grpc
 import pytest
+from grpc.aio import AioRpcError
 
-from server.rpc.errors import StatusError, status_of
+from server.rpc.errors import StatusError, passed_on, status_of
 from storage.model import errors
 from storage.model.errors import Kind, TidemarkError
 
@@ -38,3 +39,15 @@ def test_every_kind_has_a_status() -> None:
 def test_a_prescribed_status_goes_out_as_it_is() -> None:
     err = StatusError(grpc.StatusCode.UNKNOWN, "[PD:common:ErrInvalidArgument]no")
     assert status_of(err) == (grpc.StatusCode.UNKNOWN, "[PD:common:ErrInvalidArgument]no")
+
+
+@pytest.mark.parametrize("status", list(grpc.StatusCode))
+@pytest.mark.parametrize("text", ["[TM:ErrX] no", "[TM:ErrX] ", "[PD:ErrX]no", "socket closed", ""])
+def test_what_a_peer_answered_is_passed_on_as_it_is(status: grpc.StatusCode, text: str) -> None:
+    assert status_of(passed_on(AioRpcError(status, None, None, text))) == (status, text)
+
+
+def test_an_error_of_ours_that_is_passed_on_keeps_its_code() -> None:
+    answer = AioRpcError(grpc.StatusCode.NOT_FOUND, None, None, "[TM:ErrX] no")
+    error = passed_on(answer)
+    assert (error.code, error.kind, error.message) == ("ErrX", Kind.NOT_FOUND, "no")

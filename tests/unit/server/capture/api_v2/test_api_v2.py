@@ -4,6 +4,7 @@ import json
 
 import grpc
 import pytest
+from grpc.aio import AioRpcError
 from hypothesis import given
 from hypothesis import strategies as st
 from tidemarkpb.v1 import capture_pb2 as capturepb
@@ -14,7 +15,7 @@ from server.capture.api_v2.api import Api
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.routes import Request
-from server.rpc.errors import StatusError
+from server.rpc.errors import passed_on
 from storage.model.ts import compose
 
 CHECKPOINT = compose(1_700_000_000_123, 7)
@@ -194,7 +195,11 @@ async def test_changes_are_passed_on():
     "error",
     [
         ChangefeedNotExistsError("no such"),
-        StatusError(grpc.StatusCode.NOT_FOUND, "[TM:ErrChangeFeedNotExists] no such"),
+        passed_on(
+            AioRpcError(
+                grpc.StatusCode.NOT_FOUND, None, None, "[TM:ErrChangeFeedNotExists] no such"
+            )
+        ),
     ],
 )
 async def test_errors_have_ticdcs_form_from_here_and_from_the_owner(error):
