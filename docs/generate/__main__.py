@@ -53,18 +53,18 @@ def _settings() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Write or check the pages; returns the exit code."""
     try:
-        wanted = pages()
+        texts = pages()
     except errors.CatalogueError as err:
         print(err, file=sys.stderr)
         return 1
     directory = ROOT / "docs"
     old = [
-        name for name, text in wanted.items()
+        name for name, text in texts.items()
         if not (directory / name).exists() or (directory / name).read_text(encoding="utf-8") != text
     ]  # fmt: skip
     if "--check" not in arguments:
         for name in old:
-            (directory / name).write_text(wanted[name], encoding="utf-8")
+            (directory / name).write_text(texts[name], encoding="utf-8")
         return 0
     for name in old:
         print(f"docs/{name} is out of date: run `make docs`", file=sys.stderr)

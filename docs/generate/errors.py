@@ -34,13 +34,13 @@ class CatalogueError(Exception):
 
 def codes(trees: Iterable[ast.AST]) -> set[str]:
     """All codes that stand in the modules, as strings of their own or in the text of an error."""
-    found = set()
+    named = set()
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 text = node.value
-                found |= {text} if _CODE.fullmatch(text) else set(_IN_TEXT.findall(text))
-    return found - _NO_CODES
+                named |= {text} if _CODE.fullmatch(text) else set(_IN_TEXT.findall(text))
+    return named - _NO_CODES
 
 
 def page(trees: Iterable[ast.AST], top: Command) -> str:

@@ -31,11 +31,11 @@ class Metric:
 
 def page(modules: Iterable[tuple[Path, ast.Module]]) -> str:
     """The page as Markdown, a table for each package."""
-    found = sorted({metric for path, tree in modules for metric in metrics(path, tree)})
+    made = sorted({metric for path, tree in modules for metric in metrics(path, tree)})
     lines = [_HEAD]
-    for room in sorted({metric.room for metric in found}):
+    for room in sorted({metric.room for metric in made}):
         lines += [f"## {room}\n", "| name | type | labels | meaning |", "|---|---|---|---|"]
-        lines += [_row(metric) for metric in found if metric.room == room]
+        lines += [_row(metric) for metric in made if metric.room == room]
         lines.append("")
     return "\n".join(lines)
 
