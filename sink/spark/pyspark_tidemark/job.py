@@ -231,7 +231,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             extra=arguments.conf,
         )
     )
-    if arguments.target.is_remote or arguments.target.is_catalog:
+    if arguments.target.has_place:
         changefeed.describe()  # who cannot read it must not stop a job that can
     with opened_manifest(arguments, session) as manifest:
         check_mode(manifest.last, arguments.mode)

@@ -241,9 +241,7 @@ class SinkUri:
             return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (
                 f"?{options}" if options else ""
             )
-        return (
-            f"{self.format}+{self.path}" if "://" in self.path else f"{self.format}://{self.path}"
-        )
+        return f"{self.format}{'+' if self.has_place else '://'}{self.path}"
 
     def check_directory(self) -> None:
         """Refuse a directory of this machine that is the system's:
@@ -252,7 +250,7 @@ class SinkUri:
         Raises:
             SourceError: ErrTargetInvalid.
         """
-        if self.is_database or "://" in self.path or not self.is_lake:
+        if self.is_database or self.has_place or not self.is_lake:
             return
         system = any(
             self.path == each or self.path.startswith(f"{each}/") for each in _SYSTEM_DIRECTORIES
@@ -274,9 +272,16 @@ class SinkUri:
         return self.format in _DATABASES
 
     @property
+    def has_place(self) -> bool:
+        """Whether the path says who has the lake, Hadoop or a catalog; else it is a path of this
+        machine, or a database's.
+        """
+        return "://" in self.path
+
+    @property
     def is_remote(self) -> bool:
         """Whether it is a directory that Hadoop reaches."""
-        return "://" in self.path and not self.is_catalog
+        return self.has_place and not self.is_catalog
 
     @property
     def is_catalog(self) -> bool:

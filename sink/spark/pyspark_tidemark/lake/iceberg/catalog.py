@@ -19,11 +19,11 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
     java_catalog,
     kind,
     name_and_namespace,
+    object_store,
 )
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
-from pyspark_tidemark.sink_uri import RENAMING
 
 APP, CUT = "cdc.app", "cdc.cut"
 TABLE = "tidemark.table"
@@ -391,8 +391,7 @@ class Catalog:
 
 def _check_location(data: str) -> None:
     """Tasks have no Java, and pyarrow has not the catalog's credentials of an object store."""
-    system, colon, _ = data.partition("://")
-    if colon and system not in (*RENAMING, "file"):
+    if object_store(data):
         raise SourceError(
             "ErrTargetUnusable",
             f"the catalog puts the table at {data}: files are written to disks, mounts and HDFS "

@@ -80,6 +80,12 @@ def settings_of(conf: Mapping[str, str], name: str) -> dict[str, str]:
     }
 
 
+def object_store(place: str) -> str:
+    """The scheme of a place that is neither on a disk nor on HDFS; empty: it is."""
+    system, colon, _ = place.partition("://")
+    return system if colon and system not in (*RENAMING, "file") else ""
+
+
 def _check(name: str, given: Mapping[str, str]) -> None:
     begin = f"{_SETTINGS}{name}"
     if "type" not in given and "catalog-impl" not in given:
@@ -89,8 +95,8 @@ def _check(name: str, given: Mapping[str, str]) -> None:
             f"{begin}.warehouse and what else Iceberg asks for, in spark-defaults.conf of "
             "SPARK_CONF_DIR or by --conf",
         )
-    system, colon, _ = given.get("warehouse", "").partition("://")
-    if given.get("type") == "hadoop" and colon and system not in (*RENAMING, "file"):
+    system = object_store(given.get("warehouse", ""))
+    if given.get("type") == "hadoop" and system:
         raise SourceError(
             "ErrTargetUnusable",
             f"{begin}.type is hadoop, which commits by renaming, and {system} cannot rename in one "
