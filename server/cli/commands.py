@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 
 from server.cli.cli import cli_parser
 from server.cli.config import config_parser, sections
-from server.cli.daemon import daemon_parser, demo_parser
+from server.cli.daemon import SPARK_VERBS, daemon_parser, demo_parser
 from server.cli.main import COMMANDS
 from server.cli.parser import Parser
 from server.cli.play import play_parser
 
 _SHELLS = ("bash", "zsh", "fish")
-_SPARK = {
-    "run": ("spark", "keep the lake of one changefeed current"),
-    "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ def _command(name: str, text: str) -> Command:
         return _read(daemon_parser(name, sections()[name]), (name,), text)
     verbs = [
         _read(daemon_parser(f"spark {verb}", sections()[section]), (name, verb), help_text)
-        for verb, (section, help_text) in _SPARK.items()
+        for verb, (section, help_text) in SPARK_VERBS.items()
     ]
     return Command((name,), text, below=tuple(verbs))
 

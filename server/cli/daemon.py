@@ -47,8 +47,14 @@ _SHARED: Final[dict[str, type[Any]]] = {
     "log": LogConfig,
 }
 """The sections that every daemon reads."""
-_SPARK_USAGE: Final = """usage: tidemark spark run [--help] …    keep the lake of one changefeed current
-       tidemark spark keep [--help] …   keep the lakes of all changefeeds current"""
+SPARK_VERBS: Final = {
+    "run": ("spark", "keep the lake of one changefeed current"),
+    "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
+}
+"""The section and the help of each verb of `tidemark spark`."""
+_SPARK_USAGE: Final = "usage: " + "\n       ".join(
+    f"{f'tidemark spark {verb} [--help] …':<33}{text}" for verb, (_, text) in SPARK_VERBS.items()
+)
 
 
 def run_up(argv: Sequence[str]) -> int:
