@@ -133,17 +133,10 @@ class Owner:
             StartTsBeforeGcError: GC may have collected what it would need.
             ChangefeedExistsError: the id is taken.
         """
-        new.records()
-        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
-        source = self._factory.make_source(new.id, new.source_uri)
+        source = await self._source_of(new)
         async with self._changing:
-            self._check_free(new.id)
-            # not later: a log source keeps its anchor for `now`
-            await self._records.clear(new.id)
-            now_ts = await source.now()
-            start_ts = new.start_ts or now_ts
-            check_range(start_ts, new.target_ts, now_ts)
-            await self._safepoints.protect_creation(source, new.id, start_ts)
+            await self._make_free(new.id)
+            start_ts = await self._protected_start(source, new)
             try:
                 feed = self.feeds[new.id] = await self._made(new, source, start_ts)
             except UnavailableError:
@@ -165,17 +158,11 @@ class Owner:
         Tables that cannot be replicated are told, not raised; raises as `create` otherwise.
         """
         new = replace(new, ignore_ineligible=True)
-        new.records()
-        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
-        source = self._factory.make_source(new.id, new.source_uri)
+        source = await self._source_of(new)
         async with self._changing:
-            self._check_free(new.id)
-            await self._records.clear(new.id)
+            await self._make_free(new.id)
             try:
-                now_ts = await source.now()
-                start_ts = new.start_ts or now_ts
-                check_range(start_ts, new.target_ts, now_ts)
-                await self._safepoints.protect_creation(source, new.id, start_ts)
+                start_ts = await self._protected_start(source, new)
                 chosen = await new.chosen(source, start_ts)
             finally:
                 await self._safepoints.end_creation(source, new.id)
@@ -402,8 +389,23 @@ class Owner:
         self._check_active()
         return self.feed(changefeed)
 
-    def _check_free(self, changefeed: str) -> None:
-        """See that a changefeed of this id can be made here.
+    async def _source_of(self, new: NewChangefeed) -> Source:
+        """The source of a changefeed whose parameters can be used; raises as `create`."""
+        new.records()
+        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
+        return self._factory.make_source(new.id, new.source_uri)
+
+    async def _protected_start(self, source: Source, new: NewChangefeed) -> int:
+        """Where it begins; the history from there on is kept for its creation."""
+        now_ts = await source.now()
+        start_ts = new.start_ts or now_ts
+        check_range(start_ts, new.target_ts, now_ts)
+        await self._safepoints.protect_creation(source, new.id, start_ts)
+        return start_ts
+
+    async def _make_free(self, changefeed: str) -> None:
+        """See that a changefeed of this id can be made here,
+        and forget what an earlier one has left: a log source keeps its anchor for `now` next.
 
         Raises:
             NotOwnerError, ChangefeedExistsError: it cannot.
@@ -413,6 +415,7 @@ class Owner:
             raise ChangefeedExistsError(
                 f"changefeed {changefeed} exists already; choose another id or remove it"
             )
+        await self._records.clear(changefeed)
 
     def _check_active(self) -> None:
         if self._tasks is None:
