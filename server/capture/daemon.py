@@ -125,6 +125,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 directory,
                 PeerAccess(security, config.flight_token_file),
                 parts.enter_context(_executor()),
+                lambda: records.fence,
                 own,
             )
             make_processor = _processors(peers, resources)
@@ -155,7 +156,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 run = membership.run(
                     config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
                 )
-                sharing = peers.run(membership.sharing, lambda: records.fence)
+                sharing = peers.run(membership.sharing)
                 async with beside(run, locks.run(), _shown(owner), sharing):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}

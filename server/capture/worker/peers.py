@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import grpc
 import grpc.aio
 import pyarrow.flight as fl
 import structlog
@@ -26,22 +25,17 @@ from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture import metrics
 from server.capture.membership import CaptureRecord
-from server.capture.worker.pool import Worker
+from server.capture.worker.pool import Worker, stub_at
 from server.rpc.client import connect
-from server.rpc.credentials import SecurityConfig, channel_credentials
-from server.rpc.limits import MAX_MESSAGE_BYTES
+from server.rpc.credentials import SecurityConfig
 from storage.model.errors import UnavailableError
+from storage.tasks import together
 
 SHARES: Final = "shares"
 """Where a capture keeps the sorted rows of shares, in its data directory."""
 _LOOK_EVERY_S: Final = 1.0
 _REACH_S: Final = 2.0
 _LEFT_OUT_S, _LEFT_OUT_MAX_S = 10.0, 600.0
-_OPTIONS: Final = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
 
 _log = structlog.get_logger(__name__)
 
@@ -101,13 +95,7 @@ class PeerCapture:
     @cached_property
     def stub(self) -> WorkerServiceStub:
         """For calls from any thread; reconnects by itself."""
-        credentials = channel_credentials(self._access.security)
-        channel = (
-            grpc.insecure_channel(self.record.address, options=_OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(self.record.address, credentials, options=_OPTIONS)
-        )
-        return WorkerServiceStub(channel)
+        return stub_at(self.record.address, self._access.security)
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
         """Its rows, from any thread."""
@@ -138,15 +126,18 @@ class Peers:
         directory: Path,
         access: PeerAccess,
         executor: Executor,
+        term: Callable[[], int],
         own: Sequence[Worker] = (),
     ) -> None:
         self.executor = executor
+        self._term = term
         self._id = identity
         self._directory = directory
         self._access = access
         self._own = tuple(own)
         self._reached: Mapping[str, PeerCapture] = {}
-        self._term: Callable[[], int] = lambda: 0
+        self._refused: dict[str, str] = {}
+        """Why captures are dealt no tables, as it was last told."""
 
     @property
     def term(self) -> int:
@@ -174,15 +165,10 @@ class Peers:
         for directory in self._directory.glob(f"sorter/worker-*/{changefeed}"):
             shutil.rmtree(directory, ignore_errors=True)
 
-    async def run(
-        self,
-        records: Callable[[], Awaitable[Sequence[CaptureRecord]]],
-        term: Callable[[], int],
-    ) -> None:
+    async def run(self, records: Callable[[], Awaitable[Sequence[CaptureRecord]]]) -> None:
         """Look at the captures' `records` until cancelled; there are none while another capture is
         the owner.
         """
-        self._term = term
         while True:
             try:
                 await self._look(await records())
@@ -192,34 +178,53 @@ class Peers:
 
     async def _look(self, records: Sequence[CaptureRecord]) -> None:
         own = next((each.version for each in records if each.id == self._id), "")
+        # without our own record we are no member now, and divide nothing
+        records = sorted(records, key=lambda each: each.id) if own else []
+        reasons = await together(self._reason_against(record, own) for record in records)
         reached: dict[str, PeerCapture] = {}
-        for record in sorted(records, key=lambda each: each.id):
-            known = self._reached.get(record.id)
-            if known is not None and known.record == record and await _stays(known):
-                reached[record.id] = known
-            # the contract between them is of one version only
-            elif record.version == own and await _reaches(record):
-                reached[record.id] = PeerCapture(record, self._access)
-                _log.info("capture runs shares", capture=record.id, address=record.address)
-        for gone in self._reached.keys() - reached.keys():
-            _log.info("capture runs no shares any more", capture=gone)
-        self._reached = reached
+        refused: dict[str, str] = {}
+        for record, reason in zip(records, reasons, strict=True):
+            if reason:
+                refused[record.id] = reason
+            else:
+                reached[record.id] = self._peer(record)
+        self._tell(reached, refused)
+        self._reached, self._refused = reached, refused
         metrics.SHARING_CAPTURES.set(len({*reached, self._id}) if own else 0)
 
+    def _peer(self, record: CaptureRecord) -> PeerCapture:
+        peer = self._reached.get(record.id)
+        return peer if peer and peer.record == record else PeerCapture(record, self._access)
 
-async def _stays(peer: PeerCapture) -> bool:
-    return not peer.was_lost or peer.is_left_out or await _reaches(peer.record)
+    async def _reason_against(self, record: CaptureRecord, own_version: str) -> str:
+        """Why a capture cannot be dealt tables; empty: it can."""
+        peer = self._reached.get(record.id)
+        if peer and peer.record == record and (not peer.was_lost or peer.is_left_out):
+            return ""
+        # the contract between captures is of one version only
+        if record.version != own_version:
+            return f"its version is {record.version}, not {own_version}"
+        return await _unreachable(record)
+
+    def _tell(self, reached: Mapping[str, PeerCapture], refused: Mapping[str, str]) -> None:
+        """Log what has changed."""
+        for name in reached.keys() - self._reached.keys():
+            _log.info("capture runs shares", capture=name, address=reached[name].record.address)
+        for name in self._reached.keys() - reached.keys():
+            _log.info("capture runs no shares any more", capture=name)
+        for name, reason in refused.items():
+            if self._refused.get(name) != reason:
+                _log.warning("capture is dealt no tables", capture=name, reason=reason)
 
 
-async def _reaches(record: CaptureRecord) -> bool:
-    """Whether both ports of a capture take connections."""
+async def _unreachable(record: CaptureRecord) -> str:
+    """Which port of a capture takes no connections; empty: both do."""
     for address in (record.address, record.flight_address):
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(_REACH_S):
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, ValueError):
-            _log.warning("capture cannot be reached", capture=record.id, address=address)
-            return False
+            return f"{address} cannot be reached from here"
         writer.close()
-    return True
+    return ""

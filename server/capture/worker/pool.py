@@ -22,6 +22,7 @@ from server.capture.worker import metrics
 from server.capture.worker.directory import control_socket, flight_socket
 from server.child import Child
 from server.rpc.client import connect
+from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
 from storage.tasks import beside
 
@@ -97,6 +98,16 @@ class Workers(Protocol):
         ...
 
 
+def stub_at(address: str, security: SecurityConfig | None = None) -> WorkerServiceStub:
+    """For calls from any thread; reconnects by itself."""
+    credentials = channel_credentials(security or SecurityConfig())
+    return WorkerServiceStub(
+        grpc.insecure_channel(address, options=_OPTIONS)
+        if credentials is None
+        else grpc.secure_channel(address, credentials, options=_OPTIONS)
+    )
+
+
 class WorkerProcess:
     """Implements `Worker` by a child process; `number` counts from 0."""
 
@@ -121,7 +132,7 @@ class WorkerProcess:
     @cached_property
     def stub(self) -> WorkerServiceStub:
         """For calls from any thread; reconnects by itself."""
-        return WorkerServiceStub(grpc.insecure_channel(self.control, options=_OPTIONS))
+        return stub_at(self.control)
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
         """Its rows, from any thread."""

@@ -31,7 +31,7 @@ def record(name, port, version=VERSION):
 
 def looking(tmp_path, own=()):
     access = PeerAccess(SecurityConfig())
-    return Peers("a", tmp_path, access, executor=None, own=own)
+    return Peers("a", tmp_path, access, executor=None, term=lambda: 1, own=own)
 
 
 def names(peers):
