@@ -1,5 +1,6 @@
 """Real daemons as child processes, and a Flight reader of one changefeed."""
 
+import asyncio
 import http.client
 import json
 import signal
@@ -153,6 +154,20 @@ class Cluster:
 
     def stop(self) -> None:
         self._started.close()
+
+
+@contextmanager
+def transaction_client(cluster: Cluster):
+    """tikv-client's client; its synchronous face runs on whatever event loop the thread has."""
+    import tikv_client
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield tikv_client.TransactionClient.connect([cluster.pd])
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def patiently(call, *arguments, **named):

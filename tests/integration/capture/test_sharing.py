@@ -2,16 +2,15 @@
 or hangs meanwhile.
 """
 
-import asyncio
 import signal
 import time
 
 import pytest
 
 from tests.integration.capture.many_tables import NAMES, Feed, changes
-from tests.integration.capture.processes import patiently, running_cluster
+from tests.integration.capture.processes import patiently, running_cluster, transaction_client
 
-tikv_client = pytest.importorskip("tikv_client")
+pytest.importorskip("tikv_client")
 PATIENCE_S = 120
 
 
@@ -23,11 +22,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(cluster):
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield tikv_client.TransactionClient.connect([cluster.pd])
-    asyncio.set_event_loop(None)
-    loop.close()
+    with transaction_client(cluster) as client:
+        yield client
 
 
 def slices(feed, captures):

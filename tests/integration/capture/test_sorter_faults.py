@@ -2,7 +2,6 @@
 and going on by itself.
 """
 
-import asyncio
 import contextlib
 import os
 import time
@@ -14,10 +13,10 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.demo.bank import ACCOUNTS
 from storage.tidb.record import encode_record
-from tests.integration.capture.processes import Reader, running_cluster
+from tests.integration.capture.processes import Reader, running_cluster, transaction_client
 from tests.small_disk import small_disk
 
-tikv_client = pytest.importorskip("tikv_client")
+pytest.importorskip("tikv_client")
 NAME = "bank.accounts"
 ROWS, ROW_BYTES, TRANSACTIONS = 20, 20_000, 12
 LIMIT_S = 120.0
@@ -40,11 +39,8 @@ def cluster(tmp_path_factory, disk):
 
 @pytest.fixture(scope="module")
 def store(cluster):
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield tikv_client.TransactionClient.connect([cluster.pd])
-    asyncio.set_event_loop(None)
-    loop.close()
+    with transaction_client(cluster) as client:
+        yield client
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 whoever dies meanwhile.
 """
 
-import asyncio
 import os
 import signal
 import time
@@ -17,9 +16,9 @@ from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from server.capture.metrics import STAGES
 from tests.integration.capture.many_tables import NAMES, TABLES, Feed, changes
-from tests.integration.capture.processes import patiently, running_cluster
+from tests.integration.capture.processes import patiently, running_cluster, transaction_client
 
-tikv_client = pytest.importorskip("tikv_client")
+pytest.importorskip("tikv_client")
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +29,8 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def store(cluster):
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield tikv_client.TransactionClient.connect([cluster.pd])
-    asyncio.set_event_loop(None)
-    loop.close()
+    with transaction_client(cluster) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
