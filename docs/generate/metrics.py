@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _KIND = re.compile(r"(?:\w*?)(Counter|Gauge|Histogram)(?:MetricFamily)?$")
-_NAME = re.compile(r"(?:tidemark|tikv|gc|pd|etcd)_[a-z0-9_]+")
+_NAME = re.compile(r"(?:tidemark|tikv|tidb|ticdc|binlog|gc|pd|etcd)_[a-z0-9_]+")
 _HEAD = """# Metrics
 
 What daemons show at `/metrics` of their `--http-addr`, beside Python's own `process_…` and
 `python_…`. `tidemark up` shows those of all its daemons, with the label `daemon`. Names that begin
-with `tikv_` are TiKV's, so that its dashboards find them. A TSO is TiDB's timestamp: milliseconds
-since 1970, shifted left by 18 bits.
+with `pd_`, `tikv_`, `tidb_`, `ticdc_` or `binlog_` are those of PD, TiKV, TiDB, TiCDC and Pump, with
+their units, so that their dashboards and alerts find them. A TSO is TiDB's timestamp: milliseconds
+since 1970, shifted left by 18 bits; beside it is its time as `…_timestamp_seconds`.
 """
 
 

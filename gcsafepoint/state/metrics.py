@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from gcsafepoint.state.barrier import ServiceSafePoint
 from gcsafepoint.state.go_text import valid_text
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
-from storage.model.ts import physical_ms
+from storage.model.ts import physical_s
 
 _NAMED = 20
 _LABEL_CHARACTERS = 64
@@ -49,7 +49,13 @@ class SafePointCollector(Collector):
         services = null.barriers.snapshot()
         named = [null.gc_worker, *_lowest(services, _NAMED - 1)]
         lowest = min(service.safe_point for service in [*named, *states.global_barriers.snapshot()])
-        yield _safe_points(null.gc_safe_point, null.txn_safe_point, lowest)
+        yield from _safe_points(
+            {
+                "gc_safepoint": null.gc_safe_point,
+                "txn_safe_point": null.txn_safe_point,
+                "min_service_safe_point": lowest,
+            }
+        )
         yield _barriers(states)
         for name, text, number in (
             ("gc_safe_point_ts", "What stores collect up to", null.gc_safe_point),
@@ -61,12 +67,19 @@ class SafePointCollector(Collector):
         yield _services(named)
 
 
-def _safe_points(gc_safe_point: int, txn_safe_point: int, lowest: int) -> GaugeMetricFamily:
+def _safe_points(safe_points: dict[str, int]) -> Iterator[GaugeMetricFamily]:
+    """By PD's name, and as times: a TSO says nothing to a reader."""
     family = GaugeMetricFamily("pd_gc_gc_safepoint", "Timestamps GC goes by", labels=["type"])
-    family.add_metric(["gc_safepoint"], gc_safe_point)
-    family.add_metric(["txn_safe_point"], txn_safe_point)
-    family.add_metric(["min_service_safe_point"], lowest)
-    return family
+    times = GaugeMetricFamily(
+        "tidemark_gcsafepoint_timestamp_seconds",
+        "Unix times of what pd_gc_gc_safepoint shows",
+        labels=["type"],
+    )
+    for kind, ts in safe_points.items():
+        family.add_metric([kind], ts)
+        times.add_metric([kind], physical_s(ts))
+    yield family
+    yield times
 
 
 def _barriers(states: GcStates) -> GaugeMetricFamily:
@@ -77,7 +90,7 @@ def _barriers(states: GcStates) -> GaugeMetricFamily:
     )
     lowest = heapq.nsmallest(_NAMED, _all_barriers(states), key=lambda item: item[1].safe_point)
     shown = {
-        (*scope, _label(barrier)): physical_ms(barrier.safe_point) / 1000
+        (*scope, _label(barrier)): physical_s(barrier.safe_point)
         for scope, barrier in reversed(lowest)
     }
     for labels, seconds in shown.items():

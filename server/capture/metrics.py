@@ -4,6 +4,9 @@
 sorter, sink, reader. Sorted is what the pullers have promised to the sorter to be complete; the
 sink goes as far, but not beyond the schema changes that are known; the reader is where it has
 acknowledged. What the lake job does itself is `tidemark_spark_*`.
+
+`ticdc_owner_*` are TiCDC's names with TiCDC's units, so that its alerts and dashboards hold. Its
+`ticdc_owner_ownership_counter` is not among them: promtool refuses the name.
 """
 
 import time
@@ -16,7 +19,7 @@ from prometheus_client.registry import Collector
 from server.capture.feed import Feed
 from server.capture.job_report import JOB_STATES, shown_state
 from server.changefeed.info import State
-from storage.model.ts import physical_ms
+from storage.model.ts import physical_ms, physical_s
 
 PULLER, SORTER, SINK, READER = STAGES = ("puller", "sorter", "sink", "reader")
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
@@ -34,7 +37,7 @@ JOB_ERRORS = Counter(
     ["changefeed"],
 )
 SHARING_CAPTURES = Gauge(
-    "tidemark_capture_sharing_captures_count",
+    "tidemark_capture_sharing_captures",
     "captures among which the owner divides tables, itself included; 0 where it is another one",
 )
 MOVES = Counter(
@@ -47,16 +50,29 @@ SAFEPOINTS = Counter(
 )
 _GAUGES = {
     "tidemark_capture_checkpoint_ts": "everything up to it is at the target",
+    "tidemark_capture_checkpoint_timestamp_seconds": "Unix time of checkpoint_ts",
     "tidemark_capture_checkpoint_lag_seconds": "wall clock minus checkpoint_ts",
     "tidemark_capture_resolved_ts": "everything up to it can be read",
+    "tidemark_capture_resolved_timestamp_seconds": "Unix time of resolved_ts",
     "tidemark_capture_resolved_lag_seconds": "wall clock minus resolved_ts",
-    "tidemark_capture_regions_count": "regions subscribed to",
+    "tidemark_capture_regions": "regions subscribed to",
     "tidemark_capture_staged_bytes": "mounted rows kept in memory for readers",
     "tidemark_capture_sorter_memory_bytes": "rows in memory, not yet in a block",
     "tidemark_capture_sorter_disk_bytes": "sorted rows on disk",
     "tidemark_capture_sorter_disk_refuses": "1 while the sorter's disk takes no rows",
-    "tidemark_capture_sorter_waiting_count": "calls that wait until the sorter's disk takes rows",
+    "tidemark_capture_sorter_waiting_calls": "calls that wait until the sorter's disk takes rows",
 }
+
+_TICDC_NAMESPACE = "default"
+_TICDC_STATUS = {
+    State.NORMAL: 0,
+    State.FAILED: 2,
+    State.STOPPED: 3,
+    State.FINISHED: 4,
+    State.REMOVED: 5,
+    State.WARNING: 6,
+}
+"""What TiCDC shows for a state; 1 is pending, which does not occur here."""
 
 
 def lags_s(
@@ -93,6 +109,7 @@ class FeedCollector(Collector):
             for changefeed, shown in values:
                 family.add_metric([changefeed], shown[name])
             yield family
+        yield from _ticdc(feeds)
         yield _stage_lags(feeds)
         yield from _jobs(feeds)
         yield _unread(feeds)
@@ -106,6 +123,43 @@ class FeedCollector(Collector):
             for state in State:
                 states.add_metric([feed.id, state.value], float(state is current))
         yield states
+
+
+def _ticdc(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
+    """Positions are milliseconds since 1970 as TiCDC shows them, not TSOs; lags are seconds."""
+    checkpoint = GaugeMetricFamily(
+        "ticdc_owner_checkpoint_ts",
+        "milliseconds of checkpoint_ts",
+        labels=["namespace", "changefeed"],
+    )
+    checkpoint_lag = GaugeMetricFamily(
+        "ticdc_owner_checkpoint_ts_lag",
+        "seconds: wall clock minus checkpoint_ts",
+        labels=["namespace", "changefeed"],
+    )
+    resolved = GaugeMetricFamily(
+        "ticdc_owner_resolved_ts", "milliseconds of resolved_ts", labels=["namespace", "changefeed"]
+    )
+    resolved_lag = GaugeMetricFamily(
+        "ticdc_owner_resolved_ts_lag",
+        "seconds: wall clock minus resolved_ts",
+        labels=["namespace", "changefeed"],
+    )
+    status = GaugeMetricFamily(
+        "ticdc_owner_status",
+        "0 normal, 2 failed, 3 stopped, 4 finished, 5 removed, 6 warning",
+        labels=["namespace", "changefeed"],
+    )
+    for feed in feeds:
+        labels = [_TICDC_NAMESPACE, feed.id]
+        resolved_ts = feed.processor.resolved_ts
+        state, _ = shown_state(feed.info, feed.job, feed.audit, time.monotonic())
+        checkpoint.add_metric(labels, physical_ms(feed.checkpoint_ts))
+        checkpoint_lag.add_metric(labels, _lag_s(feed.checkpoint_ts))
+        resolved.add_metric(labels, physical_ms(resolved_ts))
+        resolved_lag.add_metric(labels, _lag_s(resolved_ts))
+        status.add_metric(labels, _TICDC_STATUS[state])
+    yield from (checkpoint, checkpoint_lag, resolved, resolved_lag, status)
 
 
 def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
@@ -167,8 +221,10 @@ def _values(feed: Feed) -> dict[str, float]:
     stats = processor.stats()
     numbers = (
         feed.checkpoint_ts,
+        physical_s(feed.checkpoint_ts),
         _lag_s(feed.checkpoint_ts),
         processor.resolved_ts,
+        physical_s(processor.resolved_ts),
         _lag_s(processor.resolved_ts),
         stats.regions,
         stats.staged_bytes,
@@ -181,4 +237,4 @@ def _values(feed: Feed) -> dict[str, float]:
 
 
 def _lag_s(ts: int) -> float:
-    return time.time() - physical_ms(ts) / 1e3
+    return time.time() - physical_s(ts)

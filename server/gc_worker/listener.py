@@ -14,8 +14,9 @@ from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.listener import Stage
 from gcsafepoint.worker.round import Result, Round
 from storage.model.errors import TidemarkError
+from storage.model.ts import physical_s
 
-ACTIONS = Counter("tidb_tikvclient_gc_worker_actions", "What the worker did", ["type"])
+ACTIONS = Counter("tidb_tikvclient_gc_worker_actions_total", "What the worker did", ["type"])
 SECONDS = Histogram(
     "tidb_tikvclient_gc_seconds",
     "Duration of each stage of a round that went through it",
@@ -40,6 +41,9 @@ DESTROY_FAILURES = Gauge(
 LEADER = Gauge("tidemark_gc_leader", "1 while this worker is GC leader")
 SAFE_POINT = Gauge(
     "tidemark_gc_safe_point", "Safepoint of the last round of this worker, a TSO timestamp"
+)
+SAFE_POINT_SECONDS = Gauge(
+    "tidemark_gc_safe_point_timestamp_seconds", "Unix time of tidemark_gc_safe_point"
 )
 ROUNDS = Counter("tidemark_gc_rounds_total", "GC rounds by how they ended", ["result"])
 SKIPPED = Counter(
@@ -216,6 +220,7 @@ class LogAndCount:
         ROUNDS.labels(gc_round.result.value).inc()
         if gc_round.safe_point:
             SAFE_POINT.set(gc_round.safe_point)
+            SAFE_POINT_SECONDS.set(physical_s(gc_round.safe_point))
         say = self._log.error if gc_round.result is Result.FAILED else self._log.info
         say(
             "gc round ended",

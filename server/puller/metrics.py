@@ -25,7 +25,7 @@ SILENT_STREAMS = Counter(
     "streams that were opened again because nothing came on them",
     ["peer"],
 )
-REGIONS = Gauge("tidemark_puller_regions_count", "regions subscribed to")
+REGIONS = Gauge("tidemark_puller_regions", "regions subscribed to")
 PUMP_BEHIND = Gauge(
     "tidemark_puller_slowest_pump_behind_seconds",
     "how old the binlogs are that all pumps have sent",

@@ -5,7 +5,7 @@ import time
 from prometheus_client import Counter, Gauge, Histogram
 
 from server.pump.disk import DiskWatch
-from storage.model.ts import MAX_TS, physical_ms
+from storage.model.ts import MAX_TS, physical_ms, physical_s
 from storage.pump.storage import PumpStorage, Statistics
 
 WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
@@ -33,7 +33,7 @@ GC_PAUSES = Counter(
 GC_OVERTAKEN = Counter(
     "tidemark_pump_gc_overtaken_readers_total", "Connected readers that lost binlogs to GC."
 )
-READERS = Gauge("tidemark_pump_readers_count", "Open PullBinlogs streams.")
+READERS = Gauge("tidemark_pump_readers", "Open PullBinlogs streams.")
 
 _MAX_COMMIT_TS = Gauge(
     "tidemark_pump_max_commit_ts", "Every commit up to here can be pulled (TSO)."
@@ -43,21 +43,19 @@ _READER_TS = Gauge(
     "tidemark_pump_slowest_reader_ts",
     "What the slowest connected reader has had (TSO); 0: nobody reads.",
 )
-_WAITING = Gauge("tidemark_pump_waiting_prewrites_count", "Prewrites without an outcome.")
+_WAITING = Gauge("tidemark_pump_waiting_prewrites", "Prewrites without an outcome.")
 _WAITING_BYTES = Gauge("tidemark_pump_waiting_prewrites_bytes", "About the memory they take.")
 _WAIT_SECONDS = Gauge(
     "tidemark_pump_head_of_line_wait_seconds",
     "Age of the oldest prewrite without an outcome; everything committed after it waits for it. "
     "0: none.",
 )
-_LATE = Gauge(
-    "tidemark_pump_late_commits_count", "Commits that came after readers may have passed them."
-)
+_LATE = Gauge("tidemark_pump_late_commits", "Commits that came after readers may have passed them.")
 _INDEX_BEHIND = Gauge(
     "tidemark_pump_index_behind", "1 while the index is caught up from the log, as it stalled."
 )
 _INDEX_FAILURES = Gauge(
-    "tidemark_pump_index_failures_count", "Refused writes to the index since the start."
+    "tidemark_pump_index_failures", "Refused writes to the index since the start."
 )
 _LOG_BYTES = Gauge("tidemark_pump_value_log_bytes", "Size of the value log.")
 _AVAILABLE_BYTES = Gauge(
@@ -66,6 +64,25 @@ _AVAILABLE_BYTES = Gauge(
 
 _DISK_LOW = Gauge(
     "tidemark_pump_disk_low", "1 while binlogs are refused, as the disk has too little space."
+)
+_MAX_COMMIT_SECONDS = Gauge(
+    "tidemark_pump_max_commit_timestamp_seconds", "Unix time of tidemark_pump_max_commit_ts."
+)
+_GC_SECONDS = Gauge("tidemark_pump_gc_timestamp_seconds", "Unix time of tidemark_pump_gc_ts.")
+_READER_SECONDS = Gauge(
+    "tidemark_pump_slowest_reader_timestamp_seconds",
+    "Unix time of tidemark_pump_slowest_reader_ts; 0: nobody reads.",
+)
+
+# TiDB's pump shows these; its timestamps are milliseconds since 1970, not TSOs.
+_TIDB_MAX_COMMIT_MS = Gauge(
+    "binlog_pump_storage_max_commit_ts", "Milliseconds of tidemark_pump_max_commit_ts."
+)
+_TIDB_GC_MS = Gauge("binlog_pump_storage_gc_ts", "Milliseconds of tidemark_pump_gc_ts.")
+_TIDB_SIZE = Gauge(
+    "binlog_pump_storage_storage_size_bytes",
+    "Type available: space left on the disk of the data directory.",
+    ["type"],
 )
 
 
@@ -91,6 +108,12 @@ def watch(storage: PumpStorage, disk: DiskWatch) -> None:
         (_LOG_BYTES, lambda: storage.statistics().log_bytes),
         (_AVAILABLE_BYTES, lambda: disk.available_bytes),
         (_DISK_LOW, lambda: disk.is_low),
+        (_MAX_COMMIT_SECONDS, lambda: physical_s(storage.max_commit_ts)),
+        (_GC_SECONDS, lambda: physical_s(storage.gc_ts)),
+        (_READER_SECONDS, lambda: physical_s(storage.readers.lowest_ts % MAX_TS)),
+        (_TIDB_MAX_COMMIT_MS, lambda: physical_ms(storage.max_commit_ts)),
+        (_TIDB_GC_MS, lambda: physical_ms(storage.gc_ts)),
+        (_TIDB_SIZE.labels("available"), lambda: disk.available_bytes),
     ):
         gauge.set_function(value)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from storage.model.ts import physical_ms
+from storage.model.ts import physical_s
 
 BATCHES = Counter("tidemark_spark_batches_total", "Cuts applied to the lake", ["changefeed"])
 ROWS = Counter("tidemark_spark_rows_total", "Row changes applied to the lake", ["changefeed"])
@@ -16,6 +16,9 @@ CUT_TS = Gauge(
     "tidemark_spark_cut_ts",
     "The newest cut that is visible in the lake, a TSO timestamp",
     ["changefeed"],
+)
+CUT_SECONDS = Gauge(
+    "tidemark_spark_cut_timestamp_seconds", "Unix time of tidemark_spark_cut_ts", ["changefeed"]
 )
 CHECKPOINT_TS = Gauge(
     "tidemark_spark_checkpoint_ts", "What the changefeed answered to the last ack", ["changefeed"]
@@ -127,5 +130,6 @@ def observe_cut(changefeed: str, line: dict[str, Any]) -> None:
     ROWS.labels(changefeed).inc(sum(line["rows"].values()))
     BATCH_SECONDS.labels(changefeed).observe(line["seconds"])
     CUT_TS.labels(changefeed).set(end_ts)
+    CUT_SECONDS.labels(changefeed).set(physical_s(end_ts))
     CHECKPOINT_TS.labels(changefeed).set(line["checkpoint"])
-    LAG_SECONDS.labels(changefeed).set_function(lambda: time.time() - physical_ms(end_ts) / 1000)
+    LAG_SECONDS.labels(changefeed).set_function(lambda: time.time() - physical_s(end_ts))

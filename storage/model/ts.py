@@ -19,6 +19,11 @@ def physical_ms(ts: int) -> int:
     return ts >> LOGICAL_BITS
 
 
+def physical_s(ts: int) -> float:
+    """Seconds since the Unix epoch at which `ts` was given out; 0 for 0, which is no time."""
+    return physical_ms(ts) / 1000
+
+
 def logical(ts: int) -> int:
     """The counter of `ts` within its millisecond."""
     return ts & LOGICAL_MAX

@@ -154,7 +154,7 @@ class FeedHub:
         self._resolved_everywhere = max(
             self._resolved_everywhere, min(self._resolved.values(), default=0)
         )
-        metrics.RESOLVED_TS.set(self._resolved_everywhere)
+        metrics.show_resolved_ts(self._resolved_everywhere)
         self._tell_resolved()
 
     def _tell_resolved(self) -> None:

@@ -14,7 +14,10 @@ from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
 from server.changefeed.info import State
 
-NAME = re.compile(r"tidemark_capture_[a-z_]+_(ts|seconds|bytes|count|total|refuses|state)")
+NAME = re.compile(
+    r"tidemark_capture_(regions|sorter_waiting_calls|[a-z_]+_(ts|seconds|bytes|total|refuses|state))"
+    r"|ticdc_owner_(status|(checkpoint|resolved)_ts(_lag)?)"
+)
 
 
 def ts_ago(seconds):
@@ -59,6 +62,33 @@ def test_names_and_stages():
     assert lags == {"puller": 10, "sorter": 20, "sink": 30, "reader": 40}
     unread_s = registry.get_sample_value("tidemark_capture_unread_seconds", {"changefeed": "bank"})
     assert round(unread_s, -1) == 300
+
+
+def test_ticdc_names_have_ticdc_units():
+    registry = CollectorRegistry()
+    shown = feed()
+    registry.register(FeedCollector(lambda: [shown]))
+
+    def value(name):
+        labels = {"namespace": "default", "changefeed": "bank"}
+        return registry.get_sample_value(f"ticdc_owner_{name}", labels)
+
+    assert value("checkpoint_ts") == shown.checkpoint_ts >> 18
+    assert value("resolved_ts") == shown.processor.resolved_ts >> 18
+    assert round(value("checkpoint_ts_lag"), -1) == 100
+    assert round(value("resolved_ts_lag"), -1) == 60
+    statuses = {}
+    for state in State:
+        shown.info.state = state
+        statuses[state.value] = value("status")
+    assert statuses == {
+        "normal": 0,
+        "failed": 2,
+        "stopped": 3,
+        "finished": 4,
+        "removed": 5,
+        "warning": 6,
+    }
 
 
 def test_stats_of_several_processes_are_as_far_as_the_slowest_that_tells():

@@ -78,7 +78,7 @@ def fill(kv: Database, rows: int, versions: int) -> None:
 
 
 def skipped() -> float:
-    return REGISTRY.get_sample_value("tikv_storage_gc_skipped_counter") or 0.0
+    return REGISTRY.get_sample_value("tidemark_store_gc_skipped_regions_total") or 0.0
 
 
 async def test_space_comes_back_and_reads_stay(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ def test_samples_carry_tikvs_names_as_they_are() -> None:
     assert any(
         line.startswith('tikv_gcworker_gc_keys{cf="write",tag="deleted"} ') for line in lines
     )
+    assert "# TYPE tikv_gcworker_gc_keys untyped" in lines
+    assert not any("tikv_gcworker_gc_keys_total" in line for line in lines)
     assert 'tikv_gcworker_autogc_status{state="working"} 1.0' in lines
     assert 'tikv_gcworker_autogc_status{state="idle"} 0.0' in lines
     assert any(line.startswith("tikv_storage_mvcc_gc_delete_versions_sum ") for line in lines)
