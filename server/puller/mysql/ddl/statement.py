@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from server.puller.mysql.ddl.grammar import ROW_VERBS, StatementReader
+from server.puller.mysql.ddl.grammar.statements import ROW_VERBS, StatementReader
 from server.puller.mysql.ddl.tokens import Dialect, NotUnderstoodError, tokens_of, version_number
 from server.puller.mysql.ddl.tree import (
     AddKey,

@@ -3,8 +3,7 @@
 Pure.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 TableName: TypeAlias = tuple[str, str]
@@ -322,10 +321,3 @@ Tree: TypeAlias = (
     | Savepoint
     | Harmless
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Variables:
-    """What SET STATEMENT sets for the statement behind it, by lower-case name."""
-
-    values: Sequence[tuple[str, str]] = field(default=())

@@ -1,0 +1,250 @@
+"""The grammar of columns: a name, a type, attributes, a default. Pure."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from server.puller.mysql.ddl.grammar.keys import KeyReader
+from server.puller.mysql.ddl.grammar.type_specs import TypeReader
+from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort, shown
+from server.puller.mysql.ddl.tree import ColumnDef, Expression, Key, KeyPart, Literal, TypeSpec
+
+_NOW: Final = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"})
+_BARE_FUNCTIONS: Final = _NOW | {
+    "CURRENT_DATE",
+    "CURRENT_TIME",
+    "CURRENT_USER",
+    "CURRENT_ROLE",
+    "CURDATE",
+    "CURTIME",
+}
+
+
+class ColumnReader(TypeReader, KeyReader):
+    """Reads columns."""
+
+    def column(self) -> ColumnDef:
+        """A name, a type and attributes."""
+        column = ColumnDef(self.column_name(), self.type_spec())
+        if column.type.base == "serial":
+            column = _as_serial(column)
+        while (read := self._attribute()) is not None:
+            column = read(self, column)
+        return column
+
+    # Attributes
+
+    def _attribute(self) -> Callable[["ColumnReader", ColumnDef], ColumnDef] | None:
+        """What reads the attribute that comes; None: the column ends here."""
+        token = self.peek()
+        if token is None or token.sort is not Sort.WORD:
+            return None
+        return self._ATTRIBUTES.get(token.text.upper())
+
+    def _null(self, column: ColumnDef) -> ColumnDef:
+        self.expect("NULL")
+        return replace(column, nullable=True)
+
+    def _not(self, column: ColumnDef) -> ColumnDef:
+        self.expect("NOT")
+        if self.skip("NULL"):
+            self.skip_any("ENABLE")
+            return replace(column, nullable=False)
+        if not self.skip("SECONDARY"):
+            self.expect("INVISIBLE")
+        return column
+
+    def _default(self, column: ColumnDef) -> ColumnDef:
+        self.expect("DEFAULT")
+        return replace(column, default=self.default())
+
+    def _on_update(self, column: ColumnDef) -> ColumnDef:
+        self.expect("ON", "UPDATE")
+        word = self.next()
+        if word.text.upper() not in _NOW:
+            raise NotUnderstoodError("ON UPDATE of something else than the time")
+        if self.sees("("):
+            self.parentheses()
+        return column
+
+    def _auto_increment(self, column: ColumnDef) -> ColumnDef:
+        self.next()
+        return replace(column, auto_increment=True)
+
+    def _primary(self, column: ColumnDef) -> ColumnDef:
+        if self.skip("PRIMARY"):
+            self.skip("KEY")
+        else:
+            self.expect("KEY")
+        return _with_key(column, Key("primary", parts=(KeyPart(column.name),)))
+
+    def _unique(self, column: ColumnDef) -> ColumnDef:
+        self.expect("UNIQUE")
+        self.skip("KEY")
+        return _with_key(column, Key("unique", parts=(KeyPart(column.name),)))
+
+    def _with_value(self, column: ColumnDef) -> ColumnDef:
+        """An attribute with a value that changes no data, as COMMENT."""
+        self.next()
+        self.skip("=")
+        self.next()
+        return column
+
+    def _comment(self, column: ColumnDef) -> ColumnDef:
+        self.expect("COMMENT")
+        self.skip("=")
+        self.string()
+        return column
+
+    def _word(self, column: ColumnDef) -> ColumnDef:
+        """A keyword by itself that changes no data, as INVISIBLE."""
+        self.next()
+        return column
+
+    def _collate(self, column: ColumnDef) -> ColumnDef:
+        self.expect("COLLATE")
+        return replace(column, type=replace(column.type, collation=self.charset()))
+
+    def _generated(self, column: ColumnDef) -> ColumnDef:
+        if self.skip("GENERATED", "ALWAYS", "AS", "ROW"):
+            return self._row_period(column)
+        self.skip("GENERATED", "ALWAYS")
+        self.expect("AS")
+        if self.skip("ROW"):
+            return self._row_period(column)
+        expression = self.parentheses()
+        kind = self.skip_any("VIRTUAL", "STORED", "PERSISTENT")
+        return replace(column, generated=expression, stored=kind in ("STORED", "PERSISTENT"))
+
+    def _row_period(self, column: ColumnDef) -> ColumnDef:
+        if not self.skip_any("START", "END"):
+            raise NotUnderstoodError("a row's period has a START and an END")
+        return replace(column, row_period=True)
+
+    def _references(self, column: ColumnDef) -> ColumnDef:
+        return _with_key(column, Key("foreign", changes_rows=self.references()))
+
+    def _constraint(self, column: ColumnDef) -> ColumnDef:
+        """CHECK, perhaps with a name."""
+        if self.skip("CONSTRAINT") and not self.sees("CHECK"):
+            self.name()
+        self.check()
+        return column
+
+    def _versioned(self, column: ColumnDef) -> ColumnDef:
+        if not (
+            self.skip("WITH", "SYSTEM", "VERSIONING")
+            or self.skip("WITHOUT", "SYSTEM", "VERSIONING")
+        ):
+            raise NotUnderstoodError("WITH is of system versioning")
+        return column
+
+    # Defaults
+
+    def default(self) -> Literal | Expression:
+        """What stands behind DEFAULT."""
+        if self.sees("("):
+            inner = type(self)(self.in_parentheses(), self.schema, self.dialect)
+            try:
+                constant = inner.default()
+            except NotUnderstoodError:
+                return Expression(shown(inner.tokens))
+            return constant if inner.ended else Expression(shown(inner.tokens))
+        sign = self.skip_any("-", "+")
+        literal = self._literal()
+        if literal is not None:
+            if sign and literal.sort != "number":
+                return Expression(f"{sign} {literal.text}")
+            return Literal(literal.sort, sign.strip("+") + literal.text, literal.charset)
+        return self._function()
+
+    def _literal(self) -> Literal | None:
+        token = self.peek()
+        if token is None:
+            raise NotUnderstoodError("a default is missing")
+        introducer = ""
+        after = self.peek(1)
+        introduces = after is not None and after.sort in (Sort.STRING, Sort.HEX, Sort.BITS)
+        if (
+            introduces
+            and after is not None
+            and token.sort is Sort.WORD
+            and token.text.startswith("_")
+        ):
+            introducer, token = token.text[1:].lower(), after
+            self.at += 1
+        if token.sort is Sort.STRING:
+            return Literal("string", self.string(), introducer)
+        if token.sort in (Sort.NUMBER, Sort.HEX, Sort.BITS):
+            self.at += 1
+            return Literal(token.sort.value, token.text, introducer)
+        if token.is_word("NULL", "TRUE", "FALSE"):
+            self.at += 1
+            word = token.text.upper()
+            return (
+                Literal("null") if word == "NULL" else Literal("number", str(int(word == "TRUE")))
+            )
+        following = self.peek(1)
+        if (
+            token.is_word("DATE", "TIME", "TIMESTAMP")
+            and following is not None
+            and following.sort is Sort.STRING
+        ):
+            self.at += 1
+            return Literal("string", self.string())
+        return None
+
+    def _function(self) -> Expression:
+        token = self.next()
+        if token.sort is not Sort.WORD:
+            raise NotUnderstoodError(f"{token.text!r} is no default")
+        word = token.text.upper()
+        if word == "NEXT":
+            self.expect("VALUE", "FOR")
+            self.table_name()
+            return Expression("next value")
+        if self.sees("("):
+            return Expression(f"{word.lower()} ( {self.parentheses()} )")
+        if word not in _BARE_FUNCTIONS:
+            raise NotUnderstoodError(f"{token.text!r} is no default")
+        return Expression(word.lower())
+
+    _ATTRIBUTES: ClassVar[dict[str, Callable[["ColumnReader", ColumnDef], ColumnDef]]] = {
+        "NULL": _null,
+        "NOT": _not,
+        "DEFAULT": _default,
+        "ON": _on_update,
+        "AUTO_INCREMENT": _auto_increment,
+        "PRIMARY": _primary,
+        "KEY": _primary,
+        "UNIQUE": _unique,
+        "COMMENT": _comment,
+        "COLLATE": _collate,
+        "GENERATED": _generated,
+        "AS": _generated,
+        "REFERENCES": _references,
+        "CONSTRAINT": _constraint,
+        "CHECK": _constraint,
+        "WITH": _versioned,
+        "WITHOUT": _versioned,
+        "COLUMN_FORMAT": _with_value,
+        "STORAGE": _with_value,
+        "ENGINE_ATTRIBUTE": _with_value,
+        "SECONDARY_ENGINE_ATTRIBUTE": _with_value,
+        "SRID": _with_value,
+        "REF_SYSTEM_ID": _with_value,
+        "INVISIBLE": _word,
+        "VISIBLE": _word,
+    }
+
+
+def _as_serial(column: ColumnDef) -> ColumnDef:
+    """SERIAL is short for BIGINT UNSIGNED NOT NULL AUTO_INCREMENT UNIQUE."""
+    column = replace(
+        column, type=TypeSpec("bigint", unsigned=True), nullable=False, auto_increment=True
+    )
+    return _with_key(column, Key("unique", parts=(KeyPart(column.name),)))
+
+
+def _with_key(column: ColumnDef, key: Key) -> ColumnDef:
+    return replace(column, keys=(*column.keys, key))

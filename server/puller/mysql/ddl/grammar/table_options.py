@@ -1,0 +1,148 @@
+"""The grammar of what a table has beside columns and keys: options and partitions. Pure."""
+
+import re
+from typing import Final
+
+from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort, TokenReader
+from server.puller.mysql.ddl.tree import Charset, Engine, NoEffect, Spec, Versioning
+
+_PLAIN_OPTIONS: Final = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        AUTO_INCREMENT AVG_ROW_LENGTH CHECKSUM TABLE_CHECKSUM COMMENT COMPRESSION CONNECTION DELAY_KEY_WRITE
+        ENCRYPTION ENGINE_ATTRIBUTE SECONDARY_ENGINE_ATTRIBUTE SECONDARY_ENGINE INSERT_METHOD KEY_BLOCK_SIZE
+        MAX_ROWS MIN_ROWS PACK_KEYS PASSWORD ROW_FORMAT STATS_AUTO_RECALC STATS_PERSISTENT
+        STATS_SAMPLE_PAGES TRANSACTIONAL TYPE AUTOEXTEND_SIZE PAGE_CHECKSUM PAGE_COMPRESSED
+        PAGE_COMPRESSION_LEVEL ENCRYPTED ENCRYPTION_KEY_ID IETF_QUOTES SEQUENCE NODEGROUP
+        """,
+    )
+)
+
+
+class TableOptionReader(TokenReader):
+    """Reads options and partitions."""
+
+    def table_options(self, options: list[Spec]) -> bool:
+        """Options until none comes; whether START TRANSACTION was among them."""
+        logs_rows = False
+        while True:
+            self.skip(",")
+            if self.skip("START", "TRANSACTION"):
+                logs_rows = True
+                continue
+            option = self.table_option()
+            if option is None:
+                return logs_rows
+            options.append(option)
+
+    def table_option(self) -> Spec | None:
+        """One option, if one comes."""
+        begin = self.at
+        self.skip("DEFAULT")
+        if self.skip("CHARACTER", "SET") or self.skip("CHARSET") or self.skip("CHAR", "SET"):
+            self.skip("=")
+            charset = self.charset()
+            return Charset(charset, self.collation())
+        if self.sees("COLLATE"):
+            return Charset("", self.collation())
+        if self.at != begin:
+            raise NotUnderstoodError("an unknown default")
+        if self.skip("ENGINE") or self.skip("STORAGE", "ENGINE"):
+            self.skip("=")
+            return Engine(self.charset())
+        if self.skip("WITH", "SYSTEM", "VERSIONING"):
+            return Versioning(adds=True)
+        if self.skip("UNION"):
+            self.skip("=")
+            self.parentheses()
+            return NoEffect("UNION")
+        if self.skip_any("DATA", "INDEX") and (self.skip("DIRECTORY") or self._none(begin)):
+            self.skip("=")
+            self.string()
+            return NoEffect("DIRECTORY")
+        if self.skip("TABLESPACE"):
+            self.skip("=")
+            self.name()
+            if self.skip("STORAGE"):
+                self.next()
+            return NoEffect("TABLESPACE")
+        self.at = begin
+        return self._other_option()
+
+    def _none(self, begin: int) -> bool:
+        self.at = begin
+        return False
+
+    def collation(self) -> str:
+        """COLLATE and a collation's name; nothing, if none comes."""
+        self.skip("DEFAULT")
+        if not self.skip("COLLATE"):
+            return ""
+        self.skip("=")
+        return self.charset()
+
+    def _other_option(self) -> Spec | None:
+        """An option that changes no data: one that is known, or an engine's own `name = value`."""
+        token = self.peek()
+        if token is None or token.sort not in (Sort.WORD, Sort.NAME):
+            return None
+        plain = token.is_word(*_PLAIN_OPTIONS)
+        following = self.peek(1)
+        assigned = following is not None and following.sort is Sort.SYMBOL and following.text == "="
+        if not plain and not assigned:
+            return None
+        self.at += 1 + assigned
+        self._option_value()
+        return NoEffect(token.text.upper())
+
+    def _option_value(self) -> None:
+        token = self.next()
+        if token.sort is Sort.SYMBOL:
+            if token.text != "-":
+                raise NotUnderstoodError("an option without a value")
+            self.next()
+
+    # Partitions
+
+    def partitions(self, options: list[Spec]) -> None:
+        """PARTITION BY …: where rows are kept, not which there are."""
+        if not self.skip("PARTITION", "BY"):
+            return
+        options.append(NoEffect("PARTITION BY"))
+        self._partition_kind(options)
+        if self.skip("PARTITIONS"):
+            self.number()
+        if self.skip("SUBPARTITION", "BY"):
+            self._partition_kind(options)
+            if self.skip("SUBPARTITIONS"):
+                self.number()
+        if self.sees("(") and not self.query_follows(0):
+            self.parentheses()
+
+    def _partition_kind(self, options: list[Spec]) -> None:
+        self.skip("LINEAR")
+        kind = self.skip_any("HASH", "KEY", "RANGE", "LIST", "SYSTEM_TIME")
+        if kind == "SYSTEM_TIME":
+            options.append(Versioning(adds=True))
+            while not (self.ended or self.sees("(") or self.sees("PARTITIONS")):
+                self.next()
+            return
+        if not kind:
+            raise NotUnderstoodError("an unknown kind of partitions")
+        if kind == "KEY" and self.skip("ALGORITHM"):
+            self.expect("=")
+            self.number()
+        self.skip("COLUMNS")
+        self.parentheses()
+
+    def query_follows(self, ahead: int) -> bool:
+        """Whether a query begins `ahead` tokens from here, perhaps in parentheses."""
+        while (
+            (token := self.peek(ahead)) is not None
+            and token.sort is Sort.SYMBOL
+            and token.text == "("
+        ):
+            ahead += 1
+        token = self.peek(ahead)
+        return token is not None and token.is_word("SELECT", "WITH", "VALUES", "TABLE")
