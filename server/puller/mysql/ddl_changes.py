@@ -6,25 +6,27 @@ rows of a table that was there before are read again then.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.mysql.ddl.column_types import Collations, LostError
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.ddl.statement import Kind
+from server.puller.mysql.ddl.table_keys import row_key
 from server.puller.mysql.ddl.tracker import (
     Context,
     Tracked,
-    altered,
-    copied,
-    created,
-    faults_of,
-    row_key,
     taken_over,
 )
-from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
+from server.puller.mysql.ddl.tree import CreateTable, TableName
+from server.puller.mysql.ddl_outcome import (
+    Helps,
+    Outcome,
+    StatementOutcome,
+    first_column_id,
+    is_incomplete,
+)
 from server.puller.mysql.listener import Again, Copying, LogListener
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.session.errors import RowsMovedError
@@ -47,30 +49,6 @@ from storage.mysql.table_map import TableMap
 _SEQUENCE_COLUMN = "next_not_cached_value"
 _STATEMENT_SHOWN = 200
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Helps:
-    """What the server says that is no table's past: its collations;
-    and what records of old versions lack.
-    """
-
-    collations: Collations = field(default_factory=Collations)
-    schema_collation: str = ""
-    """What text columns of a new table have by default, if its statement says nothing."""
-    definitions: Mapping[TableName, Definition] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The touched tables after a statement, by their new names;
-    `lost` are those it does not tell of, and why.
-    """
-
-    tracked: dict[TableName, Tracked] = field(default_factory=dict)
-    lost: dict[TableName, str] = field(default_factory=dict)
-    faults: dict[TableName, tuple[str, ...]] = field(default_factory=dict)
-    """Why lost ones cannot be replicated, as far as the statement says so."""
 
 
 class DdlChanges:
@@ -119,63 +97,12 @@ class DdlChanges:
             (name, self._tables.by_id(table_id)) for name, table_id in effect.touched.items()
         ]
         return [
-            name for name, table in touched if table is not None and _is_incomplete(table.record)
+            name for name, table in touched if table is not None and is_incomplete(table.record)
         ]
 
     def outcome(self, stated: Stated, effect: Effect, helps: Helps) -> Outcome:
         """What the statement makes of the tables it touches, as its tree tells it."""
-        outcome = Outcome()
-        for name, table_id in effect.touched.items():
-            source_table = self._tables.by_id(table_id)
-            before = Table.parse(source_table.record.table_info) if source_table else None
-            if before is not None and name in helps.definitions:
-                before = completed(before, helps.definitions[name])
-            try:
-                outcome.tracked[name] = self._tracked(stated, effect, name, before, helps)
-            except LostError as err:
-                outcome.lost[name] = str(err)
-                if (
-                    isinstance(stated.statement.tree, CreateTable)
-                    and name == stated.statement.tree.name
-                ):
-                    outcome.faults[name] = faults_of(stated.statement.tree)
-        return outcome
-
-    def _tracked(
-        self, stated: Stated, effect: Effect, name: TableName, before: Table | None, helps: Helps
-    ) -> Tracked:
-        tree, context = (
-            stated.statement.tree,
-            Context(helps.collations, stated.dialect, helps.schema_collation),
-        )
-        if name in effect.taken_over:
-            raise LostError("another table has taken its place")
-        if isinstance(tree, CreateTable):
-            if before is not None:
-                if tree.if_not_exists:
-                    return Tracked(before)
-                raise LostError("it was dropped without a statement in the log")
-            return self._created(tree, stated.commit_ts, context)
-        if before is None:
-            raise LostError("it was not followed until now")
-        if isinstance(tree, AlterTable) and effect.names_before.get(name, name) == tree.name:
-            tracked = altered(before, tree, context)
-            return replace(tracked, table=replace(tracked.table, name=name[1]))
-        return Tracked(replace(before, name=name[1]))
-
-    def _created(self, tree: CreateTable, commit_ts: int, context: Context) -> Tracked:
-        first, table_id = self._first_column_id(tree.name), new_id(commit_ts, tree.name)
-        source = self._tables.by_name.get(tree.like) if tree.like is not None else None
-        if source is not None:
-            return copied(Table.parse(source.record.table_info), tree, table_id, first)
-        return created(tree, table_id, first, context)
-
-    def _first_column_id(self, name: TableName) -> int:
-        """Of a new table: the columns of one that it replaces do not share their ids with any of
-        it.
-        """
-        replaced = self._tables.by_name.get(name)
-        return Table.parse(replaced.record.table_info).free_column_id if replaced else 1
+        return StatementOutcome(self._tables, stated, effect, helps).read()
 
     async def apply(
         self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]
@@ -286,7 +213,7 @@ class DdlChanges:
                 if tracked
                 else None
             )
-            free = before.free_column_id if before else self._first_column_id(name)
+            free = before.free_column_id if before else first_column_id(self._tables, name)
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
             definition = replace(definition, faults=(*definition.faults, *faults))
@@ -413,25 +340,6 @@ class DdlChanges:
             before = self._tables.by_id(table.span.table_id)
             if before is not None and not same_keys(before, table):
                 await self._copying.copies_anew([before.name])
-
-
-def completed(table: Table, definition: Definition) -> Table:
-    """The table with what records of old versions lack, as far as the catalogue,
-    which may be further, fits them.
-    """
-    indexes = table.indexes
-    theirs = definition.indexes
-    if (
-        indexes is None
-        and theirs is not None
-        and row_key(table.columns, theirs) == table.primary_key
-    ):
-        indexes = theirs
-    return replace(table, indexes=indexes, collation=table.collation or definition.collation)
-
-
-def _is_incomplete(record: TableRecord) -> bool:
-    return "indexes" not in record.table_info or "collation" not in record.table_info
 
 
 def _definition_of(name: TableName, tracked: Tracked) -> Definition:

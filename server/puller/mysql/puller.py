@@ -21,7 +21,8 @@ import structlog
 from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
 from server.puller.mysql.ddl.tree import CreateTable
-from server.puller.mysql.ddl_changes import DdlChanges, Helps
+from server.puller.mysql.ddl_changes import DdlChanges
+from server.puller.mysql.ddl_outcome import Helps
 from server.puller.mysql.listener import Copying, LogListener
 from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.heartbeat import Heart

@@ -21,6 +21,7 @@ from server.puller.mysql.ddl.column_types import (
     column_of_definition,
 )
 from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_values, held_value
+from server.puller.mysql.ddl.table_keys import TableKeys, row_key, with_names_of
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import (
     AddColumn,
@@ -84,7 +85,7 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
         replace(_column(definition, usual, context), id=first_column_id + place)
         for place, definition in enumerate(tree.columns)
     ]
-    keys = _Keys((), {})
+    keys = TableKeys((), {})
     for definition in tree.columns:
         keys.add_all(definition.keys)
     keys.add_all(tree.keys)
@@ -348,7 +349,7 @@ class _Alter:
     def _indexes(self) -> tuple[Index, ...] | None:
         if self._table.indexes is None:
             return None
-        keys = _Keys(self._table.indexes, self._names_in_keys())
+        keys = TableKeys(self._table.indexes, self._names_in_keys())
         for spec in self._tree.specs:
             if isinstance(spec, DropKey):
                 keys.drop(spec)
@@ -368,79 +369,6 @@ class _Alter:
         return any(key.kind in ("unique", "primary") for key in self._keys_added()) or any(
             isinstance(spec, changes) for spec in self._tree.specs
         )
-
-
-class _Keys:
-    """The keys of a table while a statement changes them."""
-
-    def __init__(self, indexes: Sequence[Index], names: dict[str, str | None]) -> None:
-        self._indexes: list[Index] = []
-        for index in indexes:
-            columns = [names.get(name.lower(), name) if name else "" for name in index.columns]
-            left = tuple(name for name in columns if name is not None)
-            if left:
-                self._indexes.append(replace(index, columns=left))
-
-    @property
-    def all(self) -> tuple[Index, ...]:
-        """Those there are now."""
-        return tuple(self._indexes)
-
-    def drop(self, spec: DropKey) -> None:
-        if spec.kind in ("foreign", "check"):
-            return
-        name = "primary" if spec.kind == "primary" else spec.name.lower()
-        self._indexes = [index for index in self._indexes if index.name.lower() != name]
-
-    def rename(self, spec: RenameKey) -> None:
-        self._indexes = [
-            replace(index, name=spec.new) if index.name.lower() == spec.old.lower() else index
-            for index in self._indexes
-        ]
-
-    def add_all(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            if key.kind in ("primary", "unique", "plain"):
-                self._add(key)
-
-    def _add(self, key: Key) -> None:
-        columns = tuple(part.column for part in key.parts)
-        name = "PRIMARY" if key.kind == "primary" else key.name or self._own_name(columns)
-        taken = any(index.name.lower() == name.lower() for index in self._indexes)
-        if taken and not key.if_not_exists:
-            raise LostError(f"two keys have the name {name}")
-        if not taken:
-            self._indexes.append(Index(name, key.kind, columns))
-
-    def _own_name(self, columns: Sequence[str]) -> str:
-        """The name of its first column, with a number where that is taken."""
-        first = columns[0] or "functional_index"
-        taken = {index.name.lower() for index in self._indexes}
-        number, name = 1, first
-        while name.lower() in taken or name.lower() == "primary":
-            number += 1
-            name = f"{first}_{number}"
-        return name
-
-
-def row_key(columns: Sequence[Column], indexes: Sequence[Index]) -> tuple[str, ...]:
-    """What tells rows apart: the primary key, else the unique key of the fewest columns,
-    none of them nullable.
-    """
-    by_name = {column.name.lower(): column for column in columns}
-    usable = []
-    for index in indexes:
-        parts = [by_name.get(name.lower()) for name in index.columns]
-        if index.kind != "plain" and all(part is not None and not part.nullable for part in parts):
-            usable.append(
-                (
-                    index.kind != "primary",
-                    len(parts),
-                    index.name,
-                    [part.name for part in parts if part],
-                )
-            )
-    return tuple(min(usable)[3]) if usable else ()
 
 
 def _column(definition: ColumnDef, usual: int, context: Context) -> Column:
@@ -477,23 +405,7 @@ def _table(
         row_key(columns, indexes or ()),
         next_id,
         collation,
-        _spelt(indexes, columns),
-    )
-
-
-def _spelt(
-    indexes: tuple[Index, ...] | None, columns: Sequence[Column]
-) -> tuple[Index, ...] | None:
-    """Keys with their columns' names as the columns spell them."""
-    if indexes is None:
-        return None
-    names = {column.name.lower(): column.name for column in columns}
-    for index in indexes:
-        if any(name and name.lower() not in names for name in index.columns):
-            raise LostError(f"key {index.name} is over a column that is not there")
-    return tuple(
-        replace(index, columns=tuple(names[name.lower()] if name else "" for name in index.columns))
-        for index in indexes
+        with_names_of(indexes, columns),
     )
 
 

@@ -33,7 +33,8 @@ from server.puller.mysql.ddl.tree import (
     RenameTables,
     TableName,
 )
-from server.puller.mysql.ddl_changes import DdlChanges, Helps
+from server.puller.mysql.ddl_changes import DdlChanges
+from server.puller.mysql.ddl_outcome import Helps
 from server.puller.mysql.session.errors import LogDamagedError, SavepointUnclearError
 from server.puller.mysql.tables import Tables, record_of
 from server.puller.mysql.transaction.transactions import Stated
