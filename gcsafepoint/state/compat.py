@@ -25,6 +25,7 @@ Source: PD pkg/gc/gc_state_manager.go `Compatible…`.
 
 import enum
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from gcsafepoint.state import errors
@@ -54,18 +55,21 @@ class CompatError(InvalidError):
         return Compat(text)
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceUpdate:
+    """One call of UpdateServiceGCSafePoint."""
+
+    service_id: str
+    ttl_s: int
+    safe_point: int
+    keyspace_id: int = NULL_KEYSPACE
+
+
 class OldCalls(Protocol):
     """The two old calls that change something, in one dialect."""
 
     def update_service(
-        self,
-        states: GcStates,
-        keyspace_id: int,
-        service_id: str,
-        ttl_s: int,
-        safe_point: int,
-        now_s: float,
-        /,
+        self, states: GcStates, update: ServiceUpdate, now_s: float, /
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint: returns the service and safe point PD answers with.
 
@@ -94,13 +98,7 @@ class ClassicCalls:
     """Rules 8 to 11."""
 
     def update_service(
-        self,
-        states: GcStates,
-        keyspace_id: int,
-        service_id: str,
-        ttl_s: int,
-        safe_point: int,
-        now_s: float,
+        self, states: GcStates, update: ServiceUpdate, now_s: float
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint, rules 8 to 10; returns the minimum after it.
 
@@ -108,7 +106,8 @@ class ClassicCalls:
             KeyspaceNotFoundError: no keyspace has that id.
             SafePointRequestError: no service id, or a TTL that `gc_worker` cannot have.
         """
-        scope = states.scope_of_user(keyspace_id)
+        service_id, ttl_s, safe_point = update.service_id, update.ttl_s, update.safe_point
+        scope = states.scope_of_user(update.keyspace_id)
         state = states.of_user(scope)
         _check_service(service_id, ttl_s)
         state.drop_expired(now_s)
@@ -177,13 +176,7 @@ class Pd9Calls:
     """Today's PD: the calls redirected to barriers and to the txn safe point."""
 
     def update_service(
-        self,
-        states: GcStates,
-        keyspace_id: int,
-        service_id: str,
-        ttl_s: int,
-        safe_point: int,
-        now_s: float,
+        self, states: GcStates, update: ServiceUpdate, now_s: float
     ) -> ServiceSafePoint:
         """UpdateServiceGCSafePoint; the update was refused if the answer is above `safe_point`.
 
@@ -192,7 +185,8 @@ class Pd9Calls:
             SafePointRequestError: no service id, a TTL that `gc_worker` cannot have, or `gc_worker`
                 going back.
         """
-        scope = states.scope_of_user(keyspace_id)
+        service_id, ttl_s, safe_point = update.service_id, update.ttl_s, update.safe_point
+        scope = states.scope_of_user(update.keyspace_id)
         state = states.of_user(scope)
         if service_id == GC_WORKER:
             return _advance_as_gc_worker(state, ttl_s, safe_point, now_s)

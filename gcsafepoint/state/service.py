@@ -7,7 +7,6 @@ of `gcsafepoint.state.rules`. The old calls are answered in the dialect of `--gc
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
@@ -15,7 +14,7 @@ import structlog
 
 from gcsafepoint.state import errors, metrics
 from gcsafepoint.state.barrier import GC_WORKER, ServiceSafePoint
-from gcsafepoint.state.compat import Compat, old_calls
+from gcsafepoint.state.compat import Compat, ServiceUpdate, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.records import GcKeys, SafePointRecordError
 from gcsafepoint.state.rules import Advance
@@ -34,16 +33,6 @@ from gcsafepoint.state.stored import MAX_CHANGES, MetadataStore, StoredStates
 from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceUpdate:
-    """One call of UpdateServiceGCSafePoint."""
-
-    service_id: str
-    ttl_s: int
-    safe_point: int
-    keyspace_id: int = NULL_KEYSPACE
 
 
 Outcome = ServiceSafePoint | TidemarkError
@@ -241,14 +230,7 @@ class GcStateManager:
 
     def _applied(self, update: ServiceUpdate, states: GcStates, now_s: float) -> Outcome:
         try:
-            answer = self._old_calls.update_service(
-                states,
-                update.keyspace_id,
-                update.service_id,
-                update.ttl_s,
-                update.safe_point,
-                now_s,
-            )
+            answer = self._old_calls.update_service(states, update, now_s)
         except SafePointRequestError as err:
             return err
         if update.ttl_s > 0 and answer.safe_point > update.safe_point:

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from gcsafepoint.state.compat import ServiceUpdate
 from gcsafepoint.state.rules import SafePointRequestError
-from gcsafepoint.state.service import ServiceUpdate
 from gcsafepoint.state.states import GcView
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain_service import Explainer, ExplainRequestError

@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from kvproto import pdpb_pb2
 
 from gcsafepoint.state.barrier import ServiceSafePoint
-from gcsafepoint.state.compat import Compat
+from gcsafepoint.state.compat import Compat, ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.go_text import key_bytes
-from gcsafepoint.state.service import GcStateManager, Outcome, ServiceUpdate
+from gcsafepoint.state.service import GcStateManager, Outcome
 from gcsafepoint.state.states import NULL_KEYSPACE
 from server.coordinator.errors import RefusedError, RequestError
 from server.coordinator.gc.wire import check_names_no_service, checked_id, refusing_by_status

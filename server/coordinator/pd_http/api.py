@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from gcsafepoint.state.compat import ServiceUpdate
 from gcsafepoint.state.rules import SafePointRequestError
-from gcsafepoint.state.service import ServiceUpdate
 from server.coordinator.cluster.regions import KnownRegion, Regions
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.http_api import safe_points_document

@@ -5,10 +5,10 @@ case by case.
 import pytest
 
 from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.state.compat import ClassicCalls
+from gcsafepoint.state.compat import ClassicCalls, ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.rules import GcState
-from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
+from gcsafepoint.state.states import GcStates
 
 NOW_S = 1000
 
@@ -25,7 +25,7 @@ def update(
     states: GcStates, service_id: str, ttl_s: int, safe_point: int, now_s: float = NOW_S
 ) -> ServiceSafePoint:
     return ClassicCalls().update_service(
-        states, NULL_KEYSPACE, service_id, ttl_s, safe_point, now_s
+        states, ServiceUpdate(service_id, ttl_s, safe_point), now_s
     )
 
 

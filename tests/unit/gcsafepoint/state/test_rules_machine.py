@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, old_calls
+from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, ServiceUpdate, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.records import (
     GcKeys,
@@ -122,7 +122,7 @@ class GcMachine(RuleBasedStateMachine):
             model.recorded = True
             floor = max(floor, min([model.worker, *self.needed(model)]))
         told = self.old_calls.update_service(
-            self.states, scope, service_id, ttl_s, point, self.now_s
+            self.states, ServiceUpdate(service_id, ttl_s, point, scope), self.now_s
         )
         barriers = self.everywhere if everywhere else model.barriers
         if ttl_s <= 0:
@@ -143,7 +143,7 @@ class GcMachine(RuleBasedStateMachine):
             expected = self.advanced(model, point)
             told = self.answer(
                 lambda: Pd9Calls().update_service(
-                    self.states, scope, GC_WORKER, NEVER_S, point, self.now_s
+                    self.states, ServiceUpdate(GC_WORKER, NEVER_S, point, scope), self.now_s
                 )
             )
             assert expected == REFUSED == told or (
@@ -156,7 +156,7 @@ class GcMachine(RuleBasedStateMachine):
             model.worker = max(model.worker, point)
             model.txn = max(model.txn, min([model.worker, *self.needed(model), *running(model)]))
         told = ClassicCalls().update_service(
-            self.states, scope, GC_WORKER, NEVER_S, point, self.now_s
+            self.states, ServiceUpdate(GC_WORKER, NEVER_S, point, scope), self.now_s
         )
         assert (
             told.safe_point == min([model.worker, *self.needed(model)])

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
-from gcsafepoint.state.compat import Compat, CompatError
+from gcsafepoint.state.compat import Compat, CompatError, ServiceUpdate
 from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
 from gcsafepoint.state.records import GcKeys, SafePointRecordError
-from gcsafepoint.state.service import GcStateManager, ServiceUpdate
+from gcsafepoint.state.service import GcStateManager
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from gcsafepoint.state.stored import StoredStates
 from storage.meta.client import EtcdMeta

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from kvproto import metapb_pb2
 
-from gcsafepoint.state.compat import Compat
-from gcsafepoint.state.service import ServiceUpdate
+from gcsafepoint.state.compat import Compat, ServiceUpdate
 from gcsafepoint.state.states import NULL_KEYSPACE
 from server.coordinator.cluster.cluster import encode_cluster_id
 from server.coordinator.errors import NotLeaderError
