@@ -29,7 +29,7 @@ from sink.mounts import Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
 from sink.selected import whole_mounter
-from sink.table_sink import TableSink
+from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
 from sink.tidb_mounter import TidbMounter
 from sink.versions import Version
@@ -98,7 +98,7 @@ class SinkManager:
         life = next(self._lives)
         with self._changed:
             table = TableSink(
-                span, life, start_ts, mounts, self._quota, self._tables.shared, born=born
+                Incarnation(span, life, start_ts, born), mounts, self._quota, self._tables.shared
             )
             self._tables.add(table)
             self._quota.add_table(span)

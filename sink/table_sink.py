@@ -9,6 +9,7 @@ Lock order: the sink manager's, then a table sink's, then the quota's.
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -38,6 +39,17 @@ READ_BYTES: Final = 1 << 20
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """A table from where it begins to be served; `version` tells apart those of one span."""
+
+    span: Span
+    version: int
+    start_ts: int
+    born: bool
+    """It is new at `start_ts`, so it has no rows at or below it."""
+
+
 class TableSink:
     """One incarnation (version) of a table; safe to call from several threads."""
 
@@ -61,28 +73,19 @@ class TableSink:
     )
 
     def __init__(
-        self,
-        span: Span,
-        version: int,
-        start_ts: int,
-        mounts: Mounts,
-        quota: MemQuota,
-        shared: SharedCheckpoint,
-        *,
-        born: bool,
+        self, incarnation: Incarnation, mounts: Mounts, quota: MemQuota, shared: SharedCheckpoint
     ) -> None:
-        """`shared` is what was acknowledged of all tables;
-        one that is `born` has no rows at or below `start_ts`.
-        """
-        self.span = span
-        self.version = version
+        """`shared` is what was acknowledged of all tables."""
+        start_ts = incarnation.start_ts
+        self.span = incarnation.span
+        self.version = incarnation.version
         self.start_ts = start_ts
         self.end_ts = MAX_TS
         self.resolved_ts = start_ts
         self.mounts = mounts
         self.verified_ts = start_ts
         self.lost: TableDamagedError | None = None
-        self._unborn_ts = start_ts if born else 0
+        self._unborn_ts = start_ts if incarnation.born else 0
         self._quota = quota
         self._shared = shared
         self._lock = threading.Lock()

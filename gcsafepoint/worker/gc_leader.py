@@ -75,6 +75,15 @@ class SettingsChangedError(ConflictError):
     code = "ErrGCSettingsChanged"
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What one worker knows: whether it leads, its rounds, and the coordinator's time."""
+
+    election: Election
+    rounds: Rounds
+    clock: CoordinatorClock
+
+
 class GCLeader:
     """Runs the rounds of one worker; `cluster` checks the lease before each request."""
 
@@ -82,9 +91,7 @@ class GCLeader:
         self,
         cluster: Cluster,
         records: Records,
-        election: Election,
-        rounds: Rounds,
-        clock: CoordinatorClock,
+        state: WorkerState,
         listener: Listener,
         *,
         least_life_time_ms: int,
@@ -92,9 +99,9 @@ class GCLeader:
         self._least_life_time_ms = least_life_time_ms
         self._cluster = cluster
         self._records = records
-        self._election = election
-        self._rounds = rounds
-        self._clock = clock
+        self._election = state.election
+        self._rounds = state.rounds
+        self._clock = state.clock
         self._listener = listener
 
     async def run_round(self, round_id: int) -> Round:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from gcsafepoint.worker.cluster import Cluster, LeasedCluster
 from gcsafepoint.worker.config import BOUNDS, Bounds
 from gcsafepoint.worker.election import CoordinatorClock, Election
-from gcsafepoint.worker.gc_leader import GCLeader
+from gcsafepoint.worker.gc_leader import GCLeader, WorkerState
 from gcsafepoint.worker.listener import Listener
 from gcsafepoint.worker.records import (
     LAST_RUN_TIME,
@@ -69,9 +69,7 @@ class GCWorker:
         self.leader = GCLeader(
             self._cluster,
             records,
-            election,
-            self.rounds,
-            self.clock,
+            WorkerState(election, self.rounds, self.clock),
             listener,
             least_life_time_ms=bounds.least_ms,
         )

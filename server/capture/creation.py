@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import check_audit
+from server.capture.catalog.catalog import Terms
 from server.capture.catalog.tables import Chosen, chosen_tables, eligible
 from server.capture.errors import ParameterError, StartTsInFutureError, TargetTsError
 from server.capture.runner import utc_now
@@ -70,19 +71,17 @@ class NewChangefeed:
 
     async def chosen(self, source: Source, start_ts: int) -> Chosen:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
-        given, ignore = self.records(), self.ignore_ineligible
-        columns, target = ColumnRules(self.columns, self.zero_dates), format_of(self.sink_uri)
-        if not self.rules:
-            return eligible(source, given, columns=columns, ignore_ineligible=ignore, target=target)
-        return await chosen_tables(
-            source,
+        given = self.records()
+        terms = Terms(
+            self.id,
             filter_of(self.source_uri, self.rules),
-            start_ts,
-            given,
-            columns=columns,
-            ignore_ineligible=ignore,
-            target=target,
+            self.ignore_ineligible,
+            ColumnRules(self.columns, self.zero_dates),
+            format_of(self.sink_uri),
         )
+        if not self.rules:
+            return eligible(source, given, terms)
+        return await chosen_tables(source, terms, start_ts, given)
 
     def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
         """Its record."""

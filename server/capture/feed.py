@@ -9,17 +9,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 
-from pyspark_tidemark.sink_uri import format_of
-
 from server.capture.audit import Audit
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog.catalog import FeedCatalog, terms_of
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource
 from server.capture.source.unreadable import UnreadableSource
-from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import filter_of
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import ChangefeedInfo, State
 from server.changefeed.table import SourceTable
@@ -191,10 +187,5 @@ def _catalog(
     start_ts: int,
     rules: Sequence[str],
 ) -> FeedCatalog:
-    columns, target = ColumnRules(info.columns, info.zero_dates), format_of(info.sink_uri)
-    terms = Terms(
-        info.id, filter_of(info.source_uri, rules), info.ignore_ineligible, columns, target
-    )
-    return FeedCatalog(
-        terms, source, history, start_ts, partial(factory.records.schemas.append, info.id)
-    )
+    save = partial(factory.records.schemas.append, info.id)
+    return FeedCatalog(terms_of(info, rules), source, history, start_ts, save)

@@ -16,6 +16,7 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
 from server.capture.audit import Audit, check_audit
+from server.capture.catalog.catalog import terms_of
 from server.capture.catalog.tables import chosen_tables
 from server.capture.checkpoint_saver import CheckpointSaver
 from server.capture.creation import Checked, NewChangefeed, check_range
@@ -32,8 +33,6 @@ from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
-from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import filter_of
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
@@ -345,17 +344,9 @@ class Owner:
         """Go on at another ts, with the tables that the source has then."""
         info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
-            taken = filter_of(info.source_uri, info.rules)
-            columns, ignore = ColumnRules(info.columns, info.zero_dates), info.ignore_ineligible
             before = [table.record.whole for table in feed.tables]
             chosen = await chosen_tables(
-                feed.source,
-                taken,
-                start_ts,
-                before=before,
-                columns=columns,
-                ignore_ineligible=ignore,
-                target=format_of(info.sink_uri),
+                feed.source, terms_of(info, info.rules), start_ts, before=before
             )
             tables = chosen.tables
         else:

@@ -107,7 +107,7 @@ async def _serving(
             scanners=stack.enter_context(ThreadPoolExecutor(1, "mvcc-scan")),
             gc=stack.enter_context(ThreadPoolExecutor(1, "mvcc-gc")),
         )
-        parts = _Parts(config, security, kv, pd, identity, fence, threads)
+        parts = _Parts(config, security, _Foundation(kv, pd, identity, fence), threads)
         async with asyncio.TaskGroup() as tasks:
             backend = RegionBackend(
                 parts.gate, parts.collector, parts.splitter, parts.hub, parts.gc
@@ -167,6 +167,16 @@ class _Threads:
     gc: ThreadPoolExecutor
 
 
+@dataclass(frozen=True, slots=True)
+class _Foundation:
+    """What is there before any of the store's own objects."""
+
+    kv: Database
+    pd: PdClient
+    identity: Identity
+    fence: ReadFence
+
+
 class _Parts:
     """The store's objects, each made from those before it."""
 
@@ -174,12 +184,11 @@ class _Parts:
         self,
         config: StoreConfig,
         security: SecurityConfig,
-        kv: Database,
-        pd: PdClient,
-        identity: Identity,
-        fence: ReadFence,
+        foundation: _Foundation,
         threads: _Threads,
     ) -> None:
+        kv, pd = foundation.kv, foundation.pd
+        identity, fence = foundation.identity, foundation.fence
         self.gate = RegionGate(identity.store_id, identity.regions)
         locks = OpenLocks(self.gate.regions.starts, stored_locks(kv), fence)
         metrics.OPEN_LOCKS.set(len(locks))

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn, Protocol, TypeAlias
 
 import structlog
+from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
-from server.changefeed.filter import TableFilter
+from server.changefeed.filter import TableFilter, filter_of
 from server.changefeed.history import History, SchemaChange, shortened
+from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source, TableChange
 from sink.ddl import Ddl
@@ -71,6 +73,17 @@ class Terms:
     columns: ColumnRules = ALL_COLUMNS
     target: str = ""
     """The format of its target, whose rules for names tables must keep."""
+
+
+def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
+    """The terms of a changefeed's record, with a table filter of `rules`."""
+    return Terms(
+        info.id,
+        filter_of(info.source_uri, rules),
+        info.ignore_ineligible,
+        ColumnRules(info.columns, info.zero_dates),
+        format_of(info.sink_uri),
+    )
 
 
 class FeedCatalog:

@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from server.capture.catalog.catalog import Terms
 from server.capture.errors import ParameterError, TableIneligibleError
-from server.changefeed.columns import ColumnRules
-from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
 
@@ -32,17 +31,14 @@ class Chosen:
 
 async def chosen_tables(
     source: Source,
-    table_filter: TableFilter,
+    terms: Terms,
     ts: int,
     given: Sequence[TableRecord] = (),
     *,
     before: Sequence[TableRecord] = (),
-    columns: ColumnRules,
-    ignore_ineligible: bool,
-    target: str,
 ) -> Chosen:
-    """The tables in `source` as of `ts` that the filter takes, and those given,
-    which take the place of found ones.
+    """The tables in `source` as of `ts` that the changefeed's filter takes, and those given, which
+    take the place of those of the same name in the source.
 
     `before` are the changefeed's tables so far, whose identities go on.
 
@@ -55,27 +51,14 @@ async def chosen_tables(
     matching = [
         table
         for table in await source.snapshot(ts, before)
-        if table_filter.takes(table.schema_name, table.table_name) and table.name not in names
+        if terms.filter.takes(table.schema_name, table.table_name) and table.name not in names
     ]
-    return eligible(
-        source,
-        (*given, *matching),
-        columns=columns,
-        ignore_ineligible=ignore_ineligible,
-        target=target,
-    )
+    return eligible(source, (*given, *matching), terms)
 
 
-def eligible(
-    source: Source,
-    records: Sequence[TableRecord],
-    *,
-    columns: ColumnRules,
-    ignore_ineligible: bool,
-    target: str,
-) -> Chosen:
-    """Those that can be replicated to a target of the format `target`,
-    with the columns that are taken of them.
+def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Chosen:
+    """Those that can be replicated to the changefeed's target, with the columns that it takes of
+    them; the filter is not asked.
 
     Raises as `chosen_tables`.
     """
@@ -84,11 +67,11 @@ def eligible(
     for record in records:
         try:
             table = source.table(record)
-            check_names(source.table(columns.of(table)), target)
+            check_names(source.table(terms.columns.of(table)), terms.target)
             tables.append(table)
         except TableIneligibleError as err:
             refused[record.name] = err.message
-    if refused and not ignore_ineligible:
+    if refused and not terms.ignore_ineligible:
         shown = "; ".join(list(refused.values())[:_NAMED])
         more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
         raise TableIneligibleError(
@@ -97,9 +80,9 @@ def eligible(
     if refused and not tables:
         shown = "; ".join(list(refused.values())[:_NAMED])
         raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
-    _check_each_once(tables, target)
-    columns.check(tables)
-    return Chosen(tuple(map(columns.of, tables)), refused)
+    _check_each_once(tables, terms.target)
+    terms.columns.check(tables)
+    return Chosen(tuple(map(terms.columns.of, tables)), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:

@@ -299,12 +299,10 @@ class DumpEngine:
         return taken
 
     def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> Taken:
-        reader, ahead = server.reader(), (pick.place, pick.part, pick.epoch)
+        reader = server.reader()
         limit = job.step(self._marks.guard.rows(pace.size.rows))
         try:
-            return reader.read(
-                pick.table_id, pace.version, pace.query, *ahead, limit, verify=job.verify
-            )
+            return reader.read(pick, pace.version, pace.query, limit, verify=job.verify)
         finally:
             server.done(reader)
 

@@ -22,6 +22,7 @@ from server.dump.job import PARALLEL_MAX
 from server.dump.mysql import watermarks
 from server.dump.mysql.check import Check, Doubt
 from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
+from server.dump.mysql.pace import Pick
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
 from server.dump.progress import Range
@@ -166,30 +167,22 @@ class ChunkReader:
         self._statements: dict[str, Statement] = {}
 
     def read(
-        self,
-        table_id: int,
-        version: int,
-        query: ChunkQuery,
-        place: int,
-        part: Range,
-        epoch: int,
-        limit: int,
-        *,
-        verify: bool = False,
+        self, pick: Pick, version: int, query: ChunkQuery, limit: int, *, verify: bool = False
     ) -> Taken:
-        """Read the next rows of a range; to `verify` compare them with sums of the server, too.
+        """Read the next rows of a range, `limit` at most, of a table in this `version`; to `verify`
+        compare them with sums of the server, too.
 
         Raises:
             MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table
                 has other columns now.
             MySqlUnavailableError: the connection broke.
         """
-        began = time.monotonic()
+        began, part = time.monotonic(), pick.part
         sql = query.sql(after=part.after is not None, until=part.until is not None)
         rows = self._statement(sql).rows(query.parameters(part, limit))
         count = len(rows)
         last = query.cursor(last_row(rows)) if count else None
-        read = Read(place, epoch, last, count < limit, count, rows.nbytes, verify)
+        read = Read(pick.place, pick.epoch, last, count < limit, count, rows.nbytes, verify)
         keys = keys_of(query.table, rows)
         doubt = (
             self._doubt(query, Range(part.after, part.until if read.ends else last), keys, rows)
@@ -197,7 +190,9 @@ class ChunkReader:
             else None
         )
         return Taken(
-            Chunk(table_id, version, read, keys, rows, doubt), rows.nbytes, time.monotonic() - began
+            Chunk(pick.table_id, version, read, keys, rows, doubt),
+            rows.nbytes,
+            time.monotonic() - began,
         )
 
     def _doubt(

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
@@ -34,6 +34,15 @@ _LEAST_STARTS, _MOST_STARTS = 4, 16
 _SLOW_TURN_S = 0.02
 
 
+class IncomingRequest(NamedTuple):
+    """A request as its headers tell it: what reads its messages, and how long the client waits."""
+
+    head: RequestHead
+    reader: MessageReader
+    timeout_s: float | None
+    """None: for ever."""
+
+
 class HandledCall(Stream):
     """A call of any kind."""
 
@@ -45,17 +54,16 @@ class HandledCall(Stream):
         connection: ConnectionState,
         number: int,
         handler: Any,
-        head: RequestHead,
-        reader: MessageReader,
+        request: IncomingRequest,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        timeout_s: float | None,
     ) -> None:
         super().__init__(connection, number)
-        self.head = head
+        timeout_s = request.timeout_s
+        self.head = request.head
         self.given_up = False
         self.callbacks: list[Callable[[], None]] = []
         self._handler = handler
-        self._reader = reader
+        self._reader = request.reader
         self._spawn = spawn
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = self._turn_bytes = 0

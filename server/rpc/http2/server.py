@@ -23,7 +23,7 @@ from server.rpc.http2 import frames, metrics
 from server.rpc.http2.admission import Admission
 from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.frames import ErrorCode
-from server.rpc.http2.handled import HandledCall, HandlerStarts
+from server.rpc.http2.handled import HandledCall, HandlerStarts, IncomingRequest
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
@@ -194,8 +194,8 @@ class NativeServer:
         size = self._limits.message_bytes
         route = getattr(handler, "route", None)
         if route is None:
-            reader = MessageReader(size, head.encoding)
-            return HandledCall(connection, number, handler, head, reader, self._spawn, timeout_s)
+            request = IncomingRequest(head, MessageReader(size, head.encoding), timeout_s)
+            return HandledCall(connection, number, handler, request, self._spawn)
         if handler.request_streaming:
             return BatchedStream(connection, number, route, size, head.encoding)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -52,9 +52,8 @@ def record(name: str = "t", *columns: str, number: int = 7, schema: str = "shop"
 def chosen(
     target: str, *records: TableRecord, rules: tuple[str, ...] = (), ignore: bool = False
 ) -> Chosen:
-    return eligible(
-        SOURCE, records, columns=ColumnRules(rules), ignore_ineligible=ignore, target=target
-    )
+    terms = Terms("feed", TableFilter(["*.*"]), ignore, ColumnRules(rules), target)
+    return eligible(SOURCE, records, terms)
 
 
 @pytest.mark.parametrize(
