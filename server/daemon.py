@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -40,22 +41,38 @@ and is drained on the way out.
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """The settings that every daemon has."""
+
+    log: LogConfig
+    http_addr: str
+    security: SecurityConfig | None = None
+    follow_parent: bool = False
+    """Whether it ends when its parent's end closes its standard input."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpPort:
+    """What a daemon's HTTP port shows beside its health: the metrics of a registry, and the answers
+    of routes, which may come later.
+    """
+
+    registry: CollectorRegistry = REGISTRY
+    routes: Routes | None = None
+
+
 def run(
     name: str,
     opened: OpenDaemon,
-    *,
-    log: LogConfig,
-    http_addr: str,
-    follow_parent: bool = False,
-    registry: CollectorRegistry = REGISTRY,
-    routes: Routes | None = None,
-    security: SecurityConfig | None = None,
+    settings: DaemonSettings,
+    http_port: HttpPort,
 ) -> int:
     """Run one daemon until SIGTERM or SIGINT; returns the exit code."""
-    configure(log, name)
-    routes = routes or Routes()
+    configure(settings.log, name)
+    routes = http_port.routes or Routes()
     _open_as_many_files_as_may_be()
-    if follow_parent:
+    if settings.follow_parent:
         exit_with_parent()
     try:
         with routes.serving(_LOG_LEVEL):
@@ -63,7 +80,11 @@ def run(
                 _serve(
                     opened,
                     partial(
-                        http.listen, http_addr, registry=registry, routes=routes, security=security
+                        http.listen,
+                        settings.http_addr,
+                        registry=http_port.registry,
+                        routes=routes,
+                        security=settings.security,
                     ),
                 )
             )

@@ -3,7 +3,7 @@ op, key).
 """
 
 from sorter.backlog import Extent
-from sorter.engine import Sorter
+from sorter.engine import Sorter, SorterSettings
 from sorter.stats import SorterStats
 
-__all__ = ["Extent", "Sorter", "SorterStats"]
+__all__ = ["Extent", "Sorter", "SorterSettings", "SorterStats"]

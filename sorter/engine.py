@@ -12,6 +12,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -43,28 +44,39 @@ _DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
 _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SorterSettings:
+    """How much a sorter keeps in memory, and how it writes the rest."""
+
+    memory_bytes: int = 128 << 20
+    """Bounds the rows of all tables in memory."""
+    segment_bytes: int = 64 << 20
+    """The size of a file."""
+    block_bytes: int = 512 << 10
+    """The size at which a table's resolved rows are written."""
+    shards: int = 4
+    """How many databases the tables are dealt to."""
+    clean_interval_s: float = 5.0
+    """The least time between two deletions of a table's blocks (TiCDC: 5 s)."""
+    disk_retry_s: float = 1.0
+    """How long after a refused write the disk is tried again."""
+
+
+DEFAULTS: Final = SorterSettings()
+
+
 class Sorter:
     """Sorts the tables of one capture; every method may be called from any thread."""
 
     def __init__(
         self,
         directory: Path,
+        settings: SorterSettings = DEFAULTS,
         *,
-        memory_bytes: int = 128 << 20,
-        segment_bytes: int = 64 << 20,
-        block_bytes: int = 512 << 10,
-        shards: int = 4,
-        clean_interval_s: float = 5.0,
-        disk_retry_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open in `directory`, and remove whatever an earlier process left there.
-
-        `memory_bytes` bounds the rows of all tables in memory, `block_bytes` is the size at which a
-        table's resolved rows are written, `segment_bytes` the size of a file, `shards` the number
-        of databases that the tables are dealt to, `clean_interval_s` the least time between two
-        deletions of a table's blocks (TiCDC: 5 s), `disk_retry_s` how long after a refused write
-        the disk is tried again, `clock` gives monotonic seconds.
+        """Open in `directory`, and remove whatever an earlier process left there; `clock` gives
+        monotonic seconds.
 
         Raises:
             DirectoryLockedError: another process uses the directory.
@@ -74,16 +86,16 @@ class Sorter:
         self._directory = SorterDirectory(directory)
         self._stores = open_shards(
             directory,
-            shards,
-            segment_bytes=segment_bytes,
-            block_bytes=block_bytes,
+            settings.shards,
+            segment_bytes=settings.segment_bytes,
+            block_bytes=settings.block_bytes,
             counters=self._counters,
         )
-        self._disk = DiskStatus(disk_retry_s, clock)
-        self._spiller = Spiller(self._counters, memory_bytes, block_bytes)
+        self._disk = DiskStatus(settings.disk_retry_s, clock)
+        self._spiller = Spiller(self._counters, settings.memory_bytes, settings.block_bytes)
         self._compaction = _Compaction()
-        self._block_bytes = block_bytes
-        self._clean_interval_s = clean_interval_s
+        self._block_bytes = settings.block_bytes
+        self._clean_interval_s = settings.clean_interval_s
         self._clock = clock
         self._lock = threading.Lock()
         self._locks = [threading.Lock() for _ in range(_LOCKS)]

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from tidemarkpb.v1 import capture_pb2 as pb
@@ -18,7 +17,7 @@ from server.capture.slowest_tables import add_locks, slowest_tables
 from server.puller.source import Peer, SourceContext
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 
@@ -158,7 +157,7 @@ class LocalProcessor(ProcessorPosition):
 async def _opened(directory: Path, memory_bytes: int) -> Sorter:
     """A sorter; one that nobody waits for any more when it has been opened is closed again."""
     opening = asyncio.get_running_loop().run_in_executor(
-        None, partial(Sorter, directory, memory_bytes=memory_bytes)
+        None, Sorter, directory, SorterSettings(memory_bytes=memory_bytes)
     )
     try:
         return await asyncio.shield(opening)

@@ -15,11 +15,9 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry
-
 from server.cli.parser import Parser
 from server.config import add_flags, check_environment, load, read_document
-from server.daemon import Endpoints, run
+from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from server.log import LogConfig
 from server.routes import Routes
@@ -52,6 +50,7 @@ SPARK_VERBS: Final = {
     "keep": ("spark-keep", "keep the lakes of all changefeeds current"),
 }
 """The section and the help of each verb of `tidemark spark`."""
+_METRICS_ONLY: Final = HttpPort()
 _SPARK_USAGE: Final = "usage: " + "\n       ".join(
     f"{f'tidemark spark {verb} [--help] …':<33}{text}" for verb, (_, text) in SPARK_VERBS.items()
 )
@@ -64,7 +63,9 @@ def run_up(argv: Sequence[str]) -> int:
     from server.up import metrics
     from server.up.tree import UpConfig, open_tree
 
-    return run_daemon(argv, "up", UpConfig, open_tree, registry=metrics.REGISTRY)
+    return run_daemon(
+        argv, "up", UpConfig, open_tree, http_port=HttpPort(registry=metrics.REGISTRY)
+    )
 
 
 def run_coordinator(argv: Sequence[str]) -> int:
@@ -77,7 +78,7 @@ def run_coordinator(argv: Sequence[str]) -> int:
         "coordinator",
         CoordinatorConfig,
         partial(open_coordinator, routes=routes),
-        routes=routes,
+        http_port=HttpPort(routes=routes),
     )
 
 
@@ -97,7 +98,9 @@ def run_capture(argv: Sequence[str]) -> int:
 
     if argv[:1] == ["worker"]:
         return run_daemon(argv[1:], "worker", WorkerConfig, open_worker)
-    return run_daemon(argv, "capture", CaptureConfig, open_capture, registry=metrics.REGISTRY)
+    return run_daemon(
+        argv, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=metrics.REGISTRY)
+    )
 
 
 def run_pump(argv: Sequence[str]) -> int:
@@ -106,7 +109,9 @@ def run_pump(argv: Sequence[str]) -> int:
     from server.pump.config import PumpConfig
 
     routes = Routes()
-    return run_daemon(argv, "pump", PumpConfig, partial(opened, routes=routes), routes=routes)
+    return run_daemon(
+        argv, "pump", PumpConfig, partial(opened, routes=routes), http_port=HttpPort(routes=routes)
+    )
 
 
 def run_gc_worker(argv: Sequence[str]) -> int:
@@ -158,8 +163,7 @@ def run_daemon(
     section: type[C],
     opened: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
     *,
-    registry: CollectorRegistry = REGISTRY,
-    routes: Routes | None = None,
+    http_port: HttpPort = _METRICS_ONLY,
     command: str = "",
 ) -> int:
     """Read the settings of daemon `name` and run it; `section` must have a field `http_addr`.
@@ -181,12 +185,13 @@ def run_daemon(
     return run(
         name,
         lambda: opened(config, settings["security"]),
-        log=settings["log"],
-        http_addr=config.http_addr,
-        follow_parent=flags["follow_parent"],
-        registry=registry,
-        routes=routes,
-        security=settings["security"],
+        DaemonSettings(
+            log=settings["log"],
+            http_addr=config.http_addr,
+            security=settings["security"],
+            follow_parent=flags["follow_parent"],
+        ),
+        http_port,
     )
 
 

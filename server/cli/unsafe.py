@@ -142,10 +142,8 @@ def _records(address: str, security: SecurityConfig, prefix: str) -> list[dict[s
     host, _, port = address.rpartition("//")[2].rpartition(":")
     if not host or not port.isdecimal():
         raise MetaUnavailableError(f"{address!r} is no address; --pd takes host:port[,host:port…]")
-    certificates = {name: getattr(security, name) for name in ("ca_path", "cert_path", "key_path")}
-    with etcd3.client(
-        host, int(port), max_message_bytes=MAX_MESSAGE_BYTES, **certificates
-    ) as client:
+    tls = etcd3.TlsFiles(security.ca_path, security.cert_path, security.key_path)
+    with etcd3.client(host, int(port), tls=tls, max_message_bytes=MAX_MESSAGE_BYTES) as client:
         return [
             {"key": _text(pair.key), "mod_revision": pair.mod_revision, "value": _shown(value)}
             for value, pair in _pairs(client, prefix.encode())

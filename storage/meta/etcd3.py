@@ -8,8 +8,9 @@ everything that lives longer uses `storage.meta.client`.
 
 import importlib
 import sys
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import grpc
 from etcdpb import kv_pb2, rpc_pb2, rpc_pb2_grpc
@@ -17,26 +18,36 @@ from etcdpb import kv_pb2, rpc_pb2, rpc_pb2_grpc
 _STUB_MODULE = "etcd3.etcdrpc"
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of a client; an empty path is none."""
+
+    ca_path: str = ""
+    cert_path: str = ""
+    key_path: str = ""
+
+
+NO_TLS: Final = TlsFiles()
+
+
 def client(
     host: str,
     port: int,
     timeout_s: float = 5.0,
     *,
-    ca_path: str = "",
-    cert_path: str = "",
-    key_path: str = "",
+    tls: TlsFiles = NO_TLS,
     max_message_bytes: int = 4 << 20,
 ) -> Any:
-    """An `etcd3.Etcd3Client` to one endpoint, with TLS if PEM files are given;
+    """An `etcd3.Etcd3Client` to one endpoint, with TLS if `tls` names PEM files;
     close it after use.
     """
     return _library().client(
         host=host,
         port=port,
         timeout=timeout_s,
-        ca_cert=ca_path or None,
-        cert_cert=cert_path or None,
-        cert_key=key_path or None,
+        ca_cert=tls.ca_path or None,
+        cert_cert=tls.cert_path or None,
+        cert_key=tls.key_path or None,
         grpc_options=[("grpc.max_receive_message_length", max_message_bytes)],
     )
 

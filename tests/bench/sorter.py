@@ -26,7 +26,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import INITIALIZED, Matcher
-from sorter import Sorter, SorterStats
+from sorter import Sorter, SorterSettings, SorterStats
 from storage.model.event import Position
 from storage.model.span import Span
 from tests.bench.sorter_workload import (
@@ -146,7 +146,7 @@ class Feed:
 
 def run(workload: Workload, directory: Path, args: argparse.Namespace) -> dict[str, object]:
     """Ingest, fetch (meanwhile, or all at the end), and say what it took."""
-    sorter = Sorter(directory, memory_bytes=args.memory_mb << 20)
+    sorter = Sorter(directory, SorterSettings(memory_bytes=args.memory_mb << 20))
     for span in workload.spans:
         sorter.add_table(span, BASE_TS)
     feed, reader, reading = Feed(sorter, workload, args.path), Reader(sorter, workload), Stopwatch()

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sink.manager import SinkManager
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from sorter.store import shard_of
 from storage.model.span import Span
 from tests.bench.sink import mount
@@ -46,7 +46,7 @@ class Worker:
     """The share of one process."""
 
     def __init__(self, directory: Path, spans: list[Span], memory_bytes: int) -> None:
-        self._sorter = Sorter(directory, memory_bytes=memory_bytes)
+        self._sorter = Sorter(directory, SorterSettings(memory_bytes=memory_bytes))
         self._manager = SinkManager(self._sorter)
         for span in spans:
             self._sorter.add_table(span, BASE_TS)

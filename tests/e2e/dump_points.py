@@ -29,6 +29,7 @@ from server.capture.daemon import CaptureConfig, open_capture
 from server.capture.records import Records
 from server.capture.worker.metrics import REGISTRY
 from server.cli.daemon import run_daemon
+from server.daemon import HttpPort
 from server.dump.job import DumpRecords
 from server.dump.mysql.chunk import ChunkSize
 from server.dump.mysql.listener import DumpListener
@@ -149,7 +150,9 @@ def _capture(plan: Path, flags: list[str], chunk_rows: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         ChunkSize.__init__.__defaults__ = (chunk_rows,)
         Death(plan).plan()
-        status = run_daemon(flags, "capture", CaptureConfig, open_capture, registry=REGISTRY)
+        status = run_daemon(
+            flags, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=REGISTRY)
+        )
     except BaseException:  # noqa: BLE001 - the one place that can tell
         traceback.print_exc()
     finally:

@@ -30,7 +30,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.kept import Keeper
@@ -255,9 +255,9 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             target,
             manifest,
             policy=arguments.policy,
-            source_options=arguments.source_options,
-            spark=spark,
-            parallel=arguments.parallel,
+            writers=TableWriters(
+                source_options=arguments.source_options, spark=spark, parallel=arguments.parallel
+            ),
         )
         keeper = Keeper(target, manifest, arguments.keep_hours)
         job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)

@@ -29,7 +29,7 @@ from sink.columns import COLUMN_ID, DEFAULT
 from sink.manager import SinkManager
 from sink.mounts import Mounting
 from sink.tidb_mounter import TidbMounter
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.model.span import Span
 from storage.tidb.field_type import Flag
@@ -105,7 +105,8 @@ class Life:
             self.random.choice((4, 16, 128)) << 10,
         )
         self.sorter = Sorter(
-            directory, memory_bytes=memory, shards=1, clean_interval_s=0, block_bytes=block
+            directory,
+            SorterSettings(memory_bytes=memory, shards=1, clean_interval_s=0, block_bytes=block),
         )
         quota = self.random.choice((32 << 10, 256 << 10, 16 << 20))
         self.manager = SinkManager(

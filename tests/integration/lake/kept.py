@@ -13,7 +13,7 @@ from pyspark_tidemark.defaults import scalar
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.mode import SCD2, own_columns
 from pyspark_tidemark.lake.parquet.changelog import CUT, SINCE, timestamps
@@ -84,9 +84,9 @@ class KeptLake:
                 target,
                 manifest,
                 policy=arguments.policy,
-                source_options=arguments.source_options,
-                spark=self._spark,
-                parallel=2,
+                writers=TableWriters(
+                    source_options=arguments.source_options, spark=self._spark, parallel=2
+                ),
             )
             at_ts = (
                 self._changefeed.describe().checkpoint_ts

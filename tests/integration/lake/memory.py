@@ -15,7 +15,7 @@ from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, TableMeta
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.mode import ENVELOPE, UPSERT, lake_schema
 from pyspark_tidemark.lake.schema import SchemaChange
@@ -192,9 +192,7 @@ class MemoryLake:
             self.target,
             self._manifest,
             policy=policy,
-            source_options={},
-            spark=None,
-            parallel=1,
+            writers=TableWriters(source_options={}, spark=None, parallel=1),
         )  # type: ignore[arg-type]
 
     def follow(self, *, wait_ms: int = 200, acknowledges: bool = True) -> bool:

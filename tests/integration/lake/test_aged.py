@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta import maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
@@ -121,9 +121,7 @@ def keep(place, feed, ends, *, mode="upsert"):
             target,
             manifest,
             policy=Policy(mode),
-            source_options={},
-            spark=place.spark,
-            parallel=2,
+            writers=TableWriters(source_options={}, spark=place.spark, parallel=2),
         )
         keeper = Keeper(target, manifest, 0.0)
         for number, end_ts in enumerate(ends):

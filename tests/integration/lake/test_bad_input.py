@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 
@@ -38,9 +38,7 @@ def test_a_full_disk_is_told_and_the_cut_is_applied_once_when_there_is_room(
                 target,
                 manifest,
                 policy=Policy("append"),
-                source_options={},
-                spark=None,
-                parallel=1,
+                writers=TableWriters(source_options={}, spark=None, parallel=1),
             )
             for end_ts in ends:
                 cuts.apply(Cut(0, 0 if manifest.last is None else manifest.last.end_ts, end_ts))

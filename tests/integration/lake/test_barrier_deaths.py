@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import DROP, KEEP, Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
@@ -61,9 +61,7 @@ def life(place, feed, ends, deaths, policy):
             target,
             manifest,
             policy=policy,
-            source_options={},
-            spark=place.spark,
-            parallel=1,
+            writers=TableWriters(source_options={}, spark=place.spark, parallel=1),
         )
         deaths.armed = True
         for end_ts in ends:

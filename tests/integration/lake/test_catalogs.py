@@ -11,7 +11,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import catalog
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
@@ -71,9 +71,7 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert"):
             target,
             manifest,
             policy=Policy(mode),
-            source_options=options,
-            spark=spark,
-            parallel=2,
+            writers=TableWriters(source_options=options, spark=spark, parallel=2),
         )
         for number, end_ts in enumerate(ends):
             start_ts = 0 if manifest.last is None else manifest.last.end_ts

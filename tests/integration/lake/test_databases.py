@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases import manifest, tables
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
@@ -28,9 +28,7 @@ def applier(changefeed, database, manifest, mode, **policy):
         target,
         manifest,
         policy=Policy(mode, **policy),
-        source_options={},
-        spark=None,
-        parallel=2,
+        writers=TableWriters(source_options={}, spark=None, parallel=2),
     )
 
 

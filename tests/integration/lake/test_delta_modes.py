@@ -9,7 +9,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta import compaction, history, maintenance, tables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.kept import KeptCuts
@@ -30,9 +30,7 @@ def keep(spark, changefeed, captures, root, mode, ends=CUTS, *, compact_every=0,
             target,
             manifest,
             policy=Policy(mode),
-            source_options=options,
-            spark=spark,
-            parallel=2,
+            writers=TableWriters(source_options=options, spark=spark, parallel=2),
         )
         found = []
         for number, end_ts in enumerate(ends):

@@ -11,7 +11,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.log import listing, replayed
@@ -146,9 +146,7 @@ def keep(place, feed, ends, *, die_at=(), policy=Policy("upsert")):  # noqa: B00
                 place.target(),
                 manifest,
                 policy=policy,
-                source_options={},
-                spark=place.spark,
-                parallel=1,
+                writers=TableWriters(source_options={}, spark=place.spark, parallel=1),
             )
             commit = manifest.commit
             try:

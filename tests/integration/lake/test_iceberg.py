@@ -10,7 +10,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.iceberg import maintenance
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
@@ -32,9 +32,7 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_ever
             target,
             manifest,
             policy=Policy(mode),
-            source_options=options,
-            spark=spark,
-            parallel=2,
+            writers=TableWriters(source_options=options, spark=spark, parallel=2),
         )
         for number, end_ts in enumerate(ends):
             start_ts = 0 if manifest.last is None else manifest.last.end_ts

@@ -13,7 +13,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
@@ -67,9 +67,7 @@ def applying(cluster, name, uri):
             target,
             manifest,
             policy=policy,
-            source_options={},
-            spark=None,
-            parallel=2,
+            writers=TableWriters(source_options={}, spark=None, parallel=2),
         )
 
         def apply():

@@ -13,7 +13,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
@@ -107,9 +107,7 @@ class Job(threading.Thread):
                 target,
                 manifest,
                 policy=policy,
-                source_options={},
-                spark=None,
-                parallel=2,
+                writers=TableWriters(source_options={}, spark=None, parallel=2),
             )
             while not self.ended.is_set():
                 start = (

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import TableCut
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.files import write
@@ -54,9 +54,7 @@ class Kept:
                 target,
                 manifest,
                 policy=policy,
-                source_options=options,
-                spark=self.spark,
-                parallel=2,
+                writers=TableWriters(source_options=options, spark=self.spark, parallel=2),
             )
             for number, end_ts in enumerate(ends):
                 cuts.apply(

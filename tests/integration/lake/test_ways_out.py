@@ -18,7 +18,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier, skip
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
@@ -151,9 +151,7 @@ class Keeper:
                 target,
                 manifest,
                 policy=Policy(self._mode),
-                source_options=self._options,
-                spark=None,
-                parallel=2,
+                writers=TableWriters(source_options=self._options, spark=None, parallel=2),
             )
             at_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
             while not self._stop.is_set():

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def client(etcd_api: Any) -> Iterator[Any]:
-    opened = etcd3.client(*place(etcd_api), **certificates(etcd_api))
+    opened = etcd3.client(*place(etcd_api), tls=etcd3.TlsFiles(**certificates(etcd_api)))
     yield opened
     opened.close()
 
@@ -82,7 +82,7 @@ WATCH = """
 import json, os, sys, threading
 from storage.meta import etcd3
 host, port, prefix, certificates = json.loads(sys.argv[1])
-client = etcd3.client(host, port, **certificates)
+client = etcd3.client(host, port, tls=etcd3.TlsFiles(**certificates))
 events, cancel = client.watch_prefix(prefix)
 threading.Timer(0.1, client.put, (prefix + "a", "1")).start()
 event = next(iter(events))

@@ -21,7 +21,7 @@ def records(etcd_api: Any) -> Iterator[str]:
     password.
     """
     prefix = f"/tidemark/{uuid.uuid4()}/"
-    with etcd3.client(*place(etcd_api), **certificates(etcd_api)) as client:
+    with etcd3.client(*place(etcd_api), tls=etcd3.TlsFiles(**certificates(etcd_api))) as client:
         for number in range(501):
             client.put(f"{prefix}{number:04}", json.dumps({"checkpoint_ts": number}))
         client.put(f"{prefix}old", json.dumps({"sink_uri": "mysql://writer:hunter2@db:3306/shop"}))

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 import pytest
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import Cut, CutApplier
+from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
@@ -56,9 +56,7 @@ class Lake:
                 target,
                 manifest,
                 policy=Policy(self._mode),
-                source_options={},
-                spark=None,
-                parallel=1,
+                writers=TableWriters(source_options={}, spark=None, parallel=1),
             )
             end = start_ts
             for number in range(1000):

@@ -18,7 +18,7 @@ from sink.manager import SinkManager
 from sink.mounted import SequenceMount
 from sink.mounts import Mounting
 from sink.tidb_mounter import TidbMounter
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.event import DELETE, INSERT, UPDATE, Position, raw_batch
 from storage.model.span import Span
 from storage.tidb.field_type import Flag
@@ -72,7 +72,10 @@ def test_no_row_is_lost_by_a_large_transaction_that_moves_keys(
         "swap": {key: ROWS + 1 - key for key in keys},
         "cycle": {key: key % ROWS + 1 for key in keys},
     }[name]
-    sorter = Sorter(tmp_path, memory_bytes=0, shards=1, clean_interval_s=0, block_bytes=128 << 10)
+    sorter = Sorter(
+        tmp_path,
+        SorterSettings(memory_bytes=0, shards=1, clean_interval_s=0, block_bytes=128 << 10),
+    )
     manager = SinkManager(sorter, memory_quota_bytes=quota, workers=1, split_txn=True)
     span = Span(TABLE, b"t", b"u")
     try:

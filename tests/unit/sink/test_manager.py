@@ -22,7 +22,7 @@ from sink.errors import (
 )
 from sink.manager import SinkManager
 from sink.resolved import ResolvedTs
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
 
@@ -73,7 +73,7 @@ class Capture:
 
     def __init__(self, directory: Path, *, quota: int = 1 << 20, split_txn: bool = True) -> None:
         sizes = {"memory_bytes": 4000, "block_bytes": 500, "segment_bytes": 4000}
-        self.sorter = Sorter(directory, **sizes, shards=1, clean_interval_s=0)
+        self.sorter = Sorter(directory, SorterSettings(**sizes, shards=1, clean_interval_s=0))
         self.manager = SinkManager(
             self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn
         )

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sink.errors import RangeCrossesDdlError
 from sink.manager import SinkManager
 from sink.mounted import Mount
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
 
@@ -97,11 +97,9 @@ class SinkMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.sorter = Interrupted(
             self.directory,
-            memory_bytes=3000,
-            block_bytes=400,
-            segment_bytes=4000,
-            shards=1,
-            clean_interval_s=0,
+            SorterSettings(
+                memory_bytes=3000, block_bytes=400, segment_bytes=4000, shards=1, clean_interval_s=0
+            ),
         )
         self.manager = SinkManager(
             self.sorter, memory_quota_bytes=quota, workers=1, split_txn=split_txn

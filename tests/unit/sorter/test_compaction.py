@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sorter import Sorter, engine
+from sorter import Sorter, SorterSettings, engine
 from sorter.errors import SorterDiskError
 from sorter.store import BlockStore
 from storage.model.event import INSERT, Position, raw_batch
@@ -52,11 +52,13 @@ def feed(sorter: Sorter, rounds: int) -> None:
 def opened(directory: Path) -> Sorter:
     return Sorter(
         directory,
-        memory_bytes=1,
-        block_bytes=16 << 10,
-        segment_bytes=SEGMENT_BYTES,
-        shards=1,
-        clean_interval_s=0,
+        SorterSettings(
+            memory_bytes=1,
+            block_bytes=16 << 10,
+            segment_bytes=SEGMENT_BYTES,
+            shards=1,
+            clean_interval_s=0,
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from sorter.errors import (
     EventBatchError,
     EventBelowResolvedError,
@@ -42,7 +42,9 @@ def clock() -> Clock:
 @pytest.fixture
 def sorter(tmp_path: Path, clock: Clock) -> Iterator[Sorter]:
     engine = Sorter(
-        tmp_path, memory_bytes=1 << 20, segment_bytes=4096, block_bytes=1024, clock=clock
+        tmp_path,
+        SorterSettings(memory_bytes=1 << 20, segment_bytes=4096, block_bytes=1024),
+        clock=clock,
     )
     engine.add_table(SPAN, 0)
     yield engine
@@ -148,7 +150,7 @@ def test_blocks_of_other_ranges_and_tables_are_not_read(sorter: Sorter) -> None:
 
 
 def test_rows_above_resolved_are_spilled_when_memory_is_short(tmp_path: Path) -> None:
-    sorter = Sorter(tmp_path, memory_bytes=5000, block_bytes=1024)
+    sorter = Sorter(tmp_path, SorterSettings(memory_bytes=5000, block_bytes=1024))
     sorter.add_table(SPAN, 0)
     for part in range(20):
         sorter.add(
@@ -168,7 +170,7 @@ def test_rows_above_resolved_are_spilled_when_memory_is_short(tmp_path: Path) ->
 
 
 def test_a_transaction_larger_than_memory_passes_in_small_batches(tmp_path: Path) -> None:
-    sorter = Sorter(tmp_path, memory_bytes=10_000, block_bytes=1024)
+    sorter = Sorter(tmp_path, SorterSettings(memory_bytes=10_000, block_bytes=1024))
     sorter.add_table(SPAN, 0)
     for part in range(12):
         keys = [b"%05d" % ((part + 12 * i) * 7919 % 600) for i in range(50)]
@@ -185,7 +187,7 @@ def test_a_transaction_larger_than_memory_passes_in_small_batches(tmp_path: Path
 
 
 def test_of_rows_sent_again_the_last_is_kept(tmp_path: Path) -> None:
-    sorter = Sorter(tmp_path, memory_bytes=1, block_bytes=1)
+    sorter = Sorter(tmp_path, SorterSettings(memory_bytes=1, block_bytes=1))
     sorter.add_table(SPAN, 0)
     for value in (b"first", b"last"):
         sorter.add(SPAN, raw_batch([9], [5], [INSERT], [b"k"], [value], [None]))
@@ -244,7 +246,7 @@ def test_a_short_write_is_finished(sorter: Sorter, monkeypatch: pytest.MonkeyPat
 def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind(
     tmp_path: Path,
 ) -> None:
-    first = Sorter(tmp_path, memory_bytes=1, block_bytes=1, shards=4)
+    first = Sorter(tmp_path, SorterSettings(memory_bytes=1, block_bytes=1, shards=4))
     for table in range(32):
         first.add_table(Span(table, b"%d" % table, b""), 0)
         first.add(Span(table, b"%d" % table, b""), rows(1, 1))
@@ -255,13 +257,15 @@ def test_tables_are_dealt_to_several_databases_and_fewer_later_leave_none_behind
         "03",
     }
     first.close()
-    second = Sorter(tmp_path, shards=2)
+    second = Sorter(tmp_path, SorterSettings(shards=2))
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["00", "01"]
     second.close()
 
 
 def test_threads_may_add_resolve_and_fetch_together(tmp_path: Path) -> None:
-    sorter = Sorter(tmp_path, memory_bytes=20_000, block_bytes=2048, segment_bytes=10_000)
+    sorter = Sorter(
+        tmp_path, SorterSettings(memory_bytes=20_000, block_bytes=2048, segment_bytes=10_000)
+    )
     spans = [Span(table, b"%d" % table, b"") for table in range(4)]
     errors: list[BaseException] = []
 

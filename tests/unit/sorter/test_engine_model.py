@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from sorter import Sorter, segment, store
+from sorter import Sorter, SorterSettings, segment, store
 from sorter.buffer import BATCH_BYTES
 from sorter.errors import EventBatchError, TableExistsError, TableNotFoundError
 from sorter.merge import RunLevels
@@ -62,10 +62,7 @@ class SorterMachine(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp())
         self.sorter = Sorter(
             self.directory,
-            memory_bytes=memory,
-            block_bytes=block,
-            segment_bytes=1000,
-            shards=1,
+            SorterSettings(memory_bytes=memory, block_bytes=block, segment_bytes=1000, shards=1),
             clock=lambda: self.now_s,
         )
         self.meanwhile: list[Callable[[], None]] = []

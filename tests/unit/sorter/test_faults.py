@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from sorter.errors import BlockCorruptError, RowsLostError, SorterClosedError
 from storage.kv import WriteBatch
 from storage.leveldb import DirectoryLockedError, DirectoryUnusableError, LevelDB
@@ -45,7 +45,9 @@ def fetched(sorter: Sorter, lower_ts: int, upper_ts: int) -> list[int]:
 
 def opened(directory: Path, **sizes: int) -> Sorter:
     sizes = {"memory_bytes": 1 << 20, "block_bytes": 1024, "segment_bytes": 4096, **sizes}
-    sorter = Sorter(directory, **sizes, shards=1, clean_interval_s=0, disk_retry_s=0.01)
+    sorter = Sorter(
+        directory, SorterSettings(**sizes, shards=1, clean_interval_s=0, disk_retry_s=0.01)
+    )
     sorter.add_table(SPAN, 0)
     return sorter
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from sorter.merge import FAN_IN, LARGE_BYTES, RunLevels
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span
@@ -80,7 +80,7 @@ def test_many_tiny_spills_of_a_table_are_read_in_few_pieces_and_the_last_copy_co
     tmp_path: Path,
 ) -> None:
     span = Span(1, b"a", b"b")
-    sorter = Sorter(tmp_path, memory_bytes=0)
+    sorter = Sorter(tmp_path, SorterSettings(memory_bytes=0))
     sorter.add_table(span, 0)
     for turn in range(200):
         key = b"%03d" % (turn % 150)

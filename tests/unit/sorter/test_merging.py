@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sorter import Sorter, engine
+from sorter import Sorter, SorterSettings, engine
 from sorter.errors import BlockCorruptError, IndexLostError, SorterDiskError
 from sorter.index import Entry, TableIndex
 from sorter.merge import RunLevels
@@ -40,7 +40,7 @@ def sorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sorter]:
     """Each row becomes a run; four of them are merged; all tables share one lock."""
     monkeypatch.setattr(RunLevels, "fan_in", 4)
     monkeypatch.setattr(engine, "_LOCKS", 1)
-    sorter = Sorter(tmp_path, memory_bytes=0, shards=1, clean_interval_s=0)
+    sorter = Sorter(tmp_path, SorterSettings(memory_bytes=0, shards=1, clean_interval_s=0))
     for span in (ONE, OTHER):
         sorter.add_table(span, 0)
     yield sorter

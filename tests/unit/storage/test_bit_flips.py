@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from etcdpb import rpc_pb2
 
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from sorter.errors import BlockCorruptError, IndexLostError
 from storage.kv import WriteBatch
 from storage.leveldb import CorruptDatabaseError, LevelDB
@@ -369,7 +369,8 @@ SPAN = Span(7, b"a", b"b")
 
 def sorter_with_rows(directory: Path) -> Sorter:
     sorter = Sorter(
-        directory, memory_bytes=1 << 20, block_bytes=1024, segment_bytes=16384, shards=1
+        directory,
+        SorterSettings(memory_bytes=1 << 20, block_bytes=1024, segment_bytes=16384, shards=1),
     )
     sorter.add_table(SPAN, 0)
     for first in range(1, 1200, 30):

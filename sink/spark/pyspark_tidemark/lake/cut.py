@@ -39,6 +39,16 @@ class Cut:
     end_ts: int
 
 
+@dataclasses.dataclass(frozen=True)
+class TableWriters:
+    """What writes the tables of a cut: how many at a time, and how each reads its rows."""
+
+    source_options: dict[str, str]
+    spark: SparkSession | None
+    """None only for a target that needs no Spark."""
+    parallel: int
+
+
 class CutApplier:
     """Applies cuts to a lake; one call at a time."""
 
@@ -50,24 +60,19 @@ class CutApplier:
         manifest: Manifest,
         *,
         policy: Policy,
-        source_options: dict[str, str],
-        spark: SparkSession | None,
-        parallel: int,
+        writers: TableWriters,
     ) -> None:
-        """`parallel` tables are written at a time; `spark` is None only for a target that needs no
-        Spark.
-        """
         self._changefeed = changefeed
         self._name = name
         self._target = target
         self._manifest = manifest
         self._policy = policy
         self._barrier = Barrier(changefeed, target, manifest, policy)
-        self._source_options = source_options
+        self._source_options = writers.source_options
         self._pool = (
-            ThreadPoolExecutor(parallel, "table")
-            if spark is None
-            else SparkThreads(spark, parallel, "table")
+            ThreadPoolExecutor(writers.parallel, "table")
+            if writers.spark is None
+            else SparkThreads(writers.spark, writers.parallel, "table")
         )
         self._altered: set[str] = set()
         self._fitted: dict[str, tuple[TableMeta, TableMeta]] = {}

@@ -14,7 +14,7 @@ from server.puller.source import TableChange
 from sink.holds import Holds
 from sink.tidb_mounter import TidbMounter
 from sink.versions import Versions
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.key import table_span
 from storage.tidb.record import encode_record
@@ -50,7 +50,10 @@ class Feed:
 
     def __init__(self, directory, *shapes):
         self.sorter = Sorter(
-            directory, memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0
+            directory,
+            SorterSettings(
+                memory_bytes=4000, block_bytes=500, segment_bytes=4000, clean_interval_s=0
+            ),
         )
         self.versions = Versions(START, [shape.source for shape in shapes])
         self.sink = LocalSink(self.sorter, memory_quota_bytes=1 << 20)

@@ -7,7 +7,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
 from pyspark_tidemark.lake.barrier import Policy
-from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, skip
+from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.mode import lake_schema
 from pyspark_tidemark.lake.target import Applied
@@ -88,9 +88,7 @@ def applier(feed, lake, manifest):
         lake,
         manifest,
         policy=Policy("upsert"),
-        source_options={},
-        spark=None,
-        parallel=1,
+        writers=TableWriters(source_options={}, spark=None, parallel=1),
     )
 
 

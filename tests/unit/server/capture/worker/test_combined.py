@@ -16,7 +16,7 @@ from server.capture.worker import wire
 from server.capture.worker.combined import CombinedSink
 from sink.cut import Bounds
 from sink.errors import AckAboveResolvedError, TableNotFoundError
-from sorter import Sorter
+from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
@@ -49,7 +49,7 @@ class Side:
         self.sinks, self.sorters, self.owners = [], [], {}
         for share in sorted(set(dealt)):
             spans = [span for span, owner in zip(SPANS, dealt, strict=True) if owner == share]
-            sorter = Sorter(directory / str(share), block_bytes=400, shards=1)
+            sorter = Sorter(directory / str(share), SorterSettings(block_bytes=400, shards=1))
             sink = Overheard(sorter, memory_quota_bytes=1 << 20)
             for span in spans:
                 sorter.add_table(span, 0)
