@@ -24,7 +24,14 @@ from server.changefeed.info import State
 from sink.before import schema_of
 from sink.cut import Slice as SinkSlice
 from sink.errors import TableNotFoundError
-from sink.flight.feeds import FeedDescription, Report, Slice, TableDescription, TableNotExistsError
+from sink.flight.feeds import (
+    ChangefeedMovedBackError,
+    FeedDescription,
+    Report,
+    Slice,
+    TableDescription,
+    TableNotExistsError,
+)
 from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
@@ -104,6 +111,7 @@ class OwnerFeeds:
             else tuple(_description(feed, version, before=before) for version in versions_at_ts),
             ddls=feed.catalog.holds.shown(versions.ddls(at_ts), versions),
             skipped=tuple((each.start_ts, each.end_ts) for each in feed.info.skipped),
+            epoch=feed.info.epoch,
         )
 
     def latest(
@@ -185,9 +193,16 @@ class OwnerFeeds:
 
         return schema_of(version.mounter, before=before), _while_running(feed, read)
 
-    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
+        if epoch not in (None, feed.info.epoch):
+            raise ChangefeedMovedBackError(
+                f"the checkpoint of changefeed {changefeed} was moved back after this reader began;"
+                f" it is {sink.checkpoint_ts()} now, and the reader's {ts} does not move it. A lake"
+                " job is started again, and goes on where its lake ends. A query is given another"
+                " checkpointLocation: it begins at the changefeed's checkpoint_ts, or at startTs"
+            )
         # a reader may be further than a run that begins behind it gets
         ts = min(feed.catalog.holds.acknowledged(ts), *_stops(feed))
         versions = (

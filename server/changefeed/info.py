@@ -120,6 +120,10 @@ class ChangefeedInfo:
     """What was never delivered, ascending."""
     audit_s: int = 0
     """In what time the lake is compared with the source, again and again; 0: never."""
+    epoch: int = 0
+    """How often its checkpoint was moved back: acknowledgements of readers that began before the
+    last time do not count.
+    """
     creator_version: str = CREATOR_VERSION
 
     @property
@@ -154,8 +158,8 @@ class ChangefeedInfo:
     def continuing_at(self, start_ts: int, checkpoint_ts: int, time: str) -> "ChangefeedInfo":
         """The same changefeed, running, that goes on at `start_ts` instead of its checkpoint.
 
-        Going back takes a stretch back that was skipped, as far as nobody has acknowledged anything
-        above it.
+        Going back begins another epoch, and takes a stretch back that was skipped, as far as nobody
+        has acknowledged anything above it.
         """
         skipped = list(self.skipped)
         if start_ts > checkpoint_ts:
@@ -166,7 +170,8 @@ class ChangefeedInfo:
             reached_ts = last.start_ts
             if last.start_ts < start_ts:
                 skipped.append(replace(last, end_ts=start_ts))
-        return replace(self.moved_to(State.NORMAL), skipped=tuple(skipped))
+        epoch = self.epoch + (start_ts < checkpoint_ts)
+        return replace(self.moved_to(State.NORMAL), skipped=tuple(skipped), epoch=epoch)
 
     def without_tables(self) -> "ChangefeedInfo":
         """A record of version 0.1.0 in today's form; its tables are the first schema change."""
@@ -176,7 +181,7 @@ class ChangefeedInfo:
     def to_json(self) -> bytes:
         """The value of its record."""
         doc = asdict(self)
-        for member in ("columns", "skipped", "audit_s"):
+        for member in ("columns", "skipped", "audit_s", "epoch"):
             if not doc[member]:
                 del doc[member]  # as captures read it that know of none
         if self.zero_dates == NULL_DATES:
@@ -196,7 +201,8 @@ class ChangefeedInfo:
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
-            doc["audit_s"] = int(doc.get("audit_s", 0))
+            for member in ("audit_s", "epoch"):
+                doc[member] = int(doc.get(member, 0))
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)

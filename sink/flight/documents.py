@@ -116,12 +116,14 @@ class Ack:
     changefeed: str
     table: str | None
     ts: int
+    epoch: int | None
 
     @classmethod
     def parse(cls, body: bytes) -> "Ack":
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
-        return cls(_text(doc, "changefeed"), _optional_text(doc, "table"), _number(doc, "ts"))
+        changefeed, table = _text(doc, "changefeed"), _optional_text(doc, "table")
+        return cls(changefeed, table, _number(doc, "ts"), _optional_number(doc, "epoch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ def described(feed: FeedDescription) -> Answer:
         "checkpoint_ts": feed.checkpoint_ts,
         "resolved_ts": feed.resolved_ts,
         **({"skipped": [list(each) for each in feed.skipped]} if feed.skipped else {}),
+        **({"epoch": feed.epoch} if feed.epoch else {}),
         **tables,
         "ddls": [asdict(ddl) for ddl in feed.ddls],
     }

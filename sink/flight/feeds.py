@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from sink.ddl import Ddl
-from storage.model.errors import NotFoundError
+from storage.model.errors import ConflictError, NotFoundError
 
 
 class ChangefeedNotExistsError(NotFoundError):
@@ -24,6 +24,12 @@ class TableNotExistsError(NotFoundError):
     """The changefeed has no such table."""
 
     code = "ErrTableNotExists"
+
+
+class ChangefeedMovedBackError(ConflictError):
+    """The changefeed's checkpoint was moved back after the reader began."""
+
+    code = "ErrChangefeedMovedBack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class FeedDescription:
     """Where the changefeed ends; 0: nowhere."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges `(start_ts, end_ts]` that an operator chose not to deliver, ascending."""
+    epoch: int = 0
+    """How often its checkpoint was moved back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +177,15 @@ class Feeds(Protocol):
         """
         ...
 
-    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
         """The reader has everything up to `ts` of the table (None: of all);
         returns the changefeed's checkpoint_ts.
+
+        `epoch` is the one that the reader was told when it began (None: it knows of none).
+
+        Raises:
+            ChangefeedMovedBackError: the changefeed has another epoch now. What this reader has
+                must not move the checkpoint: others begin there.
         """
         ...
 

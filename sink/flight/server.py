@@ -152,7 +152,10 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def _ack(self, body: bytes) -> Answer:
         request = Ack.parse(body)
-        return {"checkpoint_ts": self._feeds.ack(request.changefeed, request.table, request.ts)}
+        checkpoint_ts = self._feeds.ack(
+            request.changefeed, request.table, request.ts, request.epoch
+        )
+        return {"checkpoint_ts": checkpoint_ts}
 
     def _report(self, body: bytes) -> Answer:
         request = JobReport.parse(body)

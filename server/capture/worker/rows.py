@@ -93,9 +93,9 @@ class Rows:
         del tables, start_ts, end_ts, slice_bytes
         raise _rows_only(changefeed)
 
-    def ack(self, changefeed: str, table: str | None, ts: int) -> int:
+    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
         """Refused."""
-        del table, ts
+        del table, ts, epoch
         raise _rows_only(changefeed)
 
     def report(self, changefeed: str, report: Report) -> None:

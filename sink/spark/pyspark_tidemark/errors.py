@@ -4,6 +4,8 @@ messages have the form `[TM:ErrName] what to do`.
 
 import re
 
+MOVED_BACK = "ErrChangefeedMovedBack"
+"""The changefeed's checkpoint was moved back after the reader began."""
 _TAGGED = re.compile(
     r"\[TM:(?P<code>\w+)\] (?P<message>.*?)(?:\. (?:gRPC client debug context|Client context|Detail)\b|$)",
     re.S,

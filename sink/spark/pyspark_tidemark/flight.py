@@ -7,7 +7,6 @@ by whoever needs it.
 """
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import json
@@ -25,7 +24,7 @@ from pyspark_tidemark.connection import (
     last_good_first,
 )
 from pyspark_tidemark.defaults import column_ids, defaults_of, without_metadata
-from pyspark_tidemark.errors import SourceError, from_text
+from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.options import Options
 
 BEFORE = "_before"
@@ -123,6 +122,17 @@ class Changefeed:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._epoch: int | None = None
+
+    @property
+    def epoch(self) -> int:
+        """How often the changefeed's checkpoint had been moved back when this object first asked:
+        acknowledgements count only as long as that stays.
+        """
+        if self._epoch is None:
+            self.describe()
+        assert self._epoch is not None, "describe notes it"
+        return self._epoch
 
     def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
         """Progress, and the tables of rows above `ts` (None: above the checkpoint);
@@ -133,6 +143,8 @@ class Changefeed:
             {} if known is None else {"known_ts": known.ts}
         )
         answer = self._action("describe", body)
+        if self._epoch is None:
+            self._epoch = int(answer.get("epoch", 0))
         if known is not None and "tables" not in answer:
             tables = known.tables
         else:
@@ -196,15 +208,24 @@ class Changefeed:
 
         A capture may die before it has kept that, so an idle reader says it again every
         `ACK_AGAIN_S`, by `ack_again`. Returns the changefeed's checkpoint_ts.
+
+        Raises:
+            SourceError: ErrChangefeedMovedBack, its checkpoint was moved back meanwhile.
         """
         return int(self._action("ack", self._acked(ts, table))["checkpoint_ts"])
 
     def ack_again(self, ts: int, table: str | None = None) -> None:
         """Repeat an acknowledgement, in one try of a few seconds, which may fail:
         the next one may not.
+
+        Raises:
+            SourceError: ErrChangefeedMovedBack, no later one can succeed.
         """
-        with contextlib.suppress(SourceError):
+        try:
             self._action("ack", self._acked(ts, table), timeout_s=_AGAIN_TIMEOUT_S, retry_s=0.0)
+        except SourceError as err:
+            if err.code == MOVED_BACK:
+                raise
 
     def report(self, state: str, cut_ts: int, error: SourceError | None = None) -> None:
         """Say how the job that keeps the changefeed's lake is; tried once at each capture.
@@ -254,7 +275,9 @@ class Changefeed:
         return stream, None
 
     def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
-        return {"ts": ts} | (self._of_table() if table is None else {"table": table})
+        return {"ts": ts, "epoch": self.epoch} | (
+            self._of_table() if table is None else {"table": table}
+        )
 
     def _of_table(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}

@@ -87,7 +87,7 @@ class Job:
         query = self._started(spark, start_ts)
         self._say({"ready": True, "query": query.id, "start_ts": start_ts})
         try:
-            while query.isActive and not self._stop.wait(0.1):
+            while query.isActive and not self._stop.wait(0.1) and self._reporter.failure is None:
                 pass
             stopped = self._stop.is_set()
             # a cut that is being applied gets finished, and is not interrupted
@@ -96,8 +96,9 @@ class Job:
         finally:
             failed = query.exception() if not query.isActive else None
             query.stop()
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure or self._reporter.failure
+        if failure is not None:
+            raise failure
         if not stopped:
             raise _query_failure(failed)
 

@@ -1,7 +1,8 @@
 """The stream readers: a micro-batch is the cut `(start, end]`, a commit_ts is never split,
 no cut crosses a DDL.
 
-Offsets are `{"ts": T, "changefeed": ID}`. Invariants:
+Offsets are `{"ts": T, "changefeed": ID}`, of rows with `"epoch": N` where the changefeed's
+checkpoint was moved back. Invariants:
 1. The same (start, end) always gives the same rows; Spark replays what its log has and its commits
    lack.
 2. Offsets never go back, and never pass endTs.
@@ -25,7 +26,7 @@ from pyspark_tidemark.admission import (
     SupportsTriggerAvailableNow,
 )
 from pyspark_tidemark.barrier import check_schema, check_truncated
-from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
@@ -165,7 +166,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"ts": ts, "changefeed": self._options.changefeed}
 
     def _ts(self, offset: Offset) -> int:
-        """The position; raises SourceError, ErrCheckpointForeign."""
+        """The position.
+
+        Raises:
+            SourceError: ErrCheckpointForeign, of another changefeed; ErrChangefeedMovedBack.
+        """
         changefeed = offset.get("changefeed", self._options.changefeed)
         if changefeed != self._options.changefeed:
             raise SourceError(
@@ -187,7 +192,11 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RowStreamReader(_StreamReader):
-    """Row changes: of one table in its own columns, or of several in the envelope."""
+    """Row changes: of one table in its own columns, or of several in the envelope.
+
+    Only its query's checkpoint knows how far it is, and nothing of what lies below is read again:
+    so a checkpoint from before the changefeed was moved back ends the query.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options)
@@ -206,6 +215,22 @@ class RowStreamReader(_StreamReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Runs on executors."""
         return batches(self._options, partition)
+
+    def _offset(self, ts: int) -> Offset:
+        epoch = self._changefeed.epoch
+        return super()._offset(ts) | ({"epoch": epoch} if epoch else {})
+
+    def _ts(self, offset: Offset) -> int:
+        ts = super()._ts(offset)
+        if offset.get("epoch", 0) != self._changefeed.epoch:
+            raise SourceError(
+                MOVED_BACK,
+                f"the checkpoint of changefeed {self._options.changefeed!r} was moved back, and the "
+                f"query's checkpoint, at {ts}, is from before: give the query another "
+                "checkpointLocation. It then begins at the changefeed's checkpoint_ts, and reads "
+                f"again what lies up to {ts}; with startTs={ts} it does not",
+            )
+        return ts
 
     def _pass(self, position: int) -> None:
         table = self._options.table

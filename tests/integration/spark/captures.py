@@ -54,6 +54,7 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
         self.reads: list[tuple[str, int, int]] = []
         self.ddls: list[dict[str, Any]] = []
         self.skipped: list[tuple[int, int]] = []
+        self.epoch = 0
         self.slice_rows = 0
         self.token = ""
         self.die_after = 0
@@ -133,6 +134,7 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
             "tables": tables,
             "ddls": ddls,
             "skipped": self.skipped,
+            "epoch": self.epoch,
         } | progress
 
     def _latest(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +183,8 @@ class Captures(fl.FlightServerBase):  # type: ignore[misc]
             yield start, end, rows
 
     def _ack(self, body: dict[str, Any]) -> dict[str, Any]:
+        if body.get("epoch", self.epoch) != self.epoch:
+            raise fl.FlightServerError("[TM:ErrChangefeedMovedBack] it was moved back")
         self.acks.append(body["ts"])
         self.cleaned_ts = self.checkpoint_ts if body["ts"] > self.checkpoint_ts else self.cleaned_ts
         self.checkpoint_ts = max(self.checkpoint_ts, body["ts"])

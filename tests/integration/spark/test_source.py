@@ -151,6 +151,37 @@ def test_an_idle_reader_repeats_its_last_acknowledgement_now_and_then(
     assert captures.acks == [100] * told + [200] * 2 * told
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"table": "", "tablePattern": "bank.*", "envelope": "true"}]
+)
+def test_a_query_ends_once_the_checkpoint_was_moved_back(captures, monkeypatch, options):
+    """Its repeated acknowledgement moved the checkpoint forward again,
+    and whoever began there missed rows silently.
+    """
+    monkeypatch.setattr("pyspark_tidemark.stream.ACK_AGAIN_S", 0.0)
+    reader = reader_of(captures, **options)
+    reader.latestOffset(at(300))
+    captures.checkpoint_ts, captures.epoch = 100, 1  # resume --overwrite-checkpoint-ts 100
+    for _ in range(2):
+        with pytest.raises(SourceError, match=r"\[TM:ErrChangefeedMovedBack\]"):
+            reader.latestOffset(at(300))
+    with pytest.raises(SourceError, match=r"\[TM:ErrChangefeedMovedBack\]"):
+        reader.commit(at(400))
+    with pytest.raises(
+        SourceError, match=r"MovedBack\] .* another checkpointLocation.*startTs=300"
+    ):
+        reader_of(captures, **options).latestOffset(at(300))
+    assert captures.checkpoint_ts == 100
+
+    fresh = reader_of(captures, **options)
+    start = fresh.initialOffset()
+    assert start == at(100) | {"epoch": 1}
+    end = fresh.latestOffset(start)
+    assert end == at(captures.resolved_ts) | {"epoch": 1}
+    reader_of(captures, **options).latestOffset(end)
+    assert captures.checkpoint_ts == captures.resolved_ts, "started again, it goes on"
+
+
 def test_a_start_that_is_gone_is_told_at_once(captures):
     captures.resolve(500)
     for ts in (200, 300):

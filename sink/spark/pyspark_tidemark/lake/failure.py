@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 
-from pyspark_tidemark.errors import SourceError, from_text
+from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 
 _REFUSED: Final = (AnalysisException, ParseException, IllegalArgumentException)
 _MISTAKES: Final = (
@@ -48,6 +48,9 @@ _CAUSE_CHARACTERS_MAX = 600
 def named(err: BaseException) -> SourceError:
     """`err` with a code; its own message is the cause."""
     if isinstance(err, SourceError):
+        if err.code == MOVED_BACK:
+            # a job that starts again is told the new epoch, and goes on where its lake ends
+            return SourceError(err.code, err.message, retryable=True)
         return err
     text, cause = str(err), _cause(err)
     if "No space left on device" in text:

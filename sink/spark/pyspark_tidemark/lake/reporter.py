@@ -13,12 +13,13 @@ import logging
 import threading
 from typing import Final
 
-from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed
 
 EVERY_S: Final = ACK_AGAIN_S
 _CHANGEFEED_CODES: Final = frozenset(
     {
+        MOVED_BACK,
         "ErrChangefeedFailed",
         "ErrChangefeedNotRunning",
         "ErrChangeFeedNotExists",
@@ -41,6 +42,8 @@ class Reporter:
         self._applied = threading.Event()
         self._ended = threading.Event()
         self._understood = True
+        self.failure: SourceError | None = None
+        """What the job has to end by."""
         self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
 
     def start(self, cut_ts: int = 0) -> None:
@@ -73,6 +76,13 @@ class Reporter:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._repeat()
+        except SourceError as err:
+            self.failure = err
+
+    def _repeat(self) -> None:
+        """Raises SourceError: ErrChangefeedMovedBack."""
         told_ts = 0
         while not self._ended.is_set():
             is_ready, cut_ts = self._applied.is_set(), self._cut_ts

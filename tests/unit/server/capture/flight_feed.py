@@ -68,13 +68,14 @@ class Feed:
             checkpoint_ts=START,
             resolved_ts=START,
         )
-        info = SimpleNamespace(
+        info = self.info = SimpleNamespace(
             state=State.NORMAL,
             error=None,
             shown_sink_uri="lake:",
             start_ts=START,
             target_ts=0,
             skipped=(),
+            epoch=0,
         )
         self.holds = Holds()
         self.sink.withhold(self.holds)

@@ -5,7 +5,7 @@ what ended is served to its end.
 import pytest
 
 from sink.errors import RangeCleanedError, RangeCrossesDdlError, TableNotFoundError
-from sink.flight.feeds import TableNotExistsError
+from sink.flight.feeds import ChangefeedMovedBackError, TableNotExistsError
 from storage.model.event import DELETE, INSERT, UPDATE
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 
@@ -237,3 +237,17 @@ def test_whoever_asks_for_rows_reads_the_changefeed(opened):
     assert reading.asked_s is None
     feed.latest(START)
     assert reading.idle_s(reading.asked_s + 3) == 3
+
+
+def test_a_reader_from_before_the_checkpoint_moved_back_does_not_move_it(opened):
+    """An idle reader repeats its position: the next one began there, and missed rows silently."""
+    feed = opened(A)
+    feed.put(A, 1010, 1, x=1)
+    feed.resolve(1040)
+    assert feed.feeds.describe("feed").epoch == 0
+    feed.info.epoch = 1
+    assert feed.feeds.describe("feed").epoch == 1
+    with pytest.raises(ChangefeedMovedBackError, match=f"it is {START} now"):
+        feed.feeds.ack("feed", None, 1040, 0)
+    assert feed.feeds.ack("feed", None, 1010, 1) == 1010
+    assert feed.feeds.ack("feed", None, 1040) == 1040, "an old reader knows of no epochs"

@@ -36,11 +36,13 @@ def info(*skipped):
 def test_going_on_elsewhere_says_what_is_skipped(before, checkpoint_ts, start_ts, after):
     moved = info(*before).continuing_at(start_ts, checkpoint_ts, TIME)
     assert [(each.start_ts, each.end_ts) for each in moved.skipped] == after
+    assert moved.epoch == (1 if start_ts < checkpoint_ts else 0)
     assert ChangefeedInfo.from_json(moved.to_json()) == moved
 
 
 def test_a_record_without_skipped_changes_is_what_earlier_captures_read():
     assert b"skipped" not in info().to_json()
+    assert b"epoch" not in info().to_json()
 
 
 async def test_a_resume_that_skips_is_shown_and_told_to_readers_after_a_restart(capture, upstream):
@@ -54,3 +56,16 @@ async def test_a_resume_that_skips_is_shown_and_told_to_readers_after_a_restart(
     feed = owner.feed("feed")
     assert [(each.start_ts, each.end_ts) for each in message(feed).skipped] == [(1000, 1500)]
     assert OwnerFeeds(owner).describe("feed").skipped == ((1000, 1500),)
+
+
+async def test_a_checkpoint_that_moves_back_begins_another_epoch(capture, upstream):
+    upstream.now_ts = 2000
+    owner = await capture.start()
+    await owner.create(new("feed", "delta:///lake", 1000, 0, [capture.table]))
+    for ts, epoch in ((1500, 0), (1200, 1), (1300, 1), (1100, 2)):
+        await owner.pause("feed")
+        await owner.resume("feed", ts)
+        assert OwnerFeeds(owner).describe("feed").epoch == epoch
+    await capture.stop()
+    owner = await capture.start()
+    assert OwnerFeeds(owner).describe("feed").epoch == 2

@@ -24,7 +24,7 @@ def test_a_ticket_comes_back_as_it_was_planned(changefeed, table, one, other, be
 def test_what_may_be_left_out_has_a_default():
     assert Latest.parse(body(changefeed="a", start=1)) == Latest("a", None, 1, None, None, 200)
     assert Plan.parse(body(changefeed="a", start=1, end=2)) == Plan("a", None, 1, 2, None, False)
-    assert Ack.parse(body(changefeed="a", ts=3)) == Ack("a", None, 3)
+    assert Ack.parse(body(changefeed="a", ts=3)) == Ack("a", None, 3, None)
 
 
 def test_waiting_is_bounded():

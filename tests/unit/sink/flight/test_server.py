@@ -152,7 +152,12 @@ def test_latest_and_ack_pass_their_arguments_on():
         assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {
             "checkpoint_ts": 6
         }
-    assert capture.calls == [("feed", None, 5, 10, None, 1.5), ("feed", "bank.accounts", 6)]
+        ask(client, "ack", changefeed="feed", ts=8, epoch=2)
+    assert capture.calls == [
+        ("feed", None, 5, 10, None, 1.5),
+        ("feed", "bank.accounts", 6, None),
+        ("feed", None, 8, 2),
+    ]
 
 
 def test_a_planned_ticket_reads_the_rows():

@@ -32,7 +32,8 @@ class Query:
 
 
 def job_with(monkeypatch, query):
-    job = Job(SimpleNamespace(until_ts=None), None, None, None, io.StringIO())
+    reporter = SimpleNamespace(failure=None)
+    job = Job(SimpleNamespace(until_ts=None), None, None, reporter, io.StringIO())
     monkeypatch.setattr(job, "_started", lambda spark, start_ts: query)
     return job
 
@@ -59,6 +60,15 @@ def test_a_job_that_was_told_to_stop_ends_well(monkeypatch):
     job = job_with(monkeypatch, query)
     job.stop()
     job.run(SPARK, 0)
+    assert query.stopped
+
+
+def test_an_idle_job_ends_once_its_acknowledgements_count_no_more(monkeypatch):
+    query = Query(1 << 30)
+    job = job_with(monkeypatch, query)
+    job._reporter.failure = SourceError("ErrChangefeedMovedBack", "moved back")
+    with pytest.raises(SourceError, match="ErrChangefeedMovedBack"):
+        job.run(SPARK, 0)
     assert query.stopped
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.reporter import Reporter
 
 REFUSED = SourceError("ErrTargetRefused", "no")
@@ -121,3 +122,20 @@ def test_a_lake_that_has_nothing_acknowledges_nothing():
     threading.Event().wait(0.01)
     reporter.stopped()
     assert not captures.acks
+
+
+def test_a_job_whose_acknowledgements_count_no_more_has_to_end(monkeypatch):
+    """Started again, it is told the new epoch, and goes on where its lake ends."""
+    captures = Captures()
+
+    def refuse(ts):
+        raise SourceError("ErrChangefeedMovedBack", "the checkpoint was moved back")
+
+    monkeypatch.setattr(captures, "ack_again", refuse)
+    reporter = Reporter(captures, every_s=0.001)
+    reporter.start(7)
+    reporter._thread.join(30)
+    assert reporter.failure.code == "ErrChangefeedMovedBack"
+    reporter.failed(named(reporter.failure))
+    assert named(reporter.failure).retryable
+    assert not captures.reports
