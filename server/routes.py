@@ -79,7 +79,7 @@ class Answer:
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Sequence[tuple[str, str]] = ()
-    """Others than those that describe the body; used on the gRPC port only."""
+    """Others than those that describe the body."""
 
 
 Handler: TypeAlias = Callable[[Request], Answer]

@@ -99,7 +99,7 @@ def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
     def run_to_its_end(self, kept):
         health = begin(self, kept)
         if self._running is not None:
-            self._running.result()
+            self._running.outcome.result()
         return health
 
     monkeypatch.setattr(maintenance.Maintenance, "run", run_to_its_end)

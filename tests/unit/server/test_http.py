@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from server.config import ConfigError
 from server.http import HttpPortError, listen
+from server.routes import Answer, Routes
 
 
 class Ready:
@@ -64,6 +65,19 @@ def test_other_paths_show_the_way(bound: str) -> None:
         "error_msg": "nothing is served at /; try /healthz, /metrics, /readyz",
         "error_code": "TM:ErrPathUnknown",
     }
+
+
+def test_an_answer_brings_its_headers(ready: Ready) -> None:
+    routes, policy = Routes(), ("Content-Security-Policy", "default-src 'none'")
+    page = Answer(200, b"<p>", "text/html", headers=[policy])
+    with (
+        routes.serving({("GET", "/page"): lambda _: page}),
+        listen("127.0.0.1:0", ready=ready, routes=routes) as address,
+    ):
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("GET", "/page")
+        assert policy in connection.getresponse().getheaders()
+        connection.close()
 
 
 def test_a_busy_port_says_what_to_do(bound: str, ready: Ready) -> None:

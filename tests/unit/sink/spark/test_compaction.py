@@ -5,7 +5,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.delta import compaction
-from pyspark_tidemark.lake.delta.compaction import FULL_FILE_BYTES, affordable, chosen
+from pyspark_tidemark.lake.delta.compaction import (
+    FULL_FILE_BYTES,
+    MOST_BYTES,
+    affordable,
+    chosen,
+    too_large,
+)
 from pyspark_tidemark.lake.delta.files import DataFile
 from pyspark_tidemark.lake.target import Health
 
@@ -48,8 +54,35 @@ def test_a_file_with_many_masked_rows_is_rewritten_alone_or_whatever_its_size():
     assert chosen([file_of(1000, masked=20)]) == []
     large = file_of(10 * FULL_FILE_BYTES, masked=21)
     assert chosen([large, file_of(5)]) == [[large, file_of(5)]]
-    assert not affordable([[large], [file_of(5)]])
-    assert affordable([[file_of(1000)] * 64])
+    assert too_large([[large, file_of(5)]])
+    assert affordable([[large, file_of(5)]]) == [], "one file is not joined with itself"
+    assert not too_large([[file_of(FULL_FILE_BYTES - 1)] * 3])
+
+
+@given(st.lists(st.tuples(st.integers(1, MOST_BYTES - 1), st.booleans())))
+def test_the_driver_joins_the_smallest_files_and_never_stands_still(sizes):
+    files = [file_of(size, masked=21 * masked) for size, masked in sizes]
+    groups = chosen(files)
+    parts = affordable(groups)
+    assert bool(parts) == bool(groups)
+    taken = sorted(file.size for part in parts for file in part)
+    assert sum(taken[:-1]) < MOST_BYTES
+    assert taken == sorted(file.size for group in groups for file in group)[: len(taken)]
+
+
+def test_a_table_far_beyond_what_the_driver_joins_at_a_time_keeps_few_files():
+    """It stood still for 15 seconds at each compaction, once it had more than 64 MiB."""
+    sizes, rewritten = [], 0
+    for _ in range(400):
+        sizes += [1 << 20] * 16
+        for part in affordable(chosen(map(file_of, sizes))):
+            rewritten += sum(file.size for file in part)
+            assert sum(file.size for file in part) < 2 * MOST_BYTES
+            for file in part:
+                sizes.remove(file.size)
+            sizes.append(sum(file.size for file in part))
+    assert len(sizes) < 2 * sum(sizes) / MOST_BYTES + 16
+    assert rewritten < 4 * sum(sizes)
 
 
 def test_full_files_are_left_alone():

@@ -1,4 +1,4 @@
-"""Which files of a Delta table are worth being joined, and whether the driver may join them itself.
+"""Which files of a Delta table are worth being joined, and which of them the driver may join now.
 
 Pure.
 
@@ -18,7 +18,9 @@ SMALL_FILE_BYTES = 16 << 20
 FULL_FILE_BYTES = 64 << 20
 """What needs no company."""
 MOST_BYTES = 64 << 20
-"""So much the driver rewrites while the cuts wait, as much as of a cut."""
+"""About so much the driver rewrites while the cuts wait, as much as of a cut: less than one such
+file more.
+"""
 _MASKED_SHARE = 0.2
 _GROWTH = 2.0
 
@@ -35,12 +37,8 @@ def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
 
 def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
     listed = sorted(files, key=_live_bytes)
-    masked = [file for file in listed if file.masked > _MASKED_SHARE * file.rows]
-    others = [
-        file
-        for file in listed
-        if file.masked <= _MASKED_SHARE * file.rows and file.size < FULL_FILE_BYTES
-    ]
+    masked = [file for file in listed if _is_masked(file)]
+    others = [file for file in listed if not _is_masked(file) and file.size < FULL_FILE_BYTES]
     smaller = accumulate(map(_live_bytes, others), initial=sum(map(_live_bytes, masked)))
     worth = [
         _live_bytes(file) <= _GROWTH * before for file, before in zip(others, smaller, strict=False)
@@ -50,9 +48,27 @@ def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
     return worthwhile if masked or len(worthwhile) > 1 else []
 
 
-def affordable(groups: Sequence[Sequence[DataFile]]) -> bool:
-    """Whether the driver may join them."""
-    return sum(file.size for group in groups for file in group) <= MOST_BYTES
+def affordable(groups: Iterable[Sequence[DataFile]]) -> list[list[DataFile]]:
+    """What of the groups the driver may join now: the smallest files, until those of all groups
+    have `MOST_BYTES`; the others wait for the next time.
+    """
+    left, parts = MOST_BYTES, []
+    for group in groups:
+        part = []
+        for file in sorted(group, key=lambda file: file.size):
+            if left > 0 and file.size <= MOST_BYTES:
+                part.append(file)
+                left -= file.size
+        if len(part) > 1 or any(map(_is_masked, part)):
+            parts.append(part)
+    return parts
+
+
+def too_large(groups: Iterable[Sequence[DataFile]]) -> bool:
+    """Whether there is a file that the driver may never rewrite: a full one with many masked
+    rows.
+    """
+    return any(file.size > MOST_BYTES for group in groups for file in group)
 
 
 def health(files: Iterable[DataFile]) -> Health:
@@ -61,6 +77,10 @@ def health(files: Iterable[DataFile]) -> Health:
         (Health(1, file.size < SMALL_FILE_BYTES, file.rows, file.masked) for file in files),
         Health(),
     )
+
+
+def _is_masked(file: DataFile) -> bool:
+    return file.masked > _MASKED_SHARE * file.rows
 
 
 def _live_bytes(file: DataFile) -> float:

@@ -1,8 +1,9 @@
 """What Delta tables need between cuts: compaction after some commits,
 removal of old files once in a while.
 
-Both are bounded in what they do at a time: the driver joins what is small, Delta's OPTIMIZE what is
-more, which leaves files alone that are large already; and a table is vacuumed at most once an hour.
+Both are bounded in what they do at a time: the driver joins small files, as much as of a cut;
+Delta's OPTIMIZE, which is slow to begin, rewrites only full files with many masked rows; and a
+table is vacuumed at most once an hour.
 Only the tables that need it are touched, and one each time, so that no cut waits for long.
 """
 
@@ -41,6 +42,8 @@ class Maintenance:
     def __init__(self, tables: DeltaTables, compact_every: int) -> None:
         self._tables = tables
         self._compact_every = compact_every
+        self._soon = max(1, compact_every // 4)
+        """After so many commits a compaction goes on that was too much for one time."""
         self._commits: dict[str, int] = {}
         self._vacuumed: dict[str, float] = {}
 
@@ -58,8 +61,8 @@ class Maintenance:
         """One table's compaction, and else one table's vacuum, if any is due."""
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and 0 < self._compact_every <= self._commits[name]:
-            self._commits[name] = 0
-            self.compact(name)
+            is_done = self.compact(name)
+            self._commits[name] = 0 if is_done else self._compact_every - self._soon
             return health(self._tables, name)
         name = min(self._vacuumed, key=lambda table: self._vacuumed[table], default=None)
         if (
@@ -72,17 +75,26 @@ class Maintenance:
         self.vacuum(name, kept)
         return health(self._tables, name)
 
-    def compact(self, name: str) -> None:
-        """Make few files of many, and leave masked rows out; no reader sees another row."""
+    def compact(self, name: str) -> bool:
+        """Make few files of many, and leave masked rows out; no reader sees another row.
+
+        Returns whether nothing is left to do.
+        """
         for _ in range(_TRIES):
             listing = self._tables.listing(name)
-            groups = [] if listing is None else compaction.chosen(listing.files.values())
-            if listing is None or not compaction.affordable(groups):
+            if listing is None:
                 break
-            actions = [action for files in groups for action in joined(listing.layout, files)]
+            groups = compaction.chosen(listing.files.values())
+            parts = compaction.affordable(groups)
+            actions = [action for files in parts for action in joined(listing.layout, files)]
             if not actions or self._tables.rewrite(name, listing, actions):
-                return
+                if compaction.too_large(groups):
+                    break
+                return sum(map(len, parts)) == sum(map(len, groups))
+        else:  # somebody else commits again and again
+            return False
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
+        return True
 
     def vacuum(self, name: str, kept: Kept) -> None:
         """Remove files that no kept cut shows; Delta takes whole hours."""

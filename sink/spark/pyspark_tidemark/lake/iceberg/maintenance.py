@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -33,6 +33,17 @@ MOST_SNAPSHOTS = 500
 """Each commit writes the list of all snapshots anew, so it must not grow with the retention."""
 _REST = 5.0
 """A rewrite begins no sooner than so many times the last one's duration after it."""
+_RETRY_S = 60.0
+"""What failed is not tried again sooner."""
+
+
+class _Running(NamedTuple):
+    """The work on one table, and what it was begun for."""
+
+    table: str
+    commits: int
+    deletes: int
+    outcome: Future[Health]
 
 
 class Maintenance:
@@ -48,7 +59,7 @@ class Maintenance:
         self._deletes: dict[str, int] = {}
         self._commits: dict[str, int] = {}
         self._pool = SparkThreads(spark, 1, "iceberg-maintenance")
-        self._running: Future[Health] | None = None
+        self._running: _Running | None = None
         self._not_before = 0.0
 
     def committed(self, name: str, *, deletes: bool) -> None:
@@ -64,30 +75,48 @@ class Maintenance:
     def run(self, kept: Kept) -> Health | None:
         """Begin the next piece of work if none is under way; the result of one that has ended."""
         if self._running is not None:
-            if not self._running.done():
+            if not self._running.outcome.done():
                 return None
             done, self._running = self._running, None
-            return _result(done)
+            return self._ended(done)
         if not self._compact_every or time.monotonic() < self._not_before:
             return None
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and self._commits[name] >= self._compact_every:
-            self._running = self._pool.submit(self._work, name, kept)
+            commits, deletes = self._commits[name], self._deletes.get(name, 0)
+            # those of cuts meanwhile are counted for the next time
+            self._commits[name] = self._deletes[name] = 0
+            outcome = self._pool.submit(self._work, name, kept, has_deletes=deletes > 0)
+            self._running = _Running(name, commits, deletes, outcome)
         return None
 
     def close(self) -> None:
         """Wait for what is under way."""
         self._pool.shutdown(wait=True)
 
-    def _work(self, name: str, kept: Kept) -> Health:
+    def _ended(self, done: _Running) -> Health | None:
+        """What the work found; the cuts need not stop for one that failed, which is due as
+        before.
+        """
+        try:
+            return done.outcome.result()
+        except (SourceError, PySparkException, Py4JError, OSError) as err:
+            _log.warning("maintenance failed and will be tried again: %s", err)
+        self._not_before = time.monotonic() + _RETRY_S
+        # a table that was dropped meanwhile has no counts
+        if done.table in self._commits:
+            self._commits[done.table] += done.commits
+            self._deletes[done.table] += done.deletes
+        return None
+
+    def _work(self, name: str, kept: Kept, *, has_deletes: bool) -> Health:
         began = time.monotonic()
         # dropped since the work was asked for
         if self._catalog.load(name) is None:
             self.forget(name)
             return Health()
-        if self._deletes.get(name, 0):
+        if has_deletes:
             self.rewrite(name)
-        self._commits[name] = self._deletes[name] = 0
         self.expire(name, kept)
         self._not_before = time.monotonic() + _REST * (time.monotonic() - began)
         return self.health(name)
@@ -147,14 +176,3 @@ class Maintenance:
         small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)
         deleted = int(summary.get("total-equality-deletes") or 0)
         return Health(len(tasks), small, int(summary.get("total-records") or 0), deleted)
-
-
-def _result(done: Future[Health]) -> Health | None:
-    """What a piece of work found; if it failed, the next one may do better,
-    and the cuts need not stop for it.
-    """
-    try:
-        return done.result()
-    except (SourceError, PySparkException, Py4JError, OSError) as err:
-        _log.warning("maintenance failed and will be tried again: %s", err)
-        return None

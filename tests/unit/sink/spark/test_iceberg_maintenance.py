@@ -1,0 +1,103 @@
+"""When the maintenance of Iceberg tables works: after some commits, and not at once again after it
+has failed.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from pyspark_tidemark.lake.iceberg import maintenance
+from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
+from pyspark_tidemark.lake.target import Health
+
+EVERY = 3
+
+
+class Catalog:
+    """Every table is there."""
+
+    def load(self, name):
+        return name
+
+
+class Works(Maintenance):
+    """Its work waits until it may end, and fails if it is to."""
+
+    def __init__(self):
+        super().__init__(None, Catalog(), threading.Lock(), EVERY)
+        self.rewrites = []
+        self.failure = None
+        self.may_end = threading.Event()
+
+    def rewrite(self, name):
+        self.rewrites.append(name)
+        assert self.may_end.wait(30)
+        if self.failure is not None:
+            raise self.failure
+
+    def expire(self, name, kept):
+        pass
+
+    def health(self, name):
+        return Health(1)
+
+    def commit(self, count):
+        for _ in range(count):
+            self.committed("t", deletes=True)
+
+    def finished(self):
+        self.may_end.set()
+        self._running.outcome.exception()
+        health = self.run(None)
+        self.may_end.clear()
+        return health
+
+
+@pytest.fixture
+def works(monkeypatch):
+    monkeypatch.setattr(
+        maintenance, "SparkThreads", lambda spark, count, name: ThreadPoolExecutor(count, name)
+    )
+    monkeypatch.setattr(maintenance, "_REST", 0.0)
+    works = Works()
+    yield works
+    works.may_end.set()
+    works.close()
+
+
+def test_commits_during_a_rewrite_count_for_the_next_one(works):
+    works.commit(EVERY)
+    works.run(None)
+    works.commit(EVERY - 1)
+    assert works.finished() == Health(1)
+    works.run(None)
+    assert works.rewrites == ["t"]
+    works.commit(1)
+    works.run(None)
+    assert works.finished() == Health(1)
+    assert works.rewrites == ["t", "t"]
+
+
+def test_a_rewrite_that_fails_is_due_again_but_not_at_each_cut(works, monkeypatch):
+    works.commit(EVERY)
+    works.run(None)
+    works.failure = OSError("the disk is away")
+    assert works.finished() is None
+    for _ in range(5):
+        assert works.run(None) is None
+    assert works.rewrites == ["t"]
+    works.failure, works._not_before = None, 0.0  # a minute later
+    works.run(None)
+    assert works.finished() == Health(1)
+    assert works.rewrites == ["t", "t"]
+
+
+def test_a_table_that_is_dropped_during_its_rewrite_has_no_counts(works):
+    works.commit(EVERY)
+    works.run(None)
+    works.forget("t")
+    works.failure = OSError("its files are gone")
+    assert works.finished() is None
+    works._not_before = 0.0
+    works.run(None)
+    assert works.rewrites == ["t"]
