@@ -137,6 +137,8 @@ def test_a_server_that_asks_for_the_password_gets_none(
     if demand != "sha256-in-greeting":
         assert refused.value.code in ("ErrMySQLLogin", "ErrCredentials")
         assert "add tls=verify" in str(refused.value) or "add ca-path" in str(refused.value)
+    if demand == "caching-full":
+        assert "the password is wrong, or the user has not logged in" in str(refused.value)
 
 
 @pytest.mark.parametrize("demand", DEMANDS)

@@ -16,6 +16,9 @@ CHALLENGES = ("mysql_native_password", "caching_sha2_password", "client_ed25519"
 """Plugins in which a client proves that it knows the password, without sending it."""
 _CACHING_SHA2 = "caching_sha2_password"
 _FAST_AUTH_DONE = 3
+_WHY_FULL = (
+    ", as it does where the password is wrong, or the user has not logged in since the server began"
+)
 
 
 class GuardedConnection(Connection):
@@ -83,7 +86,7 @@ class _CachingSha2Challenge:
             return packet
         packet.advance(1)
         if packet.read_uint8() != _FAST_AUTH_DONE:
-            raise _refused("the full form of 'caching_sha2_password'")
+            raise _refused("the full form of 'caching_sha2_password'", _WHY_FULL)
         packet = connection._read_packet()  # noqa: SLF001 - the only way to the next packet
         packet.check_error()
         return packet
@@ -95,9 +98,9 @@ class _CachingSha2Challenge:
         return packet
 
 
-def _refused(plugin: str) -> OperationalError:
+def _refused(plugin: str, why: str = "") -> OperationalError:
     return OperationalError(
         CR.CR_AUTH_PLUGIN_CANNOT_LOAD,
-        f"the server asks for the password itself, by {plugin}; it is sent only over TLS that "
+        f"the server asks for the password itself, by {plugin}{why}; it is sent only over TLS that "
         "checks the server's certificate and host name",
     )
