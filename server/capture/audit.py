@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.formats import FORMATS
 
 from server.capture.errors import AuditUnsupportedError, ParameterError
-from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format
+from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format, lake_settings
 from storage.model.errors import CorruptError
 
 DIFFERS: Final = "ErrAuditDiffers"
@@ -148,16 +148,16 @@ def check_audit(audit_s: int, sink_uri: str) -> None:
             f"--audit is {PERIOD_S_MIN // 60}m to {PERIOD_S_MAX // 3600}h, not {audit_s} s"
         )
     lake = lake_format(sink_uri)
-    if not lake or UPSERT not in FORMATS[lake].modes:
-        why = (
-            "is a changelog, which has no current rows"
-            if lake
-            else "is kept by a reader of its own"
-        )
-        kind = sink_uri.partition(":")[0]
-        raise AuditUnsupportedError(
-            f"--audit compares the rows of a lake, and a sink {kind}:// {why}: leave it out"
-        )
+    kind = f"{sink_uri.partition(':')[0]}://"
+    if not lake:
+        why = f"a sink {kind} is kept by a reader of its own"
+    elif UPSERT not in FORMATS[lake].modes:
+        why = f"a sink {kind} is a changelog, which has no current rows"
+    elif lake_settings(sink_uri).get("mode") == APPEND:
+        why = "mode=append keeps all changes, and no current rows"
+    else:
+        return
+    raise AuditUnsupportedError(f"--audit compares the rows of a lake, and {why}: leave it out")
 
 
 def _shown(spans: Sequence[Span], ranges: int) -> str:

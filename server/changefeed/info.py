@@ -248,6 +248,16 @@ def lake_format(sink_uri: str) -> str:
     return name if name in LAKES else ""
 
 
+def lake_settings(sink_uri: str) -> dict[str, str]:
+    """How the URI says that its lake is kept; nothing for what is no valid URI,
+    as a record of an earlier version may have.
+    """
+    try:
+        return SinkUri.parse(sink_uri).settings
+    except SourceError:
+        return {}
+
+
 def check_sink_uri(sink_uri: str) -> None:
     """Refuse what no reader could take as its target, what holds a password,
     and directories of the system.

@@ -3,6 +3,7 @@
 Pure.
 """
 
+import shlex
 from typing import Any
 
 from pyspark_tidemark.sink_uri import READERS
@@ -130,7 +131,7 @@ def unread_warning(changefeed: pb.Changefeed) -> str:
         return ""
     uri = changefeed.sink_uri
     if _has_lake(uri):
-        run = f"tidemark spark run --changefeed {changefeed.id} --target {uri}"
+        run = f"tidemark spark run --changefeed {changefeed.id} --target {shlex.quote(uri)}"
         found, advice = "no lake job has reported", f"start `tidemark spark keep` or `{run}`"
     else:
         found, advice = f"{uri} has no lake job", "start your own reader of it"

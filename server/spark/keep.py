@@ -17,7 +17,8 @@ from typing import Any
 
 import grpc.aio
 import structlog
-from pyspark_tidemark.sink_uri import redacted
+from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.sink_uri import SinkUri, redacted
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
@@ -75,13 +76,17 @@ def job_config(config: KeepConfig, changefeed: str, target: str, endpoint: str) 
             options[key] = [*options.get(key, config.conf), value]
         elif name == changefeed:
             options[key] = value
+    of_uri, place = _settings_of(target)
+    # What is said of one changefeed wins over what is said of all; of the two who say it, whoever
+    # operates the jobs (`--job`) over whoever created the changefeed (its sink URI).
+    own = {key.replace("-", "_"): value for key, value in (of_uri | options).items()}
     settings = {field.name: getattr(config, field.name) for field in fields(JobSettings)} | {
         "endpoint": endpoint,
         "changefeed": changefeed,
-        "target": target,
+        "target": place,
         "checkpoint_dir": str(Path(config.checkpoint_dir) / changefeed),
     }
-    settings |= {key.replace("-", "_"): value for key, value in options.items()}
+    settings |= own
     return load(SparkConfig, "spark", document={}, environ={}, flags=settings)
 
 
@@ -89,6 +94,17 @@ def check_jobs(config: KeepConfig) -> None:
     """See that the options of `--job` can be used; raises ConfigError as `job_config`."""
     for name in {_option(text)[0] for text in config.job}:
         job_command(job_config(config, name, "delta:///", "grpc://"), SecurityConfig())
+
+
+def _settings_of(target: str) -> tuple[dict[str, str], str]:
+    """How a lake is kept, as its URI says, and the URI without that."""
+    try:
+        uri = SinkUri.parse(target)
+    except SourceError:
+        # As a record of an earlier version may have: the job itself refuses it, by name, and only
+        # its changefeed fails.
+        return {}, target
+    return uri.settings, str(uri.without_settings())
 
 
 def _option(text: str) -> tuple[str, str, str]:

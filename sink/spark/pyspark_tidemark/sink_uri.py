@@ -7,6 +7,8 @@ and nowhere else.
     postgresql://user@host:port/db  mysql://user@host:port/db a database
     flight://  none://  blackhole://                          no lake job: readers take the rows
 
+A lake's URI may carry how the lake is kept, `?mode=append&keep-cuts-hours=72` (`sink_settings`).
+
 A sink URI is stored, logged and shown, so it never holds a secret, only where the secret is:
 `password-file=/path`, or `password-env=NAME`. Text that is no valid sink URI, as in a record of an
 earlier version, is shown by `redacted`.
@@ -24,6 +26,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import MODES
 from pyspark_tidemark.lake.formats import FORMATS, find_format
+from pyspark_tidemark.sink_settings import SETTINGS, faults
 
 READERS = ("flight", "none", "blackhole")
 """Sinks without a lake job."""
@@ -57,6 +60,10 @@ _BY_REFERENCE = (
     f"set an environment variable of the job and name that with password-env={SECRET_VARIABLE}…"
 )
 _DATABASE_OPTIONS = ("password-file", "password-env", "ca-path")
+_ELSEWHERE = (
+    "credentials and settings of a file system are Hadoop's: --conf spark.hadoop.fs.…, or its own "
+    "files; those of a catalog are Spark's: spark.sql.catalog.NAME.…"
+)
 _MASK = "***"
 _REFERENCE = re.compile(r"(?i).*[-_](file|env|path)")
 _SECRET = re.compile(
@@ -109,6 +116,9 @@ _NEAREST = {
 }
 
 
+Options = tuple[tuple[str, str], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class SinkUri:
     """A valid sink URI in its parts; none of them is a secret, so its `repr` shows none."""
@@ -119,7 +129,7 @@ class SinkUri:
     host: str = ""
     port: int = 0
     user: str = ""
-    options: tuple[tuple[str, str], ...] = ()
+    options: Options = ()
 
     @classmethod
     def parse(cls, text: str) -> "SinkUri":
@@ -141,12 +151,9 @@ class SinkUri:
                 return cls._database(parts)
         except ValueError:  # a port that is none, brackets that do not match
             raise _invalid(f"the sink URI {masked(text)!r} cannot be read; it is {FORMS}") from None
-        if (
-            lake_format in READERS
-            and not parts.query
-            and not parts.path.strip("/")
-            and not parts.netloc
-        ):
+        if lake_format in READERS and not parts.path.strip("/") and not parts.netloc:
+            if parts.query:
+                raise _invalid(f"{lake_format}:// has no options, as no lake job writes there")
             return cls(lake_format, "")
         if lake_format not in _DIRECTORIES:
             raise _invalid(_unknown_scheme(text, parts))
@@ -158,20 +165,14 @@ class SinkUri:
         if parts.netloc or not path.startswith("/"):
             absolute = f"{parts.scheme}:///{parts.netloc.rpartition('@')[2]}{parts.path}"
             raise _invalid(f"a directory needs its whole path, such as {masked(absolute)}")
-        if parts.query:
-            raise _invalid(f"a {parts.scheme} sink has no options: write {parts.scheme}://{path}")
         _check_path(path)
-        return cls(parts.scheme, path.rstrip("/") or "/")
+        return cls(parts.scheme, path.rstrip("/") or "/", options=_options(parts))
 
     @classmethod
     def _remote(cls, parts: SplitResult) -> "SinkUri":
         lake_format, _, system = parts.scheme.partition("+")
-        if parts.username is not None or parts.query or parts.fragment:
-            raise _invalid(
-                "credentials and settings of a file system are Hadoop's: --conf "
-                "spark.hadoop.fs.…, or its own files; those of a catalog are Spark's: "
-                "spark.sql.catalog.NAME.…"
-            )
+        if parts.username is not None or parts.fragment:
+            raise _invalid(_ELSEWHERE)
         if lake_format in _CATALOGS and system in ("catalog", *_CATALOG_TYPES):
             return cls._in_catalog(parts)
         if (
@@ -201,7 +202,8 @@ class SinkUri:
                 f"destroy a table: take {' or '.join(f'{name}+{system}://' for name in others)}",
             )
         _check_path(parts.path)
-        return cls(lake_format, f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}")
+        path = f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}"
+        return cls(lake_format, path, options=_options(parts, advice=f". {_ELSEWHERE}"))
 
     @classmethod
     def _in_catalog(cls, parts: SplitResult) -> "SinkUri":
@@ -213,20 +215,19 @@ class SinkUri:
                 "the NAME that Spark's settings give it, of letters, digits, _ and -, as in "
                 f"spark.sql.catalog.NAME.type={'rest' if system == 'catalog' else system}",
             )
-        return cls(lake_format, f"{CATALOG_ROOT}{name}")
+        options = _options(parts, advice=f". {_ELSEWHERE}")
+        return cls(lake_format, f"{CATALOG_ROOT}{name}", options=options)
 
     @classmethod
     def _database(cls, parts: SplitResult) -> "SinkUri":
-        options = tuple(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = [name for name, _ in options if name not in _DATABASE_OPTIONS]
         name = parts.path.strip("/")
-        if unknown or not parts.hostname or not parts.username or not name or "/" in name:
-            said = f"unknown {', '.join(unknown)}; " if unknown else ""
+        if not parts.hostname or not parts.username or not name or "/" in name:
             raise _invalid(
-                f"{said}a database target is {parts.scheme}://user@host:port/database?"
+                f"a database target is {parts.scheme}://user@host:port/database?"
                 "password-file=/path&ca-path=/path (both optional; "
                 f"password-env={SECRET_VARIABLE}… instead of a file)",
             )
+        options = _options(parts, _DATABASE_OPTIONS)
         check_reference(dict(options))
         port = parts.port or FORMATS[parts.scheme].port
         return cls(parts.scheme, name, parts.hostname, port, parts.username, options)
@@ -235,13 +236,12 @@ class SinkUri:
         """The URI again, in one form for each place; parsing it gives an equal one."""
         if self.format in READERS:
             return f"{self.format}://"
+        options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options)
+        query = f"?{options}" if options else ""
         if self.is_database:
             host = f"[{self.host}]" if ":" in self.host else self.host
-            options = "&".join(f"{name}={_quoted(value)}" for name, value in self.options)
-            return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}" + (
-                f"?{options}" if options else ""
-            )
-        return f"{self.format}{'+' if self.has_place else '://'}{self.path}"
+            return f"{self.format}://{self.user}@{host}:{self.port}/{self.path}{query}"
+        return f"{self.format}{'+' if self.has_place else '://'}{self.path}{query}"
 
     def check_directory(self) -> None:
         """Refuse a directory of this machine that is the system's:
@@ -297,8 +297,18 @@ class SinkUri:
         """The option's value; empty if it is not given."""
         return dict(self.options).get(name, "")
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """How its lake is kept, as far as the URI says: options of `spark run`, by name."""
+        return {name: value for name, value in self.options if name in SETTINGS}
+
+    def without_settings(self) -> "SinkUri":
+        """The same sink, without how its lake is kept."""
+        options = tuple(pair for pair in self.options if pair[0] not in SETTINGS)
+        return dataclasses.replace(self, options=options)
+
     def mode(self, mode: str) -> str:
-        """`wanted`, or the format's default for an empty one.
+        """`mode`, or the format's default for an empty one.
 
         Raises:
             SourceError: ErrModeUnsupported.
@@ -428,6 +438,19 @@ def secret_option(text: str) -> re.Match[str] | None:
     return next(
         (option for option in _OPTION.finditer(text) if is_secret(unquote(option["name"]))), None
     )
+
+
+def _options(parts: SplitResult, others: tuple[str, ...] = (), advice: str = "") -> Options:
+    """The options of a lake's URI, all checked; `others` are allowed beside the settings."""
+    options = tuple(parse_qsl(parts.query, keep_blank_values=True))
+    wrong = faults(options, others)
+    mode = dict(options).get("mode", "")
+    modes = find_format(parts.scheme.partition("+")[0]).modes
+    if mode in MODES and mode not in modes:
+        wrong.append(f"mode={mode}: such a target can do {', '.join(modes)}")
+    if wrong:
+        raise _invalid(f"options of the sink URI: {'; '.join(wrong)}{advice}")
+    return options
 
 
 def _check_login(parts: SplitResult) -> None:

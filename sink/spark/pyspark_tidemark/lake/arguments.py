@@ -1,4 +1,4 @@
-"""The arguments of the lake job."""
+"""The arguments of the lake job. What the target's URI says of its lake wins over an option."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.barrier import DROP, EVOLUTIONS, KEEP, Policy
+from pyspark_tidemark.lake.barrier import Policy
+from pyspark_tidemark.lake.format import EVOLUTIONS, ON_DROP
 from pyspark_tidemark.lake.formats import default_modes
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
@@ -47,8 +48,14 @@ class Arguments:
             SourceError: ErrTargetInvalid, ErrModeUnsupported.
             SystemExit: bad usage.
         """
-        given = _parser().parse_args(list(argv))
+        parser = _parser()
+        given = parser.parse_args(list(argv))
         target = SinkUri.parse(given.target)
+        if target.settings:
+            # Parsed once more, behind what was given: the last value of an option counts.
+            of_uri = (f"--{name}={value}" for name, value in target.settings.items())
+            given = parser.parse_args([*argv, *of_uri])
+            target = target.without_settings()
         mode = target.mode(given.mode)
         tls = {"caPath": given.ca_path, "certPath": given.cert_path, "keyPath": given.key_path}
         tls["tokenFile"] = given.token_file
@@ -120,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--on-drop",
-        default=KEEP,
-        choices=(KEEP, DROP),
+        default=ON_DROP[0],
+        choices=ON_DROP,
         help="what happens to a dropped table (default: %(default)s)",
     )
     add(

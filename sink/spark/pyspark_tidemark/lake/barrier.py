@@ -19,14 +19,11 @@ import pyarrow as pa
 from pyspark_tidemark.defaults import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
+from pyspark_tidemark.lake.format import DROP, EVOLVE, EXCEPTION, IGNORE, KEEP
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, UPSERT, lake_schema, own_columns
 from pyspark_tidemark.lake.schema import SchemaChange, difference
 from pyspark_tidemark.lake.target import Target
-
-EXCEPTION, EVOLVE, IGNORE = "exception", "evolve", "ignore"
-EVOLUTIONS = (EVOLVE, EXCEPTION, IGNORE)
-KEEP, DROP = "keep", "drop"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,12 @@ from typing import Any, Final
 
 UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
 MODES: Final = (UPSERT, APPEND, SCD2)
+EVOLVE, EXCEPTION, IGNORE = "evolve", "exception", "ignore"
+EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)
+"""What a lake job can do at a DDL, its default first."""
+KEEP, DROP = "keep", "drop"
+ON_DROP: Final = (KEEP, DROP)
+"""What can become of a table that was dropped upstream, the default first."""
 
 
 def no_fault(name: str) -> str:  # noqa: ARG001 - a rule's signature

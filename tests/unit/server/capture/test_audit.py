@@ -152,6 +152,7 @@ async def test_an_audit_of_what_cannot_be_compared_is_refused_by_name(owner, cap
     for members, told in [
         ({"sink_uri": "parquet:///lake"}, "a sink parquet:// is a changelog"),
         ({"sink_uri": "parquet+hdfs://nn/lake"}, r"a sink parquet\+hdfs:// is a changelog"),
+        ({"sink_uri": "delta:///lake?mode=append"}, "mode=append keeps all changes"),
         ({"sink_uri": "flight://"}, "a sink flight:// is kept by a reader of its own"),
         ({"source_uri": "pump://"}, "the cluster has no store"),
     ]:

@@ -120,7 +120,7 @@ def test_sinks_that_a_changefeed_may_have(text):
         ("parquet:///var/spool/cron", "belongs to the system"),
         ("iceberg:///", "belongs to the system"),
         ("delta:///proc/self/cwd/lake", "belongs to the system"),
-        ("delta:///lake?mode=append", "write delta:///lake"),
+        ("delta:///lake?mod=append", "did you mean mode?"),
         ("delta:///lake#x", "no fragment"),
         ("delta:///lake\n", "no control characters"),
         ("delta:///la\0ke", "no control characters"),

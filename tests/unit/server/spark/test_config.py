@@ -39,3 +39,19 @@ def test_a_secret_never_gets_among_the_arguments_of_a_process(name):
     with pytest.raises(ConfigError, match="HADOOP_CONF_DIR") as refused:
         job_command(SparkConfig(**NEEDED, conf=(f"{name}=geheim",)), SecurityConfig())
     assert "geheim" not in str(refused.value)
+
+
+def test_what_the_targets_uri_says_wins_over_options_of_spark_run():
+    target = "mysql://me@db/lake?mode=scd2&compact-every=0&password-file=/run/p"
+    config = SparkConfig(
+        **NEEDED | {"target": target}, mode="upsert", keep_cuts_hours=3, checkpoint_dir="/c"
+    )
+    command = job_command(config, SecurityConfig())
+    given = Arguments.parse(command[command.index("--follow-parent") :])
+    assert (given.mode, given.policy.mode, given.compact_every, given.keep_hours) == (
+        "scd2",
+        "scd2",
+        0,
+        3.0,
+    )
+    assert str(given.target) == "mysql://me@db:3306/lake?password-file=/run/p"

@@ -89,6 +89,21 @@ def test_every_job_has_the_shared_options_and_its_own():
     assert (other.compact_every, other.conf, other.mode) == (8, ("a=1",), "")
 
 
+def test_a_sink_uri_says_how_its_lake_is_kept_and_only_job_overrules_it():
+    config = KeepConfig(compact_every=8, on_drop="drop", job=("orders:trigger=9 seconds",))
+    uri = "delta:///lake?mode=append&on-drop=keep&keep-cuts-hours=72&trigger=5+seconds"
+    orders = job_config(config, "orders", uri, "grpc://c:1")
+    assert (orders.target, orders.mode, orders.on_drop) == ("delta:///lake", "append", "keep")
+    assert (orders.keep_cuts_hours, orders.trigger, orders.compact_every) == (72, "9 seconds", 8)
+
+
+def test_a_stored_uri_that_cannot_be_read_is_left_to_its_own_job():
+    """It was taken before options of URIs were checked; the other changefeeds' jobs go on."""
+    assert (
+        job_config(KeepConfig(), "old", "delta:///x?y=z", "grpc://c:1").target == "delta:///x?y=z"
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "fault"),
     [

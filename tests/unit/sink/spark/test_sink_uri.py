@@ -132,6 +132,52 @@ def test_a_database_can_keep_histories():
     assert found.policy.mode == found.mode == "scd2"
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "delta:///lake",
+        "parquet+s3a://bucket/lake",
+        "iceberg+catalog://prod/raw",
+        "postgresql://me@db:5432/lake?password-file=/x",
+    ],
+)
+def test_a_lakes_uri_says_how_the_lake_is_kept(place):
+    mode = "append"
+    joint = "&" if "?" in place else "?"
+    uri = SinkUri.parse(f"{place}{joint}mode={mode}&trigger=500%20milliseconds")
+    assert uri.settings == {"mode": "append", "trigger": "500 milliseconds"}
+    assert uri.place == SinkUri.parse(place).place
+    assert str(uri.without_settings()) == place
+    assert SinkUri.parse(str(uri)) == uri
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("delta:///x?mod=append", "did you mean mode?"),
+        ("delta:///x?mode=often", "mode is one of upsert, append, scd2, not 'often'"),
+        ("parquet:///x?mode=scd2", "can do append"),
+        ("delta:///x?mode=append&mode=scd2", "mode is given more than once"),
+        ("delta:///x?schema-evolution=maybe", "one of evolve, exception, ignore"),
+        ("delta:///x?on-drop=", "one of keep, drop"),
+        ("delta:///x?keep-cuts-hours=-1", "hours, such as 48 or 0.5"),
+        ("delta:///x?keep-cuts-hours=nan", "hours"),
+        ("delta:///x?compact-every=1e3", "a whole number, 0 or more"),
+        ("delta:///x?max-rows-per-trigger=0", "1 or more"),
+        ("delta:///x?max-rows-per-trigger=99999999999", "1 or more"),
+        ("delta:///x?trigger=soon", "500+milliseconds"),
+        ("delta:///x?master=local", "no option 'master'"),
+        ("delta:///x?conf=spark.jars", "no option 'conf'"),
+        ("mysql://me@db/a?passwordfile=/x", "password-file="),
+        ("flight://?mode=append", "flight:// has no options"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_refused_when_the_changefeed_is_created(text, said):
+    with pytest.raises(SourceError, match="ErrTargetInvalid") as caught:
+        SinkUri.parse(text)
+    assert said in str(caught.value)
+
+
 SECRETS = st.text("0369éß§/@:?&#;=%+ '\"~\\[](){}$", min_size=12, max_size=30)
 URIS = (
     "postgresql://u:{}@h/d",

@@ -1,0 +1,73 @@
+"""The settings of a lake that its sink URI may carry, as in `delta:///lake?mode=append`. Pure.
+
+A changefeed's creator says with them what the lake looks like, so they travel with the changefeed:
+`changefeed create` refuses a wrong value at once, and every lake job of the changefeed uses them.
+They are named like the options of `tidemark spark run`. Options that say what a job may use of a
+machine (`--master`, `--driver-memory`) are the operator's and never part of a URI.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from pyspark_tidemark.lake.format import EVOLUTIONS, MODES, ON_DROP
+
+_DURATION = re.compile(r"[1-9][0-9]{0,8} ?(millisecond|second|minute)s?")
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[str], str]:
+    def fault(value: str) -> str:
+        return "" if value in choices else f"one of {', '.join(choices)}"
+
+    return fault
+
+
+def _whole_number(least: int) -> Callable[[str], str]:
+    def fault(value: str) -> str:
+        # At most nine digits: more would not fit where Spark counts in 32 bits.
+        fits = re.fullmatch(r"[0-9]{1,9}", value) and int(value) >= least
+        return "" if fits else f"a whole number, {least} or more"
+
+    return fault
+
+
+def _hours(value: str) -> str:
+    fits = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", value)
+    return "" if fits else "hours, such as 48 or 0.5"
+
+
+def _duration(value: str) -> str:
+    return "" if _DURATION.fullmatch(value) else "a time, such as 500+milliseconds or 5+seconds"
+
+
+SETTINGS: Final[Mapping[str, Callable[[str], str]]] = {
+    "mode": _one_of(MODES),
+    "schema-evolution": _one_of(EVOLUTIONS),
+    "on-drop": _one_of(ON_DROP),
+    "keep-cuts-hours": _hours,
+    "compact-every": _whole_number(0),
+    "trigger": _duration,
+    "max-rows-per-trigger": _whole_number(1),
+}
+"""Each setting with its rule, which says what a value must be, or nothing if it is that."""
+
+
+def faults(options: Sequence[tuple[str, str]], others: Sequence[str] = ()) -> list[str]:
+    """What is wrong with the options of a URI, where `others` are allowed besides the settings."""
+    known = (*others, *SETTINGS)
+    names = [name for name, _ in options]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    said = [f"{name} is given more than once" for name in repeated]
+    for name, value in options:
+        if name not in known:
+            said.append(_unknown(name, known))
+        elif name in SETTINGS and (rule := SETTINGS[name](value)):
+            said.append(f"{name} is {rule}, not {value[:80]!r}")
+    return said
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, 1, 0.6)
+    meant = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"there is no option {name[:80]!r}{meant} The options are {', '.join(known)}"
