@@ -4,7 +4,8 @@ A job counts once it is `done`: the transaction that writes that state brings th
 force. States before it (an index being filled, a column that is write-only) are no schemas for
 readers. But an ALTER with several changes brings all of them in force in one transaction, and is
 `done` in a later one. So does DROP PARTITION, and TRUNCATE PARTITION where the table has global
-indexes: what they delete from these comes after users have the new partitions.
+indexes: what they delete from these comes after users have the new partitions. So does MODIFY
+COLUMN of newer TiDBs: the old column, which nobody reads any more, goes in steps of its own.
 """
 
 import enum
@@ -13,20 +14,39 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
-from storage.tidb.document import TableInfoError, read_document
+from storage.tidb.document import PUBLIC, TableInfoError, read_document
 from storage.tidb.key import JOB_META_COLUMN_ID
 from storage.tidb.row import as_v2, decode_row
 
 Document = Mapping[str, Any]
 _DONE: Final = frozenset({4, 6})  # model.JobStateDone, JobStateSynced
+# model.JobStateRollingback, JobStateRollbackDone, JobStateCancelled
+_UNDONE: Final = frozenset({2, 3, 5})
 # model.StateDeleteOnly, StateDeleteReorganization
 _DELETING: Final = frozenset({1, 4})
+_REPLACE_ONE_SCHEMA: Final = frozenset(
+    {
+        *(6, 7, 8, 9, 10, 13, 15, 16, 17, 18, 19),  # columns, indexes, keys, options, ADD PARTITION
+        *(21, 22, 27, 28, 30, 31, 32, 33, 34, 35),  # views, sequences, charsets, locks, TiFlash
+        *(37, 38, 39, 40, 41, 43, 44, 45, 46, 48),  # several columns, ids, checks
+        *range(49, 60),  # attributes, placement, cache, statistics
+        *(64, 65, 67, 71, 72),  # REORGANIZE PARTITION, TTL, PARTITION BY, REMOVE PARTITIONING
+        *(68, 69, 70),  # resource groups
+        *(73, 74, 77, 78, 81, 82, 83, 84),  # columnar indexes, engines, affinity, masks, splits
+    }
+)
+"""The kinds of jobs (model.ActionType) that leave rows as they are: at most one table has another
+schema, or its rows another place.
+"""
 
 
 class Action(enum.IntEnum):
     """The kinds of jobs that do more than replace one table's schema (model.ActionType)."""
 
+    UNKNOWN = -1
+    """One that this version has not heard of, whatever it does."""
     OTHER = 0
+    """One that does no more than that."""
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
     CREATE_TABLE = 3
@@ -40,6 +60,7 @@ class Action(enum.IntEnum):
     DROP_VIEW = 24
     RECOVER_TABLE = 25
     MODIFY_SCHEMA_CHARSET = 26
+    REPAIR_TABLE = 29
     DROP_SEQUENCE = 36
     EXCHANGE_PARTITION = 42
     RENAME_TABLES = 47
@@ -47,6 +68,17 @@ class Action(enum.IntEnum):
     MULTI_SCHEMA_CHANGE = 61
     FLASHBACK_CLUSTER = 62
     RECOVER_SCHEMA = 63
+    ALTER_TABLE_MODE = 75
+    REFRESH_META = 76
+    ALTER_TABLE_SOFT_DELETE = 79
+    ALTER_SCHEMA_SOFT_DELETE = 80
+
+    @classmethod
+    def of(cls, kind: int) -> "Action":
+        """The action of a job's type."""
+        if kind > 0 and kind in cls.__members__.values():
+            return cls(kind)
+        return cls.OTHER if kind in _REPLACE_ONE_SCHEMA else cls.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +87,8 @@ class Job:
 
     id: int
     action: Action
+    kind: int
+    """The number that TiDB has for the action."""
     is_done: bool
     schema_id: int
     table_id: int
@@ -140,10 +174,12 @@ def _job(doc: dict[str, Any]) -> Job:
     info = doc.get("binlog") or {}
     kind, state, step = int(doc["type"]), int(doc["state"]), int(doc.get("schema_state") or 0)
     several = doc.get("multi_schema_info") or {}
-    removes = kind in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION}
+    removes = kind in {Action.DROP_PARTITION, Action.TRUNCATE_PARTITION} and step in _DELETING
+    modified = kind == Action.MODIFY_COLUMN and step == PUBLIC and state not in _UNDONE
     return Job(
         id=int(doc["id"]),
-        action=Action(kind) if kind in Action.__members__.values() else Action.OTHER,
+        action=Action.of(kind),
+        kind=kind,
         is_done=state in _DONE,
         schema_id=int(doc["schema_id"]),
         table_id=int(doc["table_id"]),
@@ -153,9 +189,7 @@ def _job(doc: dict[str, Any]) -> Job:
         table=info.get("TableInfo"),
         tables=tuple(info.get("MultipleTableInfos") or ()),
         arguments=doc.get("raw_args"),
-        is_public=state in _DONE
-        or several.get("revertible") is False
-        or (removes and step in _DELETING),
+        is_public=state in _DONE or several.get("revertible") is False or removes or modified,
         added_columns=[each["type"] for each in several.get("sub_jobs") or ()].count(
             Action.ADD_COLUMN
         ),

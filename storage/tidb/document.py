@@ -181,6 +181,7 @@ class TableDocument(TableHead, frozen=True, kw_only=True):
 
     pk_is_handle: bool
     is_common_handle: bool = False
+    softdelete_info: dict[str, Any] | None = None
     cols: Annotated[tuple[ColumnDocument, ...], msgspec.Meta(max_length=65_535)] | None = None
     index_info: tuple[IndexDocument, ...] | None = None
     tidemark_removed: RemovedDocument | None = None
@@ -218,7 +219,8 @@ class TableDocument(TableHead, frozen=True, kw_only=True):
     def _check_handle(
         self, columns: Sequence[ColumnDocument], indices: Sequence[IndexDocument]
     ) -> None:
-        primary = [index for index in indices if index.is_primary]
+        # a DDL that rebuilds it has another one beside it meanwhile
+        primary = [index for index in indices if index.is_primary and index.state == PUBLIC]
         if len(primary) > 1:
             raise TableInfoError("$.index_info: more than one index is primary")
         if self.pk_is_handle and self.is_common_handle:

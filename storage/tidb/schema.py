@@ -196,6 +196,8 @@ class TableInfo:
     is_view: bool = False
     """A view, as a sequence, has no rows: its columns are not read."""
     is_sequence: bool = False
+    deletes_softly: bool = False
+    """Whether a DELETE leaves the row there, with the time of it in a column."""
 
     @cached_property
     def stored_columns(self) -> tuple[Column, ...]:
@@ -279,7 +281,7 @@ class TableInfo:
 
     @cached_property
     def _primary(self) -> Index | None:
-        return next((index for index in self.indices if index.primary), None)
+        return next((index for index in self.indices if index.primary and index.public), None)
 
     def _columns_of(self, index: Index) -> tuple[Column, ...]:
         return tuple(self.columns[offset] for offset in index.column_offsets)
@@ -331,6 +333,7 @@ def _table(document: TableDocument) -> TableInfo:
         partition_ids=document.partition_ids,
         is_view=document.view is not None,
         is_sequence=document.sequence is not None,
+        deletes_softly=document.softdelete_info is not None,
     )
 
 

@@ -9,7 +9,7 @@ Invariants:
    followed, and is named.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -36,7 +36,15 @@ _MOVES = {
     Action.RECOVER_TABLE: "a recovered table comes with rows that nobody writes again",
     Action.RECOVER_SCHEMA: "a recovered database comes with rows that nobody writes again",
     Action.FLASHBACK_CLUSTER: "FLASHBACK CLUSTER changes rows back without telling their old values",
+    Action.REPAIR_TABLE: "a repaired table has its rows read with another schema",
+    Action.REFRESH_META: "BR brings tables, and rows that nobody writes again",
+    Action.ALTER_TABLE_SOFT_DELETE: "with SOFTDELETE, a DELETE leaves the row there",
+    Action.ALTER_SCHEMA_SOFT_DELETE: "with SOFTDELETE, a DELETE leaves the row there",
 }
+_ELSEWHERE = frozenset(
+    {Action.UNKNOWN, Action.REFRESH_META, Action.ALTER_SCHEMA_SOFT_DELETE, Action.REPAIR_TABLE}
+)
+"""Jobs that may be about tables which they do not bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +203,27 @@ class SchemaHistory:
         tables = tuple(self._replacements(job, commit_ts))
         if job.action is Action.EXCHANGE_PARTITION:
             tables = self._exchanged(job)
-        return self._put(
-            Change(commit_ts, job.query, tables, moved=_MOVES.get(job.action, "")), job
-        )
+        moved = self._moved(job, tables)
+        if job.action in _ELSEWHERE and not tables:
+            tables = self._concerned(job)
+            moved = moved if tables or job.schema_id not in self._databases else ""
+        return self._put(Change(commit_ts, job.query, tables, moved=moved), job)
+
+    def _moved(self, job: Job, tables: Sequence[Table]) -> str:
+        """Why rows of the job's tables cannot be known; empty: they can."""
+        if job.action is Action.UNKNOWN:
+            return f"a DDL of kind {job.kind}, which this version does not know"
+        if job.action is Action.ALTER_TABLE_MODE:
+            imported = any(_is_normal(table) for table in tables)
+            return "IMPORT INTO or BR bring rows that nobody writes again" if imported else ""
+        return _MOVES.get(job.action, "")
+
+    def _concerned(self, job: Job) -> tuple[Table, ...]:
+        """What a job that brings no table may be about: its table, or those of its database."""
+        table = self._tables.get(job.table_id)
+        if table is not None:
+            return (table,)
+        return tuple(each for each in self._tables.values() if each.schema_id == job.schema_id)
 
     def _truncate(self, job: Job, commit_ts: int) -> Change | None:
         if not self._remove(job.table_id):
@@ -242,11 +268,13 @@ class SchemaHistory:
             if old is not None and old.id != table.id:
                 del self._tables[old.id]
             self._tables[table.id] = table
+        tables = tuple(filter(_is_users, change.tables))
         return replace(
             change,
-            tables=tuple(filter(_is_users, change.tables)),
+            tables=tables,
             dropped=tuple(filter(_is_users, dropped)),
             truncated=tuple(filter(_is_users, change.truncated)),
+            moved=change.moved if tables or not change.tables else "",
         )
 
     def _exchanged(self, job: Job) -> tuple[Table, ...]:
@@ -277,6 +305,11 @@ def _modified(job: Job, commit_ts: int) -> dict[str, Any]:
         return {}
     alone = job.action is Action.MODIFY_COLUMN
     return {MODIFIED: {"ts": commit_ts, "alone": alone, "added": job.added_columns}}
+
+
+def _is_normal(table: Table) -> bool:
+    """Whether users may write to it (model.TableModeNormal)."""
+    return not table.info.get("mode")
 
 
 def _is_users(table: Table) -> bool:

@@ -73,6 +73,10 @@ def tidb_table(record: TableRecord) -> SourceTable:
         raise TableIneligibleError(
             f"{name} has neither a primary key nor a unique key over NOT NULL columns"
         )
+    if info.deletes_softly:
+        raise TableIneligibleError(
+            f"{name} has SOFTDELETE: rows that its users have deleted stay in it"
+        )
     reread_ts = reread_of(record).ts
     return SourceTable(
         record, _span(info, reread_ts), taken(record, _mounter(info, record)), reread_ts

@@ -295,6 +295,47 @@ def test_a_recovered_table_is_named() -> None:
     assert applied(history(), job(Action.RECOVER_TABLE, 7, TableInfo=info(7, "t"))).moved
 
 
+def test_a_kind_of_ddl_that_nobody_knows_yet_is_named_for_the_tables_it_may_be_about() -> None:
+    for kind in 66, 99, 200:
+        for binlog in {"TableInfo": info(7, "t")}, {}:
+            state = history(info(7, "t"), info(8, "u"))
+            change = applied(state, job(kind, 7, **binlog))
+            assert f"kind {kind}" in change.moved
+            assert [table.name for table in change.tables] == ["a.t"]
+    assert names(history(info(7, "t"))) == ["a.t"]
+    assert history(info(7, "t")).apply(job(99, 0, schema_id=2), 20) is None, "no table is there"
+    assert applied(history(info(7, "t")), job(99, 0, schema_id=77)).tables == (), "any may be meant"
+
+
+def test_jobs_of_system_tables_stop_nobody() -> None:
+    for kind in 29, 75, 99:
+        state = SchemaHistory(10, {3: "mysql", 1: "a"}, [Table(3, "mysql", info(7, "user"))])
+        assert state.apply(job(kind, 7, schema_id=3, TableInfo=info(7, "user")), 20) is None
+
+
+def test_rows_that_are_imported_or_restored_are_named_once_the_table_is_back_in_use() -> None:
+    state = history(info(7, "t"))
+    assert not applied(state, job(75, 7, TableInfo=info(7, "t") | {"mode": 1})).moved
+    back = job(75, 7, number=9, TableInfo=info(7, "t"))
+    assert "IMPORT INTO" in applied(state, back, 21).moved
+
+
+def test_a_repaired_table_and_one_with_soft_deletes_are_named() -> None:
+    for kind in 29, 79, 80, 76:
+        assert applied(history(info(7, "t")), job(kind, 7, TableInfo=info(7, "t"))).moved
+    whole_database = applied(history(info(7, "t"), info(8, "u")), job(80))
+    assert [table.name for table in whole_database.tables] == ["a.t", "a.u"]
+
+
+def test_a_modify_is_in_force_before_the_old_column_is_gone() -> None:
+    def public(state: int, step: int, kind: int = 12) -> bool:
+        doc = {"id": 1, "type": kind, "state": state, "schema_state": step}
+        return Job.parse(json.dumps(doc | {"schema_id": 1, "table_id": 7})).is_public
+
+    assert [public(1, step) for step in (0, 1, 2, 3, 5)] == [False, False, False, False, True]
+    assert (public(2, 5), public(3, 5), public(1, 5, kind=5)) == (False, False, False)
+
+
 def test_reorganized_partitions_lose_no_rows() -> None:
     change = applied(history(info(7, "t", 71, 72)), job(64, 7, TableInfo=info(7, "t", 73, 74)))
     assert REMOVED not in change.tables[0].info

@@ -231,3 +231,15 @@ def test_mutated_documents_are_tables_or_named_errors() -> None:
 
 def test_a_handle_needs_its_column() -> None:
     assert Flag.PRIMARY_KEY in TableInfo.parse(document()).columns[0].flags
+
+
+def test_a_primary_index_that_a_ddl_is_building_anew_is_no_second_key() -> None:
+    building = index(id=9, is_primary=True, state=3)
+    kept = index(id=2, is_primary=True)
+    for indices in [building, kept], [kept, building]:
+        found = TableInfo.parse(document(pk_is_handle=False, index_info=indices))
+        assert [column.name for column in found.key_columns] in ([], ["v"])
+        assert (
+            found.key_columns
+            == TableInfo.parse(document(pk_is_handle=False, index_info=[kept])).key_columns
+        )

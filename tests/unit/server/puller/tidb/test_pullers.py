@@ -132,3 +132,16 @@ async def test_an_alter_with_several_changes_is_told_where_users_had_them_once_i
     assert await nothing_more(rows, 150)
     rows.resolve(job_span(), 160)
     assert await rows.wait_resolved(150) == 160, "what is sent once more holds nothing back"
+
+
+async def test_a_modify_is_told_where_users_had_the_new_column() -> None:
+    rows = JobRows(100)
+    rows.loop = asyncio.get_running_loop()
+    rows.add(job_span(), jobs((110, 1, 1), type=12, schema_state=3))
+    rows.add(job_span(), jobs((120, 1, 1), (130, 1, 1), type=12, schema_state=5))
+    rows.resolve(job_span(), 135)
+    assert await rows.wait_resolved(100) == 119
+    rows.add(job_span(), jobs((140, 1, 4), type=12, schema_state=5))
+    rows.resolve(job_span(), 150)
+    assert await rows.wait_resolved(119) == 150
+    assert [(ts, job.id) for ts, job in rows.take(150)] == [(120, 1)]

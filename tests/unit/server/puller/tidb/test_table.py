@@ -63,8 +63,13 @@ def test_another_set_of_partitions_is_another_span() -> None:
     assert tidb_table(parted(9, 11)).span == tidb_table(parted(9, 11, **removed)).span
 
 
-def test_what_has_no_rows_or_no_key_is_refused() -> None:
-    ineligible: list[dict[str, Any]] = [{"view": {}}, {"sequence": {}}, {"pk_is_handle": False}]
+def test_what_has_no_rows_no_key_or_soft_deletes_is_refused() -> None:
+    ineligible: list[dict[str, Any]] = [
+        {"view": {}},
+        {"sequence": {}},
+        {"pk_is_handle": False},
+        {"softdelete_info": {"retention": "1d"}},
+    ]
     for more in ineligible:
         with pytest.raises(TableIneligibleError):
             tidb_table(TableRecord("a", DOC | more))
