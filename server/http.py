@@ -25,8 +25,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 
 from server.config import ConfigError
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
-from server.rpc.addresses import client_address
 from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.listener import client_address
 from storage.model.errors import TidemarkError, UnavailableError
 
 MAX_CONNECTIONS = 64

@@ -35,11 +35,10 @@ from server.coordinator.leadership.members import Members, MemberService, Member
 from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, LeaderTerm
 from server.routes import Handler, Route, Routes
-from server.rpc.client import connect
+from server.rpc.client import connect, diagnose
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine
 from server.rpc.limits import Limits
-from server.rpc.probe import diagnose
 from server.rpc.server import RpcServer
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

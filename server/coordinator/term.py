@@ -36,8 +36,7 @@ from server.coordinator.pd_http.rules import RuleStore
 from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.rpc.front import Route
-from server.rpc.handlers import method_handlers
+from server.rpc.front import Route, method_handlers
 from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import Get, Meta
 

@@ -1,14 +1,20 @@
-"""Channels to peers: one way to make them, with TLS, limits and keepalive;
-and the way to the cluster's metadata.
+"""Channels to peers: one way to make them, with TLS, limits and keepalive; the cluster's metadata;
+and who answers at an address where a channel does not get ready.
 
 Every coordinator serves the metadata, by etcd's API, at its own address.
+
+gRPC itself only says that a channel does not get ready, whatever the reason: nobody listens, a web
+server answers, TLS on one side only, a certificate that does not fit, or a peer that accepts
+connections and stays silent. `diagnose` finds out by one plain connection, for the log.
 """
 
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import ssl
+from contextlib import AbstractAsyncContextManager, suppress
 
 import grpc.aio
 
-from server.rpc.credentials import SecurityConfig, channel_credentials
+from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
 from server.rpc.limits import MAX_MESSAGE_BYTES
 from storage.meta.client import EtcdMeta, open_meta
 
@@ -30,6 +36,19 @@ _OPTIONS = (
     ),  # how long a connection may take; a busy loop answers late
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How an HTTP/2 client begins: the preface, and an empty SETTINGS frame."""
+_FRAME_HEAD_BYTES = 9
+_SETTINGS_FRAME = 4
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+_NOT_TLS = (
+    "WRONG_VERSION_NUMBER",
+    "HTTP_REQUEST",
+    "PACKET_LENGTH_TOO_LONG",
+    "RECORD_LAYER_FAILURE",
+)
+_ANSWER_BYTES = 64
+_ANSWER_S = 2.0
 
 
 def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Channel:
@@ -51,3 +70,85 @@ def metadata_at(
     nobody is asked before its first call.
     """
     return open_meta(f"etcd://{coordinator}", lambda address: connect(address, security))
+
+
+async def diagnose(address: str, security: SecurityConfig) -> str:
+    """One sentence, without a full stop, about who answers at `host:port`;
+    takes at most a few seconds.
+
+    Raises:
+        CredentialsError: our own TLS files cannot be used.
+    """
+    tls = client_tls(security)
+    try:
+        answer = await _first_bytes(address, tls)
+    except ssl.SSLCertVerificationError as err:
+        return (
+            f"{address} has a certificate that --ca-path does not trust for this name: "
+            f"{err.verify_message}"
+        )
+    except ssl.SSLError as err:
+        if err.reason in _NOT_TLS:
+            return (
+                f"{address} speaks no TLS, and this daemon has --ca-path, --cert-path or --key-path"
+            )
+        return f"{address} and this daemon find no TLS in common: {err.reason}"
+    except TimeoutError:
+        return f"{address} accepts no connection, or no TLS on it, within {_ANSWER_S:g} s"
+    except OSError as err:
+        return f"{address} cannot be connected to: {err.strerror or err}"
+    return await _described(address, answer, with_tls=tls is not None)
+
+
+async def _described(address: str, answer: bytes | None, *, with_tls: bool) -> str:
+    if answer is None:
+        return f"{address} accepts connections and never answers; it is no gRPC server"
+    if answer[3:4] == bytes([_SETTINGS_FRAME]) and len(answer) >= _FRAME_HEAD_BYTES:
+        return f"{address} speaks HTTP/2, but does not answer our calls in time"
+    if answer.startswith(_TLS_RECORDS) or (
+        not answer and not with_tls and await _speaks_tls(address)
+    ):
+        return (
+            f"{address} speaks TLS; give this daemon --ca-path, and --cert-path and --key-path if "
+            "it asks for them"
+        )
+    if answer.startswith(b"HTTP/1"):
+        status = answer.splitlines()[0].decode(errors="replace")
+        return f"{address} is an HTTP/1.1 server and no gRPC server: it answers {status!r}"
+    if not answer:
+        return (
+            f"{address} closes the connection without an answer; it is no gRPC server, or refuses "
+            "this client"
+        )
+    return f"{address} is no gRPC server: it answers with {answer[:16]!r}"
+
+
+async def _first_bytes(address: str, tls: ssl.SSLContext | None) -> bytes | None:
+    """What the peer says to the beginning of HTTP/2; None if it says nothing,
+    empty if it closes the connection.
+    """
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    async with asyncio.timeout(_ANSWER_S):
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=tls)
+    try:
+        writer.write(_PREFACE)
+        async with asyncio.timeout(_ANSWER_S):
+            return await reader.read(_ANSWER_BYTES)
+    except TimeoutError:
+        return None
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def _speaks_tls(address: str) -> bool:
+    """Whether a handshake gets any answer; nothing is trusted or sent."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with suppress(OSError, TimeoutError):
+        await _first_bytes(address, context)
+        return True
+    return False

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from server.rpc.addresses import client_address
-from server.rpc.http2 import metrics
+from server.rpc import metrics
 from server.rpc.limits import Limits
+from server.rpc.listener import client_address
 
 _LOOK_EVERY_S = 0.1
 _MOST_OF_TIME = 0.1
@@ -97,6 +97,7 @@ class ConnectionGuard:
         while True:
             took_s = 0.0
             if self._may_be_too_many(len(_open_files())):
+                # In a thread: thousands of system calls, and the loop serves meanwhile.
                 took_s = await asyncio.to_thread(self._timed_look)
             await asyncio.sleep(max(_LOOK_EVERY_S, took_s / _MOST_OF_TIME))
 
@@ -191,6 +192,9 @@ def _silent_ms(connection: Accepted) -> int:
 
 def _end(connection: Accepted) -> bool:
     """Shut it down, if its file is still what it was."""
+    # The file number may have been reused since it was looked at, so the duplicate's inode is
+    # compared before it is shut down; shutting down is all we may do, since the file belongs to the
+    # C library.
     with suppress(OSError), _duplicate(connection.file) as one:
         if os.fstat(one.fileno()).st_ino == connection.inode:
             one.shutdown(socket.SHUT_RDWR)

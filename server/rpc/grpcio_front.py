@@ -19,11 +19,10 @@ from pathlib import Path
 
 import structlog
 
-from server.rpc.accepting import Accepting
+from server.rpc import metrics
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
-from server.rpc.http2 import metrics
-from server.rpc.http2.sockets import close, listening
 from server.rpc.limits import Limits
+from server.rpc.listener import Accepting, close_listener, open_listeners
 
 _PEEK_BYTES = 16 << 10
 _FIRST_BYTES_S = 10.0
@@ -60,7 +59,7 @@ class GrpcioFront:
             OSError: the address is taken or not ours.
         """
         try:
-            self._sockets = listening(address)
+            self._sockets = open_listeners(address)
         except OSError:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
@@ -78,7 +77,7 @@ class GrpcioFront:
         if self._accepting is not None:
             self._accepting.cancel()
         for one in self._sockets:
-            close(one)
+            close_listener(one)
 
     async def stop(self) -> None:
         """Close all connections."""

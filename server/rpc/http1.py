@@ -235,12 +235,15 @@ class Http1Connection(asyncio.Protocol):
                 self._restart_timer(REQUEST_S, in_request=True)
                 self._check_size(event)
                 _check_origin(event)
+                # curl waits a second for this before it sends a body of more than a megabyte.
                 if self._http.they_are_waiting_for_100_continue:
                     self._write(h11.InformationalResponse(status_code=100, headers=[]))
             case h11.Data():
                 self._add(event.data)
             case h11.EndOfMessage():
                 assert self._transport is not None
+                # No pipelining: a second request is read when the first is answered, so each
+                # connection has at most one in memory.
                 self._transport.pause_reading()
                 self._restart_timer(ANSWER_S, in_request=True)
                 self._answering = self._loop.create_task(self._answer())
@@ -316,6 +319,7 @@ class Http1Connection(asyncio.Protocol):
         self._head = None
         self._http.start_next_cycle()
         self._restart_timer(IDLE_S, in_request=False)
+        # To the end of the order: it has just become idle, and is the last to make room.
         if self._front.connections.pop(self, self) is None:
             self._front.connections[self] = None
         self._transport.resume_reading()

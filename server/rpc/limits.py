@@ -42,7 +42,7 @@ class Limits:
     connections: int = MOST_CONNECTIONS
     """At most; half of the files the process may open, if that is less."""
     connections_per_address: int = 0
-    """Of one client address (`server.rpc.addresses`); 0: half of all connections."""
+    """Of one client address (`server.rpc.listener`); 0: half of all connections."""
 
     unsent_bytes: int = 64 << 20
     """Of answers that wait for one connection's client to read them; the native engine only."""
@@ -96,6 +96,8 @@ class Limits:
             ("grpc.max_receive_message_length", self.message_bytes),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_concurrent_streams", self.streams),
+            # Lifted above `calls`: beyond its default of 1000, gRPC's core drops calls at random,
+            # without a status.
             ("grpc.server.max_pending_requests", 4 * self.calls),
             ("grpc.server.max_pending_requests_hard_limit", 4 * self.calls),
             ("grpc.max_allowed_incoming_connections", self.most_connections),
@@ -110,6 +112,7 @@ class Limits:
                 _PING_TIMEOUT_MS,
             ),  # gRPC's core waits a minute without it
             ("grpc.keepalive_permit_without_calls", 1),
+            # 0 means no bound of our own pings: keepalive has to go on while nothing is said.
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.http2.max_ping_strikes", PING_STRIKES),

@@ -14,8 +14,7 @@ from typing import Protocol
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.key_error import PrimaryMismatchError, TxnNotFoundError
-from server.rpc.tikv import KvClient
-from server.rpc.tikv_reads import Passing
+from server.rpc.tikv import KvClient, Passing
 from storage.model.errors import ConflictError
 from storage.model.ts import MAX_TS, physical_ms
 
@@ -57,6 +56,8 @@ def async_commit_ts(
     """
     commit_ts = primary_min_commit_ts
     for keys, answer in answers:
+        # A missing lock settles it: either that key is committed, at `commit_ts`, or it can never
+        # be (0).
         if len(answer.locks) < len(keys):
             return answer.commit_ts
         if not all(lock.use_async_commit for lock in answer.locks):
@@ -174,6 +175,8 @@ class LockResolver:
             resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock and now != MAX_TS,
             verify_is_primary=True,
         )
+        # The primary's state decides for all keys of the transaction (Percolator §2.2).
+        # `force_sync_commit` below makes an async commit that fell back obey the same rule.
         answer = await self._kv.check_txn_status(request)
         if answer.HasField("lock_info") and answer.lock_info.use_async_commit:
             outcome = await self._async_outcome(answer.lock_info, now)

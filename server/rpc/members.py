@@ -52,7 +52,7 @@ def addresses_of(text: str) -> list[str]:
 
 
 class Members:
-    """Finds the leader, and remembers it until `forget`; `stack` closes the channels."""
+    """Finds the leader, and remembers it until `forget_leader`; `stack` closes the channels."""
 
     def __init__(
         self, addresses: Sequence[str], security: SecurityConfig | None, stack: AsyncExitStack
@@ -75,7 +75,7 @@ class Members:
         """
         async with self._asking:
             if not self._leader:
-                self._leader = await self._found()
+                self._leader = await self._find_leader()
                 self._report()
         return self._stub(self._leader)
 
@@ -84,8 +84,10 @@ class Members:
         await self.leader()
         return self._leader
 
-    def forget(self, leader: "PDAsyncStub | None") -> None:
+    def forget_leader(self, leader: "PDAsyncStub | None") -> None:
         """Ask anew before the next call, unless that happened since `leader` was asked for."""
+        # Of a hundred calls that fail with the old leader, the first one asks anew; the others must
+        # not undo its answer.
         if leader is not None and self._stubs.get(self._leader) is leader:
             self._leader = ""
 
@@ -94,7 +96,7 @@ class Members:
             _log.info("coordinator found", leader=self._leader, cluster_id=self.cluster_id)
             self._reported = self._leader
 
-    async def _found(self) -> str:
+    async def _find_leader(self) -> str:
         failures: list[str] = []
         leaders: list[str] = []
 
@@ -109,6 +111,8 @@ class Members:
             except NoLeaderError as err:
                 failures.append(f"{address}: {err.message}")
             if leaders:
+                # The first answer counts; waiting for the others would cost two seconds whenever a
+                # member is down.
                 for task in asking:
                     task.cancel()
 

@@ -303,7 +303,7 @@ class PdClient:
             return await attempt(leader)
 
         return await _repeat(
-            self.address, once, _CALL_SECONDS, lambda: self._members.forget(leader)
+            self.address, once, _CALL_SECONDS, lambda: self._members.forget_leader(leader)
         )
 
     async def _routes(
@@ -340,12 +340,14 @@ async def _repeat(
             reason = str(err) or "no answer in time"
         except grpc.aio.AioRpcError as err:
             reason = err.details() or err.code().name
+            # Only what says that nothing was done, or that doing it again is harmless, is repeated.
             if err.code() not in _RETRIED and not any(
                 words in reason for words in (*_MOVED, *_BUSY, _BROKEN)
             ):
                 raise PdRefusedError(
                     f"the coordinator at {address} answered {err.code().name}: {reason}"
                 ) from err
+        # Before the pause: another caller may already find the new leader meanwhile.
         failed()
         if cancellations() > before:
             # gRPC answers with the call's failure if both come at once

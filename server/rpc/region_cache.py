@@ -67,6 +67,8 @@ class RegionCache:
         if one of those is newer.
         """
         first, last = self._overlapped(route.region)
+        # An answer of the coordinator may be older than what a store has said since; taking it
+        # would send requests back to the old region.
         if any(_newer(old.region, route.region) for old in self._routes[first:last]):
             return False
         self._routes[first:last] = [route]

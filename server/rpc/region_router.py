@@ -185,10 +185,10 @@ class RegionRouter:
         try:
             return await method(self._stub(address))(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as err:
-            said = f"the store at {address} answered {err.code().name}: {err.details()}"
+            answer_text = f"the store at {address} answered {err.code().name}: {err.details()}"
             if err.code() in _TRANSIENT:
-                raise RegionError(said) from err
-            raise StoreRefusedError(said) from err
+                raise RegionError(answer_text) from err
+            raise StoreRefusedError(answer_text) from err
 
     def _stub(self, address: str) -> "TikvAsyncStub":
         if address not in self._stubs:
@@ -237,8 +237,11 @@ class RegionRouter:
                 f"the store is busy: {error.server_is_busy.reason}",
                 error.server_is_busy.backoff_ms / 1e3,
             )
+        # A stale command says nothing of the region: the same one may be asked again.
         if not error.HasField("stale_command"):
             self._cache.drop(route.region)
+        # The store names the regions that took the place of the old one, which saves a question to
+        # the coordinator; ours are those whose peer is on that store.
         for region in error.epoch_not_match.current_regions:
             peer = next(
                 (peer for peer in region.peers if peer.store_id == route.leader.store_id), None

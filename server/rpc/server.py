@@ -22,9 +22,8 @@ from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import SecurityConfig, server_credentials, server_tls
 from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
-from server.rpc.front import BatchHandler, Route
+from server.rpc.front import BatchHandler, Route, method_handlers
 from server.rpc.grpcio_front import GrpcioFront, passed_on
-from server.rpc.handlers import method_handlers
 from server.rpc.http1 import Http1Front, Serve
 from server.rpc.http2.server import NativeServer
 from server.rpc.limits import Limits
@@ -110,6 +109,7 @@ class _GrpcioServer:
             raise OSError(str(err)) from err
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
+        # Added last: handlers are asked in order, and this one refuses whatever is left.
         self._server.add_generic_rpc_handlers((_Unknown(),))
         await self._server.start()
         if self._front is not None:
@@ -201,8 +201,10 @@ class RpcServer:
             try:
                 yield bound
             finally:
+                # Load balancers and probes must see NOT_SERVING before the first call is refused.
                 await self._health.enter_graceful_shutdown()
                 await self._server.stop(_DRAIN_SECONDS)
+                # After the engine: calls that wait on a route are answered until the drain is over.
                 for task in routes:
                     task.cancel()
 

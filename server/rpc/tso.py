@@ -84,9 +84,13 @@ class TsoStream:
             # the stream ended meanwhile: reading tells why
             with suppress(asyncio.InvalidStateError):
                 await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
+            # The answer names the last of `total` timestamps; each caller gets its part, in the
+            # order of asking, so later callers have greater ones.
             last = _last_ts(await self._call.read()) - total
         except BaseException:
             self.close()
+            # In front, in their order: they have waited longest. Timestamps that the lost round
+            # handed out are never used, which does no harm.
             self._waiting.extendleft(waiter for waiter in reversed(batch) if not waiter.last.done())
             raise
         for waiter in batch:

@@ -20,8 +20,8 @@ from server.changefeed.source_kind import load
 from server.changefeed.source_uri import find_kind, scheme_of
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
-from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
+from server.rpc.transaction import Snapshot
 from server.verify.catalog import Table
 from server.verify.errors import VerifyHistoryError
 from storage.meta.meta import Meta

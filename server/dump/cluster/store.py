@@ -13,8 +13,8 @@ from server.puller.tidb.table import physical_spans
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.region_cache import region_start
-from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
+from server.rpc.transaction import Snapshot
 from storage.codec import encode_bytes
 from storage.model.span import Span
 

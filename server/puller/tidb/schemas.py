@@ -9,9 +9,8 @@ from typing import Final
 from server.puller.tidb.errors import HistoryLostError, SchemaGapError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
-from server.rpc.snapshot import Snapshot
-from server.rpc.tikv import KvClient
-from server.rpc.tikv_reads import Pairs
+from server.rpc.tikv import KvClient, Pairs
+from server.rpc.transaction import Snapshot
 from storage.tidb.ddl import Job
 from storage.tidb.key import SCHEMAS_BEGIN, SCHEMAS_END, history_key, job_key, job_span, table_span
 from storage.tidb.schema_history import SchemaHistory

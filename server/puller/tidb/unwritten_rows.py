@@ -15,7 +15,7 @@ from server.changefeed.table import SourceTable
 from server.puller import metrics
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import Removed, part_spans, physical_spans, removed_from, reread_of
-from server.rpc.tikv_reads import Pairs
+from server.rpc.tikv import Pairs
 from storage.model.event import DELETE, raw_batch, snapshot_rows
 from storage.tidb.key import record_prefix
 

@@ -21,7 +21,7 @@ _MAX_UNREAD_BYTES = 4 << 20
 class BatchedCall(Stream):
     """A unary call: one message, one answer."""
 
-    __slots__ = ("_asked", "_deadline", "_encoding", "_max_bytes", "_reader", "_route")
+    __slots__ = ("_deadline", "_encoding", "_max_bytes", "_message", "_reader", "_route")
 
     def __init__(
         self,
@@ -39,11 +39,13 @@ class BatchedCall(Stream):
         self._encoding = encoding
         self._deadline = deadline
         self._reader: MessageReader | None = None
-        self._asked: bytes | None = None
+        self._message: bytes | None = None
 
     def receive(self, data: bytes, *, ended: bool) -> None:
         """See `Stream`; most calls come in one piece."""
         size = len(data) - PREFIX_BYTES
+        # Most calls are one DATA frame with one uncompressed message; those need no reader, task or
+        # timer.
         whole = (
             ended
             and 0 <= size <= self._max_bytes
@@ -55,21 +57,22 @@ class BatchedCall(Stream):
         if self._reader is None:
             self._reader = MessageReader(self._max_bytes, self._encoding)
         for message in self._reader.feed(data):
-            if self._asked is not None:
+            if self._message is not None:
                 raise StatusError(
                     grpc.StatusCode.UNIMPLEMENTED, "more than one message in a unary call"
                 )
-            self._asked = message
-        self.hold(self._reader.held + len(self._asked or b""))
+            self._message = message
+        self.hold(self._reader.held + len(self._message or b""))
+        # A compressed message is unpacked a slice a turn; the connection calls again.
         if self._reader.pending:
             self.connection.unpacking[self.number] = self
         elif not ended:
             self.give_credit()
-        elif self._asked is None or self._reader.held:
+        elif self._message is None or self._reader.held:
             raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "no whole message in a unary call")
         else:
-            self._route.put(self._asked, self)
-            self._asked = None
+            self._route.put(self._message, self)
+            self._message = None
 
     def awaits_rest(self) -> bool:
         """See `Stream`."""
@@ -77,6 +80,8 @@ class BatchedCall(Stream):
 
     def done(self) -> bool:
         """Whether nobody waits for the answer any more."""
+        # The route asks just before it takes the call: a timer for each would cost more than most
+        # calls.
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         return self.closed
@@ -115,10 +120,13 @@ class BatchedStream(Stream):
         self._max_bytes = max_bytes
         self._begun = False
         self._outstanding = 0
+        # The route ends idle streams with the term of leadership, too: nothing would tell their
+        # clients otherwise.
         route.attach(self)
 
     def retire(self) -> None:
         """See `Stream`."""
+        # A stream without open requests has nothing to wait for when the server drains.
         if not self._outstanding:
             self.stop()
 
@@ -137,6 +145,8 @@ class BatchedStream(Stream):
         if self._begun and self._reader.pending:
             self.connection.unpacking[self.number] = self
         elif not ended:
+            # No more credit while that many are unanswered: the peer's own window stops it then,
+            # without an error.
             if self._outstanding < _MAX_OUTSTANDING:
                 self.give_credit()
         elif not self._outstanding:

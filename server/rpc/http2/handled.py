@@ -16,8 +16,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from server.rpc.errors import StatusError, status_of
+from server.rpc.http2.headers import Metadata, RequestHead
 from server.rpc.http2.messages import MessageReader
-from server.rpc.http2.request_head import Metadata, RequestHead
 from server.rpc.http2.stream import (
     MAX_UNREAD_BYTES,
     MAX_UNSENT_BYTES,
@@ -74,6 +74,8 @@ class HandledCall(Stream):
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
+        # A handler of a stream starts before its first message: it may want to send headers first,
+        # and many watch for ever.
         if handler.request_streaming:
             self.start()
 
@@ -114,6 +116,7 @@ class HandledCall(Stream):
     def finish(self, status: grpc.StatusCode, text: str = "", metadata: Any = ()) -> None:
         """See `Stream`; a call that ends for other reasons than its handler's interrupts that."""
         super().finish(status, text, metadata)
+        # The handler's own `abort` must not cancel the task that is about to end by itself.
         if self._task is not asyncio.current_task():
             self._interrupt()
 
@@ -138,6 +141,7 @@ class HandledCall(Stream):
         if self.finishing:
             raise grpc.aio.AbortError("the call is over: its answers are not read")
         self._turn_bytes += len(raw) + 64
+        # A handler whose answers always find room would never let go of the loop.
         if self._turn_bytes > _TURN_BYTES:
             self._turn_bytes = 0
             # others have their turn, and what was written goes out
@@ -158,7 +162,7 @@ class HandledCall(Stream):
                 raise StatusError(
                     grpc.StatusCode.UNIMPLEMENTED, "no message in a call that takes one"
                 )
-            self.connection.host.begin(self)
+            self.connection.host.start_handler(self)
 
     def _give_credit(self) -> None:
         if self._inbox_bytes < STREAM_WINDOW:
@@ -208,6 +212,7 @@ class HandledCall(Stream):
             self.finish(err.status, err.message)
         except Exception as err:  # noqa: BLE001 - a handler's defect ends its call, is logged, and nothing else
             if context.code() is None:
+                # What the handler has set itself counts more than what its exception says.
                 code, details = status_of(request_error(err, self.head.method))
                 context.set_code(code)
                 context.set_details(details)
@@ -241,6 +246,7 @@ class HandledCall(Stream):
         if not handler.response_streaming and not self.finishing:
             serializer = handler.response_serializer
             raw = answer if serializer is None else serializer(answer)
+            # Only a plain OK has trailers that are known before the message is written.
             if context.code() in (None, grpc.StatusCode.OK) and not context.trailing_metadata():
                 self.answer(raw)
             else:
@@ -359,7 +365,7 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         """Does nothing."""
 
 
-class HandlerStarts:
+class HandlerStarter:
     """Starts the handlers of unary calls: a few in each turn of the loop, the connections in turn.
 
     One read may bring thousands of calls; without this their handlers would all run before anybody
@@ -371,7 +377,7 @@ class HandlerStarts:
         self._most = self._left = _MOST_STARTS
         self._scheduled_s = 0.0
 
-    def begin(self, call: Stream) -> None:
+    def start_handler(self, call: Stream) -> None:
         """Start its handler now, if there is a start left in this turn and none of its connection
         waits.
         """
@@ -384,9 +390,9 @@ class HandlerStarts:
             self._start(call)
         else:
             connection.starting[call.number] = call
-            self.go_on(connection)
+            self.resume_handlers(connection)
 
-    def go_on(self, connection: ConnectionState) -> None:
+    def resume_handlers(self, connection: ConnectionState) -> None:
         """Its calls may start again: the peer has read."""
         connection.gated = False
         if connection.starting:
@@ -404,6 +410,8 @@ class HandlerStarts:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
+        # Halve and double, as TCP's congestion window: the loop finds by itself how many starts it
+        # can take.
         slow = time.monotonic() - self._scheduled_s > _SLOW_TURN_S
         self._most = (
             max(_LEAST_STARTS, self._most // 2) if slow else min(_MOST_STARTS, self._most * 2)
@@ -411,6 +419,8 @@ class HandlerStarts:
         self._left = self._most
         self._scheduled_s = 0.0
         while self._left > 0 and self._ready:
+            # One start for a connection, then the next one's turn: a client with thousands of calls
+            # gets as many starts as one with two.
             connection, _ = self._ready.popitem(last=False)
             if connection.unread_bytes > MAX_UNREAD_BYTES:
                 connection.gated = True

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from server.rpc.http2 import metrics
+from server.rpc import metrics
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.peer import Bounds, Peer
@@ -59,6 +59,7 @@ class Link(asyncio.Protocol):
         try:
             self.connection.peer = _peer(transport)
             tls = transport.get_extra_info("ssl_object")
+            # RFC 9113 §3.2: over TLS, HTTP/2 is spoken only where ALPN agreed on it.
             if isinstance(tls, ssl.SSLObject) and tls.selected_alpn_protocol() != "h2":
                 self._shut()
                 return
@@ -91,11 +92,11 @@ class Link(asyncio.Protocol):
     def _count_backlog(self) -> None:
         behind = self.connection.behind and self._transport is not None
         size = self.connection.backlog_bytes if behind else 0
-        self._host.buffer(size - self._backlog_bytes)
+        self._host.count_buffered_bytes(size - self._backlog_bytes)
         self._backlog_bytes = size
         if behind != self._behind:
             self._behind = behind
-            self._host.fall_behind(1 if behind else -1)
+            self._host.count_behind(1 if behind else -1)
             self._regulate()
         if behind and not self._proceeding:
             self._proceeding = True
@@ -121,7 +122,7 @@ class Link(asyncio.Protocol):
         self._links.discard(self)
         if not self.closed.done():
             self.closed.set_result(None)
-        self._host.buffer(-self._written_bytes)
+        self._host.count_buffered_bytes(-self._written_bytes)
         self._written_bytes = 0
         self._count_backlog()
         self.connection.abort()
@@ -156,7 +157,7 @@ class Link(asyncio.Protocol):
             self._transport.write(data)
             waiting = self._transport.get_write_buffer_size()
             if waiting != self._written_bytes:
-                self._host.buffer(waiting - self._written_bytes)
+                self._host.count_buffered_bytes(waiting - self._written_bytes)
                 self._written_bytes = waiting
         if self.connection.failed:
             metrics.FAULTS.labels(self.connection.failed.code.name).inc()
@@ -191,7 +192,9 @@ class Link(asyncio.Protocol):
 
     def _end_silence(self, now_s: float) -> None:
         connection = self.connection
-        if connection.awaited_pong:
+        # A peer that vanished without FIN is noticed by nothing else: TCP says nothing while nobody
+        # sends.
+        if connection.awaiting_ping_ack:
             if now_s - self._pinged_s > _PONG_WITHIN_S:
                 self.cut()
         elif now_s - self.called_s > _IDLE_S:
@@ -216,6 +219,8 @@ class Link(asyncio.Protocol):
             if not stream.awaits_rest():
                 stream.rest = None
             elif stream.rest is None:
+                # The time counts from the first look that finds the request unfinished, so the
+                # bound is two seconds loose.
                 stream.rest = (now_s, stream.received)
             else:
                 since_s, received = stream.rest
@@ -283,6 +288,8 @@ class Link(asyncio.Protocol):
 
     def _shut(self) -> None:
         """Close it when the peer has taken what is written, or will not."""
+        # `close` lets the transport write what it has; `tick` cuts it off if the peer does not take
+        # it.
         if self._transport is not None and not self._closing_s:
             self._closing_s = time.monotonic()
             self._transport.close()

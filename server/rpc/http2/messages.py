@@ -62,6 +62,8 @@ class MessageReader:
         at = 0
         while self._inflating is None and len(buffer) - at >= PREFIX_BYTES:
             size = int.from_bytes(buffer[at + 1 : at + PREFIX_BYTES])
+            # The announced size is refused before its bytes come: they would have to be held until
+            # then.
             self._check(buffer[at], size)
             end = at + PREFIX_BYTES + size
             if end > len(buffer):
@@ -133,6 +135,8 @@ class _Inflating:
             if not self._tail:
                 self._at += len(piece)
             try:
+                # Bounded output: a few kilobytes may unpack to gigabytes, and the loop stands still
+                # meanwhile.
                 part = self._inflate.decompress(piece, left)
             except zlib.error as err:
                 raise MessageError(

@@ -1,36 +1,40 @@
-"""The listener: accepts connections, finds each call's handler,
+"""The native listener: admits connections, finds each call's handler,
 bounds what all of them have, drains.
 
 It takes the same handlers as `grpc.aio.Server`, and serves those of batch routes without a task.
+`Admission` says who may connect: at most so many connections in all, and so many from one client
+address. Where either is used up, connections without calls make room: those of the address itself
+for one more of its own, those of the address with the most for one more of anybody's. An address
+whose connections all have calls is refused.
 """
 
 import asyncio
+import heapq
 import socket
 import ssl
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import grpc
 import structlog
 
-from server.rpc.accepting import Accepting
+from server.rpc import metrics
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
 from server.rpc.http1 import Http1Front, ProtocolChoice
-from server.rpc.http2 import frames, metrics
-from server.rpc.http2.admission import Admission
+from server.rpc.http2 import frames
 from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.frames import ErrorCode
-from server.rpc.http2.handled import HandledCall, HandlerStarts, IncomingRequest
+from server.rpc.http2.handled import HandledCall, HandlerStarter, IncomingRequest
+from server.rpc.http2.headers import RequestHead
 from server.rpc.http2.link import Link
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
-from server.rpc.http2.request_head import RequestHead
-from server.rpc.http2.sockets import close, listening
 from server.rpc.http2.stream import ConnectionState, Stream
 from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
+from server.rpc.listener import Accepting, close_listener, open_listeners
 
 _TICK_S = 2.0
 _HANDSHAKE_S = 10.0
@@ -42,6 +46,11 @@ may take for what they received.
 _CALLS_OF_ANY_CONNECTION = 16
 """Who has fewer calls open may open one while any is left; who has more,
 while at least as many are left for all.
+"""
+_EVICTED_AT_ONCE = 32
+_NONE_IDLE_S = 0.1
+"""After a search that met no idle connection, newcomers are refused for so long without another
+one.
 """
 
 _log = structlog.get_logger(__name__)
@@ -69,8 +78,11 @@ class NativeServer:
         self._calls = self._tasks = self._held = 0
         self._behind = self._buffered = 0
         self._relieving = False
-        self._starts = HandlerStarts()
-        self.begin, self.go_on = self._starts.begin, self._starts.go_on
+        self._starter = HandlerStarter()
+        self.start_handler, self.resume_handlers = (
+            self._starter.start_handler,
+            self._starter.resume_handlers,
+        )
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._http1: Http1Front | None = None
@@ -99,7 +111,7 @@ class NativeServer:
         Raises:
             OSError: the address is taken or not ours.
         """
-        self._sockets += listening(address)
+        self._sockets += open_listeners(address)
         name = self._sockets[-1].getsockname()
         # what gRPC says of paths
         return int(name[1]) if isinstance(name, tuple) else 1
@@ -114,12 +126,15 @@ class NativeServer:
         """Take no more calls; let those under way end within `grace_s`, then end them;
         close all connections.
         """
+        # First of all, so that a client that is sent away by GOAWAY finds another server, not this
+        # one.
         self._close_sockets()
         for link in list(self._links):
             link.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._quiet.wait()
+        # The grace is over: what still runs gets UNAVAILABLE, and a moment to have it written.
         for stream in self._open_streams():
             stream.stop()
         with suppress(TimeoutError):
@@ -144,6 +159,8 @@ class NativeServer:
         if free <= 0 or self._tasks >= 2 * self._limits.calls:
             raise OverloadedError("Concurrent RPC limit exceeded!")
         own = len(connection.streams)
+        # A share of what is free, not a fixed part: one client of many connections is stopped, and
+        # something is left for the next.
         if own >= free and own >= _CALLS_OF_ANY_CONNECTION:
             raise OverloadedError(f"this connection has {own} calls open; {free} are left for all")
         if connection.unsent_bytes > self._bounds.unsent_bytes:
@@ -171,18 +188,20 @@ class NativeServer:
         """See `Host`."""
         return max(_LEAST_TURN_S, _TURN_S / (1 + self._behind)) if self._behind else _TURN_S
 
-    def fall_behind(self, change: int) -> None:
+    def count_behind(self, change: int) -> None:
         """See `Host`."""
         self._behind += change
 
-    def buffer(self, change: int) -> None:
+    def count_buffered_bytes(self, change: int) -> None:
         """See `Host`."""
         self._buffered += change
         if self._buffered > self._limits.buffered_bytes and not self._relieving:
             self._relieving = True
+            # Not at once: the caller is in the middle of writing one of the connections that may be
+            # closed.
             asyncio.get_running_loop().call_soon(self._relieve)
 
-    def hold(self, change: int) -> bool:
+    def hold_request_bytes(self, change: int) -> bool:
         """See `Host`."""
         self._held += change
         return self._held <= self._limits.held_bytes
@@ -190,7 +209,9 @@ class NativeServer:
     def _stream(
         self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
     ) -> Stream:
-        handler = self._handlers.get(head.method) or self._asked(head)
+        # A dictionary for what is registered; the generic handlers are asked in turn, like gRPC
+        # does.
+        handler = self._handlers.get(head.method) or self._generic_handler(head)
         size = self._limits.message_bytes
         route = getattr(handler, "route", None)
         if route is None:
@@ -201,7 +222,7 @@ class NativeServer:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return BatchedCall(connection, number, route, size, head.encoding, deadline)
 
-    def _asked(self, head: RequestHead) -> Any:
+    def _generic_handler(self, head: RequestHead) -> Any:
         for generic in self._generic:
             handler = generic.service(head)
             if handler is not None:
@@ -242,6 +263,8 @@ class NativeServer:
         assert self._group is not None
         link = Link(self, self._bounds, self._links)
         self._admission.add(link, address)
+        # A task only for the set-up: TLS may take seconds, and one slow client must not hold up the
+        # next.
         link.setting_up = self._group.create_task(self._connected(accepted, link))
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
@@ -315,4 +338,112 @@ class NativeServer:
         if self._accepting is not None:
             self._accepting.cancel()
         for one in self._sockets:
-            close(one)
+            close_listener(one)
+
+
+class _Client:
+    """The connections of one address."""
+
+    __slots__ = ("links", "none_idle_until_s", "warned")
+
+    def __init__(self) -> None:
+        self.links: set[Link] = set()
+        self.none_idle_until_s = 0.0
+        self.warned = False
+
+    def evict_idle(self, serving: Collection[Link]) -> list[Link]:
+        """Choose those that have been without calls for the longest time;
+        `serving` are those that speak HTTP/2.
+        """
+        now_s = time.monotonic()
+        if now_s < self.none_idle_until_s:
+            return []
+        # Those with calls are never evicted: their clients would lose work, the others only
+        # reconnect.
+        idle = (link for link in self.links if link in serving and link.evictable)
+        evicted = heapq.nsmallest(_EVICTED_AT_ONCE, idle, key=lambda link: link.called_s)
+        if not evicted:
+            self.none_idle_until_s = now_s + _NONE_IDLE_S
+        return evicted
+
+
+class Admission:
+    """Counts a listener's connections from their accepting on,
+    until they are over or make room for others.
+    """
+
+    def __init__(self, limits: Limits, serving: Collection[Link]) -> None:
+        self._limits = limits
+        self._serving = serving
+        self._clients: dict[str, _Client] = {}
+        self._address_of: dict[Link, str] = {}
+        self._none_idle_until_s = 0.0
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._address_of)
+
+    def refusal(self, address: str) -> str:
+        """Why one more connection of this address is not taken; empty: it is,
+        others have made room if need be.
+        """
+        client = self._clients.get(address)
+        share = self._limits.most_connections_per_address
+        if (
+            address
+            and client is not None
+            and len(client.links) >= share
+            and not self._evict(client)
+        ):
+            if not client.warned:
+                client.warned = True
+                _log.warning(
+                    "an address has as many connections as it may have",
+                    address=address,
+                    connections=share,
+                )
+            return (
+                f"your address has {share} connections with calls, as many as it may have; end "
+                "some of them"
+            )
+        if self.connections >= self._limits.most_connections and not self._evict_largest():
+            return "all connections are in use; try again later, or another server"
+        return ""
+
+    def add(self, link: Link, address: str) -> None:
+        """Count a connection that was not refused."""
+        self._clients.setdefault(address, _Client()).links.add(link)
+        self._address_of[link] = address
+        metrics.CONNECTIONS.inc()
+
+    def remove(self, link: Link) -> None:
+        """It is over, or leaves; again: nothing."""
+        address = self._address_of.pop(link, None)
+        if address is None:
+            return
+        metrics.CONNECTIONS.dec()
+        client = self._clients[address]
+        client.links.remove(link)
+        if not client.links:
+            del self._clients[address]
+
+    def _evict_largest(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._none_idle_until_s:
+            return False
+        for client in sorted(
+            self._clients.values(), key=lambda client: len(client.links), reverse=True
+        ):
+            if self._evict(client):
+                return True
+        self._none_idle_until_s = now_s + _NONE_IDLE_S
+        return False
+
+    def _evict(self, client: _Client) -> bool:
+        evicted = client.evict_idle(self._serving)
+        for link in evicted:
+            self.remove(link)
+            link.leave()
+        metrics.EVICTED.labels("idle").inc(len(evicted))
+        return bool(evicted)

@@ -18,7 +18,7 @@ from typing import Protocol
 import grpc
 
 from server.rpc.errors import StatusError
-from server.rpc.http2 import response_blocks
+from server.rpc.http2 import headers
 from server.rpc.http2.frames import (
     DATA,
     DEFAULT_WINDOW,
@@ -38,9 +38,9 @@ from server.rpc.http2.frames import (
     rst_stream,
     window_update,
 )
+from server.rpc.http2.headers import RequestHead
 from server.rpc.http2.messages import PREFIX_BYTES
 from server.rpc.http2.peer import UNKNOWN_PEER, Bounds, TokenBucket
-from server.rpc.http2.request_head import RequestHead
 
 STREAM_WINDOW = 1 << 20
 """Bytes of DATA a call may be sent ahead of whoever reads it; SETTINGS say so."""
@@ -66,11 +66,9 @@ _UNREAD = (
     "to be read; read them, or ask for less at a time"
 )
 
-_HEAD = HEADER.pack(len(response_blocks.HEAD) << 8 | HEADERS, END_HEADERS, 0)[:5]
-_TAIL = HEADER.pack(len(response_blocks.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[
-    :5
-]
-_HEAD_BLOCK, _TAIL_BLOCK = response_blocks.HEAD, response_blocks.TRAILERS_OK
+_HEAD = HEADER.pack(len(headers.RESPONSE_HEAD) << 8 | HEADERS, END_HEADERS, 0)[:5]
+_TAIL = HEADER.pack(len(headers.TRAILERS_OK) << 8 | HEADERS, END_HEADERS | END_STREAM, 0)[:5]
+_HEAD_BLOCK, _TAIL_BLOCK = headers.RESPONSE_HEAD, headers.TRAILERS_OK
 
 
 class Host(Protocol):
@@ -91,10 +89,10 @@ class Host(Protocol):
     def report_error(self, connection: "ConnectionState", err: Exception) -> None:
         """Log and count an unexpected exception that ended a connection. Must not raise."""
 
-    def begin(self, call: "Stream") -> None:
-        """Let a unary call's handler start, now or when its turn comes: see `HandlerStarts`."""
+    def start_handler(self, call: "Stream") -> None:
+        """Let a unary call's handler start, now or when its turn comes: see `HandlerStarter`."""
 
-    def go_on(self, connection: "ConnectionState") -> None:
+    def resume_handlers(self, connection: "ConnectionState") -> None:
         """The peer has read answers: handlers of its calls that wait in `connection.starting` may
         start.
         """
@@ -102,13 +100,13 @@ class Host(Protocol):
     def turn_s(self) -> float:
         """How long one connection may handle what it received before the others have their turn."""
 
-    def fall_behind(self, change: int) -> None:
+    def count_behind(self, change: int) -> None:
         """One connection more (1) or less (-1) has received more than it handled in its turn."""
 
-    def buffer(self, change: int) -> None:
+    def count_buffered_bytes(self, change: int) -> None:
         """So many more bytes wait for a peer to read them, or for their connection's turn."""
 
-    def hold(self, change: int) -> bool:
+    def hold_request_bytes(self, change: int) -> bool:
         """So many more bytes of requests wait for their rest, or to be read; False:
         that is too much.
         """
@@ -185,7 +183,8 @@ class Stream(ABC):
         """
         change = 0 if self.closed else size - self.held
         self.held += change
-        if not self.connection.host.hold(change) and change > 0:
+        # Giving back is never refused, even while all calls together are above the bound.
+        if not self.connection.host.hold_request_bytes(change) and change > 0:
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, _FULL)
 
     def take_credit(self, size: int) -> None:
@@ -205,6 +204,7 @@ class Stream(ABC):
 
     def give_credit(self) -> None:
         """Let the peer send more, once half of the window is used."""
+        # Not with every DATA frame: that would double the frames of a large request.
         if self._credit < STREAM_WINDOW // 2 and not self.remote_closed and not self.closed:
             self.connection.send(window_update(self.number, STREAM_WINDOW - self._credit))
             self._credit = STREAM_WINDOW
@@ -215,6 +215,8 @@ class Stream(ABC):
         """
         connection = self.connection
         size = len(message) + PREFIX_BYTES
+        # The usual unary answer: headers, message and trailers in one write. What does not fit the
+        # windows, or is longer than a frame, takes the slow way.
         if self._head_sent or size > min(
             self.window, connection.window, connection.room, DEFAULT_WINDOW // 4
         ):
@@ -238,7 +240,7 @@ class Stream(ABC):
         if not self._head_sent and not self.closed:
             self._head_sent = True
             self.connection.send(
-                header_block(self.number, response_blocks.head(metadata), end_stream=False)
+                header_block(self.number, headers.response_head(metadata), end_stream=False)
             )
 
     def send_message(self, message: bytes) -> None:
@@ -247,6 +249,7 @@ class Stream(ABC):
             return
         connection = self.connection
         size = len(message) + PREFIX_BYTES
+        # A single answer of any size is sent; only what comes on top of unread ones is bounded.
         if connection.unsent_bytes and connection.unsent_bytes + size > connection.max_unsent_bytes:
             self.finish(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, _UNREAD.format(size, connection.unsent_bytes)
@@ -276,8 +279,12 @@ class Stream(ABC):
         """
         if self.closed or self._trailers:
             return
-        block = response_blocks.trailers(status, text, metadata)
-        self._trailers = block if self._head_sent else response_blocks.HEAD + block
+        # Without headers sent before, the trailers are all there is ("Trailers-Only" in gRPC's
+        # protocol), and one frame.
+        block = headers.trailers(status, text, metadata)
+        # Kept until the queued DATA is out: trailers end the stream, and DATA behind them would
+        # break the protocol.
+        self._trailers = block if self._head_sent else headers.RESPONSE_HEAD + block
         if not self._unsent:
             self._send_trailers()
         else:
@@ -305,6 +312,7 @@ class Stream(ABC):
         if self.window > MAX_WINDOW:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31 - 1 bytes")
         # windows may grow by a byte at a time: they are looked at once a turn
+        # Windows may grow by a byte at a time, so streams that wait for one are served once a turn.
         if self._unsent and self.window > 0:
             self.connection.waiting[self.number] = self
             self.connection.look_again()
@@ -353,8 +361,10 @@ class Stream(ABC):
         self.unsent_bytes += change
         connection.unsent_bytes += change
         if self._trailers:
+            # After its trailers are set, a call is over for its handler; what waits is the peer's
+            # debt.
             connection.unread_bytes += change
-        connection.host.buffer(change)
+        connection.host.count_buffered_bytes(change)
 
     def _send_trailers(self) -> None:
         if len(self._trailers) < DEFAULT_WINDOW // 4:
@@ -367,16 +377,17 @@ class Stream(ABC):
 
     def _end(self) -> None:
         if not self.remote_closed:
+            # The peer is still sending its request, which nobody will read.
             self.connection.send(rst_stream(self.number, ErrorCode.NO_ERROR))
         self._release()
 
     def _release(self) -> None:
         self.closed = True
-        self.connection.host.hold(-self.held)
+        self.connection.host.hold_request_bytes(-self.held)
         self.held = 0
         if self.unsent_bytes:
             self._count_unsent(-self.unsent_bytes)
-        self.connection.forget(self)
+        self.connection.remove_stream(self)
 
 
 class ConnectionState:
@@ -415,7 +426,7 @@ class ConnectionState:
         self.ready = False
         """The peer's preface and settings were seen."""
         self.failed: ConnectionFault | None = None
-        self.awaited_pong = self.congested = self.draining = False
+        self.awaiting_ping_ack = self.congested = self.draining = False
         """`congested`: the socket takes no more for now."""
         self.peer = UNKNOWN_PEER
         self.host = host
@@ -437,10 +448,13 @@ class ConnectionState:
     def take(self) -> bytes:
         """What is to be written now, all of it."""
         self._armed = True
+        # In the order in which they began to wait: a large answer gives way after its part of the
+        # turn.
         while self.waiting and self.window > 0 and self.room > 0:
             self.waiting.popitem(last=False)[1].drain()
         if self.gated and self.unread_bytes <= MAX_UNREAD_BYTES:
-            self.host.go_on(self)
+            self.host.resume_handlers(self)
+        # From here on a `send` outside of a read, as by a handler's task, wakes the host itself.
         self._armed = False
         out, self._out = self._out, []
         if not self.congested:
@@ -474,6 +488,7 @@ class ConnectionState:
         if self._crashed:
             return
         self._crashed = True
+        # Before anything is sent: if writing fails, too, the first cause is in the log.
         self.host.report_error(self, err)
         self._out.clear()  # the exception may have left half a frame
         fault = ConnectionFault(
@@ -489,24 +504,26 @@ class ConnectionState:
             try:
                 stream.abort()
             except Exception as err:  # noqa: BLE001 - one broken call must not keep the others from ending
-                self.forget(stream)
-                self.host.hold(-stream.held)
+                self.remove_stream(stream)
+                self.host.hold_request_bytes(-stream.held)
                 self.crash(err)
 
     def drain(self) -> None:
         """Take no more calls; those under way go on."""
         if not self.draining:
             self.draining = True
+            # The greatest number there is: calls that are on their way to us are still served, as
+            # RFC 9113 §6.8 advises for a graceful end.
             self.send(goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
             for stream in list(self.streams.values()):
                 stream.retire()
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life; `awaited_pong` until it comes."""
-        self.awaited_pong = True
+        """Ask the peer for a sign of life; `awaiting_ping_ack` until it comes."""
+        self.awaiting_ping_ack = True
         self.send(frame(PING, 0, 0, bytes(8)))
 
-    def forget(self, stream: Stream) -> None:
+    def remove_stream(self, stream: Stream) -> None:
         """A stream ended."""
         if self.streams.pop(stream.number, None) is not None:
             self.host.released()

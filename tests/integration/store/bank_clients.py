@@ -12,8 +12,8 @@ from typing import Any
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
+from server.rpc.transaction import Snapshot
 from tests.integration.store.isolation import End, Txn
 from tests.integration.store.stubs import Stubs, row_key
 

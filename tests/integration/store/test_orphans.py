@@ -9,8 +9,8 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.lock_resolver import LockResolver
-from server.rpc.snapshot import Snapshot
 from server.rpc.tikv import KvClient
+from server.rpc.transaction import Snapshot
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.rpc.accepting import Waiting
+from server.rpc.listener import Waiting
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 from kvproto.tikvpb_pb2_grpc import TikvStub
 
-from server.rpc.addresses import client_address
 from server.rpc.client import connect
 from server.rpc.connection_guard import ConnectionGuard, allowed_each
 from server.rpc.engine import (
@@ -29,6 +28,7 @@ from server.rpc.engine import (
 )
 from server.rpc.http2 import frames
 from server.rpc.limits import Limits
+from server.rpc.listener import client_address
 from server.rpc.server import RpcServer
 from tests.unit.server.rpc.http2.wire import Client, data, message
 

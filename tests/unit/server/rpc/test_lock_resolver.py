@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.lock_resolver import LockResolver, async_commit_ts
-from server.rpc.tikv import KvClient
-from server.rpc.tikv_reads import Passing
+from server.rpc.tikv import KvClient, Passing
 from storage.model.ts import compose
 
 Answer = kvrpcpb.CheckSecondaryLocksResponse

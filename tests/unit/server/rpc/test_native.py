@@ -17,16 +17,17 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
+from server.rpc import metrics
 from server.rpc.client import connect
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
 from server.rpc.front import Answer
-from server.rpc.http2 import frames, metrics
+from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.link import Link
-from server.rpc.http2.sockets import listening
 from server.rpc.http2.stream import Stream
 from server.rpc.limits import Limits
+from server.rpc.listener import open_listeners
 from server.rpc.server import PortInUseError, RpcServer
 from tests.unit.server.certificates import Certificates
 from tests.unit.server.rpc.http2.wire import Client, data
@@ -358,7 +359,7 @@ async def test_calls_whose_deadline_passed_in_the_queue_are_not_worked_on() -> N
 
 
 async def test_small_answers_do_not_wait_for_acknowledgements_of_earlier_ones() -> None:
-    for listener in listening("localhost:0"):
+    for listener in open_listeners("localhost:0"):
         with listener, socket.create_connection(listener.getsockname()[:2]):
             listener.settimeout(60)
             accepted, _ = listener.accept()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from server.rpc.client import diagnose
 from server.rpc.credentials import SecurityConfig
-from server.rpc.probe import diagnose
 from server.rpc.server import RpcServer
 from tests.ports import free_port
 from tests.unit.server.certificates import Certificates

@@ -10,7 +10,7 @@ from server.changefeed.table import SourceTable, TableRecord
 from server.puller import metrics
 from server.puller.tidb.table import tidb_table
 from server.puller.tidb.unwritten_rows import unwritten_rows
-from server.rpc.tikv_reads import Pairs
+from server.rpc.tikv import Pairs
 from storage.model.event import DELETE, UPDATE
 from storage.tidb.key import record_key
 from storage.tidb.schema import Column, TableInfo

@@ -314,13 +314,13 @@ def test_pings_are_answered_and_pongs_are_heard() -> None:
     client = Client()
     client.connection.ping()
     (ping,) = client.take()
-    assert client.connection.awaited_pong
+    assert client.connection.awaiting_ping_ack
     client.send(
         frame(frames.PING, frames.ACK, 0, ping.payload), frame(frames.PING, 0, 0, b"12345678")
     )
     (pong,) = client.take()
     assert (pong.kind, pong.flags, pong.payload) == (frames.PING, frames.ACK, b"12345678")
-    assert not client.connection.awaited_pong
+    assert not client.connection.awaiting_ping_ack
 
 
 def test_metadata_that_is_too_large_is_refused_and_its_block_still_counts() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.rpc.http2.frames import ConnectionFault
-from server.rpc.http2.header_blocks import Field, HeaderDecoder, OversizedHeadersError
+from server.rpc.http2.headers import Field, HeaderDecoder, OversizedHeadersError
 
 NAMES = st.sampled_from([b":path", b"te", b"user-agent", b"grpc-timeout", b"x", b"y" * 40])
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=60)), max_size=8)

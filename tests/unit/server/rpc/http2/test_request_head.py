@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.rpc.errors import StatusError
-from server.rpc.http2.header_blocks import Field
-from server.rpc.http2.request_head import read_head
+from server.rpc.http2.headers import Field, read_head
 
 CALL: tuple[Field, ...] = (
     (b":method", b"POST"),

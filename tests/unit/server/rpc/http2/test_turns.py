@@ -12,7 +12,7 @@ import pytest
 
 from server.rpc.http2 import frames, handled
 from server.rpc.http2.frames import ErrorCode, frame
-from server.rpc.http2.handled import HandlerStarts
+from server.rpc.http2.handled import HandlerStarter
 from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import MAX_UNREAD_BYTES, ROOM_BYTES
 from tests.unit.server.rpc.http2.test_link import connected
@@ -188,11 +188,11 @@ def unread(connection: Any) -> Any:
 
 
 async def test_handlers_start_a_few_in_a_turn_and_the_connections_in_turn() -> None:
-    starts, started = HandlerStarts(), []
+    starts, started = HandlerStarter(), []
     greedy, modest = peer_that_reads(), peer_that_reads()
     for number in range(1, 1001):
-        starts.begin(call_of(greedy, number, started))
-    starts.begin(call_of(modest, 2001, started))
+        starts.start_handler(call_of(greedy, number, started))
+    starts.start_handler(call_of(modest, 2001, started))
     assert len(started) == handled._MOST_STARTS
     await asyncio.sleep(0)
     assert 2001 in started
@@ -202,16 +202,16 @@ async def test_handlers_start_a_few_in_a_turn_and_the_connections_in_turn() -> N
 
 
 async def test_no_handler_starts_for_a_peer_that_does_not_read_until_it_does() -> None:
-    starts, started = HandlerStarts(), []
+    starts, started = HandlerStarter(), []
     deaf, other = peer_that_reads(False), peer_that_reads()
-    starts.begin(call_of(deaf, 1, started))
-    starts.begin(call_of(other, 2, started))
+    starts.start_handler(call_of(deaf, 1, started))
+    starts.start_handler(call_of(other, 2, started))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert started == [2]
     assert deaf.gated
     deaf.unread_bytes = 0
-    starts.go_on(deaf)
+    starts.resume_handlers(deaf)
     await asyncio.sleep(0)
     assert started == [2, 1]
 

@@ -10,9 +10,9 @@ from server.rpc.errors import StatusError
 from server.rpc.http2 import frames
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ErrorCode, frame
+from server.rpc.http2.headers import RequestHead
 from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
-from server.rpc.http2.request_head import RequestHead
 from server.rpc.http2.stream import Stream
 
 METHOD = "/tikvpb.Tikv/RawGet"
@@ -103,22 +103,22 @@ class EchoHost:
     def report_error(self, connection: Connection, err: Exception) -> None:
         self.errors.append(err)
 
-    def begin(self, call: Any) -> None:
+    def start_handler(self, call: Any) -> None:
         call.start()
 
-    def go_on(self, connection: Connection) -> None:
+    def resume_handlers(self, connection: Connection) -> None:
         connection.gated = False
 
     def turn_s(self) -> float:
         return self.turn
 
-    def fall_behind(self, change: int) -> None:
+    def count_behind(self, change: int) -> None:
         self.behind += change
 
-    def buffer(self, change: int) -> None:
+    def count_buffered_bytes(self, change: int) -> None:
         self.buffered += change
 
-    def hold(self, change: int) -> bool:
+    def hold_request_bytes(self, change: int) -> bool:
         self.held += change
         return self.held <= self.most_held
 

@@ -6,7 +6,7 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.rpc.http2 import response_blocks
+from server.rpc.http2 import headers
 from server.rpc.http2.frames import MAX_FRAME_BYTES, header_block
 
 
@@ -18,12 +18,12 @@ def fields(block: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def test_heads_and_trailers_are_grpcs() -> None:
-    assert fields(response_blocks.HEAD) == [
+    assert fields(headers.RESPONSE_HEAD) == [
         (b":status", b"200"),
         (b"content-type", b"application/grpc"),
     ]
-    assert fields(response_blocks.TRAILERS_OK) == [(b"grpc-status", b"0")]
-    assert fields(response_blocks.head([("Key", "v"), ("id-bin", b"\0\1")]))[2:] == [
+    assert fields(headers.TRAILERS_OK) == [(b"grpc-status", b"0")]
+    assert fields(headers.response_head([("Key", "v"), ("id-bin", b"\0\1")]))[2:] == [
         (b"key", b"v"),
         (b"id-bin", b"AAE"),
     ]
@@ -31,7 +31,7 @@ def test_heads_and_trailers_are_grpcs() -> None:
 
 @given(st.text(max_size=200))
 def test_texts_are_percent_encoded(text: str) -> None:
-    (status, message) = fields(response_blocks.trailers(grpc.StatusCode.ABORTED, text + "!"))
+    (status, message) = fields(headers.trailers(grpc.StatusCode.ABORTED, text + "!"))
     assert status == (b"grpc-status", b"10")
     assert all(0x20 <= byte < 0x7F for byte in message[1])
     decoded = bytearray()
@@ -43,13 +43,11 @@ def test_texts_are_percent_encoded(text: str) -> None:
 
 
 def test_a_status_without_text_has_none() -> None:
-    assert fields(response_blocks.trailers(grpc.StatusCode.NOT_FOUND, "")) == [
-        (b"grpc-status", b"5")
-    ]
+    assert fields(headers.trailers(grpc.StatusCode.NOT_FOUND, "")) == [(b"grpc-status", b"5")]
 
 
 def test_clients_whose_encoding_we_do_not_know_learn_which_we_do() -> None:
-    assert dict(fields(response_blocks.trailers(grpc.StatusCode.UNIMPLEMENTED, "no")))[
+    assert dict(fields(headers.trailers(grpc.StatusCode.UNIMPLEMENTED, "no")))[
         b"grpc-accept-encoding"
     ]
 

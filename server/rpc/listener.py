@@ -1,0 +1,210 @@
+"""Listening sockets, and the accepting of connections in turn by client address,
+so that whoever connects by the thousand waits for himself.
+
+`open_listeners` takes an address as gRPC's users write it: `host:port`, `[::]:port`, `localhost:0`,
+`unix:path`. `client_address` says whose a connection is, as far as a listener can tell: one host
+has one IPv4 address for a port, but a whole /64 of IPv6 addresses, so these count as one (RFC
+6177); clients behind one NAT or proxy share its address; who connects by a Unix socket has passed
+the file's permissions and has none.
+
+Taking a connection from the kernel costs microseconds, setting it up some hundred. So `Accepting`
+takes all at once and lets them wait, by address, until one turn of the loop after the other sets a
+few of them up. The kernel's own queue knows no addresses: behind thousands of connections in it a
+new client would wait until they are set up.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from server.rpc import metrics
+
+_BACKLOG = 4096
+_HOST_BITS = 64
+_TAKEN_AT_ONCE, _SET_UP_AT_ONCE = 128, 16
+_OUT_OF_FILES_S = 0.5
+_MOST_WAITING = 4096
+
+_log = structlog.get_logger(__name__)
+
+
+def open_listeners(address: str) -> Sequence[socket.socket]:
+    """One socket for each address the host has, all with the same port;
+    a path that is a socket is taken over.
+
+    Raises:
+        OSError: one of them cannot be listened on; none is left open.
+    """
+    if address.startswith("unix:"):
+        path = Path(address.removeprefix("unix:"))
+        # A process that was killed leaves its socket behind, and binding to it would fail for ever.
+        # A file of another kind is not ours to remove.
+        if path.is_socket():
+            path.unlink()
+        return [_bound(socket.AF_UNIX, str(path), alone=False)]
+    host, _, port = address.rpartition(":")
+    sockets: list[socket.socket] = []
+    try:
+        number = int(port)
+        for family, _, _, _, sockaddr in socket.getaddrinfo(
+            host.strip("[]") or None, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            sockets.append(
+                _bound(family, (sockaddr[0], number, *sockaddr[2:]), alone=host != "[::]")
+            )
+            # With port 0 the kernel chooses for the first address; the others take the same port.
+            number = sockets[0].getsockname()[1]
+            if host == "[::]":
+                break
+    except (OSError, ValueError) as err:
+        for one in sockets:
+            one.close()
+        raise OSError(f"{address}: {err}") from err
+    return sockets
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Listen no more; a path goes with its socket."""
+    name = listener.getsockname()
+    listener.close()
+    if isinstance(name, str):
+        Path(name).unlink(missing_ok=True)
+
+
+def _bound(
+    family: socket.AddressFamily, address: tuple[object, ...] | str, *, alone: bool
+) -> socket.socket:
+    """`alone`: an IPv6 address takes no IPv4 connections."""
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            # accepted ones inherit it
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A restarted daemon must get its port back while old connections are in TIME_WAIT;
+        # SO_REUSEPORT would let two daemons share it unnoticed.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, alone)
+        bound.setblocking(False)  # noqa: FBT003 - positional in the library
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def client_address(peer: object) -> str:
+    """What connections of `peer`, a socket's peer name, are counted by;
+    empty for a Unix socket's.
+    """
+    if not isinstance(peer, tuple):
+        return ""
+    # a link-local address may name its interface
+    host = str(peer[0]).partition("%")[0]
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(address) >> _HOST_BITS << _HOST_BITS, 128 - _HOST_BITS)))
+
+
+class Waiting:
+    """Connections that are accepted and not set up, by address; where there are too many,
+    the longest queue loses.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._queues: OrderedDict[str, deque[socket.socket]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, address: str, accepted: socket.socket) -> socket.socket | None:
+        """Let it wait; returns the one, maybe itself, that has to go for it."""
+        self._queues.setdefault(address, deque()).append(accepted)
+        self._count += 1
+        return self._last_of_longest() if self._count > self._most else None
+
+    def next(self) -> tuple[str, socket.socket]:
+        """The one whose turn it is, and its address."""
+        # One connection of the address, which then queues up behind all others.
+        address, queue = self._queues.popitem(last=False)
+        self._count -= 1
+        accepted = queue.popleft()
+        if queue:
+            self._queues[address] = queue
+        return address, accepted
+
+    def _last_of_longest(self) -> socket.socket:
+        address = max(self._queues, key=lambda one: len(self._queues[one]))
+        self._count -= 1
+        dropped = self._queues[address].pop()
+        if not self._queues[address]:
+            del self._queues[address]
+        return dropped
+
+
+class Accepting:
+    """Accepts for a server; `connect` sets a connection up, and does not wait."""
+
+    def __init__(self, connect: Callable[[socket.socket, str], None], spare_files: int) -> None:
+        self._connect = connect
+        self._waiting = Waiting(max(1, min(_MOST_WAITING, spare_files // 4)))
+        self._arrived = asyncio.Event()
+
+    async def run(self, listeners: Sequence[socket.socket]) -> None:
+        """Accept until cancelled; connections that wait are closed then."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for listener in listeners:
+                    tasks.create_task(self._accept(listener))
+                tasks.create_task(self._set_up())
+        finally:
+            while self._waiting:
+                self._waiting.next()[1].close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self._add(*await loop.sock_accept(listener))
+                for _ in range(_TAKEN_AT_ONCE):
+                    self._add(*listener.accept())
+            except BlockingIOError:
+                pass  # there are no more
+            except OSError as err:
+                _log.warning("a connection cannot be accepted", reason=str(err))
+                # Out of files, most likely: accepting again at once would spin, since the
+                # connection stays in the kernel's queue.
+                await asyncio.sleep(_OUT_OF_FILES_S)
+            # `sock_accept` does not wait while there is one more
+            await asyncio.sleep(0)
+
+    def _add(self, accepted: socket.socket, peer: object) -> None:
+        accepted.setblocking(False)  # noqa: FBT003 - positional in the library
+        dropped = self._waiting.add(client_address(peer), accepted)
+        if dropped is not None:
+            metrics.REFUSED.inc()
+            with suppress(OSError):
+                dropped.close()
+        self._arrived.set()
+
+    async def _set_up(self) -> None:
+        while True:
+            await self._arrived.wait()
+            for _ in range(min(_SET_UP_AT_ONCE, len(self._waiting))):
+                address, accepted = self._waiting.next()
+                self._connect(accepted, address)
+            if not self._waiting:
+                self._arrived.clear()
+            await asyncio.sleep(0)
