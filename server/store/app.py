@@ -41,11 +41,11 @@ from storage.byte_budget import ByteBudget
 from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
+from storage.mvcc.change_feed import OpenLocks, stored_locks
 from storage.mvcc.engine import Engine
+from storage.mvcc.gc import RegionVersions, stored_versions
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.open_locks import OpenLocks, stored_locks
 from storage.mvcc.read_fence import ReadFence
-from storage.mvcc.version_counts import RegionVersions, stored_versions
 
 _REMEDY: Final = (
     "Restore the store's data directory from a backup; keys outside of the damage can be read "

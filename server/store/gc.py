@@ -25,17 +25,15 @@ from server.store.region_table import RegionGate
 from storage.defect import DefectError
 from storage.kv import KV, Snapshot, WriteBatch
 from storage.model.errors import CorruptError, UnavailableError
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import Command
-from storage.mvcc.gc import WALK_KEY, GcWalk, RangeGC, decode_walk
+from storage.mvcc.engine import Command, Draft
+from storage.mvcc.gc import WALK_KEY, GcWalk, RangeGC, RegionVersions, counts_key, decode_walk
 from storage.mvcc.group_commit import GroupCommit, StoreBusyError
-from storage.mvcc.layout import LOCK, META, VALUE, WRITE, column_range
+from storage.mvcc.record import LOCK_COLUMN, META_COLUMN, VALUE_COLUMN, WRITE_COLUMN, column_range
 from storage.mvcc.region import Region
-from storage.mvcc.version_counts import RegionVersions, counts_key
 
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
-_DESTROYED_KEY = META + b"destroyed"
+_DESTROYED_KEY = META_COLUMN + b"destroyed"
 _BUSY_S = 0.5
 _COMPACT_VERSIONS = 512
 _COMPACT_SHARE = 0.1
@@ -105,11 +103,11 @@ class Collector:
         with metrics.gc_task("unsafe_destroy_range"):
             # The locks are few, and forgotten at once: who asked may be gone before all is deleted,
             # and a lock that is deleted but remembered would hold the resolved_ts back for ever.
-            deleted = [await self._destroy(*column_range(LOCK, lower, upper))]
+            deleted = [await self._destroy(*column_range(LOCK_COLUMN, lower, upper))]
             await self._forget(lower, upper)
             deleted += [
                 await self._destroy(*column_range(column, lower, upper))
-                for column in (WRITE, VALUE)
+                for column in (WRITE_COLUMN, VALUE_COLUMN)
             ]
             await self._forget(lower, upper)
             for bounds in deleted:
@@ -167,7 +165,7 @@ class Collector:
             draft.put(key, value)
 
     def _compact(self, region: Region) -> None:
-        for column in (WRITE, VALUE):
+        for column in (WRITE_COLUMN, VALUE_COLUMN):
             self._parts.kv.compact(*column_range(column, region.start_key, region.end_key))
 
     async def _destroy(self, lower: bytes, upper: bytes) -> list[bytes]:

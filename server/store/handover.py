@@ -36,13 +36,13 @@ from server.store.identity import region_message
 from server.store.region_table import RegionTable
 from storage.kv import KV, scan_prefix
 from storage.model.errors import InvalidError, UnavailableError
-from storage.mvcc.draft import Draft
-from storage.mvcc.layout import META
+from storage.mvcc.engine import Draft
 from storage.mvcc.read_fence import ReadFence
+from storage.mvcc.record import META_COLUMN
 from storage.mvcc.region import Region, decode_regions, encode_regions, is_empty
 
-_LEAVING: Final = META + b"leaving/"
-_ADOPTED: Final = META + b"adopted/"
+_LEAVING: Final = META_COLUMN + b"leaving/"
+_ADOPTED: Final = META_COLUMN + b"adopted/"
 _CONF_CHANGES = 2  # a peer added there, a peer removed here
 _MAX_REGIONS = 10_000
 # moving a region between stores that differ by one would only turn them round

@@ -11,14 +11,14 @@ from server.rpc.pd import AlreadyBootstrappedError, PdClient
 from storage.codec import encode_bytes
 from storage.kv import KV, WriteBatch
 from storage.model.errors import ConflictError, CorruptError
-from storage.mvcc.layout import META
+from storage.mvcc.record import META_COLUMN
 from storage.mvcc.region import Region, RegionMap, decode_regions, encode_regions
 
 VERSION = "8.5.0"
 """The TiKV version whose protocol we speak; TiCDC refuses stores below 7.5."""
 
-REGIONS_KEY = META + b"regions"
-_STORE_KEY = META + b"store"
+REGIONS_KEY = META_COLUMN + b"regions"
+_STORE_KEY = META_COLUMN + b"store"
 _FORMAT = 1
 
 

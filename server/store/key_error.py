@@ -8,6 +8,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from storage.mvcc import errors
 from storage.mvcc.errors import MvccError
 from storage.mvcc.fingerprint import fingerprint64
+from storage.mvcc.pessimistic import DeadlockError
 from storage.mvcc.prewrite import Op
 from storage.mvcc.record import DELETE, LOCK, PESSIMISTIC, PUT, ROLLBACK, Lock
 
@@ -72,7 +73,7 @@ def _conflict(err: errors.WriteConflictError) -> kvrpcpb.WriteConflict:
     )
 
 
-def _deadlock(err: errors.DeadlockError) -> kvrpcpb.Deadlock:
+def _deadlock(err: DeadlockError) -> kvrpcpb.Deadlock:
     """The edge that would close the circle is ours; the one before it waits for a key of ours."""
     closing, waits_for_us = err.edges[-1], err.edges[-2] if len(err.edges) > 1 else err.edges[-1]
     return kvrpcpb.Deadlock(
@@ -115,7 +116,7 @@ _FIELDS: dict[type[MvccError], tuple[str, Callable[[Any], Any]]] = {
     errors.KeyIsLockedError: ("locked", _locked),
     errors.WriteConflictError: ("conflict", _conflict),
     errors.AlreadyExistsError: ("already_exist", lambda err: kvrpcpb.AlreadyExist(key=err.key)),
-    errors.DeadlockError: ("deadlock", _deadlock),
+    DeadlockError: ("deadlock", _deadlock),
     errors.CommitTsExpiredError: ("commit_ts_expired", _expired),
     errors.TxnNotFoundError: (
         "txn_not_found",

@@ -24,9 +24,8 @@ from server.store.methods import METHODS
 from server.store.runner import Call, Runner
 from storage.defect import DefectError
 from storage.model.errors import CorruptError
-from storage.mvcc.errors import DeadlockError
-from storage.mvcc.layout import user_key
-from storage.mvcc.lock_queue import LockQueue, Waiter
+from storage.mvcc.pessimistic import DeadlockError, LockQueue, Waiter
+from storage.mvcc.record import user_key
 
 MAX_WAITS = 4096
 

@@ -10,11 +10,10 @@ from server.store.key_error import OPS, key_error, lock_info
 from storage.codec import encode_bytes
 from storage.kv import Reader
 from storage.mvcc.errors import KeyIsLockedError
-from storage.mvcc.history import key_history, key_of_transaction
 from storage.mvcc.read_fence import Touch
 from storage.mvcc.record import Lock
 from storage.mvcc.region import Region
-from storage.mvcc.snapshot import Snapshot, scan_locks
+from storage.mvcc.snapshot import Snapshot, key_history, key_of_transaction, scan_locks
 
 
 def get(reader: Reader, request: kvrpcpb.GetRequest, _: Region) -> kvrpcpb.GetResponse:

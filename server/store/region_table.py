@@ -21,10 +21,10 @@ from server.rpc.pd import PdClient, PdRefusedError
 from server.store.identity import REGIONS_KEY, region_message
 from storage.codec import encode_bytes
 from storage.model.errors import UnavailableError
-from storage.mvcc.draft import Draft
+from storage.mvcc.engine import Draft
+from storage.mvcc.gc import RegionVersions, counts_key
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.region import Region, RegionMap, encode_regions
-from storage.mvcc.version_counts import RegionVersions, counts_key
 
 _log = structlog.get_logger(__name__)
 

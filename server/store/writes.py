@@ -9,14 +9,14 @@ from typing import Any
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.store.key_error import key_errors, lock_info
-from storage.mvcc import percolator, pessimistic, status
+from storage.mvcc import percolator, pessimistic
 from storage.mvcc.engine import Command
 from storage.mvcc.errors import MvccError
+from storage.mvcc.percolator import SecondariesStatus, StatusCheck, TxnStatus
 from storage.mvcc.pessimistic import LockedKey, PessimisticLock
 from storage.mvcc.prewrite import Mutation, Prewrite, Prewritten
 from storage.mvcc.prewrite import prewrite as prewrite_command
 from storage.mvcc.region import Region
-from storage.mvcc.status import SecondariesStatus, StatusCheck, TxnStatus
 
 
 def prewrite(request: kvrpcpb.PrewriteRequest, _: Region) -> Command:
@@ -79,7 +79,7 @@ def batch_rollback(request: kvrpcpb.BatchRollbackRequest, _: Region) -> Command:
 def cleanup(request: kvrpcpb.CleanupRequest, _: Region) -> Command:
     """KvCleanup."""
     return partial(
-        status.cleanup,
+        percolator.cleanup,
         key=request.key,
         start_ts=request.start_version,
         current_ts=request.current_ts,
@@ -175,7 +175,7 @@ def pessimistic_rollback(request: kvrpcpb.PessimisticRollbackRequest, region: Re
 def heartbeat(request: kvrpcpb.TxnHeartBeatRequest, _: Region) -> Command:
     """KvTxnHeartBeat."""
     return partial(
-        status.heartbeat,
+        percolator.heartbeat,
         primary=request.primary_lock,
         start_ts=request.start_version,
         ttl_ms=request.advise_lock_ttl,
@@ -199,7 +199,7 @@ def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Comma
         verify_is_primary=request.verify_is_primary,
         force_sync_commit=request.force_sync_commit,
     )
-    return partial(status.check_txn_status, check=check)
+    return partial(percolator.check_txn_status, check=check)
 
 
 def txn_status(
@@ -217,7 +217,7 @@ def txn_status(
 
 def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) -> Command:
     """KvCheckSecondaryLocks."""
-    return partial(status.check_secondaries, keys=request.keys, start_ts=request.start_version)
+    return partial(percolator.check_secondaries, keys=request.keys, start_ts=request.start_version)
 
 
 def secondaries(status: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLocksResponse:
@@ -232,7 +232,7 @@ def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command
     """
     if request.keys:
         return partial(
-            status.resolve_keys,
+            percolator.resolve_keys,
             keys=request.keys,
             start_ts=request.start_version,
             commit_ts=request.commit_version,
@@ -241,7 +241,7 @@ def resolve_lock(request: kvrpcpb.ResolveLockRequest, region: Region) -> Command
         request.start_version: request.commit_version
     }
     return partial(
-        status.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes
+        percolator.resolve_range, lower=region.start_key, upper=region.end_key, outcomes=outcomes
     )
 
 

@@ -1,26 +1,220 @@
-"""Applies groups of commands: one after the other against a draft, then one synced batch.
+"""A group of commands: each is decided against a draft, then all are stored as one synced batch.
+
+A `Draft` is the state that the commands of the group see: the store plus what the group wrote so
+far. Each command writes into a stage of its own, so that one that fails leaves nothing behind.
+`Engine.apply` hands out an outcome only after the whole group is durable. Observers learn of it as
+`Change`s: prewrites, commits and rollbacks of Put and Delete, in the order applied.
 
 One thread at a time.
-
-An outcome is handed out only after its group is durable; a command that fails leaves nothing of
-itself in the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from heapq import merge
+from typing import Any, Final, NamedTuple
 
 from storage.defect import request_error
-from storage.kv import KV, WriteBatch
+from storage.kv import KV, Reader, WriteBatch
 from storage.model.errors import CorruptError, TidemarkError
-from storage.mvcc.draft import Change, Draft
+from storage.model.ts import MAX_TS
 from storage.mvcc.errors import MvccError
 from storage.mvcc.read_fence import ReadFence
+from storage.mvcc.record import (
+    AFTER_VERSIONS,
+    DELETE,
+    PUT,
+    WRITE_COLUMN,
+    Lock,
+    Write,
+    decode_lock,
+    decode_write,
+    lock_key,
+    split_version,
+    value_key,
+    write_key,
+)
+
+PREWRITE: Final = 1
+COMMIT: Final = 2
+ROLLBACK: Final = 3
+COMMITTED: Final = 4
+
+
+class Change(NamedTuple):
+    """One event on one key; numbers of `event` as in cdcpb.Event.LogType.
+
+    `op` is `record.PUT` or `record.DELETE`.
+
+    Only a PREWRITE and a COMMITTED carry values; `old_value` is what the transaction replaced, b""
+    when nothing. `txn_source` is 0 for what users wrote.
+    """
+
+    event: int
+    key: bytes
+    encoded: bytes
+    op: int
+    start_ts: int
+    commit_ts: int = 0
+    value: bytes = b""
+    old_value: bytes = b""
+    txn_source: int = 0
+
+
+class Versions:
+    """Percolator's three columns of a reader, by encoded key."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def lock(self, encoded: bytes) -> Lock | None:
+        """The lock of a key."""
+        data = self._reader.get(lock_key(encoded))
+        return None if data is None else decode_lock(data)
+
+    def writes(self, encoded: bytes, newest_ts: int = MAX_TS) -> Iterator[tuple[int, Write]]:
+        """(commit_ts, write) with commit_ts <= `newest_ts`, newest first."""
+        for key, data in self._reader.scan(
+            write_key(encoded, newest_ts), WRITE_COLUMN + encoded + AFTER_VERSIONS
+        ):
+            yield split_version(key)[1], decode_write(data)
+
+    def data_write(self, encoded: bytes, newest_ts: int = MAX_TS) -> tuple[int, Write] | None:
+        """The newest PUT or DELETE with commit_ts <= `newest_ts`."""
+        for commit_ts, write in self.writes(encoded, newest_ts):
+            if write.kind in (PUT, DELETE):
+                return commit_ts, write
+        return None
+
+    def value(self, encoded: bytes, newest_ts: int = MAX_TS) -> bytes | None:
+        """What a key is at `newest_ts`, whatever its lock."""
+        write = self.data_write(encoded, newest_ts)
+        return (
+            None if write is None or write[1].kind != PUT else self.written_value(encoded, write[1])
+        )
+
+    def written_value(self, encoded: bytes, record: Write | Lock) -> bytes:
+        """The value of a PUT record.
+
+        Raises:
+            CorruptError: the value column lacks it.
+        """
+        if record.short_value is not None:
+            return record.short_value
+        value = self._reader.get(value_key(encoded, record.start_ts))
+        if value is None:
+            raise CorruptError(
+                f"the value of key {encoded.hex()} written by transaction {record.start_ts} is "
+                "missing; restore the store from a backup"
+            )
+        return value
+
+
+class Draft(Versions):
+    """A group in the making; not thread-safe."""
+
+    def __init__(
+        self, base: Reader, *, old_values: bool = False, fence: ReadFence | None = None
+    ) -> None:
+        super().__init__(self)
+        self.old_values = old_values
+        self.fence = fence or ReadFence()
+        self.ops: dict[bytes, bytes | None] = {}
+        self.changes: list[Change] = []
+        self.unlocked: list[bytes] = []
+        self._base = base
+        self._stage: dict[bytes, bytes | None] = {}
+        self._stage_changes: list[Change] = []
+        self._stage_unlocked: list[bytes] = []
+        self._new_writes: dict[bytes, set[bytes]] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `Reader.get`."""
+        if key in self._stage:
+            return self._stage[key]
+        if key in self.ops:
+            return self.ops[key]
+        return self._base.get(key)
+
+    def scan(
+        self, lower: bytes, upper: bytes = b"", *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """See `Reader.scan`; sees what the group wrote."""
+        own = self._own_keys(lower, upper)
+        if not own:
+            return self._base.scan(lower, upper, reverse=reverse)
+        own.sort(reverse=reverse)
+        return self._merged(own, self._base.scan(lower, upper, reverse=reverse), reverse=reverse)
+
+    def put_lock(self, encoded: bytes, lock: Lock) -> None:
+        """Lock a key, or change its lock."""
+        self._stage[lock_key(encoded)] = lock.encode()
+
+    def delete_lock(self, encoded: bytes) -> None:
+        """Unlock a key; whoever waits for it is told once the group is durable."""
+        self._stage[lock_key(encoded)] = None
+        self._stage_unlocked.append(encoded)
+
+    def put_write(self, encoded: bytes, commit_ts: int, write: Write) -> None:
+        """Record what a transaction did to a key."""
+        key = write_key(encoded, commit_ts)
+        self._stage[key] = write.encode()
+        self._new_writes.setdefault(encoded, set()).add(key)
+
+    def put_value(self, encoded: bytes, start_ts: int, value: bytes) -> None:
+        """Store a value that is too long for its record."""
+        self._stage[value_key(encoded, start_ts)] = value
+
+    def delete_value(self, encoded: bytes, start_ts: int) -> None:
+        """Drop the value of a transaction that is rolled back."""
+        self._stage[value_key(encoded, start_ts)] = None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a key of a column without versions."""
+        self._stage[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """Remove any key of any column."""
+        self._stage[key] = None
+        if key[:1] == WRITE_COLUMN:
+            self._new_writes.setdefault(split_version(key)[0], set()).add(key)
+
+    def note(self, change: Change) -> None:
+        """Tell the observers, once the group is durable."""
+        self._stage_changes.append(change)
+
+    def accept(self) -> None:
+        """Keep what the current command wrote."""
+        self.ops.update(self._stage)
+        self.changes += self._stage_changes
+        self.unlocked += self._stage_unlocked
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget what the current command wrote."""
+        self._stage, self._stage_changes, self._stage_unlocked = {}, [], []
+
+    def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
+        if lower[:1] == WRITE_COLUMN and upper.endswith(AFTER_VERSIONS):
+            versions: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
+            return [key for key in versions if lower <= key < upper]
+        return [
+            key for key in {*self.ops, *self._stage} if lower <= key and (not upper or key < upper)
+        ]
+
+    def _merged(
+        self, own: list[bytes], base: Iterator[tuple[bytes, bytes]], *, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        mine = ((key, b"") for key in own)
+        hidden = set(own)
+        others = ((key, value) for key, value in base if key not in hidden)
+        for key, value in merge(mine, others, key=lambda pair: pair[0], reverse=reverse):
+            current = self.get(key) if key in hidden else value
+            if current is not None:
+                yield key, current
+
 
 Command = Callable[[Draft], Any]
 """A decision bound to its request; what it returns is the command's result."""
-
-
 STEP_KEYS = 1024
 """How many keys a command over a range looks at before it lets others have their turn."""
 

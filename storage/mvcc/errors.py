@@ -12,7 +12,6 @@ from storage.model.errors import (
     NotFoundError,
     TidemarkError,
 )
-from storage.mvcc.lock_queue import Edge
 from storage.mvcc.record import Lock
 
 
@@ -190,23 +189,6 @@ class PessimisticLockRolledBackError(MvccError, ConflictError):
             f"transaction {start_ts} was rolled back on key {key.hex()}; start it again"
         )
         self.key = key
-
-
-class DeadlockError(MvccError, ConflictError):
-    """Waiting for the lock would mean to wait for oneself;
-    `edges` lead from its holder back to the waiter.
-    """
-
-    code = "ErrDeadlock"
-
-    def __init__(self, edges: Sequence[Edge]) -> None:
-        closing = edges[-1]
-        super().__init__(
-            f"transaction {closing.start_ts} must not wait for {closing.holder} on key "
-            f"{closing.key.hex()}: "
-            f"that one waits for it over {len(edges) - 1} locks; roll back and start it again"
-        )
-        self.edges = tuple(edges)
 
 
 class InvalidTxnError(MvccError, InvalidError):

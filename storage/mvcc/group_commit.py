@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from storage.group_queue import GroupQueue
 from storage.model.errors import UnavailableError
-from storage.mvcc.draft import Change
-from storage.mvcc.engine import Command, Engine
+from storage.mvcc.engine import Change, Command, Engine
 from storage.mvcc.errors import StoreStoppedError
 from storage.mvcc.read_fence import ReadFence
 

@@ -1,4 +1,5 @@
-"""Percolator's decisions on what is locked: commit, rollback.
+"""Percolator's decisions on what is locked: how a transaction's owner commits it or rolls it back,
+and how others check whether it lives, end it, and resolve its locks.
 
 Pure: they read and write a `Draft`, nothing else.
 
@@ -9,24 +10,45 @@ Invariants, for every key:
    stays;
 3. commit_ts > start_ts, and commit_ts >= the lock's min_commit_ts.
 
+A lock lives while the physical time of `current_ts` is at most that of its start_ts plus its TTL:
+time is the TSO's, never this machine's.
+
 Every rollback record is kept until GC ("protected" in TiKV's words), so a late prewrite never
 revives a transaction. Sources: the Percolator paper (Peng and Dabek, OSDI 2010); TiKV's semantics
 as its clients rely on them (kvrpcpb.proto).
 """
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 from storage.codec import encode_bytes
-from storage.mvcc.draft import COMMIT, Change, Draft, Versions
-from storage.mvcc.draft import ROLLBACK as ROLLED_BACK
+from storage.model.ts import MAX_TS, physical_ms
+from storage.mvcc.engine import COMMIT, STEP_KEYS, Change, Draft, Unfinished, Versions
+from storage.mvcc.engine import ROLLBACK as ROLLED_BACK
 from storage.mvcc.errors import (
     CommittedError,
     CommitTsExpiredError,
     InvalidTxnError,
+    KeyIsLockedError,
+    PrimaryMismatchError,
     TxnLockNotFoundError,
+    TxnNotFoundError,
 )
-from storage.mvcc.layout import write_key
-from storage.mvcc.record import PESSIMISTIC, PUT, ROLLBACK, Lock, Write
+from storage.mvcc.record import (
+    LOCK_COLUMN,
+    PESSIMISTIC,
+    PUT,
+    ROLLBACK,
+    Lock,
+    Write,
+    column_range,
+    decode_lock,
+    user_key,
+    write_key,
+)
 
 
 def outcome(versions: Versions, encoded: bytes, start_ts: int) -> tuple[int, int] | None:
@@ -156,3 +178,214 @@ def record_rollback(draft: Draft, encoded: bytes, start_ts: int) -> None:
             return
         break
     draft.put_write(encoded, start_ts, Write(ROLLBACK, start_ts))
+
+
+class Action(enum.IntEnum):
+    """What a status check did (numbers of kvrpcpb.Action)."""
+
+    NO_ACTION = 0
+    TTL_EXPIRE_ROLLBACK = 1
+    LOCK_NOT_EXIST_ROLLBACK = 2
+    MIN_COMMIT_TS_PUSHED = 3
+    TTL_EXPIRE_PESSIMISTIC_ROLLBACK = 4
+    LOCK_NOT_EXIST_DO_NOTHING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TxnStatus:
+    """A live transaction has its `lock`, a committed one its `commit_ts`,
+    a rolled back one neither.
+    """
+
+    action: Action = Action.NO_ACTION
+    commit_ts: int = 0
+    lock: Lock | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusCheck:
+    """A question about the transaction `start_ts`, put to its primary key."""
+
+    primary: bytes
+    start_ts: int
+    caller_start_ts: int
+    current_ts: int
+    rollback_if_not_exist: bool = False
+    resolving_pessimistic_lock: bool = False
+    verify_is_primary: bool = False
+    force_sync_commit: bool = False
+
+
+def is_expired(lock: Lock, current_ts: int) -> bool:
+    """Whether the lock's owner must be taken for dead at `current_ts`."""
+    return physical_ms(lock.start_ts) + lock.ttl_ms < physical_ms(current_ts)
+
+
+def check_txn_status(draft: Draft, check: StatusCheck) -> TxnStatus:
+    """Tell what became of a transaction, and end it when its TTL is over.
+
+    The primary of an async commit does not decide alone, so its lock is shown whatever its age,
+    unless `force_sync_commit` says that one of the secondaries is an ordinary lock.
+
+    Raises:
+        PrimaryMismatchError: the key is not the transaction's primary.
+        TxnNotFoundError: no trace of it, and the caller does not want it rolled back.
+    """
+    encoded = encode_bytes(check.primary)
+    lock = draft.lock(encoded)
+    if lock is None or lock.start_ts != check.start_ts:
+        return _status_without_lock(draft, check, encoded)
+    if check.verify_is_primary and lock.primary != check.primary:
+        if check.resolving_pessimistic_lock or lock.kind != PESSIMISTIC:
+            raise PrimaryMismatchError(check.primary, lock)
+        # a prewritten lock names its primary for good, so this one was left behind
+        draft.delete_lock(encoded)
+        return _status_without_lock(draft, check, encoded)
+    # The commit_ts of an async commit is decided by all of its locks, so the TTL of this one alone
+    # must not end it.
+    if lock.async_commit and not check.force_sync_commit:
+        return TxnStatus(lock=lock)
+    if not is_expired(lock, check.current_ts):
+        return _live_status(draft, check, encoded, lock)
+    if lock.kind == PESSIMISTIC and check.resolving_pessimistic_lock:
+        draft.delete_lock(encoded)
+        return TxnStatus(Action.TTL_EXPIRE_PESSIMISTIC_ROLLBACK)
+    rollback_lock(draft, check.primary, encoded, lock)
+    return TxnStatus(Action.TTL_EXPIRE_ROLLBACK)
+
+
+def _status_without_lock(draft: Draft, check: StatusCheck, encoded: bytes) -> TxnStatus:
+    recorded = outcome(draft, encoded, check.start_ts)
+    if recorded is not None:
+        return TxnStatus(commit_ts=recorded[1])
+    if check.resolving_pessimistic_lock and check.rollback_if_not_exist:
+        return TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
+    if not check.rollback_if_not_exist:
+        raise TxnNotFoundError(check.primary, check.start_ts)
+    # Without the record, the transaction's late prewrite would succeed after others were told that
+    # it is gone.
+    record_rollback(draft, encoded, check.start_ts)
+    return TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
+
+
+def _live_status(draft: Draft, check: StatusCheck, encoded: bytes, lock: Lock) -> TxnStatus:
+    """A reader may pass a lock whose min_commit_ts lies beyond its snapshot;
+    push it there if it has one.
+    """
+    caller = check.caller_start_ts
+    if lock.min_commit_ts and caller != MAX_TS and caller >= lock.min_commit_ts:
+        # Up to the time of now rather than just past this reader: the next readers then need no
+        # push of their own.
+        lock = lock._replace(min_commit_ts=max(caller + 1, check.current_ts))
+        draft.put_lock(encoded, lock)
+    passable = caller == MAX_TS or (caller > 0 and lock.min_commit_ts > caller)
+    return TxnStatus(Action.MIN_COMMIT_TS_PUSHED if passable else Action.NO_ACTION, lock=lock)
+
+
+def cleanup(draft: Draft, key: bytes, start_ts: int, current_ts: int) -> int:
+    """Roll back an expired transaction (any, when `current_ts` is 0) on `key`;
+    returns its commit_ts if it committed.
+
+    Raises:
+        KeyIsLockedError: it is still alive.
+    """
+    encoded = encode_bytes(key)
+    lock = draft.lock(encoded)
+    if lock is not None and lock.start_ts == start_ts:
+        if current_ts and not is_expired(lock, current_ts):
+            raise KeyIsLockedError(key, lock)
+        rollback_lock(draft, key, encoded, lock)
+        return 0
+    recorded = outcome(draft, encoded, start_ts)
+    if recorded is None:
+        record_rollback(draft, encoded, start_ts)
+        return 0
+    return recorded[1]
+
+
+def heartbeat(draft: Draft, primary: bytes, start_ts: int, ttl_ms: int) -> int:
+    """Prolong the primary lock to at least `ttl_ms` after start_ts; returns its TTL.
+
+    Raises:
+        TxnNotFoundError: the lock is gone.
+    """
+    encoded = encode_bytes(primary)
+    lock = draft.lock(encoded)
+    if lock is None or lock.start_ts != start_ts:
+        raise TxnNotFoundError(primary, start_ts)
+    if ttl_ms > lock.ttl_ms:
+        lock = lock._replace(ttl_ms=ttl_ms)
+        draft.put_lock(encoded, lock)
+    return lock.ttl_ms
+
+
+def resolve_keys(draft: Draft, keys: Sequence[bytes], start_ts: int, commit_ts: int) -> None:
+    """End a small transaction on known keys: commit at `commit_ts`, or roll back when it is 0.
+
+    Raises:
+        TxnLockNotFoundError, CommittedError: the keys tell another story.
+    """
+    if commit_ts:
+        commit(draft, keys, start_ts, commit_ts)
+    else:
+        rollback(draft, keys, start_ts)
+
+
+def resolve_range(
+    draft: Draft, lower: bytes, upper: bytes, outcomes: Mapping[int, int]
+) -> Unfinished | None:
+    """End each lock in the encoded range whose transaction is in `outcomes` (start_ts -> commit_ts
+    or 0).
+
+    Raises:
+        CommitTsExpiredError: a lock must commit later than it is told.
+    """
+    locks = list(islice(draft.scan(*column_range(LOCK_COLUMN, lower, upper)), STEP_KEYS))
+    for key, data in locks:
+        encoded, lock = key[1:], decode_lock(data)
+        commit_ts = outcomes.get(lock.start_ts)
+        if commit_ts:
+            commit_lock(draft, user_key(encoded), encoded, lock, commit_ts)
+        elif commit_ts == 0:
+            rollback_lock(draft, user_key(encoded), encoded, lock)
+    if len(locks) < STEP_KEYS:
+        return None
+    return Unfinished(
+        partial(resolve_range, lower=locks[-1][0][1:] + b"\0", upper=upper, outcomes=outcomes)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SecondariesStatus:
+    """All `locks` are there, or the transaction ended: at `commit_ts`,
+    or rolled back when that is 0.
+    """
+
+    locks: Sequence[tuple[bytes, Lock]]
+    commit_ts: int = 0
+
+
+def check_secondaries(draft: Draft, keys: Sequence[bytes], start_ts: int) -> SecondariesStatus:
+    """Tell the locks of an async-commit transaction; one missing lock decides it: committed,
+    or rolled back now.
+    """
+    locks: list[tuple[bytes, Lock]] = []
+    for key in keys:
+        encoded = encode_bytes(key)
+        lock = draft.lock(encoded)
+        if lock is not None and lock.start_ts == start_ts and lock.kind != PESSIMISTIC:
+            locks.append((key, lock))
+            continue
+        if lock is not None and lock.start_ts == start_ts:
+            # A pessimistic lock holds no value: this key was not prewritten, so the transaction
+            # cannot have committed.
+            rollback_lock(draft, key, encoded, lock)
+            return SecondariesStatus(())
+        recorded = outcome(draft, encoded, start_ts)
+        if recorded is not None and recorded[0] != ROLLBACK:
+            return SecondariesStatus((), recorded[1])
+        if recorded is None:
+            # From now on this key's prewrite fails, which makes the answer final.
+            record_rollback(draft, encoded, start_ts)
+        return SecondariesStatus(())
+    return SecondariesStatus(tuple(locks))

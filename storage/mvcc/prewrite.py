@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from storage.codec import encode_bytes
 from storage.model.ts import MAX_TS
-from storage.mvcc.draft import COMMITTED, PREWRITE, Change, Draft
+from storage.mvcc.engine import COMMITTED, PREWRITE, Change, Draft
 from storage.mvcc.errors import (
     AlreadyExistsError,
     AssertionFailedError,

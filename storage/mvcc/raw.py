@@ -14,9 +14,8 @@ from struct import Struct
 from typing import NamedTuple
 
 from storage.kv import Reader
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import STEP_KEYS, Unfinished
-from storage.mvcc.layout import EXPIRY, RAW, column_range
+from storage.mvcc.engine import STEP_KEYS, Draft, Unfinished
+from storage.mvcc.record import EXPIRY_COLUMN, RAW_COLUMN, column_range
 
 _SECONDS = Struct(">Q")
 _POLYNOMIAL = 0xC96C5795D7870F42
@@ -41,13 +40,13 @@ class Swapped:
 
 def get(reader: Reader, key: bytes, now_s: int) -> bytes | None:
     """The value of a key that is alive at `now_s`."""
-    value = reader.get(RAW + key)
+    value = reader.get(RAW_COLUMN + key)
     return None if value is None or _is_over(expires_s(reader, key), now_s) else value
 
 
 def expires_s(reader: Reader, key: bytes) -> int:
     """When a key ends, in seconds since the Unix epoch; 0: never."""
-    data = reader.get(EXPIRY + key)
+    data = reader.get(EXPIRY_COLUMN + key)
     return 0 if data is None else _seconds(data)
 
 
@@ -62,9 +61,9 @@ def living(
     reader: Reader, lower: bytes, upper: bytes, now_s: int, *, reverse: bool = False
 ) -> Iterator[tuple[bytes, bytes]]:
     """All living pairs of `[lower, upper)` in key order; `upper == b""` is no end."""
-    ends = reader.scan(*column_range(EXPIRY, lower, upper), reverse=reverse)
+    ends = reader.scan(*column_range(EXPIRY_COLUMN, lower, upper), reverse=reverse)
     end = next(ends, None)
-    for column_key, value in reader.scan(*column_range(RAW, lower, upper), reverse=reverse):
+    for column_key, value in reader.scan(*column_range(RAW_COLUMN, lower, upper), reverse=reverse):
         key = column_key[1:]
         while end is not None and (end[0][1:] > key if reverse else end[0][1:] < key):
             end = next(ends, None)
@@ -75,23 +74,25 @@ def living(
 def put(draft: Draft, pairs: Sequence[RawPair]) -> None:
     """Write pairs, each with its own end or none, whatever they had before."""
     for key, value, end_s in pairs:
-        draft.put(RAW + key, value)
+        draft.put(RAW_COLUMN + key, value)
         if end_s:
-            draft.put(EXPIRY + key, _SECONDS.pack(end_s))
+            draft.put(EXPIRY_COLUMN + key, _SECONDS.pack(end_s))
         else:
-            draft.delete(EXPIRY + key)
+            draft.delete(EXPIRY_COLUMN + key)
 
 
 def delete(draft: Draft, keys: Sequence[bytes]) -> None:
     """Remove keys."""
     for key in keys:
-        draft.delete(RAW + key)
-        draft.delete(EXPIRY + key)
+        draft.delete(RAW_COLUMN + key)
+        draft.delete(EXPIRY_COLUMN + key)
 
 
 def delete_range(draft: Draft, lower: bytes, upper: bytes) -> Unfinished | None:
     """Remove the keys of `[lower, upper)`."""
-    keys = [key[1:] for key, _ in islice(draft.scan(*column_range(RAW, lower, upper)), STEP_KEYS)]
+    keys = [
+        key[1:] for key, _ in islice(draft.scan(*column_range(RAW_COLUMN, lower, upper)), STEP_KEYS)
+    ]
     delete(draft, keys)
     if len(keys) < STEP_KEYS:
         return None
@@ -116,7 +117,7 @@ def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
     """At most `limit` keys that are past their end."""
     over = (
         key[1:]
-        for key, data in reader.scan(*column_range(EXPIRY, b"", b""))
+        for key, data in reader.scan(*column_range(EXPIRY_COLUMN, b"", b""))
         if _is_over(_seconds(data), now_s)
     )
     return list(islice(over, limit))

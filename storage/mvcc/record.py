@@ -1,21 +1,40 @@
-"""The two records of Percolator, a lock and a write, and their bytes (docs/format/mvcc.md). Pure.
+"""What the store keeps of a key: Percolator's lock and write records, and the keys they lie at
+(docs/format/mvcc.md). Pure.
 
-Named tuples and not dataclasses: they are made and taken apart on every request.
+A column is the first byte of a key. User keys are memcomparable-encoded ("encoded key" everywhere
+in this room), so that a version suffix cannot mix two user keys; timestamps descend, so that the
+newest version comes first. The META column holds small JSON documents, each with the number of its
+format.
+
+`Lock` and `Write` are named tuples and not dataclasses: they are made and taken apart on every
+request.
 """
 
+import json
 import struct
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
 
+from storage.codec import decode_u64_desc, encode_u64_desc
 from storage.model.errors import CorruptError
 
+LOCK_COLUMN = b"l"
+WRITE_COLUMN = b"w"
+VALUE_COLUMN = b"d"
+RAW_COLUMN = b"r"
+EXPIRY_COLUMN = b"e"
+META_COLUMN = b"m"
+AFTER_VERSIONS = b"\xff" * 9
+"""Appended to an encoded key: after all its versions, before the next encoded key."""
 PUT: Final = ord("P")
 DELETE: Final = ord("D")
 LOCK: Final = ord("L")
 PESSIMISTIC: Final = ord("S")
 ROLLBACK: Final = ord("R")
-
 SHORT_VALUE_MAX_BYTES: Final = 255
-
+_TS_BYTES = 8
+_GROUP = 9
 _VERSION: Final = 1
 _ASYNC_VERSION: Final = 2
 _HAS_SHORT_VALUE: Final = 1
@@ -25,6 +44,43 @@ _LOCK_HEAD = struct.Struct(">BBBQQQQQI")
 _WRITE_HEAD = struct.Struct(">BBBQ")
 _LENGTH = struct.Struct(">I")
 _SOURCE = struct.Struct(">Q")
+
+
+def lock_key(encoded: bytes) -> bytes:
+    """The one lock of a key."""
+    return LOCK_COLUMN + encoded
+
+
+def write_key(encoded: bytes, commit_ts: int) -> bytes:
+    """The write record of a key at `commit_ts`."""
+    return WRITE_COLUMN + encoded + encode_u64_desc(commit_ts)
+
+
+def value_key(encoded: bytes, start_ts: int) -> bytes:
+    """The value of a key that is too long for its write record."""
+    return VALUE_COLUMN + encoded + encode_u64_desc(start_ts)
+
+
+def split_version(key: bytes) -> tuple[bytes, int]:
+    """The encoded key and the timestamp of a key of the WRITE or VALUE column."""
+    return key[1:-_TS_BYTES], decode_u64_desc(key, len(key) - _TS_BYTES)
+
+
+def user_key(encoded: bytes) -> bytes:
+    """What `storage.codec.encode_bytes` encoded; for keys we wrote ourselves,
+    hence unchecked and fast.
+    """
+    data = bytearray(encoded)
+    padding = 0xFF - data[-1]
+    del data[_GROUP - 1 :: _GROUP]
+    return bytes(data[: len(data) - padding]) if padding else bytes(data)
+
+
+def column_range(column: bytes, lower: bytes, upper: bytes) -> tuple[bytes, bytes]:
+    """Bounds in `column` of the encoded keys `[lower, upper)`;
+    `upper == b""` means the end of the column.
+    """
+    return column + lower, column + upper if upper else bytes([column[0] + 1])
 
 
 class Lock(NamedTuple):
@@ -117,6 +173,23 @@ def decode_lock(data: bytes) -> Lock:
     return Lock(*fields, version == _ASYNC_VERSION, secondaries, txn_source)
 
 
+def decode_write(data: bytes) -> Write:
+    """Read what `Write.encode` wrote.
+
+    Raises:
+        CorruptError: too short, or of an unknown version.
+    """
+    if len(data) < _WRITE_HEAD.size or data[0] != _VERSION:
+        raise CorruptError(
+            f"a write record of {len(data)} bytes has no known version; was it written by a newer "
+            "store?"
+        )
+    _, kind, flags, start_ts = _WRITE_HEAD.unpack_from(data)
+    txn_source, end = _decode_source(data, flags, _WRITE_HEAD.size)
+    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
+    return Write(kind, start_ts, short_value, bool(flags & _OVERLAPPED_ROLLBACK), txn_source)
+
+
 def _flags(short_value: bytes | None, txn_source: int) -> int:
     return (0 if short_value is None else _HAS_SHORT_VALUE) | (_HAS_SOURCE if txn_source else 0)
 
@@ -165,18 +238,24 @@ def _decode_keys(data: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
     return tuple(keys), at
 
 
-def decode_write(data: bytes) -> Write:
-    """Read what `Write.encode` wrote.
+def encode_document(version: int, /, **fields: Any) -> bytes:
+    """A document of the format `version`."""
+    return json.dumps({"format": version, **fields}).encode()
+
+
+@contextmanager
+def reading_document(data: bytes, version: int, what: str) -> Iterator[Any]:
+    """What `encode_document` wrote, for a block that takes it apart; `what` names it in errors.
 
     Raises:
-        CorruptError: too short, or of an unknown version.
+        CorruptError: it is no such document, has another format, or lacks what the block looks for.
     """
-    if len(data) < _WRITE_HEAD.size or data[0] != _VERSION:
-        raise CorruptError(
-            f"a write record of {len(data)} bytes has no known version; was it written by a newer "
-            "store?"
-        )
-    _, kind, flags, start_ts = _WRITE_HEAD.unpack_from(data)
-    txn_source, end = _decode_source(data, flags, _WRITE_HEAD.size)
-    short_value = data[end:] if flags & _HAS_SHORT_VALUE else None
-    return Write(kind, start_ts, short_value, bool(flags & _OVERLAPPED_ROLLBACK), txn_source)
+    try:
+        document = json.loads(data)
+        if document["format"] != version:
+            raise CorruptError(
+                f"{what} has format {document['format']}; this program knows {version}"
+            )
+        yield document
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise CorruptError(f"{what} is damaged: {err}; restore the store from a backup") from err

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 from storage.kv import KV
 from storage.model.errors import NotFoundError
-from storage.mvcc.layout import (
-    LOCK,
-    RAW,
-    VALUE,
-    WRITE,
+from storage.mvcc.record import (
+    LOCK_COLUMN,
+    RAW_COLUMN,
+    VALUE_COLUMN,
+    WRITE_COLUMN,
     column_range,
     encode_document,
     reading_document,
@@ -29,7 +29,7 @@ from storage.mvcc.layout import (
 )
 
 _FORMAT = 1
-_COLUMNS = (LOCK, WRITE, VALUE, RAW)
+_COLUMNS = (LOCK_COLUMN, WRITE_COLUMN, VALUE_COLUMN, RAW_COLUMN)
 _WIDTH = 48
 """Bytes of a key that bisection looks at; keys that differ later only are not told apart."""
 
@@ -221,5 +221,5 @@ def _key_near(kv: KV, region: Region, offset_bytes: int) -> bytes | None:
 
 def _first(kv: KV, column: bytes, lower: bytes, upper: bytes) -> bytes | None:
     for key, _ in kv.scan(*column_range(column, lower, upper)):
-        return split_version(key)[0] if column in (WRITE, VALUE) else key[1:]
+        return split_version(key)[0] if column in (WRITE_COLUMN, VALUE_COLUMN) else key[1:]
     return None

@@ -3,19 +3,36 @@
 A lock that may still commit at or before `ts` stops the reader (KeyIsLocked), unless the caller
 knows its transaction: `resolved` ones commit later than `ts` or never, `committed` ones are
 committed at or before it.
+
+`scan_locks` and `key_history` show what is stored, whatever may be seen of it: for lock resolution,
+and for MvccGetByKey.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from storage.codec import encode_bytes
 from storage.kv import Reader
 from storage.model.ts import MAX_TS
-from storage.mvcc.draft import Versions
+from storage.mvcc.engine import Versions
 from storage.mvcc.errors import KeyIsLockedError
-from storage.mvcc.layout import AFTER_VERSIONS, LOCK, WRITE, column_range, split_version, user_key
-from storage.mvcc.record import DELETE, PUT, Lock, Write, decode_lock, decode_write
+from storage.mvcc.record import (
+    AFTER_VERSIONS,
+    DELETE,
+    LOCK_COLUMN,
+    PUT,
+    VALUE_COLUMN,
+    WRITE_COLUMN,
+    Lock,
+    Write,
+    column_range,
+    decode_lock,
+    decode_write,
+    split_version,
+    user_key,
+)
 
 _SEEK_AFTER = 32
 
@@ -105,7 +122,7 @@ class Snapshot:
         if self._ignore_locks:
             return
         for column_key, data in self._reader.scan(
-            *column_range(LOCK, lower, upper), reverse=reverse
+            *column_range(LOCK_COLUMN, lower, upper), reverse=reverse
         ):
             lock = decode_lock(data)
             key = user_key(column_key[1:])
@@ -149,7 +166,7 @@ class Snapshot:
         """The newest data write at or before ts of each key;
         a key with many versions is left by a seek.
         """
-        start, stop = column_range(WRITE, lower, upper)
+        start, stop = column_range(WRITE_COLUMN, lower, upper)
         while True:
             done, skipped = b"", 0
             for column_key, data in self._reader.scan(start, stop):
@@ -169,14 +186,16 @@ class Snapshot:
             else:
                 return
             # Just behind the last version of `done`, so the seek skips the rest of its versions.
-            start = WRITE + done + AFTER_VERSIONS
+            start = WRITE_COLUMN + done + AFTER_VERSIONS
 
     def _visible_backward(self, lower: bytes, upper: bytes) -> Iterator[tuple[bytes, Write]]:
         """Like `_visible_forward`, keys descending: versions then come oldest first,
         and the last that fits wins.
         """
         current, chosen = b"", None
-        for column_key, data in self._reader.scan(*column_range(WRITE, lower, upper), reverse=True):
+        for column_key, data in self._reader.scan(
+            *column_range(WRITE_COLUMN, lower, upper), reverse=True
+        ):
             encoded, commit_ts = split_version(column_key)
             if encoded != current:
                 if chosen is not None:
@@ -194,6 +213,40 @@ def scan_locks(
     reader: Reader, lower: bytes, upper: bytes, max_ts: int, limit: int
 ) -> list[tuple[bytes, Lock]]:
     """(raw key, lock) of the encoded range with start_ts <= `max_ts`, at most `limit` (0: all)."""
-    pairs = reader.scan(*column_range(LOCK, lower, upper))
+    pairs = reader.scan(*column_range(LOCK_COLUMN, lower, upper))
     locks = ((user_key(key[1:]), decode_lock(data)) for key, data in pairs)
     return list(islice((item for item in locks if item[1].start_ts <= max_ts), limit or None))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHistory:
+    """Everything stored for one key; `values` are (start_ts, value) of the value column."""
+
+    lock: Lock | None
+    writes: tuple[tuple[int, Write], ...]
+    values: tuple[tuple[int, bytes], ...]
+
+
+def key_history(reader: Reader, key: bytes) -> KeyHistory:
+    """All records of one raw key, newest first."""
+    encoded = encode_bytes(key)
+    versions = Versions(reader)
+    values = reader.scan(VALUE_COLUMN + encoded, VALUE_COLUMN + encoded + AFTER_VERSIONS)
+    return KeyHistory(
+        versions.lock(encoded),
+        tuple(versions.writes(encoded)),
+        tuple((split_version(column_key)[1], value) for column_key, value in values),
+    )
+
+
+def key_of_transaction(reader: Reader, lower: bytes, upper: bytes, start_ts: int) -> bytes | None:
+    """The first raw key of the encoded range that the transaction locked,
+    wrote or is rolled back on; walks it all.
+    """
+    for column_key, data in reader.scan(*column_range(LOCK_COLUMN, lower, upper)):
+        if decode_lock(data).start_ts == start_ts:
+            return user_key(column_key[1:])
+    for column_key, data in reader.scan(*column_range(WRITE_COLUMN, lower, upper)):
+        if decode_write(data).start_ts == start_ts:
+            return user_key(split_version(column_key)[0])
+    return None

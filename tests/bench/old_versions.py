@@ -8,8 +8,7 @@ from pathlib import Path
 from storage.codec import encode_bytes
 from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
-from storage.mvcc.layout import write_key
-from storage.mvcc.record import PUT, Write
+from storage.mvcc.record import PUT, Write, write_key
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import row_key
 

@@ -36,8 +36,8 @@ from server.store.feed.outbox import Failure, Outbox, Resolved, Rows
 from server.store.feed.subscription import Subscription, chunks
 from server.store.region_table import RegionGate
 from storage.model.errors import UnavailableError
-from storage.mvcc.draft import Change
-from storage.mvcc.open_locks import OpenLocks
+from storage.mvcc.change_feed import OpenLocks
+from storage.mvcc.engine import Change
 from storage.mvcc.region import Region
 
 _log = structlog.get_logger(__name__)

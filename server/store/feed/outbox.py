@@ -17,7 +17,7 @@ from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
 from storage.byte_budget import ByteBudget
-from storage.mvcc.draft import COMMITTED, PREWRITE, Change
+from storage.mvcc.engine import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 
 _CONTROL_BYTES = 64

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from storage.mvcc.draft import Change
+from storage.mvcc.engine import Change
 from storage.mvcc.region import Region
 
 MAX_EVENT_BYTES = 1 << 20

@@ -21,14 +21,21 @@ from server.store.paced_scan import ByteRate
 from server.store.region_table import RegionGate
 from storage.codec import encode_bytes
 from storage.kv import WriteBatch
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import Engine
+from storage.mvcc.engine import Draft, Engine
+from storage.mvcc.gc import VersionCounts, stored_versions
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.layout import LOCK, WRITE, column_range, lock_key, write_key
-from storage.mvcc.record import DELETE, PUT, Write
+from storage.mvcc.record import (
+    DELETE,
+    LOCK_COLUMN,
+    PUT,
+    WRITE_COLUMN,
+    Write,
+    column_range,
+    lock_key,
+    write_key,
+)
 from storage.mvcc.region import Region, RegionMap, region_bytes
 from storage.mvcc.snapshot import Snapshot
-from storage.mvcc.version_counts import VersionCounts, stored_versions
 
 BORDER = encode_bytes(b"k00050")
 LEFT, RIGHT = Region(1, 11, b"", BORDER), Region(2, 12, BORDER, b"")
@@ -166,7 +173,7 @@ async def test_a_range_is_destroyed_in_slices_that_leave_time_to_others(
         assert sum(slices) == 1900 * 3
         assert max(slices) <= 512
         assert sum(work_s) <= passed_s * 0.25 + 0.01
-        left = [key for key, _ in store.kv.scan(*column_range(WRITE, b"", b""))]
+        left = [key for key, _ in store.kv.scan(*column_range(WRITE_COLUMN, b"", b""))]
         assert len(left) == 100 * 3
 
 
@@ -188,8 +195,8 @@ async def test_locks_of_a_destroyed_range_are_forgotten_though_who_asked_is_gone
             )
             await asyncio.wait_for(forgotten.wait(), 60)
             destroying.cancel()
-        assert list(store.kv.scan(*column_range(LOCK, b"", b""))) == []
-        assert list(store.kv.scan(*column_range(WRITE, b"", b"")))
+        assert list(store.kv.scan(*column_range(LOCK_COLUMN, b"", b""))) == []
+        assert list(store.kv.scan(*column_range(WRITE_COLUMN, b"", b"")))
 
 
 async def test_a_destroyed_range_is_counted_anew(tmp_path: Path) -> None:

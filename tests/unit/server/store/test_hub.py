@@ -11,8 +11,8 @@ from server.store.feed.outbox import Failure, Outbox, Rows
 from server.store.feed.subscription import Subscription
 from server.store.region_table import RegionGate
 from storage.byte_budget import ByteBudget
-from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
-from storage.mvcc.open_locks import OpenLocks
+from storage.mvcc.change_feed import OpenLocks
+from storage.mvcc.engine import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.record import DELETE, PUT
 from storage.mvcc.region import Region, RegionMap
 

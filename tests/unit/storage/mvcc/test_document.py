@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.mvcc.layout import encode_document, reading_document
+from storage.mvcc.record import encode_document, reading_document
 
 
 @given(

@@ -12,14 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from storage.codec import encode_bytes
 from storage.kv import WriteBatch
 from storage.mvcc import gc, percolator
-from storage.mvcc.draft import Versions
-from storage.mvcc.engine import Command, Engine
-from storage.mvcc.gc import RangeGC
-from storage.mvcc.history import key_history
+from storage.mvcc.engine import Command, Engine, Versions
+from storage.mvcc.gc import RangeGC, VersionCounts
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, prewrite
 from storage.mvcc.record import PUT
-from storage.mvcc.snapshot import Snapshot
-from storage.mvcc.version_counts import VersionCounts
+from storage.mvcc.snapshot import Snapshot, key_history
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.histories import TXNS, History, played
 

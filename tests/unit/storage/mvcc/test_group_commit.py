@@ -12,8 +12,7 @@ import pytest
 
 from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
-from storage.mvcc.draft import PREWRITE, Change, Draft
-from storage.mvcc.engine import Engine
+from storage.mvcc.engine import PREWRITE, Change, Draft, Engine
 from storage.mvcc.errors import InvalidTxnError, StoreStoppedError
 from storage.mvcc.group_commit import MAX_WAITING_COMMANDS, GroupCommit, StoreBusyError
 from storage.mvcc.record import PUT

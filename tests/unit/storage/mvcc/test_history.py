@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.mvcc.draft import COMMITTED, PREWRITE, Change
-from storage.mvcc.history import changes_since
+from storage.mvcc.change_feed import changes_since
+from storage.mvcc.engine import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import DELETE, PUT
 from tests.unit.storage.mvcc.histories import TXNS, History, played
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.mvcc.lock_queue import Edge, LockQueue, Waiter
+from storage.mvcc.pessimistic import Edge, LockQueue, Waiter
 
 TXNS = st.integers(1, 6)
 STEPS = st.lists(st.tuples(TXNS, st.sampled_from([b"a", b"b", b"c", b"d"])), max_size=12)

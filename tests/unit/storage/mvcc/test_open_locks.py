@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
-from storage.mvcc.draft import COMMIT, PREWRITE, ROLLBACK, Change
-from storage.mvcc.open_locks import OpenLocks, stored_locks
+from storage.mvcc.change_feed import OpenLocks, stored_locks
+from storage.mvcc.engine import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.record import PUT
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.mvcc.histories import TXNS, History, played

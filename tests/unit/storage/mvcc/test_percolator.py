@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.mvcc import errors, percolator, pessimistic
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import Command, Engine
+from storage.mvcc.engine import Command, Draft, Engine
 from storage.mvcc.errors import MvccError
 from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Assertion, Mutation, Op, Prewrite, Prewritten, prewrite

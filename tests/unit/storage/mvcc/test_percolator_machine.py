@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from storage.codec import encode_bytes
-from storage.mvcc import percolator, status
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import Command, Engine
+from storage.mvcc import percolator
+from storage.mvcc.engine import Command, Draft, Engine
 from storage.mvcc.errors import KeyIsLockedError, MvccError
+from storage.mvcc.percolator import StatusCheck
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import Touch
 from storage.mvcc.record import ROLLBACK
 from storage.mvcc.snapshot import Snapshot
-from storage.mvcc.status import StatusCheck
 from tests.memory_kv import MemoryKV
 
 KEYS = [b"a", b"b", b"c"]
@@ -167,11 +166,11 @@ class Percolator(RuleBasedStateMachine):
             current_ts=NEVER,
             rollback_if_not_exist=True,
         )
-        found = self.run_command(partial(status.check_txn_status, check=check))
+        found = self.run_command(partial(percolator.check_txn_status, check=check))
         commit_ts = found.commit_ts
         if found.lock is not None:
             asked = partial(
-                status.check_secondaries, keys=found.lock.secondaries, start_ts=txn.start_ts
+                percolator.check_secondaries, keys=found.lock.secondaries, start_ts=txn.start_ts
             )
             secondaries = self.run_command(asked)
             locks = [found.lock, *(lock for _, lock in secondaries.locks)]
@@ -181,12 +180,12 @@ class Percolator(RuleBasedStateMachine):
                 commit_ts = max(lock.min_commit_ts for lock in locks)
             else:
                 forced = partial(
-                    status.check_txn_status, check=replace(check, force_sync_commit=True)
+                    percolator.check_txn_status, check=replace(check, force_sync_commit=True)
                 )
                 commit_ts = self.run_command(forced).commit_ts
         txn.decided.add(commit_ts)
         outcomes = {txn.start_ts: commit_ts}
-        self.run_command(partial(status.resolve_range, lower=b"", upper=b"", outcomes=outcomes))
+        self.run_command(partial(percolator.resolve_range, lower=b"", upper=b"", outcomes=outcomes))
 
     @rule(number=PICK, ahead=st.integers(0, 3))
     def push(self, number: int, ahead: int) -> None:
@@ -197,7 +196,7 @@ class Percolator(RuleBasedStateMachine):
         check = StatusCheck(
             primary=txn.keys[0], start_ts=txn.start_ts, caller_start_ts=self.clock, current_ts=0
         )
-        self.run_command(partial(status.check_txn_status, check=check))
+        self.run_command(partial(percolator.check_txn_status, check=check))
         self.clock += ahead
 
     @rule(key=st.sampled_from(KEYS), back=st.integers(0, 5))

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from storage.codec import encode_bytes
-from storage.mvcc import errors, percolator, pessimistic, status
-from storage.mvcc.draft import COMMITTED, PREWRITE, Draft
-from storage.mvcc.engine import Command, Engine
+from storage.mvcc import errors, percolator, pessimistic
+from storage.mvcc.engine import COMMITTED, PREWRITE, Command, Draft, Engine
 from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.read_fence import ReadFence
@@ -203,12 +202,12 @@ def test_the_primary_of_an_async_commit_is_shown_whatever_its_age_until_forced()
     engine = engine_at(20)
     run(engine, put(b"p", async_commit=True, secondaries=[b"s"]))
     asked = {"primary": b"p", "start_ts": 5, "caller_start_ts": 90, "current_ts": 1 << 40}
-    found = run(engine, partial(status.check_txn_status, check=status.StatusCheck(**asked)))
-    assert (found.action, found.lock) == (status.Action.NO_ACTION, lock_of(engine, b"p"))
-    forced = status.StatusCheck(**asked, force_sync_commit=True)
+    found = run(engine, partial(percolator.check_txn_status, check=percolator.StatusCheck(**asked)))
+    assert (found.action, found.lock) == (percolator.Action.NO_ACTION, lock_of(engine, b"p"))
+    forced = percolator.StatusCheck(**asked, force_sync_commit=True)
     assert (
-        run(engine, partial(status.check_txn_status, check=forced)).action
-        is status.Action.TTL_EXPIRE_ROLLBACK
+        run(engine, partial(percolator.check_txn_status, check=forced)).action
+        is percolator.Action.TTL_EXPIRE_ROLLBACK
     )
 
 

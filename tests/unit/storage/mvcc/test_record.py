@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.model.errors import CorruptError
-from storage.mvcc.layout import (
-    AFTER_VERSIONS,
-    column_range,
-    lock_key,
-    split_version,
-    user_key,
-    value_key,
-    write_key,
-)
 from storage.mvcc.record import (
+    AFTER_VERSIONS,
     DELETE,
     LOCK,
     PESSIMISTIC,
@@ -26,8 +18,14 @@ from storage.mvcc.record import (
     ROLLBACK,
     Lock,
     Write,
+    column_range,
     decode_lock,
     decode_write,
+    lock_key,
+    split_version,
+    user_key,
+    value_key,
+    write_key,
 )
 from storage.mvcc.region import Region, decode_regions, encode_regions
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.codec import encode_bytes
 from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
-from storage.mvcc.layout import lock_key, value_key, write_key
+from storage.mvcc.record import lock_key, value_key, write_key
 from storage.mvcc.region import Region, is_empty, range_bytes, region_bytes, split_keys
 from tests.memory_kv import MemoryKV
 

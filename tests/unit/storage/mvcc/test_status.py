@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 
 from storage.codec import encode_bytes
 from storage.model.ts import MAX_TS, compose
-from storage.mvcc import errors, percolator, pessimistic, status
-from storage.mvcc.draft import Draft
-from storage.mvcc.engine import Engine
+from storage.mvcc import errors, percolator, pessimistic
+from storage.mvcc.engine import Draft, Engine
+from storage.mvcc.percolator import Action, StatusCheck
 from storage.mvcc.pessimistic import PessimisticLock
 from storage.mvcc.prewrite import Mutation, Op, Prewrite, Prewritten, prewrite
 from storage.mvcc.snapshot import Snapshot, scan_locks
-from storage.mvcc.status import Action, StatusCheck
 from tests.memory_kv import MemoryKV
 
 START = compose(1000)
@@ -35,7 +34,7 @@ def engine_with_lock(min_commit_ts: int = 0, *keys: bytes) -> Engine:
     return engine
 
 
-def check(engine: Engine, **asked: int | bool | bytes) -> status.TxnStatus | errors.MvccError:
+def check(engine: Engine, **asked: int | bool | bytes) -> percolator.TxnStatus | errors.MvccError:
     question: dict[str, Any] = {
         "primary": b"p",
         "start_ts": START,
@@ -43,51 +42,51 @@ def check(engine: Engine, **asked: int | bool | bytes) -> status.TxnStatus | err
         "current_ts": ALIVE,
     } | asked
     request = StatusCheck(**question)
-    found: status.TxnStatus | errors.MvccError = engine.apply(
-        [partial(status.check_txn_status, check=request)]
+    found: percolator.TxnStatus | errors.MvccError = engine.apply(
+        [partial(percolator.check_txn_status, check=request)]
     ).results[0]
     return found
 
 
 def test_a_live_transaction_shows_its_lock() -> None:
     found = check(engine_with_lock())
-    assert isinstance(found, status.TxnStatus)
+    assert isinstance(found, percolator.TxnStatus)
     assert found.lock is not None
     assert (found.action, found.lock.ttl_ms) == (Action.NO_ACTION, 3000)
 
 
 def test_an_expired_transaction_is_rolled_back_for_good() -> None:
     engine = engine_with_lock()
-    assert check(engine, current_ts=EXPIRED) == status.TxnStatus(Action.TTL_EXPIRE_ROLLBACK)
-    assert check(engine) == status.TxnStatus()
+    assert check(engine, current_ts=EXPIRED) == percolator.TxnStatus(Action.TTL_EXPIRE_ROLLBACK)
+    assert check(engine) == percolator.TxnStatus()
     late = partial(percolator.commit, keys=[b"p"], start_ts=START, commit_ts=EXPIRED)
     assert isinstance(engine.apply([late]).results[0], errors.TxnLockNotFoundError)
 
 
 def test_a_heartbeat_keeps_it_alive() -> None:
     engine = engine_with_lock()
-    beat = partial(status.heartbeat, primary=b"p", start_ts=START, ttl_ms=9000)
+    beat = partial(percolator.heartbeat, primary=b"p", start_ts=START, ttl_ms=9000)
     assert engine.apply([beat]).results == [9000]
     found = check(engine, current_ts=EXPIRED)
-    assert isinstance(found, status.TxnStatus)
+    assert isinstance(found, percolator.TxnStatus)
     assert found.lock is not None
 
 
 def test_a_committed_transaction_tells_its_commit_ts() -> None:
     engine = engine_with_lock()
     engine.apply([partial(percolator.commit, keys=[b"p"], start_ts=START, commit_ts=START + 7)])
-    assert check(engine) == status.TxnStatus(commit_ts=START + 7)
+    assert check(engine) == percolator.TxnStatus(commit_ts=START + 7)
 
 
 def test_an_unknown_transaction_is_an_error_or_rolled_back_as_asked() -> None:
     engine = Engine(MemoryKV())
     assert isinstance(check(engine), errors.TxnNotFoundError)
     undone = check(engine, rollback_if_not_exist=True)
-    assert undone == status.TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
+    assert undone == percolator.TxnStatus(Action.LOCK_NOT_EXIST_ROLLBACK)
     pessimistic_check = check(
         engine, start_ts=START + 1, rollback_if_not_exist=True, resolving_pessimistic_lock=True
     )
-    assert pessimistic_check == status.TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
+    assert pessimistic_check == percolator.TxnStatus(Action.LOCK_NOT_EXIST_DO_NOTHING)
 
 
 def test_a_reader_pushes_min_commit_ts_past_itself_and_then_reads() -> None:
@@ -96,7 +95,7 @@ def test_a_reader_pushes_min_commit_ts_past_itself_and_then_reads() -> None:
     with pytest.raises(errors.KeyIsLockedError):
         Snapshot(engine.kv, reader_ts).get(b"p")
     pushed = check(engine, caller_start_ts=reader_ts, current_ts=reader_ts + 5)
-    assert isinstance(pushed, status.TxnStatus)
+    assert isinstance(pushed, percolator.TxnStatus)
     assert pushed.action is Action.MIN_COMMIT_TS_PUSHED
     assert Snapshot(engine.kv, reader_ts).get(b"p") is None
     early = partial(percolator.commit, keys=[b"p"], start_ts=START, commit_ts=reader_ts)
@@ -105,7 +104,7 @@ def test_a_reader_pushes_min_commit_ts_past_itself_and_then_reads() -> None:
 
 def test_an_autocommit_reader_passes_without_a_push() -> None:
     found = check(engine_with_lock(), caller_start_ts=MAX_TS)
-    assert isinstance(found, status.TxnStatus)
+    assert isinstance(found, percolator.TxnStatus)
     assert found.action is Action.MIN_COMMIT_TS_PUSHED
 
 
@@ -127,17 +126,17 @@ def test_an_expired_pessimistic_lock_goes_without_a_record() -> None:
     )
     engine.apply([partial(pessimistic.pessimistic_lock, request=request)])
     found = check(engine, current_ts=EXPIRED, resolving_pessimistic_lock=True)
-    assert found == status.TxnStatus(Action.TTL_EXPIRE_PESSIMISTIC_ROLLBACK)
+    assert found == percolator.TxnStatus(Action.TTL_EXPIRE_PESSIMISTIC_ROLLBACK)
     assert percolator.outcome(Draft(engine.kv), encode_bytes(b"p"), START) is None
 
 
 def test_cleanup_rolls_back_unless_alive_and_tells_a_commit() -> None:
     engine = engine_with_lock(0, b"p", b"s")
-    alive = partial(status.cleanup, key=b"p", start_ts=START, current_ts=ALIVE)
+    alive = partial(percolator.cleanup, key=b"p", start_ts=START, current_ts=ALIVE)
     assert isinstance(engine.apply([alive]).results[0], errors.KeyIsLockedError)
     engine.apply([partial(percolator.commit, keys=[b"s"], start_ts=START, commit_ts=START + 3)])
     told = [
-        partial(status.cleanup, key=key, start_ts=START, current_ts=0)
+        partial(percolator.cleanup, key=key, start_ts=START, current_ts=0)
         for key in (b"p", b"s", b"unknown")
     ]
     assert engine.apply(told).results == [0, START + 3, 0]
@@ -145,11 +144,11 @@ def test_cleanup_rolls_back_unless_alive_and_tells_a_commit() -> None:
 
 def test_check_secondaries_decides_by_one_missing_lock() -> None:
     engine = engine_with_lock(0, b"p", b"s")
-    ask = partial(status.check_secondaries, start_ts=START)
+    ask = partial(percolator.check_secondaries, start_ts=START)
     both = engine.apply([partial(ask, keys=[b"p", b"s"])]).results[0]
     assert [key for key, _ in both.locks] == [b"p", b"s"]
     missing = engine.apply([partial(ask, keys=[b"s", b"never"])]).results[0]
-    assert missing == status.SecondariesStatus(())
+    assert missing == percolator.SecondariesStatus(())
     engine.apply([partial(percolator.commit, keys=[b"p"], start_ts=START, commit_ts=START + 3)])
     assert engine.apply([partial(ask, keys=[b"p"])]).results[0].commit_ts == START + 3
 
@@ -171,7 +170,7 @@ def test_resolve_range_ends_exactly_the_named_transactions_inside(
         engine.apply([partial(prewrite, txn=txn)])
     bounds = encode_bytes(lower), encode_bytes(upper) if upper else b""
     engine.apply(
-        [partial(status.resolve_range, lower=bounds[0], upper=bounds[1], outcomes=outcomes)]
+        [partial(percolator.resolve_range, lower=bounds[0], upper=bounds[1], outcomes=outcomes)]
     )
     ended = {
         k for k, s in owners.items() if s in outcomes and lower <= k and (not upper or k < upper)

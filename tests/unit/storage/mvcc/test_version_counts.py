@@ -6,10 +6,9 @@ from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
 from storage.model.errors import CorruptError
-from storage.mvcc.layout import write_key
-from storage.mvcc.record import DELETE, PUT, Write
+from storage.mvcc.gc import VersionCounts, counts_key, stored_versions
+from storage.mvcc.record import DELETE, PUT, Write, write_key
 from storage.mvcc.region import Region, RegionMap
-from storage.mvcc.version_counts import VersionCounts, counts_key, stored_versions
 from tests.memory_kv import MemoryKV
 
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
