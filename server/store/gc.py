@@ -209,7 +209,7 @@ class Collector:
         touched = [
             region.region_id for region in parts.gate.regions if region.overlaps(lower, upper)
         ]
-        parts.versions.forget(parts.gate.regions, touched)
+        parts.versions.replace_map(parts.gate.regions, touched)
         return touched
 
 

@@ -156,7 +156,7 @@ class RegionTable:
         self, regions: RegionMap, changed: list[int], old: Sequence[Region], new: Sequence[Region]
     ) -> None:
         self.gate.regions = regions
-        self.versions.forget(regions, changed)
+        self.versions.replace_map(regions, changed)
         self.on_change(old, new)
 
 

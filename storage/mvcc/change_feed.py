@@ -40,6 +40,8 @@ def changes_since(
     The range is encoded. With `old_values`, each change carries the value it replaced.
     """
     versions = Versions(reader)
+    # What is locked now commits live, and a live COMMIT carries no value: the subscriber matches it
+    # with this PREWRITE.
     for column_key, data in reader.scan(*column_range(LOCK_COLUMN, lower, upper)):
         lock = decode_lock(data)
         if lock.changes_data:
@@ -50,6 +52,7 @@ def changes_since(
         if pending is not None and pending.encoded != encoded:
             yield pending
             pending = None
+        # Of the versions up to the checkpoint, one is read where a newer one needs its old value.
         if pending is None and commit_ts <= checkpoint_ts:
             continue
         write = decode_write(data)
@@ -60,10 +63,9 @@ def changes_since(
             yield pending._replace(old_value=value) if old_values else pending
             pending = None
         if commit_ts > checkpoint_ts:
-            key = user_key(encoded)
             pending = Change(
                 COMMITTED,
-                key,
+                user_key(encoded),
                 encoded,
                 write.kind,
                 write.start_ts,
@@ -114,9 +116,14 @@ class OpenLocks:
         elif change.event in (COMMIT, ROLLBACK):
             self._close(change.encoded)
 
-    def forget(self, lower: bytes, upper: bytes) -> None:
+    def remove_range(self, lower: bytes, upper: bytes) -> None:
         """Follow the destruction of an encoded range."""
-        for encoded in [key for key in self._locks if lower <= key and (not upper or key < upper)]:
+        destroyed = [
+            encoded
+            for encoded in self._locks
+            if lower <= encoded and (not upper or encoded < upper)
+        ]
+        for encoded in destroyed:
             self._close(encoded)
 
     def min_start_ts(self, start_key: bytes) -> int | None:

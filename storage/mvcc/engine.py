@@ -87,10 +87,10 @@ class Versions:
 
     def value(self, encoded: bytes, newest_ts: int = MAX_TS) -> bytes | None:
         """What a key is at `newest_ts`, whatever its lock."""
-        write = self.data_write(encoded, newest_ts)
-        return (
-            None if write is None or write[1].kind != PUT else self.written_value(encoded, write[1])
-        )
+        newest = self.data_write(encoded, newest_ts)
+        if newest is None or newest[1].kind != PUT:
+            return None
+        return self.written_value(encoded, newest[1])
 
     def written_value(self, encoded: bytes, record: Write | Lock) -> bytes:
         """The value of a PUT record.
@@ -194,6 +194,8 @@ class Draft(Versions):
         self._stage, self._stage_changes, self._stage_unlocked = {}, [], []
 
     def _own_keys(self, lower: bytes, upper: bytes) -> list[bytes]:
+        # The versions of one key, which every command asks for: a group may hold thousands of other
+        # writes, so these are found by key and not by looking at all of them.
         if lower[:1] == WRITE_COLUMN and upper.endswith(AFTER_VERSIONS):
             versions: set[bytes] = self._new_writes.get(upper[1 : -len(AFTER_VERSIONS)], set())
             return [key for key in versions if lower <= key < upper]
@@ -204,11 +206,13 @@ class Draft(Versions):
     def _merged(
         self, own: list[bytes], base: Iterator[tuple[bytes, bytes]], *, reverse: bool
     ) -> Iterator[tuple[bytes, bytes]]:
-        mine = ((key, b"") for key in own)
-        hidden = set(own)
-        others = ((key, value) for key, value in base if key not in hidden)
-        for key, value in merge(mine, others, key=lambda pair: pair[0], reverse=reverse):
-            current = self.get(key) if key in hidden else value
+        changed = set(own)
+        changed_pairs = ((key, b"") for key in own)
+        base_pairs = ((key, value) for key, value in base if key not in changed)
+        pairs = merge(changed_pairs, base_pairs, key=lambda pair: pair[0], reverse=reverse)
+        for key, value in pairs:
+            # None: the group deleted it.
+            current = self.get(key) if key in changed else value
             if current is not None:
                 yield key, current
 
@@ -262,12 +266,13 @@ class Engine:
         for command in commands:
             try:
                 results.append(command(draft))
-            except (MvccError, CorruptError) as err:  # damage met by a command: the others go on
+            except (MvccError, CorruptError) as err:
+                # A refusal, or damage under one key, is this command's alone: the others go on.
                 draft.discard()
                 results.append(err)
             except TidemarkError:
                 raise  # the disk failed, not the command
-            except Exception as err:  # noqa: BLE001 - nothing of the command is kept, and its neighbours go on
+            except Exception as err:  # noqa: BLE001 - a defect ends its command, not the group
                 draft.discard()
                 results.append(request_error(err, "store command"))
             else:

@@ -107,34 +107,35 @@ class RangeGC:
 
     def batches(self) -> Generator[list[bytes], None, None]:
         """Store keys to delete; an empty batch means only that some time has passed."""
-        current, kept_newest, hides, left_at_start = b"", False, b"", 0
+        current, kept_newest, newest_delete, left_at_start = b"", False, b"", 0
         for seen, (column_key, data) in enumerate(self._reader.scan(*self._bounds), 1):
             encoded, commit_ts = split_version(column_key)
             if encoded != current:
-                self._end_row(hides, left_at_start)
-                current, kept_newest, hides, left_at_start = encoded, False, b"", self.left.versions
+                self._end_row(newest_delete, left_at_start)
+                current, kept_newest, newest_delete = encoded, False, b""
+                left_at_start = self.left.versions
             write = decode_write(data)
-            newest = (
-                commit_ts <= self._safe_point and not kept_newest and write.kind in (PUT, DELETE)
-            )
-            if commit_ts > self._safe_point or (newest and write.kind == PUT):
+            if commit_ts > self._safe_point:
                 self.left.add(write.kind, commit_ts)
-            elif newest:
-                # The newest version is a Delete: it goes after everything it hides, or a crash in
-                # between would bring an old row back.
-                hides = column_key
-            else:
+            elif kept_newest or write.kind not in (PUT, DELETE):
                 self._drop(column_key, encoded, write)
-            kept_newest = kept_newest or newest
+            else:
+                kept_newest = True
+                if write.kind == PUT:
+                    self.left.add(write.kind, commit_ts)
+                else:
+                    # The newest version is a Delete: it goes after everything it hides, or a crash
+                    # in between would bring an old row back.
+                    newest_delete = column_key
             if self._batch_bytes >= BATCH_BYTES or not seen % STEP_RECORDS:
                 yield self._taken()
-        self._end_row(hides, left_at_start)
+        self._end_row(newest_delete, left_at_start)
         if self._batch:
             yield self._taken()
 
-    def _end_row(self, hides: bytes, left_at_start: int) -> None:
-        if hides:
-            self._append(hides)
+    def _end_row(self, newest_delete: bytes, left_at_start: int) -> None:
+        if newest_delete:
+            self._append(newest_delete)
         self.left.rows += self.left.versions > left_at_start
 
     def _drop(self, column_key: bytes, encoded: bytes, write: Write) -> None:
@@ -234,14 +235,15 @@ class RegionVersions:
     which the writer of groups calls.
     """
 
-    def __init__(self, regions: RegionMap, known: Mapping[int, VersionCounts]) -> None:
+    def __init__(self, regions: RegionMap, counts: Mapping[int, VersionCounts]) -> None:
         self._regions = regions
-        self._known = dict(known)
-        self._walked: dict[int, VersionCounts] = {}
+        self._counts = dict(counts)
+        # What is written to a region since its walk took its snapshot: the walk does not see it.
+        self._since_walk: dict[int, VersionCounts] = {}
 
     def get(self, region_id: int) -> VersionCounts | None:
         """A region's counts; None before its first walk."""
-        return self._known.get(region_id)
+        return self._counts.get(region_id)
 
     def count(self, ops: Mapping[bytes, bytes | None]) -> dict[bytes, bytes]:
         """Count what a group writes; returns what must be written with it,
@@ -259,38 +261,38 @@ class RegionVersions:
 
     def begin_walk(self, region: Region) -> None:
         """A snapshot of the region was taken now; what is written from here on is not in it."""
-        self._walked[region.region_id] = VersionCounts()
+        self._since_walk[region.region_id] = VersionCounts()
 
     def end_walk(self, region: Region, left: VersionCounts) -> dict[bytes, bytes]:
         """The walk has left this of its snapshot; returns what to write.
 
         Nothing if the region changed meanwhile.
         """
-        since = self._walked.pop(region.region_id, None)
+        since = self._since_walk.pop(region.region_id, None)
         if since is None or self._regions.get(region.region_id) != region:
             return {}
-        self._known[region.region_id] = left.plus(since)
+        self._counts[region.region_id] = left.plus(since)
         return {counts_key(region.region_id): self._record(region)}
 
-    def forget(self, regions: RegionMap, changed: Iterable[int]) -> None:
-        """Take over a new map; nothing is known of the regions that changed until they are
+    def replace_map(self, regions: RegionMap, changed: Iterable[int]) -> None:
+        """Take over a new map, and drop the counts of the regions that changed until they are
         walked.
         """
         self._regions = regions
         for region_id in changed:
-            self._known.pop(region_id, None)
-            self._walked.pop(region_id, None)
+            self._counts.pop(region_id, None)
+            self._since_walk.pop(region_id, None)
 
     def _add(self, region_id: int, kind: int, commit_ts: int) -> bool:
-        if region_id in self._walked:
-            self._walked[region_id].add(kind, commit_ts)
-        if region_id not in self._known:
+        if region_id in self._since_walk:
+            self._since_walk[region_id].add(kind, commit_ts)
+        if region_id not in self._counts:
             return False
-        self._known[region_id].add(kind, commit_ts)
+        self._counts[region_id].add(kind, commit_ts)
         return True
 
     def _record(self, region: Region) -> bytes:
-        counts = self._known[region.region_id]
+        counts = self._counts[region.region_id]
         return _RECORD.pack(
             region.version, counts.rows, counts.puts, counts.versions, counts.min_ts
         )

@@ -140,9 +140,11 @@ class GroupCommit:
             if group.changes:
                 self._observe(group.changes)
         except BaseException:
+            # The batch may be on disk or not: nobody may be told either.
             for waiter in waiters:
                 self._refuse(waiter.future)
             raise
+        # Only now: who waits in the fence must find the group on disk, and its observers told.
         self._engine.fence.release()
         self._on_group(len(commands), loop.time() - began)
         at = 0

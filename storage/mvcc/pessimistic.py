@@ -166,7 +166,7 @@ def _give_back(
 ) -> None:
     if lock is None or lock.kind != PESSIMISTIC or lock.start_ts != start_ts:
         return
-    # A lock with a later for_update_ts belongs to a later statement of the same transaction.
+    # One with a later for_update_ts was taken again by a later try, which still counts on it.
     if lock.for_update_ts <= for_update_ts:
         draft.delete_lock(encoded)
 

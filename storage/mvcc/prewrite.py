@@ -109,19 +109,19 @@ class Prewrite:
 
 
 class Checked(NamedTuple):
-    """A mutation that may be written; `held` is the transaction's own lock,
+    """A mutation that may be written; `lock` is the transaction's own lock,
     `newest_ts` the newest commit_ts seen.
     """
 
     mutation: Mutation
     encoded: bytes
-    held: Lock | None = None
+    lock: Lock | None = None
     newest_ts: int = 0
 
     @property
     def is_prewritten(self) -> bool:
         """Whether an earlier attempt did this one already."""
-        return self.held is not None and self.held.kind != PESSIMISTIC
+        return self.lock is not None and self.lock.kind != PESSIMISTIC
 
 
 class CommittedBeforeError(Exception):
@@ -174,7 +174,7 @@ def _check_key(draft: Draft, txn: Prewrite, mutation: Mutation, index: int) -> C
         return Checked(mutation, encoded, lock)
     elif txn.locked_at and txn.locked_at.get(index, lock.for_update_ts) != lock.for_update_ts:
         raise PessimisticLockLostError(mutation.key, txn.start_ts)
-    _check_beliefs(draft, txn, mutation, encoded)
+    _check_existence(draft, txn, mutation, encoded)
     return Checked(mutation, encoded, lock, newest_ts)
 
 
@@ -215,10 +215,10 @@ def _check_newest(
     return newest_ts
 
 
-def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:
+def _check_existence(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: bytes) -> None:
     must_be_new = mutation.op in (Op.INSERT, Op.CHECK_NOT_EXISTS)
-    asserted = mutation.assertion if txn.check_assertions else Assertion.NONE
-    if not must_be_new and asserted == Assertion.NONE:
+    assertion = mutation.assertion if txn.check_assertions else Assertion.NONE
+    if not must_be_new and assertion == Assertion.NONE:
         return
     if must_be_new:
         # The answer tells what this transaction has read, so no computed commit_ts may come below
@@ -228,9 +228,10 @@ def _check_beliefs(draft: Draft, txn: Prewrite, mutation: Mutation, encoded: byt
     exists = newest is not None and newest[1].kind == PUT
     if must_be_new and exists:
         raise AlreadyExistsError(mutation.key)
-    if (asserted == Assertion.EXIST and not exists) or (asserted == Assertion.NOT_EXIST and exists):
+    failed = not exists if assertion == Assertion.EXIST else exists
+    if assertion != Assertion.NONE and failed:
         existing = (newest[1].start_ts, newest[0]) if newest else (0, 0)
-        raise AssertionFailedError(mutation.key, txn.start_ts, asserted, existing)
+        raise AssertionFailedError(mutation.key, txn.start_ts, assertion, existing)
 
 
 _LOCK_KINDS: dict[int, int] = {Op.PUT: PUT, Op.INSERT: PUT, Op.DELETE: DELETE, Op.LOCK: LOCK}
@@ -257,7 +258,7 @@ def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
         PessimisticLockLostError: a key that had to be locked pessimistically is not.
         InvalidTxnError: no transaction looks like this.
     """
-    _check_sense(txn)
+    _check_request(txn)
     try:
         checked = check_all(draft, txn)
     except CommittedBeforeError as err:
@@ -268,7 +269,7 @@ def prewrite(draft: Draft, txn: Prewrite) -> Prewritten:
     return Prewritten()
 
 
-def _check_sense(txn: Prewrite) -> None:
+def _check_request(txn: Prewrite) -> None:
     if not txn.start_ts:
         raise InvalidTxnError(
             "a prewrite with start_ts 0 belongs to no transaction; take start_ts from the TSO"
@@ -291,19 +292,18 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
     the largest min_commit_ts of exactly these locks, those of an earlier attempt included, and
     nothing larger.
     """
-    earlier = [item.held for item in checked if item.held is not None and item.is_prewritten]
+    earlier = [item.lock for item in checked if item.lock is not None and item.is_prewritten]
     new = [
         item
         for item in checked
         if not item.is_prewritten and item.mutation.op != Op.CHECK_NOT_EXISTS
     ]
-    possible = (
-        _is_whole(txn) and not earlier if txn.one_pc else all(lock.async_commit for lock in earlier)
-    )
+    possible = _may_compute(txn, earlier)
     at_least = max(txn.start_ts + 1, txn.for_update_ts + 1, txn.min_commit_ts)
     answer = max((lock.min_commit_ts for lock in earlier), default=at_least)
     if new or txn.one_pc:
-        floors = [item.held.min_commit_ts if item.held else item.newest_ts + 1 for item in new]
+        # Above what a pessimistic lock promised, and above every version that is there already.
+        floors = [item.lock.min_commit_ts if item.lock else item.newest_ts + 1 for item in new]
         min_commit_ts = draft.fence.reserve(
             [item.mutation.key for item in new], max([at_least, *floors])
         )
@@ -311,6 +311,7 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
         # Beyond max_commit_ts the client's schema may be outdated; with 2PC it checks its schema
         # once more.
         possible = possible and not 0 < txn.max_commit_ts < min_commit_ts
+
     if not possible:
         _lock_all(draft, txn, checked, txn.min_commit_ts, async_commit=False)
         return Prewritten()
@@ -319,6 +320,14 @@ def _prewrite_computed(draft: Draft, txn: Prewrite, checked: Sequence[Checked]) 
         return Prewritten(one_pc_commit_ts=answer)
     _lock_all(draft, txn, new, answer, async_commit=True)
     return Prewritten(min_commit_ts=answer)
+
+
+def _may_compute(txn: Prewrite, earlier: Sequence[Lock]) -> bool:
+    """Whether locks of an earlier attempt leave room for a commit_ts computed here."""
+    if txn.one_pc:
+        # Locks are on disk, or keys are elsewhere: this request alone cannot commit all of it.
+        return _is_whole(txn) and not earlier
+    return all(lock.async_commit for lock in earlier)
 
 
 def _is_whole(txn: Prewrite) -> bool:
@@ -358,7 +367,7 @@ def _lock_all(
         if item.mutation.op == Op.CHECK_NOT_EXISTS or item.is_prewritten:
             continue
         kind, value, short = _stored_value(draft, item, txn.start_ts)
-        key, current = item.mutation.key, item.held
+        key, current = item.mutation.key, item.lock
         lock = Lock(
             kind,
             txn.primary,
@@ -398,7 +407,7 @@ def _commit_all(draft: Draft, txn: Prewrite, checked: Sequence[Checked], commit_
         kind, value, short = _stored_value(draft, item, txn.start_ts)
         write = Write(kind, txn.start_ts, short, txn_source=txn.txn_source)
         put_version(draft, item.encoded, commit_ts, write, computed=True)
-        if item.held is not None:
+        if item.lock is not None:
             draft.delete_lock(item.encoded)
         if kind != LOCK:
             key = item.mutation.key

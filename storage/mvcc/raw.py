@@ -124,7 +124,10 @@ def expired(reader: Reader, now_s: int, limit: int) -> list[bytes]:
 
 
 def sweep(draft: Draft, keys: Sequence[bytes], now_s: int) -> None:
-    """Remove those of `keys` that are still past their end."""
+    """Remove those of `keys` that are still past their end.
+
+    `expired` looked at a snapshot; a key may have been written anew since, with a later end.
+    """
     delete(draft, [key for key in keys if _is_over(expires_s(draft, key), now_s)])
 
 
@@ -134,7 +137,7 @@ def _seconds(data: bytes) -> int:
 
 
 def _is_over(end_s: int, now_s: int) -> bool:
-    return 0 < end_s <= now_s
+    return 0 < end_s <= now_s  # 0 is no end
 
 
 def _entry(byte: int) -> int:

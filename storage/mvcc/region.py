@@ -54,14 +54,17 @@ class Region:
         empty when lower >= upper comes back.
         """
         low = max(lower, self.start_key)
-        return low, min(upper, self.end_key) if upper and self.end_key else upper or self.end_key
+        if upper and self.end_key:
+            return low, min(upper, self.end_key)
+        return low, upper or self.end_key
 
     def split(self, keys: Sequence[bytes], ids: Sequence[tuple[int, int]]) -> list["Region"]:
         """The parts in key order; `keys` are sorted and inside, `ids` (region,
         peer) one for each new part.
         """
         bounds = [self.start_key, *keys, self.end_key]
-        named = [*ids, (self.region_id, self.peer_id)]
+        # right-derive-when-split: the old id stays with the last part, where appends go on.
+        ids_in_order = [*ids, (self.region_id, self.peer_id)]
         version = self.version + len(keys)
         return [
             replace(
@@ -72,7 +75,7 @@ class Region:
                 end_key=bounds[at + 1],
                 version=version,
             )
-            for at, (region, peer) in enumerate(named)
+            for at, (region, peer) in enumerate(ids_in_order)
         ]
 
     def overlaps(self, lower: bytes, upper: bytes) -> bool:
@@ -81,9 +84,9 @@ class Region:
 
     def touches(self, other: "Region") -> bool:
         """Whether one ends where the other begins."""
-        return (bool(self.end_key) and self.end_key == other.start_key) or (
-            bool(other.end_key) and other.end_key == self.start_key
-        )
+        is_left = bool(self.end_key) and self.end_key == other.start_key
+        is_right = bool(other.end_key) and other.end_key == self.start_key
+        return is_left or is_right
 
     def merged(self, source: "Region") -> "Region":
         """This region, the target, grown over its neighbour.
@@ -134,11 +137,9 @@ class RegionMap:
     def around(self, region: Region) -> list[Region]:
         """The region and its neighbours: what a client with an old map should learn."""
         index = self._regions.index(region)
-        return [
-            region,
-            *self._regions[max(0, index - 1) : index],
-            *self._regions[index + 1 : index + 2],
-        ]
+        left = self._regions[max(0, index - 1) : index]
+        right = self._regions[index + 1 : index + 2]
+        return [region, *left, *right]
 
     def after(self, encoded: bytes) -> Region | None:
         """The first region that holds an encoded key or lies behind it."""

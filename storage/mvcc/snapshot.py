@@ -81,10 +81,10 @@ class Snapshot:
         encoded = encode_bytes(key)
         lock = None if self._ignore_locks else self._versions.lock(encoded)
         if lock is not None and self._meets(key, lock):
-            # The caller knows that this one is committed at or before ts: its value is in the lock
-            # still.
             if lock.start_ts not in self._committed:
                 raise KeyIsLockedError(key, lock)
+            # The caller knows that this one is committed at or before ts: its value is in the lock
+            # still.
             return (self._versions.written_value(encoded, lock), 0) if lock.kind == PUT else None
         write = self._versions.data_write(encoded, self._ts)
         if write is None or write[1].kind != PUT:
@@ -134,17 +134,18 @@ class Snapshot:
     ) -> Iterator[Row]:
         """Merge the visible values with the locks in the way, both in key order."""
         locks = self._locks(lower, upper, reverse=reverse)
-        met = next(locks, None)
+        lock = next(locks, None)
         for encoded, value in values:
-            while met is not None and (met[0] > encoded if reverse else met[0] < encoded):
-                yield from self._locked_row(*met)
-                met = next(locks, None)
-            if met is not None and met[0] == encoded:
+            while lock is not None and (lock[0] > encoded if reverse else lock[0] < encoded):
+                yield from self._locked_row(*lock)
+                lock = next(locks, None)
+            # The lock's row comes in the next turn, and hides the value that is older than it.
+            if lock is not None and lock[0] == encoded:
                 continue
             yield Row(user_key(encoded), value)
-        while met is not None:
-            yield from self._locked_row(*met)
-            met = next(locks, None)
+        while lock is not None:
+            yield from self._locked_row(*lock)
+            lock = next(locks, None)
 
     def _locked_row(self, encoded: bytes, key: bytes, lock: Lock) -> Iterator[Row]:
         if lock.start_ts not in self._committed:

@@ -92,7 +92,7 @@ class FeedHub:
 
     def forget_locks(self, lower: bytes, upper: bytes) -> None:
         """Follow the destruction of an encoded range."""
-        self._locks.forget(lower, upper)
+        self._locks.remove_range(lower, upper)
 
     def replaced(self, old: Sequence[Region], new: Sequence[Region]) -> None:
         """End the subscriptions of regions that were split, merged or handed over,

@@ -50,8 +50,8 @@ def test_a_restarted_store_knows_its_open_locks(history: History) -> None:
 
 def test_destroyed_ranges_hold_nothing_back() -> None:
     locks = OpenLocks([b""], [(b"a", 1), (b"c", 2)])
-    locks.forget(b"a", b"b")
+    locks.remove_range(b"a", b"b")
     assert locks.min_start_ts(b"") == 2
-    locks.forget(b"", b"")
+    locks.remove_range(b"", b"")
     assert locks.min_start_ts(b"") is None
     assert not list(stored_locks(MemoryKV()))

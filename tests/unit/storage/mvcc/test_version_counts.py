@@ -57,7 +57,7 @@ def test_a_region_that_changed_is_unknown_and_old_records_of_it_are_not_believed
     written(kv, versions.end_walk(LEFT, VersionCounts(1, 1, 1, 1)))
     versions.begin_walk(LEFT)
     merged = RIGHT.merged(LEFT)
-    versions.forget(RegionMap([merged]), [1, 2])
+    versions.replace_map(RegionMap([merged]), [1, 2])
     assert versions.get(1) is None
     assert versions.end_walk(LEFT, VersionCounts(9, 9, 9, 9)) == {}
     grown = LEFT.merged(RIGHT)
