@@ -1,7 +1,7 @@
 """What can go wrong with a changefeed; names as TiCDC's where it has one."""
 
 from server.changefeed.info import ChangefeedIdInvalidError, SinkUriError
-from server.changefeed.source_uri import SourceUriError
+from server.changefeed.source import SourceUriError
 from server.changefeed.table import TableIneligibleError
 from sink.flight.feeds import ChangefeedNotExistsError
 from storage.model.errors import ConflictError, InvalidError, UnavailableError

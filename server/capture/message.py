@@ -12,8 +12,7 @@ from server.capture.creation import Checked, NewChangefeed
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.changefeed.info import State
-from server.changefeed.source_kind import ON_UNCLEAR_DDL
-from server.changefeed.source_uri import with_option
+from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from sink.columns import META_FIELDS
 from sink.errors import TableNotFoundError
 from sink.versions import Version

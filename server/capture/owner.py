@@ -41,8 +41,7 @@ from server.changefeed.info import (
     check_same_sink,
     check_sink_uri,
 )
-from server.changefeed.source_kind import ON_UNCLEAR_DDL
-from server.changefeed.source_uri import with_option
+from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import check_names
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller

@@ -24,6 +24,7 @@ from storage.model.errors import InvalidError
 from storage.tidb.zero_dates import NULL_DATES, SHOWN_DATES
 
 RULES_MAX: Final = 1024
+# `=` ends the table's name, but may stand inside of a quoted name or a regular expression.
 _RULE: Final = re.compile(
     r"""((?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|/(?:[^/\\]|\\.)+/|[^="`/])+)=(.*)""", re.DOTALL
 )
@@ -51,10 +52,6 @@ class _Rule:
     tables: TableFilter
     columns: tuple[_Pattern, ...]
     """The last one first."""
-
-    def takes(self, column: str) -> bool:
-        pattern = self.pattern_of(column)
-        return pattern is not None and pattern.takes
 
     def pattern_of(self, column: str) -> _Pattern | None:
         """The one that decides of a column."""
@@ -91,13 +88,15 @@ class ColumnRules:
         rule, record = self._about(table), table.record.showing(self.zero_dates)
         if rule is None:
             return record
-        columns = [column for column in _columns(table) if rule.takes(column)]
-        deciding = {column: rule.pattern_of(column) for column in _columns(table)}
-        renamed = {
-            column: each.shown
-            for column, each in deciding.items()
-            if each is not None and each.shown
-        }
+        columns: list[str] = []
+        renamed: dict[str, str] = {}
+        for column in _columns(table):
+            pattern = rule.pattern_of(column)
+            if pattern is None or not pattern.takes:
+                continue
+            columns.append(column)
+            if pattern.shown:
+                renamed[column] = pattern.shown
         return record.selecting(columns, renamed)
 
     def check(self, tables: Sequence[SourceTable]) -> None:
@@ -184,5 +183,6 @@ def _pattern(text: str) -> _Pattern:
         raise ColumnRuleError(
             f"{text!r} in a rule about columns: COLUMN->NAME names one column, and gives it a name"
         )
+    # fnmatch reads [sets], which rules about columns do not have: a bracket stands for itself.
     pattern = translate(name.replace("[", "[[]"))
     return _Pattern(name, not taken.startswith("!"), re.compile(pattern, re.IGNORECASE), shown)

@@ -6,19 +6,26 @@ character, `[a-z]` and `[!a-z]` one of a set, `\` takes the next character as it
 or `` `…` `` has no such characters, and `/…/` is a regular expression of RE2's. Case does not
 matter. Source: pingcap/tidb pkg/util/table-filter (README), whose `@file` is left out: a rule is
 kept in the metadata, the file would be another one on each capture.
+
+Matching takes time that grows with the product of the lengths of pattern and name at most, whoever
+wrote the pattern. Python's own regular expressions backtrack: `/(a+)+$/` or `*a*a*a*a*` would hold
+a capture for hours on one long name. So `/…/` is matched by RE2, which Arrow brings along and whose
+dialect TiDB's filters have; and each part of a name with `*` is looked for once, from the left.
 """
 
 import re
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from server.changefeed.name_pattern import ANY_TEXT, NamePattern, Regex, Wildcards
-from server.changefeed.source_kind import KINDS
-from server.changefeed.source_uri import scheme_of
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from server.changefeed.source import KINDS, scheme_of
 from storage.model.errors import InvalidError
 
+ANY_TEXT = "*"
 RULES_MAX: Final = 1024
 RULE_CHARACTERS_MAX: Final = 1024
 _PLAIN: Final = re.compile(r"[\w$\-]|[^\x00-\x7f]")
@@ -30,16 +37,6 @@ class FilterRuleError(InvalidError):
     """A rule of a table filter cannot be used."""
 
     code = "ErrFilterRuleInvalid"
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    schema: NamePattern
-    table: NamePattern
-    takes: bool
-
-    def matches(self, schema_name: str, table_name: str) -> bool:
-        return self.schema.matches(schema_name) and self.table.matches(table_name)
 
 
 class TableFilter:
@@ -54,6 +51,7 @@ class TableFilter:
         if len(rules) > RULES_MAX:
             raise FilterRuleError(f"a table filter has at most {RULES_MAX} rules, not {len(rules)}")
         self._never = frozenset(never)
+        # The last rule that matches decides, so `takes` looks at the last one first.
         self._rules = [_rule(text) for text in reversed(rules)]
 
     def takes(self, schema_name: str, table_name: str) -> bool:
@@ -87,6 +85,16 @@ def exact_rules(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    schema: NamePattern
+    table: NamePattern
+    takes: bool
+
+    def matches(self, schema_name: str, table_name: str) -> bool:
+        return self.schema.matches(schema_name) and self.table.matches(table_name)
 
 
 def _rule(text: str) -> _Rule:
@@ -196,8 +204,65 @@ def _set_part(part: tuple[str, str, str]) -> str:
     return single or f"{first}-{last}"
 
 
+class NamePattern(Protocol):
+    """One of the two names in a rule; case does not matter."""
+
+    def matches(self, name: str) -> bool:
+        """Whether a name of a schema or table fits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wildcards:
+    """A pattern with `*`, `?` and sets, which must match a name as a whole."""
+
+    _compiled: re.Pattern[str]
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> "Wildcards":
+        """`ANY_TEXT`, or regular expressions of one character each, in order; raises re.error."""
+        pieces = [""]
+        for part in parts:
+            if part == ANY_TEXT:
+                pieces.append("")
+            else:
+                pieces[-1] += part
+        first, *others = pieces
+        # `(?>…)` keeps the leftmost match of each piece. No later one could help, as anything may
+        # stand between the pieces; trying them all would take polynomial time of a high degree.
+        middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
+        last = f".*{others[-1]}" if others else ""
+        return cls(re.compile(first + middle + last, re.IGNORECASE | re.DOTALL))
+
+    def matches(self, name: str) -> bool:
+        """See `NamePattern.matches`."""
+        return self._compiled.fullmatch(name) is not None
+
+
 def _wildcards(parts: Sequence[str]) -> Wildcards:
     with warnings.catch_warnings():
-        # sets that may mean something else in a later Python
+        # re warns of sets such as [[a] or [a--b], which a later Python may read as set operations.
+        # Here they are TiDB's plain sets; their characters are escaped.
         warnings.simplefilter("ignore", FutureWarning)
         return Wildcards.of(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regular expression of RE2's, which may match any part of a name."""
+
+    _text: str
+
+    @classmethod
+    def of(cls, text: str) -> "Regex":
+        """Raises ValueError: RE2 cannot read it, which has no look-around and no references to
+        groups.
+        """
+        pattern = cls("(?s)" + text)
+        # Arrow has no call that only compiles: matching an empty name raises what is wrong with it.
+        pattern.matches("")
+        return pattern
+
+    def matches(self, name: str) -> bool:
+        """See `NamePattern.matches`."""
+        return bool(pc.match_substring_regex(pa.scalar(name), self._text, ignore_case=True).as_py())

@@ -56,12 +56,12 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Records that no ts at or above the checkpoint needs; the tables (commit_ts,
-    name) are to be deleted first.
-    """
+    """Records that no ts at or above the checkpoint needs; the tables are to be deleted first."""
 
     tables: tuple[tuple[int, TableRecord], ...]
+    """Each with the commit_ts of its change."""
     changes: tuple[int, ...]
+    """The commit_ts of changes that have no table left."""
 
 
 class History:
@@ -98,11 +98,11 @@ class History:
         as far as the changes tell them.
 
         It is the one before the checkpoint: the reader may have yet to take a DDL at the
-        checkpoint. Below the first change nothing is known if it began the changefeed (it has no
-        query). If it is a DDL, there were no tables before it, or the change that brought them
-        would not have been collected.
+        checkpoint.
         """
         first, needed_ts = next(iter(self._changes.values()), None), self.needed_from(checkpoint_ts)
+        # A first change that is a DDL had no tables before it: the change that brought them would
+        # not have been collected. One without a query began the changefeed: nothing is known below.
         if first is not None and first.query:
             return needed_ts - 1
         return max(needed_ts - 1, min(self.first_ts, needed_ts))
@@ -110,10 +110,9 @@ class History:
     def needed_from(self, checkpoint_ts: int) -> int:
         """Where the slowest reader may stand: at the checkpoint,
         or at the change that left no table.
-
-        Without tables the checkpoint goes on with the log, whether or not a reader has taken that
-        change.
         """
+        # Without tables the checkpoint follows the log, whether or not a reader has taken the
+        # change that dropped the last one: it must stay known.
         last_ts = max((ts for ts in self._changes if ts <= checkpoint_ts), default=checkpoint_ts)
         return checkpoint_ts if self.at(checkpoint_ts) else last_ts
 
@@ -141,12 +140,10 @@ class History:
         return [change for change in self._changes.values() if change.commit_ts > ts]
 
     def garbage(self, checkpoint_ts: int) -> Garbage:
-        """What can be forgotten once all rows up to `checkpoint_ts` are at the target.
-
-        Not a change at that very ts, nor the tables before it: the reader may have yet to take that
-        change.
-        """
+        """What can be forgotten once all rows up to `checkpoint_ts` are at the target."""
         needed_ts = self.needed_from(checkpoint_ts)
+        # A change at needed_ts itself stays, and so do the tables right before it: the reader may
+        # have yet to take that change, and compares the tables on both sides of it.
         needed = {(ts, name) for name, (ts, _) in self.at(needed_ts - 1).items()}
         passed = [change for change in self._changes.values() if change.commit_ts < needed_ts]
         tables = tuple(

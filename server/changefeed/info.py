@@ -164,6 +164,8 @@ class ChangefeedInfo:
         skipped = list(self.skipped)
         if start_ts > checkpoint_ts:
             skipped.append(Skipped(checkpoint_ts, start_ts, time))
+        # A gap that ends where the changefeed stands is delivered after all, down to start_ts. One
+        # below rows that were acknowledged stays: the lake has those rows without it.
         reached_ts = checkpoint_ts
         while skipped and start_ts < skipped[-1].end_ts == reached_ts:
             last = skipped.pop()
@@ -181,11 +183,13 @@ class ChangefeedInfo:
     def to_json(self) -> bytes:
         """The value of its record."""
         doc = asdict(self)
+        # A capture of an earlier version refuses a record with a member that it does not know.
+        # What asks for nothing is left out, so that both versions can own such a changefeed.
         for member in ("columns", "skipped", "audit_s", "epoch"):
             if not doc[member]:
-                del doc[member]  # as captures read it that know of none
+                del doc[member]
         if self.zero_dates == NULL_DATES:
-            del doc["zero_dates"]  # the same
+            del doc["zero_dates"]
         return json.dumps(doc, separators=(",", ":")).encode()
 
     @classmethod

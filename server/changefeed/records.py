@@ -25,7 +25,7 @@ Write: TypeAlias = Callable[[Sequence[Op]], Awaitable[None]]
 
 
 class SchemaRecords:
-    """Of all changefeeds; `write` is fenced by the owner key."""
+    """The schema changes of all changefeeds; `write` is fenced by the owner key."""
 
     def __init__(self, meta: Meta, write: Write) -> None:
         self._meta = meta
@@ -44,6 +44,8 @@ class SchemaRecords:
 
         Durable when it returns; one that is interrupted is as if it had not begun.
         """
+        # The head makes the change valid, so it is written last: tables without a head are not
+        # loaded.
         await self.write_tables(changefeed, change)
         await self._write([head_put(changefeed, change)])
 
@@ -57,7 +59,9 @@ class SchemaRecords:
             await self._write(part)
 
     async def collect(self, changefeed: str, garbage: Garbage) -> None:
-        """Delete what is needed no more."""
+        """Delete records that no reader needs any more."""
+        # Heads go last: tables whose head is gone are not loaded, so nobody would ever collect
+        # them.
         for part in parts(
             Delete(_table_key(changefeed, ts, table)) for ts, table in garbage.tables
         ):
@@ -88,12 +92,14 @@ def delete_all(changefeed: str) -> Delete:
 
 def delete_others(changefeed: str, commit_ts: int) -> list[Delete]:
     """Delete all changes of a changefeed but one."""
+    # The keys of the change's own tables begin with its head's key and a slash: they lie between
+    # the two ranges.
     prefix, kept = keys.schemas(changefeed), keys.schema_change(changefeed, commit_ts)
     return [Delete(prefix, kept), Delete(prefix_end(kept + b"/"), prefix_end(prefix))]
 
 
 def parts(ops: Iterable[Op]) -> Iterator[list[Op]]:
-    """The same writes in transactions that fit."""
+    """The same writes in transactions that etcd takes; a write that is too large goes alone."""
     part: list[Op] = []
     size = 0
     for op in ops:

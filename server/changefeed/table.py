@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.names import check_distinct as check_told_apart
-from pyspark_tidemark.names import check_names as check_held
+from pyspark_tidemark.names import check_distinct as check_distinct_names
+from pyspark_tidemark.names import check_names as check_target_names
 from pyspark_tidemark.names import renaming
 
 from sink.columns import META_FIELDS
@@ -145,7 +145,7 @@ def check_distinct(tables: Iterable[SourceTable], target: str) -> None:
         TableIneligibleError: it takes two of the names for one.
     """
     try:
-        check_told_apart(
+        check_distinct_names(
             target, ((table.record.schema_name, table.record.table_name) for table in tables)
         )
     except SourceError as err:
@@ -162,6 +162,8 @@ def check_names(table: SourceTable, target: str) -> None:
         TableIneligibleError: with the option that gives columns other names.
     """
     where, names = (table.record.schema_name, table.record.table_name), table.mounter.schema.names
+    # Targets compare names without case. Tidemark's own columns come first and keep their names,
+    # so what is reported is the table's column.
     twice = {name for name, count in Counter(map(str.lower, names)).items() if count > 1}
     own = [name for name in names[len(META_FIELDS) :] if name.lower() in twice]
     if own:
@@ -171,6 +173,6 @@ def check_names(table: SourceTable, target: str) -> None:
             f"{renaming(where, own[:1], names)}; or leave it out by !{own[0]}"
         )
     try:
-        check_held(target, where, names[len(META_FIELDS) :])
+        check_target_names(target, where, names[len(META_FIELDS) :])
     except SourceError as err:
         raise TableIneligibleError(err.message) from None

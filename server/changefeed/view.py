@@ -13,7 +13,7 @@ from gcsafepoint.explain.document import time_of
 from storage.model.ts import physical_ms
 
 _UNREAD_MS = 60_000
-"""A changefeed without a job is not told of at once: Spark needs a while to start."""
+"""How long a changefeed may go unread before it is warned of: Spark needs a while to start."""
 
 
 def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def unread_warning(changefeed: pb.Changefeed) -> str:
     uri = changefeed.sink_uri
     if _has_lake(uri):
         run = f"tidemark spark run --changefeed {changefeed.id} --target {shlex.quote(uri)}"
-        found, advice = "no lake job has reported", f"start `tidemark spark keep` or `{run}`"
+        reason, advice = "no lake job has reported", f"start `tidemark spark keep` or `{run}`"
     else:
-        found, advice = f"{uri} has no lake job", "start your own reader of it"
+        reason, advice = f"{uri} has no lake job", "start your own reader of it"
     since = _since(changefeed.reading) if changefeed.HasField("reading") else ""
-    return f"nobody reads this changefeed: {since}{found}; {advice}"
+    return f"nobody reads this changefeed: {since}{reason}; {advice}"
 
 
 def _since(reading: pb.Reading) -> str:
@@ -208,6 +208,7 @@ def _is_unread(changefeed: pb.Changefeed) -> bool:
 
     A lake job that reports may have other work than to read.
     """
+    # A job that reports speaks for itself, in `lake_job`. One that is silent may be dead.
     is_running = changefeed.state in (pb.CHANGEFEED_STATE_NORMAL, pb.CHANGEFEED_STATE_WARNING)
     has_job = changefeed.HasField("lake_job") and changefeed.lake_job.state != "silent"
     waits_ms = physical_ms(changefeed.resolved_ts) - physical_ms(changefeed.checkpoint_ts)

@@ -58,8 +58,7 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     """All checks; exit 1 if one failed."""
     from server.changefeed.columns import ColumnRules
     from server.changefeed.info import check_sink_uri
-    from server.changefeed.source_kind import KINDS, load
-    from server.changefeed.source_uri import SourceUri, SourceUriError, find_kind
+    from server.changefeed.source import KINDS, SourceUri, SourceUriError, find_kind, load
     from server.changefeed.table import TableRecord, check_names
 
     # an SQL parser comes with them

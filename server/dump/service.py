@@ -12,8 +12,7 @@ from typing import Any
 import grpc.aio
 from tidemarkpb.v1 import dump_pb2 as pb
 
-from server.changefeed.source_kind import KINDS
-from server.changefeed.source_uri import find_kind
+from server.changefeed.source import KINDS, find_kind
 from server.dump.errors import (
     DumpInvalidError,
     DumpNotFoundError,

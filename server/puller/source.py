@@ -21,7 +21,7 @@ from typing import NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.patience import SILENT_S
 from server.puller.tikv.feed import EventFeeds

@@ -14,8 +14,7 @@ from server.changefeed import keys
 from server.changefeed.history import History
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.records import SchemaRecords
-from server.changefeed.source_kind import load
-from server.changefeed.source_uri import find_kind, scheme_of
+from server.changefeed.source import find_kind, load, scheme_of
 from server.changefeed.table import SourceTable, TableRecord
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
 from server.verify.spans import KeySpans

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from server.changefeed.info import ChangefeedInfo
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.dump.mysql.chunk import ChunkSize, last_row, quoted, selected
 from server.dump.mysql.reader import chunk_query, keys_of

@@ -16,8 +16,7 @@ from typing import Final, Protocol
 import pyarrow as pa
 
 from server.changefeed.info import ChangefeedInfo
-from server.changefeed.source_kind import load
-from server.changefeed.source_uri import find_kind, scheme_of
+from server.changefeed.source import find_kind, load, scheme_of
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient

@@ -15,7 +15,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.cli.main import main
 from server.puller.mysql.session.connection import log_in
 from server.puller.mysql.session.errors import MySqlLoginError, MySqlUnavailableError

@@ -26,7 +26,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from server.capture.source.mysql import MySqlSource
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
 from server.dump.mysql import chunk, lag

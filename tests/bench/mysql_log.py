@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from server.capture.source.mysql import MySqlSource
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.source import TableChange

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine

@@ -5,7 +5,7 @@ through its registered pumps.
 from collections.abc import Sequence
 from typing import Final
 
-from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.source import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import LocalChunks
 from server.dump.cluster.engine import ClusterDump

@@ -1,11 +1,10 @@
-"""Sources by the scheme of their URI, as `server.changefeed.source_kind` lists them."""
+"""Sources by the scheme of their URI, as `server.changefeed.source` lists them."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from server.changefeed.source_kind import load
-from server.changefeed.source_uri import SourceUri, find_kind
+from server.changefeed.source import SourceUri, find_kind, load
 from server.puller.source import Source, SourceContext, SourceFactory
 
 MakeSource: TypeAlias = Callable[[str, str], Source]

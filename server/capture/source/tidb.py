@@ -4,7 +4,7 @@ and of TiDB's DDL jobs.
 
 from collections.abc import Sequence
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Chunks, LocalChunks
 from server.dump.cluster.engine import ClusterDump

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark_tidemark.lake.databases import tables
 from pyspark_tidemark.sink_uri import SinkUri
 
-from server.changefeed.source_uri import Address
+from server.changefeed.source import Address
 from server.dump.mysql.chunk import quoted, selected
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.connection import log_in

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from server.changefeed.source_uri import Address
+from server.changefeed.source import Address
 from server.puller.mysql.ddl.column_types import LostError
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.ddl.statement import Kind, read_statement

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.dump.mysql.check import Check
 from server.dump.mysql.check_value import canonical
 from server.dump.mysql.chunk import ChunkQuery, last_row, stored

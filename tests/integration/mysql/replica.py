@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from server.capture.source.mysql import MySqlSource
 from server.changefeed.filter import TableFilter
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.session.options import MySqlOptions

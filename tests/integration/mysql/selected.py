@@ -13,7 +13,7 @@ from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 
 from server.capture.source.mysql import mysql_table
-from server.changefeed.source_uri import Address
+from server.changefeed.source import Address
 from server.changefeed.table import SourceTable, TableIneligibleError
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.catalogue import read_definitions

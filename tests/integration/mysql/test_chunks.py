@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.dump.mysql.chunk import ChunkQuery, last_row, split_ranges
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.puller.mysql.log import opening
 from server.puller.mysql.log.clock import Clock, Horizon
 from server.puller.mysql.log.position import Anchor

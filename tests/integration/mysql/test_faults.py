@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.source import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
 from server.puller.mysql import puller
 from server.puller.mysql.session.connection import Session, log_in

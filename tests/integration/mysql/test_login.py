@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.puller.mysql.session.connection import log_in
 from server.puller.mysql.session.errors import MySqlLoginError
 from server.puller.mysql.session.options import MySqlOptions

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.cli.main import main
 from server.puller.mysql.log.opening import open_log, present

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from server.changefeed import keys
 from server.changefeed.info import status_json
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.puller.mysql.log.opening import present
 from server.puller.mysql.log.retention import Retention
 from server.puller.mysql.log.saved_positions import Anchors

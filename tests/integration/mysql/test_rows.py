@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.dump.mysql.chunk import selected as as_dumped
 from server.dump.mysql.statement import Statement
 from server.puller.mysql.session.connection import Session, log_in

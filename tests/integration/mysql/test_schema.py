@@ -9,7 +9,7 @@ import pytest
 from pyspark_tidemark.defaults import defaults_of, scalar
 
 from server.capture.source.mysql import MySqlSource
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.changefeed.table import TableIneligibleError
 from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.mysql.session.options import MySqlOptions

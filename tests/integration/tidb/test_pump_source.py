@@ -11,7 +11,7 @@ import pytest
 from tipb import binlog_pb2
 
 from server.capture.source.pump import PumpSource
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.puller.source import SourceContext
 from tests.integration.store.daemons import Cluster
 from tests.integration.tidb.pumps import pumps

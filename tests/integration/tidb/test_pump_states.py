@@ -19,7 +19,7 @@ from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 from server.capture.source.pump import PumpSource
 from server.changefeed import keys
 from server.changefeed.info import status_json
-from server.changefeed.source_uri import SourceUri
+from server.changefeed.source import SourceUri
 from server.puller.pump.errors import (
     BinlogPurgedError,
     PrewriteMissingError,

@@ -6,7 +6,7 @@ import pytest
 from pyspark_tidemark.lake.formats import FORMATS
 from pyspark_tidemark.sink_uri import _DATABASE_OPTIONS, READERS, SYSTEMS
 
-from server.changefeed.source_kind import KINDS
+from server.changefeed.source import KINDS
 from server.puller.mysql.session import options
 from tests.walk.blocks import ROOT, pages
 

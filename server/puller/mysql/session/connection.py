@@ -21,7 +21,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.sink_uri import read_secret
 
-from server.changefeed.source_uri import Address
+from server.changefeed.source import Address
 from server.puller.mysql.session.errors import (
     MySqlLoginError,
     MySqlTlsError,

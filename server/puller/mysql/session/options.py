@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Self
 
-from server.changefeed.source_uri import Address, SourceUri, SourceUriError
+from server.changefeed.source import Address, SourceUri, SourceUriError
 
 DEFAULT_PORT: Final = 3306
 _TLS = ("off", "require", "verify-ca", "verify")

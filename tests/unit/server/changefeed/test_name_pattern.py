@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.changefeed.filter import FilterRuleError, TableFilter
-from server.changefeed.name_pattern import ANY_TEXT, Regex, Wildcards
+from server.changefeed.filter import ANY_TEXT, FilterRuleError, Regex, TableFilter, Wildcards
 
 LONGEST = 64
 

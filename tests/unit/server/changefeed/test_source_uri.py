@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.changefeed.source_uri import Address, SourceUri, SourceUriError
+from server.changefeed.source import Address, SourceUri, SourceUriError
 
 
 def test_a_uri_has_user_servers_and_options():

@@ -11,7 +11,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.formats import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, masked, read_secret, redacted
 
-from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.source import SourceUri, SourceUriError
 
 BASE = ["--endpoint", "grpc://a:1", "--changefeed", "c", "--target"]
 

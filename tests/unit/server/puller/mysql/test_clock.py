@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.changefeed.source_uri import SourceUri, SourceUriError
+from server.changefeed.source import SourceUri, SourceUriError
 from server.puller.mysql.log.clock import Clock, Horizon
 from server.puller.mysql.log.position import STEP
 from server.puller.mysql.session.options import MySqlOptions

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from server.changefeed.source_kind import KINDS, load
-from server.changefeed.source_uri import SourceUriError, find_kind, with_option
+from server.changefeed.source import KINDS, SourceUriError, find_kind, load, with_option
 
 
 @pytest.mark.parametrize("scheme", KINDS)
@@ -29,7 +28,7 @@ def test_a_flag_is_refused_for_sources_without_such_an_option():
 
 def test_the_table_of_kinds_loads_no_source():
     check = (
-        "import sys; from server.changefeed.source_uri import SourceUri, find_kind;"
+        "import sys; from server.changefeed.source import SourceUri, find_kind;"
         "find_kind(SourceUri.parse('mysql://a@b').scheme);"
         "print(sorted({'sqlglot', 'pymysql', 'server.puller'} & set(sys.modules)))"
     )

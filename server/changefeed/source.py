@@ -1,27 +1,122 @@
-"""Source URIs: `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`;
-an empty one is the cluster. Pure.
+"""Where a changefeed reads from: the kinds of sources, and the source URI that names one. Pure.
 
-A source URI is shown wherever a changefeed is: it never holds a secret, only the name of the file
-or variable with it.
+Each kind has one record, `SourceKind`, in one table, `KINDS`. A source is made of rooms that stand
+above each other: its puller, its dump, its mounter, its composition in `server.capture.source` and
+its upstream in `server.verify`. The record names what the other rooms need as `module:name`, like
+the entry points of a Python package, and `load` imports it when it is used: a capture without MySQL
+sources loads no SQL parser.
+
+A source URI is `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`; an empty one
+means the cluster that the capture belongs to. It is shown wherever a changefeed is, so it never
+holds a secret, only the name of the file or variable with it.
 """
 
+import importlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Final, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.sink_uri import check_reference, is_secret, masked, secret_option
 
-from server.changefeed.source_kind import KINDS, SourceKind
 from storage.model.errors import InvalidError
+from storage.model.system_schemas import OF_MYSQL, OF_TIDB
+
+ON_UNCLEAR_DDL: Final = "on-unclear-ddl"
+"""An option of source URIs that `changefeed create` and `update` have a flag for."""
 
 
 class SourceUriError(InvalidError):
     """The source URI cannot be used."""
 
     code = "ErrSourceURIInvalid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind:
+    """One kind of source; the fields that end with `_at` are entry points."""
+
+    scheme: str
+    """Of its URIs; empty for the change feed of the cluster that the capture belongs to."""
+    source_at: str
+    """Its `server.puller.source.SourceFactory`."""
+    table_at: str
+    """Reads a `TableRecord` as a `SourceTable`."""
+    upstream_at: str
+    """Its `server.verify.upstream.OpenUpstream`."""
+    check_at: str = ""
+    """What `cli source check` runs, as `capture.source.mysql.check_mysql`; empty: nothing."""
+    dumps_by_sql: bool = False
+    """Whether its dump reads by SQL, so that it takes conditions and can sum rows."""
+    flags: frozenset[str] = frozenset()
+    """Options of its URI that flags of the command line set."""
+    system_schemas: frozenset[str] = frozenset()
+    """Schemas that no changefeed takes, in lower case."""
+
+    @property
+    def shown(self) -> str:
+        """As messages call it."""
+        return f"{self.scheme}://" if self.scheme else "the cluster's own change feed"
+
+
+KINDS: Final = {
+    kind.scheme: kind
+    for kind in (
+        SourceKind(
+            scheme="",
+            source_at="server.capture.source.tidb:tidb_source",
+            table_at="server.puller.tidb.table:tidb_table",
+            upstream_at="server.verify.upstream:open_store",
+            system_schemas=OF_TIDB,
+        ),
+        SourceKind(
+            scheme="pump",
+            source_at="server.capture.source.pump:PumpSource",
+            table_at="server.puller.tidb.table:tidb_table",
+            upstream_at="server.verify.upstream:open_store",
+            system_schemas=OF_TIDB,
+        ),
+        SourceKind(
+            scheme="mysql",
+            source_at="server.capture.source.mysql:mysql_source",
+            table_at="server.capture.source.mysql:mysql_table",
+            upstream_at="server.verify.mysql_upstream:open_mysql",
+            check_at="server.capture.source.mysql:check_mysql",
+            dumps_by_sql=True,
+            flags=frozenset({ON_UNCLEAR_DDL}),
+            system_schemas=OF_MYSQL,
+        ),
+    )
+}
+
+
+def find_kind(scheme: str) -> SourceKind:
+    """The kind of source that a scheme names.
+
+    Raises:
+        SourceUriError: there is none.
+    """
+    kind = KINDS.get(scheme)
+    if kind is None:
+        schemes = ", ".join(each.shown for name, each in sorted(KINDS.items()) if name)
+        raise SourceUriError(
+            f"there are no {scheme}:// sources; leave --source-uri out to replicate from the "
+            f"cluster, or use {schemes}"
+        )
+    return kind
+
+
+def load(entry_point: str) -> Any:
+    """What `module:name` names."""
+    module, _, name = entry_point.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def scheme_of(text: str) -> str:
+    """The scheme of a source URI, valid or not; empty: the cluster's own change feed."""
+    return text.partition("://")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +157,8 @@ class SourceUri:
                 "the source URI cannot be read; write scheme://user@host:port?option=value"
             ) from err
         login, _, servers = parts.netloc.rpartition("@")
-        # a password may hold `/`
+        # urlsplit ends the authority at the first `/`. A password with one would land in the
+        # path, and the messages below would print it: look for a login in both.
         _check_secrets(text, f"{parts.netloc}{parts.path}".rpartition("@")[0], options)
         if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
             raise SourceUriError(
@@ -91,27 +187,6 @@ class SourceUri:
                 f"{self.scheme}:// sources have no option {', '.join(unknown)}; they have "
                 f"{', '.join(sorted(known))}"
             )
-
-
-def scheme_of(text: str) -> str:
-    """The scheme of a source URI, valid or not; empty: the cluster's own change feed."""
-    return text.partition("://")[0]
-
-
-def find_kind(scheme: str) -> SourceKind:
-    """The kind of source that a scheme names.
-
-    Raises:
-        SourceUriError: there is none.
-    """
-    kind = KINDS.get(scheme)
-    if kind is None:
-        schemes = ", ".join(each.shown for name, each in sorted(KINDS.items()) if name)
-        raise SourceUriError(
-            f"there are no {scheme}:// sources; leave --source-uri out to replicate from the "
-            f"cluster, or use {schemes}"
-        )
-    return kind
 
 
 def with_option(text: str, name: str, value: str) -> str:
@@ -149,6 +224,8 @@ def _address(server: str) -> Address:
     host, colon, port = server.rpartition(":")
     if not colon or port.endswith("]"):  # an IPv6 address without a port
         host, port = server, ""
+    # `%` may stand in the zone of an IPv6 address only, as in [fe80::1%eth0]: hosts are not
+    # unquoted, so an escape elsewhere would name a host that does not exist.
     is_odd = server.endswith(":") or ("%" in server and not server.startswith("["))
     if not host or is_odd or (port and not (port.isdecimal() and 0 < int(port) < 1 << 16)):
         raise SourceUriError(f"{masked(server + '@')[:-1]!r} in the source URI is not host:port")
