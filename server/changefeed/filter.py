@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from server.changefeed.source import KINDS, scheme_of
 from storage.model.errors import InvalidError
 
+
 ANY_TEXT = "*"
 RULES_MAX: Final = 1024
 RULE_CHARACTERS_MAX: Final = 1024
@@ -37,6 +38,80 @@ class FilterRuleError(InvalidError):
     """A rule of a table filter cannot be used."""
 
     code = "ErrFilterRuleInvalid"
+
+
+class NamePattern(Protocol):
+    """One of the two names in a rule; case does not matter."""
+
+    def matches(self, name: str) -> bool:
+        """Whether a name of a schema or table fits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wildcards:
+    """A pattern with `*`, `?` and sets, which must match a name as a whole."""
+
+    _compiled: re.Pattern[str]
+
+    @classmethod
+    def of(cls, parts: Sequence[str]) -> "Wildcards":
+        """`ANY_TEXT`, or regular expressions of one character each, in order; raises re.error."""
+        pieces = [""]
+        for part in parts:
+            if part == ANY_TEXT:
+                pieces.append("")
+            else:
+                pieces[-1] += part
+        first, *others = pieces
+        # `(?>…)` keeps the leftmost match of each piece. No later one could help, as anything may
+        # stand between the pieces; trying them all would take polynomial time of a high degree.
+        middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
+        last = f".*{others[-1]}" if others else ""
+        return cls(re.compile(first + middle + last, re.IGNORECASE | re.DOTALL))
+
+    def matches(self, name: str) -> bool:
+        """See `NamePattern.matches`."""
+        return self._compiled.fullmatch(name) is not None
+
+
+def _wildcards(parts: Sequence[str]) -> Wildcards:
+    with warnings.catch_warnings():
+        # re warns of sets such as [[a] or [a--b], which a later Python may read as set operations.
+        # Here they are TiDB's plain sets; their characters are escaped.
+        warnings.simplefilter("ignore", FutureWarning)
+        return Wildcards.of(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A regular expression of RE2's, which may match any part of a name."""
+
+    _text: str
+
+    @classmethod
+    def of(cls, text: str) -> "Regex":
+        """Raises ValueError: RE2 cannot read it, which has no look-around and no references to
+        groups.
+        """
+        pattern = cls("(?s)" + text)
+        # Arrow has no call that only compiles: matching an empty name raises what is wrong with it.
+        pattern.matches("")
+        return pattern
+
+    def matches(self, name: str) -> bool:
+        """See `NamePattern.matches`."""
+        return bool(pc.match_substring_regex(pa.scalar(name), self._text, ignore_case=True).as_py())
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    schema: NamePattern
+    table: NamePattern
+    takes: bool
+
+    def matches(self, schema_name: str, table_name: str) -> bool:
+        return self.schema.matches(schema_name) and self.table.matches(table_name)
 
 
 class TableFilter:
@@ -85,16 +160,6 @@ def exact_rules(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    schema: NamePattern
-    table: NamePattern
-    takes: bool
-
-    def matches(self, schema_name: str, table_name: str) -> bool:
-        return self.schema.matches(schema_name) and self.table.matches(table_name)
 
 
 def _rule(text: str) -> _Rule:
@@ -202,67 +267,3 @@ class _Parser:
 def _set_part(part: tuple[str, str, str]) -> str:
     first, last, single = map(re.escape, part)
     return single or f"{first}-{last}"
-
-
-class NamePattern(Protocol):
-    """One of the two names in a rule; case does not matter."""
-
-    def matches(self, name: str) -> bool:
-        """Whether a name of a schema or table fits."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Wildcards:
-    """A pattern with `*`, `?` and sets, which must match a name as a whole."""
-
-    _compiled: re.Pattern[str]
-
-    @classmethod
-    def of(cls, parts: Sequence[str]) -> "Wildcards":
-        """`ANY_TEXT`, or regular expressions of one character each, in order; raises re.error."""
-        pieces = [""]
-        for part in parts:
-            if part == ANY_TEXT:
-                pieces.append("")
-            else:
-                pieces[-1] += part
-        first, *others = pieces
-        # `(?>…)` keeps the leftmost match of each piece. No later one could help, as anything may
-        # stand between the pieces; trying them all would take polynomial time of a high degree.
-        middle = "".join(f"(?>.*?{piece})" for piece in others[:-1] if piece)
-        last = f".*{others[-1]}" if others else ""
-        return cls(re.compile(first + middle + last, re.IGNORECASE | re.DOTALL))
-
-    def matches(self, name: str) -> bool:
-        """See `NamePattern.matches`."""
-        return self._compiled.fullmatch(name) is not None
-
-
-def _wildcards(parts: Sequence[str]) -> Wildcards:
-    with warnings.catch_warnings():
-        # re warns of sets such as [[a] or [a--b], which a later Python may read as set operations.
-        # Here they are TiDB's plain sets; their characters are escaped.
-        warnings.simplefilter("ignore", FutureWarning)
-        return Wildcards.of(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Regex:
-    """A regular expression of RE2's, which may match any part of a name."""
-
-    _text: str
-
-    @classmethod
-    def of(cls, text: str) -> "Regex":
-        """Raises ValueError: RE2 cannot read it, which has no look-around and no references to
-        groups.
-        """
-        pattern = cls("(?s)" + text)
-        # Arrow has no call that only compiles: matching an empty name raises what is wrong with it.
-        pattern.matches("")
-        return pattern
-
-    def matches(self, name: str) -> bool:
-        """See `NamePattern.matches`."""
-        return bool(pc.match_substring_regex(pa.scalar(name), self._text, ignore_case=True).as_py())
