@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 from server.changefeed.source import KINDS, scheme_of
 from storage.model.errors import InvalidError
 
-
 ANY_TEXT = "*"
 RULES_MAX: Final = 1024
 RULE_CHARACTERS_MAX: Final = 1024
