@@ -36,6 +36,7 @@ _GROUPS: Final = {
         "service_gc_safepoint", "who keeps history from GC, the lowest first",
     ),
     "gc-state": ("gc_state", "GC states of keyspaces, and their barriers"),
+    "doctor": ("doctor", "what is slow or stuck, stage by stage, and what to do"),
     "source": ("source", "the databases that changefeeds replicate from"),
     "unsafe": ("unsafe", "what can take somebody's work away"),
     "verify": ("verify", "compare a lake with its upstream, row by row"),

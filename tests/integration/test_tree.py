@@ -96,6 +96,26 @@ async def test_the_descriptors_that_reflection_gives_are_complete(tmp_path):
         assert method.output_type.fields_by_name["safe_point"].number == 2
 
 
+async def test_doctor_finds_nothing_wrong_with_a_new_cluster_and_says_what_does_not_answer(
+    tmp_path,
+):
+    async def doctor(*flags: str) -> tuple[int, str]:
+        command = (sys.executable, "-m", "server.cli.main", "cli", *flags, "doctor")
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    async with tree(tmp_path) as (_, ready):
+        capture, coordinator = ready["endpoints"]["capture"], ready["endpoints"]["coordinator"]
+        status, said = await doctor("--server", capture, "--pd", coordinator)
+        assert (status, said) == (0, "nothing is wrong; there are no changefeeds\n")
+        nobody = f"127.0.0.1:{free_port()}"
+        status, said = await doctor("--server", nobody, "--pd", coordinator)
+        assert status == 1
+        assert "PROBLEM captures: [TM:ErrCaptureUnavailable]" in said
+
+
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="grpcurl is not installed")
 async def test_grpcurl_asks_for_the_safe_point_without_proto_files(tmp_path):
     async with tree(tmp_path) as (_, ready):

@@ -1,0 +1,317 @@
+"""What is slow, stuck or about to fail, stage by stage, and what to do about it: the findings of
+`tidemark cli doctor`. Pure.
+
+A row passes the source, the sorter and the lake job before the checkpoint moves over it. Each stage
+has a timestamp up to which it is done, so the stage that is to blame is the first one that is far
+behind the stage before it: all later ones wait for it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from server.changefeed.view import duration
+from storage.model.ts import physical_ms
+
+LAG_S_MAX: Final = 60.0
+"""A stage that is further behind the one before it, in seconds, is worth a look."""
+GC_HELD_S_MAX: Final = 3600
+"""History that one blocker alone may keep, in seconds, before it is worth a look."""
+
+Document = Mapping[str, Any]
+
+
+class Level(IntEnum):
+    """How bad a finding is; the worst one decides the exit status."""
+
+    NOTE = 0
+    """Worth knowing; nothing is wrong."""
+    WARNING = 1
+    """Slow, or not as it should be, but rows arrive or soon will."""
+    PROBLEM = 2
+    """Nothing goes on until somebody acts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found."""
+
+    level: Level
+    where: str
+    """Such as `changefeed orders, lake job`."""
+    what: str
+    do: str = ""
+    """What helps; empty: nothing needs to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a changefeed, and how far it is behind the present, in seconds."""
+
+    name: str
+    lag_s: float
+
+
+def stages(changefeed: Document, now_ms: int) -> list[Stage]:
+    """How far each stage of a changefeed is, in the order that rows pass them.
+
+    Args:
+        changefeed: what `changefeed query --json` shows.
+        now_ms: the present, in Unix milliseconds, by the clock that gives timestamps.
+    """
+    holding = changefeed["holding"]
+    job = changefeed["lake_job"] or {}
+    reached = {
+        "source": holding["pulled_ts"],
+        "sorter": holding["sorted_ts"],
+        "lake job": job.get("cut_tso"),
+        "checkpoint": changefeed["checkpoint_tso"],
+    }
+    return [
+        Stage(name, max(0.0, (now_ms - physical_ms(ts)) / 1000))
+        for name, ts in reached.items()
+        if ts
+    ]
+
+
+def diagnose_changefeed(
+    changefeed: Document, dump: Document | None, now_ms: int
+) -> Iterator[Finding]:
+    """What is to be said of one changefeed.
+
+    Args:
+        changefeed: what `changefeed query --json` shows.
+        dump: what `changefeed dumpstatus --json` shows; None: it has no dump.
+        now_ms: as of `stages`.
+    """
+    name = changefeed["id"]
+    where = f"changefeed {name}"
+    yield from _state(changefeed, where)
+    if changefeed["state"] in ("normal", "warning"):
+        yield from _slowest_stage(changefeed, where, now_ms)
+    yield from _sorter(changefeed, where)
+    yield from _lake_job(changefeed, where)
+    yield from _tables(changefeed, where)
+    if dump is not None:
+        yield from _dump(dump, name)
+    for warning in changefeed.get("warnings", ()):
+        yield Finding(Level.WARNING, where, warning)
+    for skipped in changefeed["skipped"]:
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"no target has the changes from {skipped['start_time']} to {skipped['end_time']}: "
+            f"they were given up by resume --overwrite-checkpoint-ts at {skipped['asked']}",
+            f"`tidemark cli verify -c {name} --repair` brings the rows to the lake",
+        )
+
+
+def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
+    """What is to be said of the captures together.
+
+    Args:
+        captures: what `capture list --json` shows.
+    """
+    if not any(each["is-owner"] for each in captures):
+        yield Finding(
+            Level.PROBLEM,
+            "captures",
+            "no capture owns the changefeeds, so none goes on",
+            "an election takes some 10 s; if this stays, see whether the captures reach the "
+            "metadata (their logs say so)",
+        )
+    versions = sorted({each["version"] for each in captures})
+    if len(versions) > 1:
+        yield Finding(
+            Level.WARNING,
+            "captures",
+            f"they are of different versions, {', '.join(versions)}; only those of the owner's "
+            "version are given tables",
+            "finish the upgrade",
+        )
+
+
+def diagnose_gc(explained: Document) -> Iterator[Finding]:
+    """What keeps garbage collection from going on.
+
+    Args:
+        explained: what `gc explain --json` shows.
+    """
+    for blocker in explained["blockers"]:
+        links = blocker["chain"]
+        held_s = max((link["holds_back_seconds"] for link in links), default=0)
+        if not blocker["blocks"] or held_s < GC_HELD_S_MAX:
+            continue
+        cause = links[-1]
+        commands = [command for link in reversed(links) for command in link["commands"]]
+        yield Finding(
+            Level.WARNING,
+            "garbage collection",
+            f"{blocker['id']} alone keeps {duration(held_s)} of history: {cause['reason']}",
+            f"`{commands[0]}`" if commands else "`tidemark cli gc explain` shows the whole chain",
+        )
+    for problem in explained["problems"]:
+        yield Finding(Level.NOTE, "garbage collection", f"could not be learnt: {problem}")
+
+
+def diagnose_members(health: Sequence[Document]) -> Iterator[Finding]:
+    """Coordinators that do not answer.
+
+    Args:
+        health: what `tidemark cli health --json` shows.
+    """
+    for member in health:
+        if not member["health"]:
+            urls = member["client_urls"]
+            yield Finding(
+                Level.WARNING,
+                f"coordinator {member['name']}",
+                f"it does not answer at {', '.join(urls) if isinstance(urls, list) else urls}",
+                "start it again, or see its log; the others go on as long as one leads",
+            )
+
+
+def _state(changefeed: Document, where: str) -> Iterator[Finding]:
+    name, state, error = changefeed["id"], changefeed["state"], changefeed["error"]
+    said = f"[{error['code']}] {error['message']}" if error else ""
+    resume = f"`tidemark cli changefeed resume -c {name}`"
+    if state == "failed":
+        yield Finding(
+            Level.PROBLEM, where, f"it has failed: {said}", f"mend the cause, then {resume}"
+        )
+    elif state == "warning" and said:
+        yield Finding(Level.WARNING, where, said, "it is tried again by itself")
+    elif state == "stopped":
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"it is paused at {changefeed['checkpoint_time']}, and the source must keep its "
+            "history from there on",
+            f"{resume}, or `tidemark cli changefeed remove -c {name}`",
+        )
+    elif state == "finished":
+        yield Finding(Level.NOTE, where, "it is finished: everything up to its target_ts is there")
+    elif state == "removed":
+        yield Finding(Level.NOTE, where, "its removal has begun")
+
+
+def _slowest_stage(changefeed: Document, where: str, now_ms: int) -> Iterator[Finding]:
+    """The first stage that is far behind the one before it."""
+    name = changefeed["id"]
+    advice = {
+        "source": "`tidemark cli gc explain` names locks, regions or pumps that hold it back; a "
+        "first copy, a full disk or a slow server do, too",
+        "sorter": "see the capture's CPU and disk",
+        "lake job": "the lake is slower than the source: give its job more cores (`--master`), or "
+        "larger cuts (`--max-rows-per-trigger`)",
+        "checkpoint": f"nobody has acknowledged: see `tidemark cli changefeed query -c {name}`",
+    }
+    if "rereads" in changefeed:
+        tables = ", ".join(each["table"] for each in changefeed["rereads"]["tables"])
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"cuts wait at {changefeed['rereads']['since']} until {tables} has been read again, as "
+            "a DDL changed its rows",
+            f"`tidemark cli changefeed dumpstatus -c {name}` shows the progress",
+        )
+        return
+    before_s = 0.0
+    for stage in stages(changefeed, now_ms):
+        behind_s = stage.lag_s - before_s
+        if behind_s > LAG_S_MAX:
+            yield Finding(
+                Level.WARNING,
+                f"{where}, {stage.name}",
+                f"{duration(int(behind_s))} behind"
+                + ("" if stage.name == "source" else ", while what comes before it is not"),
+                advice[stage.name],
+            )
+            return
+        before_s = stage.lag_s
+
+
+def _sorter(changefeed: Document, where: str) -> Iterator[Finding]:
+    holding = changefeed["holding"]
+    if holding["disk_error"]:
+        yield Finding(
+            Level.PROBLEM,
+            f"{where}, sorter",
+            f"its disk takes no more: {holding['disk_error']}; {holding['waiting']} writers wait",
+            "free space at the capture's --data-dir; it goes on by itself",
+        )
+
+
+def _lake_job(changefeed: Document, where: str) -> Iterator[Finding]:
+    job = changefeed["lake_job"]
+    if job is None:
+        return
+    error = job["error"]
+    said = f": [{error['code']}] {error['message']}" if error else ""
+    where = f"{where}, lake job"
+    if job["state"] == "failed" and changefeed["state"] != "failed":
+        yield Finding(
+            Level.PROBLEM,
+            where,
+            f"it has given up{said}",
+            f"mend the cause, then `tidemark cli changefeed resume -c {changefeed['id']}`",
+        )
+    elif job["state"] == "retrying":
+        yield Finding(Level.WARNING, where, f"it failed and is started again{said}")
+    elif job["state"] == "silent" and changefeed["state"] in ("normal", "warning"):
+        yield Finding(
+            Level.WARNING,
+            where,
+            f"nothing was heard of it since {job['reported']}",
+            "see whether `tidemark spark keep` (or `spark run`) runs, and its log",
+        )
+
+
+def _tables(changefeed: Document, where: str) -> Iterator[Finding]:
+    repaired = [each["table"] for each in changefeed["tables"] if each["state"] == "repairing"]
+    if repaired:
+        yield Finding(
+            Level.WARNING,
+            f"{where}, sorter",
+            f"rows of {', '.join(repaired)} were damaged on the capture's disk, and are pulled "
+            "again",
+            "if it comes again, check the disk",
+        )
+    ignored = changefeed["ignored_tables"]
+    if ignored:
+        more = f" and {len(ignored) - 5} more" if len(ignored) > 5 else ""
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"tables that match its filter are left out: {', '.join(ignored[:5])}{more}",
+            "`changefeed create --dry-run` with the same filter says why",
+        )
+
+
+def _dump(dump: Document, name: str) -> Iterator[Finding]:
+    where = f"changefeed {name}, dump"
+    for table in dump["status"]:
+        if table["state"] == "failed":
+            yield Finding(
+                Level.PROBLEM,
+                where,
+                f"{table['table']}: {table['error']}",
+                f"mend the cause, then `tidemark cli changefeed dumpresume -c {name}`",
+            )
+    if dump["state"] == "paused":
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"it is paused at {dump['progress_percent']:.0f} %",
+            f"`tidemark cli changefeed dumpresume -c {name}`",
+        )
+    elif dump["state"] == "running":
+        eta = f", {duration(dump['eta_seconds'])} to go" if dump["eta_seconds"] >= 0 else ""
+        waits = f"; {dump['waits_for']}" if dump["waits_for"] else ""
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"{dump['tables_done']} of {dump['tables_known']} tables are copied, "
+            f"{dump['progress_percent']:.0f} %{eta}{waits}",
+        )
