@@ -1,5 +1,5 @@
-"""The HTTP port of every daemon: `/metrics` for Prometheus, `/healthz` (alive),
-`/readyz` (serving), and its routes.
+"""The HTTP port of every daemon: a page for people at `/`, `/metrics` for Prometheus, `/healthz`
+(alive), `/readyz` (serving), and its routes.
 
 Where the daemon has a certificate the port speaks plain HTTP and TLS, told apart by a connection's
 first byte: probes and scrapes need no certificate, while routes are answered over TLS only, and
@@ -24,6 +24,7 @@ import structlog
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 
 from server.config import ConfigError
+from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.listener import client_address
@@ -35,6 +36,7 @@ MAX_CONNECTIONS_PER_ADDRESS = MAX_CONNECTIONS // 2
 MAX_BODY_BYTES = 64 << 10
 MAX_REQUEST_BYTES = 128 << 10
 REQUEST_SECONDS = 10.0
+_PAGES = daemon_pages()
 _TLS_HANDSHAKE = b"\x16"
 _FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
@@ -121,6 +123,8 @@ class _Port:
 
     def builtin(self, path: str) -> Answer | None:
         """What every daemon answers, without any certificate."""
+        if path in _PAGES:
+            return _PAGES[path]
         if path == "/metrics":
             return Answer(200, generate_latest(self.registry), CONTENT_TYPE_LATEST)
         if path == "/healthz":

@@ -15,6 +15,7 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
 from server.capture.blockers import Blockers
+from server.capture.console import Console, Services, explained_by
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
 from server.capture.listener import serving_flight
@@ -141,7 +142,12 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
             server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
-            server.serve_http1(Api(identity, changefeeds, captures, pd).answer)
+            console = Console(
+                Api(identity, changefeeds, captures, pd),
+                Services(changefeeds, captures, dumps),
+                explained_by(pd, security),
+            )
+            server.serve_http1(console.answer)
             shares = WorkerService(host, sources(host_context(context)), membership.check_term)
             server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], shares)
             locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])

@@ -223,14 +223,14 @@ class Api:
         return sorted(listed.changefeeds, key=lambda each: str(each.id))
 
     async def _members(self) -> list[capturepb.Capture]:
-        listed = await self._captures.ListCaptures(capturepb.ListCapturesRequest(), _LOCAL)
+        listed = await self._captures.ListCaptures(capturepb.ListCapturesRequest(), LOCAL)
         return list(listed.captures)
 
     async def _owner_id(self) -> str:
         return next((each.id for each in await self._members() if each.is_owner), "")
 
     async def _call(self, method: str, request: Any) -> Any:
-        return await getattr(self._changefeeds, method)(request, _LOCAL)
+        return await getattr(self._changefeeds, method)(request, LOCAL)
 
 
 class _LocalContext:
@@ -241,7 +241,8 @@ class _LocalContext:
         return ()
 
 
-_LOCAL: Final = _LocalContext()
+LOCAL: Final = _LocalContext()
+"""The context of calls that this process makes at its own services."""
 
 
 def _is_running(changefeed: pb.Changefeed) -> bool:

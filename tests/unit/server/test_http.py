@@ -58,11 +58,16 @@ def test_alive_is_not_ready(bound: str, ready: Ready) -> None:
     assert ask(bound, "/readyz") == (200, "ready\n")
 
 
-def test_other_paths_show_the_way(bound: str) -> None:
+def test_people_get_a_page(bound: str) -> None:
     status, body = ask(bound, "/")
+    assert (status, "<title>Tidemark daemon</title>" in body) == (200, True)
+
+
+def test_other_paths_show_the_way(bound: str) -> None:
+    status, body = ask(bound, "/none")
     assert status == 404
     assert json.loads(body) == {
-        "error_msg": "nothing is served at /; try /healthz, /metrics, /readyz",
+        "error_msg": "nothing is served at /none; try /healthz, /metrics, /readyz",
         "error_code": "TM:ErrPathUnknown",
     }
 

@@ -1,0 +1,90 @@
+"use strict";
+// The page of a daemon's HTTP port: its /metrics as a table that can be searched, with rates.
+
+const LOOK_MS = 2000;
+const SAMPLE = /^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})? (\S+)$/;
+let before = { time: 0, values: new Map() };
+let samples = [];
+
+const at = (id) => document.getElementById(id);
+
+function parse(text) {
+  const help = new Map();
+  const found = [];
+  for (const line of text.split("\n")) {
+    if (line.startsWith("# HELP ")) {
+      const [name, ...words] = line.slice(7).split(" ");
+      help.set(name, words.join(" "));
+      continue;
+    }
+    const parts = SAMPLE.exec(line);
+    if (parts === null || /_bucket$|_created$/.test(parts[1])) continue;
+    const base = parts[1].replace(/_(total|sum|count)$/, "");
+    found.push({
+      name: parts[1], labels: (parts[2] || "").slice(1, -1), value: Number(parts[3]),
+      help: help.get(parts[1]) || help.get(base) || "", counts: /_(total|count|sum)$/.test(parts[1]),
+    });
+  }
+  return found;
+}
+
+function cell(text, title, kind = "") {
+  const made = document.createElement("td");
+  made.textContent = text;
+  made.dataset.title = title;
+  made.className = kind;
+  return made;
+}
+
+function show() {
+  const text = at("filter").value.toLowerCase();
+  const rows = samples
+    .filter((each) => `${each.name} ${each.labels} ${each.help}`.toLowerCase().includes(text))
+    .map((each) => {
+      const row = document.createElement("tr");
+      row.title = each.help;
+      const rate = each.rate === null ? "" : each.rate.toLocaleString(undefined, { maximumFractionDigits: 2 });
+      row.append(cell(each.name, "Metric"), cell(each.labels, "Labels"),
+        cell(each.value.toLocaleString(undefined, { maximumFractionDigits: 3 }), "Value", "number"),
+        cell(rate, "Per second", "number"));
+      return row;
+    });
+  at("metrics").tBodies[0].replaceChildren(...rows);
+}
+
+async function look() {
+  try {
+    const ready = await fetch("readyz");
+    at("ready").textContent = (await ready.text()).trim();
+    const answer = await fetch("metrics");
+    const now = Date.now() / 1000;
+    const values = new Map();
+    samples = parse(await answer.text()).map((each) => {
+      const key = `${each.name}{${each.labels}}`;
+      values.set(key, each.value);
+      const known = each.counts && before.values.has(key);
+      return { ...each, rate: known ? (each.value - before.values.get(key)) / (now - before.time) : null };
+    });
+    before = { time: now, values };
+    at("live").className = "";
+    at("live").textContent = `live, ${new Date().toLocaleTimeString()}`;
+    show();
+  } catch (error) {
+    at("live").className = "lost";
+    at("live").textContent = `not live: ${error.message}`;
+  }
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "/" && event.target.tagName !== "INPUT") {
+    event.preventDefault();
+    at("filter").focus();
+  }
+});
+at("filter").addEventListener("input", show);
+
+async function keepLooking() {
+  if (!document.hidden) await look();
+  setTimeout(keepLooking, LOOK_MS);
+}
+keepLooking();

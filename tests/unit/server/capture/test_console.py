@@ -1,0 +1,155 @@
+"""The console's document: one answer with everything that its page shows."""
+
+import json
+
+import grpc
+import pytest
+from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
+
+from server.capture.console import Console, Services
+from server.capture.errors import NotOwnerError
+from server.dump.errors import DumpNotFoundError
+from server.routes import Answer, Request
+from storage.model.ts import compose
+
+TS = compose(1_700_000_000_000, 0)
+FEED = changefeed_pb2.Changefeed(
+    id="orders",
+    state=changefeed_pb2.CHANGEFEED_STATE_FAILED,
+    sink_uri="delta:///lake",
+    checkpoint_ts=TS,
+    holding=changefeed_pb2.Holding(pulled_ts=TS, sorted_ts=TS),
+    error=changefeed_pb2.RunningError(code="ErrX", message="<b>why</b>", time="t"),
+    tables=[
+        changefeed_pb2.TableStatus(name="shop.new", checkpoint_ts=TS + 9),
+        changefeed_pb2.TableStatus(name="shop.old", checkpoint_ts=TS),
+    ],
+    schema_changes=[
+        changefeed_pb2.SchemaChange(commit_ts=TS, query="CREATE TABLE a"),
+        changefeed_pb2.SchemaChange(commit_ts=TS + 1, query="DROP TABLE a"),
+    ],
+)
+EXPLANATION = explain_pb2.ExplainGCResponse(
+    summary="GC waits for ticdc-orders",
+    blockers=[
+        explain_pb2.GCBlocker(
+            id="ticdc-orders",
+            blocks=True,
+            chain=[
+                explain_pb2.GCBlockerLink(reason="held", holds_back_seconds=7200),
+                explain_pb2.GCBlockerLink(reason="failed", commands=["tidemark x"]),
+            ],
+        )
+    ],
+)
+
+
+class Captures:
+    """All gRPC services of a capture that has one failed changefeed, with a dump or without."""
+
+    def __init__(self, *, has_dump=True, error=None):
+        self.has_dump = has_dump
+        self.error = error
+        self.dumps_asked = 0
+
+    async def ListChangefeeds(self, request, context):
+        if self.error:
+            raise self.error
+        return changefeed_pb2.ListChangefeedsResponse(changefeeds=[FEED])
+
+    async def ListCaptures(self, request, context):
+        one = capture_pb2.Capture(id="one", address="a:8300", is_owner=True, version="1")
+        return capture_pb2.ListCapturesResponse(captures=[one])
+
+    async def GetDumpStatus(self, request, context):
+        self.dumps_asked += 1
+        if not self.has_dump:
+            raise DumpNotFoundError("no dump")
+        dump = dump_pb2.Dump(state="running", progress_percent=40, eta_seconds=9, tables_known=3)
+        return dump_pb2.GetDumpStatusResponse(dump=dump)
+
+
+class Api:
+    async def answer(self, request):
+        return Answer(418, b"the API")
+
+
+async def explanation():
+    return EXPLANATION
+
+
+def console(captures, explain_gc=explanation):
+    return Console(Api(), Services(captures, captures, captures), explain_gc)
+
+
+async def asked(served, path="/console.json", **query):
+    named = {name: [value] for name, value in query.items()}
+    return await served.answer(Request("GET", path, named))
+
+
+async def test_one_answer_has_all_that_the_page_shows():
+    answer = await asked(console(Captures()), changefeed="orders")
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    document = json.loads(answer.body)
+    [row] = document["changefeeds"]
+    assert (row["state"], row["error"]["code"]) == ("failed", "TM:ErrX")
+    assert list(row["stages"]) == ["source", "sorter", "checkpoint"]
+    assert row["dump"] == {"state": "running", "progress_percent": 40.0, "eta_seconds": 9}
+    worst, *_ = document["findings"]
+    assert (worst["level"], worst["where"]) == ("problem", "changefeed orders")
+    assert document["gc"] == {
+        "summary": "GC waits for ticdc-orders",
+        "blockers": [
+            {"id": "ticdc-orders", "blocks": True, "reason": "failed", "commands": ["tidemark x"]}
+        ],
+    }
+    opened = document["detail"]
+    assert [each["table"] for each in opened["tables"]] == ["shop.old", "shop.new"]
+    assert [each["query"] for each in opened["ddls"]] == ["DROP TABLE a", "CREATE TABLE a"]
+
+
+async def test_without_a_choice_there_are_no_details_and_without_a_dump_none_is_shown():
+    document = json.loads((await asked(console(Captures(has_dump=False)))).body)
+    assert document["detail"] is None
+    assert document["changefeeds"][0]["dump"] is None
+
+
+async def test_pages_that_look_often_share_what_is_dear_to_ask():
+    explained = 0
+
+    async def explain():
+        nonlocal explained
+        explained += 1
+        return EXPLANATION
+
+    captures = Captures()
+    served = console(captures, explain)
+    for _ in range(5):
+        await asked(served)
+    assert (explained, captures.dumps_asked) == (1, 1)
+
+
+async def test_a_real_pd_explains_no_gc_and_the_rest_is_shown():
+    async def unimplemented():
+        raise grpc.RpcError
+
+    document = json.loads((await asked(console(Captures(), unimplemented))).body)
+    assert document["gc"] is None
+    assert document["changefeeds"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [(NotOwnerError("nobody"), 503, "TM:"), (ValueError("a defect"), 500, "TM:Err")],
+)
+async def test_what_cannot_be_answered_is_an_error_in_the_apis_form(error, status, code):
+    answer = await asked(console(Captures(error=error)))
+    assert answer.status == status
+    assert json.loads(answer.body)["error_code"].startswith(code)
+
+
+async def test_pages_are_served_beside_the_api():
+    served = console(Captures())
+    assert (await asked(served, "/")).content_type.startswith("text/html")
+    assert (await asked(served, "/console.js")).content_type.startswith("text/javascript")
+    assert (await asked(served, "/api/v2/changefeeds")).status == 418
