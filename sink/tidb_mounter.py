@@ -31,8 +31,7 @@ from sink.columns import (
 from sink.key_change import split_key_changes
 from storage.model.errors import CorruptError, InvalidError
 from storage.model.event import DELETE
-from storage.tidb.arrow import arrow_array, arrow_integers, arrow_type, arrow_value
-from storage.tidb.cell import parse_default
+from storage.tidb.cell import arrow_array, arrow_integers, arrow_type, arrow_value, parse_default
 from storage.tidb.cells import RowBlock
 from storage.tidb.document import TableInfoError
 from storage.tidb.field_type import DATES, Type

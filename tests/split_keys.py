@@ -3,7 +3,7 @@
 from typing import Final
 
 from storage.codec import encode_i64
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 
 _KEYS: Final = (b"t" + encode_i64(101), record_key(101, 512), b"t" + encode_i64(102))
 FIRST_REGIONS: Final = ("--split-keys", ",".join(key.hex() for key in _KEYS))

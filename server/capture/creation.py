@@ -16,7 +16,7 @@ from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import Source
 from storage.tidb.document import read_document
-from storage.tidb.zero_dates import NULL_DATES
+from storage.tidb.field_type import NULL_DATES
 
 
 @dataclass(frozen=True, slots=True)

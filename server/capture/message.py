@@ -18,7 +18,7 @@ from sink.errors import TableNotFoundError
 from sink.versions import Version
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
-from storage.tidb.zero_dates import NULL_DATES
+from storage.tidb.field_type import NULL_DATES
 
 _CHANGES_SHOWN: Final = 20
 _STORED_VALUES: Final = "a DDL changed stored values"

@@ -21,7 +21,7 @@ from server.changefeed.table import SourceTable, TableRecord
 from sink.columns import META_FIELDS
 from sink.selected import whole_mounter
 from storage.model.errors import InvalidError
-from storage.tidb.zero_dates import NULL_DATES, SHOWN_DATES
+from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
 RULES_MAX: Final = 1024
 # `=` ends the table's name, but may stand inside of a quoted name or a regular expression.

@@ -19,7 +19,7 @@ from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 from server.changefeed.filter import exact_rules
 from server.changefeed.table import TableRecord
 from storage.model.errors import CorruptError, InvalidError
-from storage.tidb.zero_dates import NULL_DATES
+from storage.tidb.field_type import NULL_DATES
 
 CREATOR_VERSION: Final = "0.2.0"
 LAKES: Final = tuple(FORMATS)
@@ -105,7 +105,7 @@ class ChangefeedInfo:
     columns: tuple[str, ...] = ()
     """What is taken of the tables, `server.changefeed.columns`."""
     zero_dates: str = NULL_DATES
-    """How dates that no calendar has are shown, one of `storage.tidb.zero_dates.SHOWN_DATES`."""
+    """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
     from_snapshot: bool = False
     """Whether its tables were found in the source; else they were given."""
     ignore_ineligible: bool = False

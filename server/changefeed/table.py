@@ -18,7 +18,7 @@ from sink.mounted import TableMounter
 from sink.selected import SelectedMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
-from storage.tidb.zero_dates import NULL_DATES, ZERO_DATES
+from storage.tidb.field_type import NULL_DATES, ZERO_DATES
 
 _SELECTED: Final = "tidemark_columns"
 _RENAMED: Final = "tidemark_renamed"
@@ -76,7 +76,7 @@ class TableRecord:
 
     @property
     def zero_dates(self) -> str | None:
-        """One of `storage.tidb.zero_dates.SHOWN_DATES`, None for the first;
+        """One of `storage.tidb.field_type.SHOWN_DATES`, None for the first;
         a member of the document that is ours.
         """
         return self.table_info.get(ZERO_DATES)

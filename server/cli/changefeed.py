@@ -19,7 +19,7 @@ from server.cli.watch import add_watch
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
-from storage.tidb.zero_dates import NULL_DATES, SHOWN_DATES
+from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
 _COLUMNS = (
     ("ID", "id"),

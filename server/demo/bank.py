@@ -7,8 +7,13 @@ from typing import Final
 
 from storage.model.span import Span
 from storage.tidb.cell import Value
-from storage.tidb.key import decode_record_key, record_key, table_span
-from storage.tidb.record import decode_record, encode_record
+from storage.tidb.record import (
+    decode_record,
+    decode_record_key,
+    encode_record,
+    record_key,
+    table_span,
+)
 from storage.tidb.schema import Column, TableInfo
 
 SCHEMA: Final = "bank"

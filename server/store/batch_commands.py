@@ -18,7 +18,7 @@ from server.store.methods import BY_STREAM_FIELD
 from server.store.runner import Call, Runner
 from storage.defect import DefectError, request_error
 from storage.model.errors import CorruptError, TidemarkError
-from storage.tidb.integer import encode_uvarint
+from storage.tidb.number import encode_uvarint
 
 _MAX_IN_FLIGHT = 64
 _LENGTH_DELIMITED = 2

@@ -26,7 +26,7 @@ from server.verify.errors import VerifyHistoryError
 from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
 from storage.tasks import beside
-from storage.tidb.key import record_key, table_span
+from storage.tidb.record import record_key, table_span
 from storage.tidb.schema import TableInfo
 
 _PAGE_ROWS: Final = 4096

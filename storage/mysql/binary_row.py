@@ -25,7 +25,7 @@ from storage.mysql.key import KeyColumn, fixed_keys, join_pieces, sized, without
 from storage.mysql.moment import binary_micros, binary_packed
 from storage.mysql.schema import Column
 from storage.mysql.types import DATES, Type, fraction_bytes
-from storage.tidb.decimal import encode_decimal
+from storage.tidb.number import encode_decimal
 from storage.tidb.time import unpack_micros
 
 NUMBER_BYTES: Final = {

@@ -18,8 +18,8 @@ from typing import Final
 
 from storage.model.errors import CorruptError
 from storage.mysql.types import Type
-from storage.tidb.decimal import decode_decimal
 from storage.tidb.json import content, opaque, quoted
+from storage.tidb.number import decode_decimal
 from storage.tidb.time import NANOS_PER_MICRO, CoreTime, duration_text
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = range(4)

@@ -13,8 +13,8 @@ from storage.mysql.buffer import Bytes, Mask, Offsets
 from storage.mysql.image import Cells
 from storage.mysql.schema import Column
 from storage.mysql.types import INTEGER_BYTES, Type
-from storage.tidb.arrow import decimal128
-from storage.tidb.decimal import decode_decimal, digit_groups
+from storage.tidb.cell import decimal128
+from storage.tidb.number import decode_decimal, digit_groups
 
 DECIMAL_DIGITS_MAX: Final = 38
 """More than these do not fit Arrow's 128 bits: such columns are text."""

@@ -14,8 +14,7 @@ from storage.model.errors import InvalidError
 from storage.mysql.charset import BINARY, charset_of, codec_of
 from storage.mysql.errors import ColumnUnsupportedError
 from storage.mysql.types import DATES, STRINGS, Type
-from storage.tidb.time import dates_as_text
-from storage.tidb.zero_dates import ZERO_DATES
+from storage.tidb.field_type import ZERO_DATES, dates_as_text
 
 _INT64_MAX = (1 << 63) - 1
 _READ = frozenset(Type) - {Type.NEWDATE, Type.BLOB_COMPRESSED, Type.VARCHAR_COMPRESSED}

@@ -15,8 +15,7 @@ import pyarrow as pa
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
 from storage.tidb.datum import UncommonDatumError
-from storage.tidb.row import HEAD_BYTES, LARGE, VERSION, as_v2
-from storage.tidb.row_batch import Pairs, encode_rows
+from storage.tidb.row import HEAD_BYTES, LARGE, VERSION, Pairs, as_v2, encode_rows
 
 _HEAD_MASK = np.uint64((1 << 8 * HEAD_BYTES) - 1)
 _WORD = 8

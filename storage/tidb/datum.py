@@ -14,19 +14,21 @@ import numpy.typing as npt
 from storage.codec import decode_bytes, decode_i64, decode_u64, encode_bytes, encode_i64, encode_u64
 from storage.model.errors import CorruptError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
-from storage.tidb.decimal import PRECISION_MAX, decimal_size, digit_groups
 from storage.tidb.field_type import TEXTS, Type
-from storage.tidb.integer import (
+from storage.tidb.json import ARRAY, FIXED_BYTES, OBJECT, OPAQUE, STRING, json_size
+from storage.tidb.number import (
+    PRECISION_MAX,
+    decimal_size,
     decode_uvarint,
     decode_uvarints,
     decode_varint,
+    digit_groups,
     encode_uvarint,
     encode_varint,
     signed_cell,
     unsigned_cell,
     zigzag,
 )
-from storage.tidb.json import ARRAY, FIXED_BYTES, OBJECT, OPAQUE, STRING, json_size
 from storage.tidb.schema import Column
 
 NIL: Final = 0

@@ -1,9 +1,11 @@
-"""MySQL's column type codes and flags, as TiDB's model.TableInfo and row values use them.
+"""MySQL's column type codes and flags, as TiDB's model.TableInfo and row values use them; and how a
+changefeed shows dates that no calendar has, such as 0000-00-00.
 
 Source: MySQL's protocol field types; the codes and flags seen in real TableInfo JSON.
 """
 
 import enum
+from typing import Any, Final
 
 
 class Type(enum.IntEnum):
@@ -63,3 +65,21 @@ TEXTS = frozenset(
     }
 )
 DATES = frozenset({Type.DATE, Type.DATETIME, Type.TIMESTAMP})
+NULL_DATES: Final = "null"
+SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
+"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or
+columns of dates, those of keys or all of them, are text.
+"""
+ZERO_DATES: Final = "tidemark_zero_dates"
+"""A member of a table's document that is ours: which of its columns of dates are text
+(`dates_as_text`).
+"""
+
+
+def dates_as_text(setting: Any, *, in_key: bool) -> bool:
+    """Whether a DATE, DATETIME or TIMESTAMP is text,
+    so that 0000-00-00 and 2024-02-31 are values of it.
+
+    `setting` is one of `SHOWN_DATES`, or None for the first.
+    """
+    return setting == "text" or (setting == "key-text" and in_key)

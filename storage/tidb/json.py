@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from storage.model.errors import CorruptError
-from storage.tidb.integer import decode_uvarint, encode_uvarint
+from storage.tidb.number import decode_uvarint, encode_uvarint
 from storage.tidb.time import CoreTime, duration_text
 
 OBJECT: Final = 0x01

@@ -33,8 +33,8 @@ from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.tidb.binary import BinaryColumn, Offsets
 from storage.tidb.cells import RowBlock
 from storage.tidb.datum import Datums, decode_datums, encode_key_datum
-from storage.tidb.key import record_keys, record_prefix
-from storage.tidb.row_batch import Pairs, binary_column, encode_rows
+from storage.tidb.record import record_keys, record_prefix
+from storage.tidb.row import Pairs, binary_column, encode_rows
 from storage.tidb.schema import TableInfo
 
 INSERTED: Final = 0  # binlog.MutationType
@@ -102,23 +102,18 @@ class TableMutations:
         """
         given = {INSERTED: inserted, UPDATED: updated, DELETED: deleted}
         for kind, raw in given.items():
-            places = (
-                [
-                    self._places + place
-                    for place, row_kind in enumerate(sequence)
-                    if row_kind == kind
-                ]
-                if raw
-                else []
-            )
-            if len(places) != (len(raw) if raw else sequence.count(kind)):
+            if sequence.count(kind) != len(raw):
                 raise MutationError(
                     f"table {self._table.id}, commit_ts {commit_ts}: {len(raw)} rows of kind "
                     f"{kind}, but their sequence tells of {sequence.count(kind)}"
                 )
+            if not raw:
+                continue
             rows = self._rows[kind]
             rows.raw += raw
-            rows.place += places
+            rows.place += [
+                self._places + place for place, row_kind in enumerate(sequence) if row_kind == kind
+            ]
             rows.txn += [len(self._commit_ts)] * len(raw)
             self.size_bytes += sum(map(len, raw))
         if sum(map(len, given.values())) != len(sequence):

@@ -19,8 +19,7 @@ from storage.tidb.document import (
     TableDocument,
     table_document,
 )
-from storage.tidb.field_type import DATES, INTEGERS, NO_FLAGS, TEXTS, Flag, Type
-from storage.tidb.time import dates_as_text
+from storage.tidb.field_type import DATES, INTEGERS, NO_FLAGS, TEXTS, Flag, Type, dates_as_text
 
 UNSPECIFIED = -1
 _BINARY = "binary"
@@ -252,7 +251,7 @@ class TableInfo:
 
     def showing_dates(self, zero_dates: Any) -> "TableInfo":
         """The same table, with the columns as text that `zero_dates` says
-        (`storage.tidb.time.dates_as_text`).
+        (`storage.tidb.field_type.dates_as_text`).
         """
         key = {column.id for column in self.key_columns}
         columns = (

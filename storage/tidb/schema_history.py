@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from storage.model.errors import CorruptError
 from storage.model.system_schemas import OF_TIDB
-from storage.tidb.ddl import Action, Document, Job
+from storage.tidb.ddl import Action, Document, Job, decode_schema_key
 from storage.tidb.document import TableHead, TableInfoError, read_document, table_head
-from storage.tidb.key import decode_schema_key
 
 REMOVED: Final = "tidemark_removed"
 """Member of a TableInfo: `{"ts", "partition_ids"}`,
@@ -144,12 +143,8 @@ class SchemaHistory:
 
     def __iter__(self) -> Iterator[Table]:
         """Every table of users, views and sequences left out, by name."""
-        user = (
-            it
-            for it in self._tables.values()
-            if it.has_rows and it.schema_name.lower() not in OF_TIDB
-        )
-        return iter(sorted(user, key=lambda table: table.name))
+        tables = filter(_is_users, self._tables.values())
+        return iter(sorted(tables, key=lambda table: table.name))
 
     def databases(self) -> Iterator[tuple[int, str]]:
         """Ids and names of all databases."""
@@ -226,8 +221,9 @@ class SchemaHistory:
         return tuple(each for each in self._tables.values() if each.schema_id == job.schema_id)
 
     def _truncate(self, job: Job, commit_ts: int) -> Change | None:
+        # Without the old table the meta keys, read after the job, showed the new one already.
         if not self._remove(job.table_id):
-            return None  # the meta keys showed the new table already
+            return None
         tables = tuple(self._replacements(job, commit_ts))
         return self._put(Change(commit_ts, job.query, tables, truncated=tables), job)
 

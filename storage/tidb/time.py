@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -100,15 +100,6 @@ class CoreTime:
         """`YYYY-MM-DD hh:mm:ss` with `fsp` digits of the second's fraction."""
         clock = f"{self.hour:02d}:{self.minute:02d}:{self.second:02d}"
         return f"{self.date_text()} {clock}{_fraction(self.microsecond, fsp)}"
-
-
-def dates_as_text(setting: Any, *, in_key: bool) -> bool:
-    """Whether a DATE, DATETIME or TIMESTAMP is text,
-    so that 0000-00-00 and 2024-02-31 are values of it.
-
-    `setting` is one of `SHOWN_DATES`, or None for the first.
-    """
-    return setting == "text" or (setting == "key-text" and in_key)
 
 
 def duration_text(nanos: int, fsp: int) -> str:

@@ -22,10 +22,9 @@ from storage.model.event import INSERT, UPDATE, raw_batch
 from storage.tidb.cell import Value, encode_cell
 from storage.tidb.datum import encode_datum
 from storage.tidb.field_type import Type
-from storage.tidb.integer import encode_varint
-from storage.tidb.key import record_key
 from storage.tidb.mutation import INSERTED, UPDATED, TableMutations
-from storage.tidb.record import encode_record
+from storage.tidb.number import encode_varint
+from storage.tidb.record import encode_record, record_key
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from server.dump.progress import Cell, Cursor, Range
 from storage.model.span import KeyRange, Span
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 
 RANGES_MAX: Final = 32
 """Of a table that has fewer partitions; their cursors are written together."""

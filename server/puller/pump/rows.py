@@ -18,8 +18,8 @@ from server.puller.tidb.table import part_spans
 from sink.selected import whole_mounter
 from sink.tidb_mounter import TidbMounter
 from storage.model.span import Span
-from storage.tidb.key import record_prefix
 from storage.tidb.mutation import TableMutations
+from storage.tidb.record import record_prefix
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import SchemaHistory
 

@@ -21,8 +21,7 @@ from server.puller.tidb.schemas import Schemas
 from server.puller.tikv.puller import TablePuller, Upstream
 from storage.model.errors import CorruptError, InvalidError
 from storage.model.span import Span
-from storage.tidb.ddl import Job
-from storage.tidb.key import job_span
+from storage.tidb.ddl import Job, job_span
 from storage.tidb.schema_history import SchemaHistory
 
 _log = structlog.get_logger(__name__)

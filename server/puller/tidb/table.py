@@ -18,7 +18,7 @@ from sink.tidb_mounter import TidbMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.tidb.document import PUBLIC
-from storage.tidb.key import table_span
+from storage.tidb.record import table_span
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import MODIFIED, REMOVED, Table
 

@@ -17,7 +17,7 @@ from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.table import Removed, part_spans, physical_spans, removed_from, reread_of
 from server.rpc.tikv import Pairs
 from storage.model.event import DELETE, raw_batch, snapshot_rows
-from storage.tidb.key import record_prefix
+from storage.tidb.record import record_prefix
 
 _ID_END = len(record_prefix(0))
 _LOOKED_AT_ONCE = 16  # partitions, of a page's keys

@@ -33,7 +33,7 @@ from sorter import Sorter, SorterSettings
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
 from storage.model.span import Span
 from storage.tidb.field_type import Flag
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, Index, TableInfo
 

@@ -11,7 +11,7 @@ from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.rpc.client import connect
 from server.rpc.pd import PdClient
-from storage.tidb.integer import encode_varint
+from storage.tidb.number import encode_varint
 
 
 @dataclass(frozen=True)

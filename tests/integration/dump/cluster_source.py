@@ -17,7 +17,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from server.rpc.key_error import CommitTsExpiredError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.key import database_key, job_key, table_key
+from storage.tidb.ddl import database_key, job_key, table_key
 from storage.tidb.record import encode_record
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo

@@ -13,8 +13,7 @@ import pytest
 
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.key import record_key
-from storage.tidb.record import encode_record
+from storage.tidb.record import encode_record, record_key
 from storage.tidb.schema import Column, TableInfo
 from tests.integration.capture.processes import Cluster, Reader, running_cluster
 

@@ -13,7 +13,7 @@ from server.dump.errors import ChunkLostError
 from server.rpc.key_error import LockedError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient
-from storage.tidb.key import record_key, table_span
+from storage.tidb.record import record_key, table_span
 from tests.integration.store.daemons import running_cluster
 from tests.integration.store.regions import QUICK, put, wait_regions
 

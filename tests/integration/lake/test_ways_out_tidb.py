@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from storage.tidb.key import table_key
+from storage.tidb.ddl import table_key
 from tests.integration.capture.processes import running_cluster
 from tests.integration.dump.cluster_binlogs import Written
 from tests.integration.dump.cluster_source import DATABASE_ID, ClusterSource

@@ -8,7 +8,7 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
 from storage.codec import encode_bytes
-from storage.tidb.integer import decode_uvarint, encode_uvarint
+from storage.tidb.number import decode_uvarint, encode_uvarint
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, row_key, stubs_of
 

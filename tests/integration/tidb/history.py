@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
 from server.rpc.tikv import KvClient
-from storage.tidb.key import decode_record_key, record_prefix
 from storage.tidb.mutation import TableMutations
+from storage.tidb.record import decode_record_key, record_prefix
 from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import SchemaHistory
 from tests.unit.storage.tidb import vectors

@@ -16,7 +16,7 @@ from server.rpc.pd import PdClient
 from storage.codec import prefix_end
 from storage.meta.meta import Delete
 from storage.pump.binlog import fake
-from storage.tidb.integer import encode_varint
+from storage.tidb.number import encode_varint
 from tests.integration.pump.test_daemon import Daemon, pump_argv, started
 from tests.integration.store.daemons import Cluster
 

@@ -24,8 +24,7 @@ from storage.model.errors import TidemarkError
 from storage.model.event import DELETE
 from storage.model.span import Span
 from storage.tidb.cell import parse_default
-from storage.tidb.key import table_span
-from storage.tidb.record import decode_record
+from storage.tidb.record import decode_record, table_span
 from storage.tidb.schema import TableInfo
 from tests.unit.storage.tidb import vectors
 

@@ -16,8 +16,8 @@ import pytest
 from server.capture.source.tidb import TidbSource
 from server.puller.source import SourceContext
 from storage.model.event import DELETE
-from storage.tidb.key import database_key, decode_record_key, job_key, table_key
-from storage.tidb.record import decode_record, encode_record
+from storage.tidb.ddl import database_key, job_key, table_key
+from storage.tidb.record import decode_record, decode_record_key, encode_record
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from tests.integration.store.daemons import Cluster, running_cluster

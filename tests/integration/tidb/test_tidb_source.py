@@ -16,7 +16,7 @@ from server.puller.tidb.table import tidb_table
 from storage.model.event import DELETE, INSERT
 from storage.model.span import Span
 from storage.tidb.field_type import Flag
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, Index, TableInfo
 from tests.integration.tidb.replica import Replica, Taken, check_resumptions, compare

@@ -14,7 +14,7 @@ from sink.columns import DEFAULT, plain, with_default
 from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.field_type import Type
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 

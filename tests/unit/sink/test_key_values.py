@@ -26,7 +26,7 @@ from storage.tidb.cell import encode_cell
 from storage.tidb.datum import encode_key_datum
 from storage.tidb.field_type import Flag
 from storage.tidb.field_type import Type as TidbType
-from storage.tidb.key import record_key, record_prefix
+from storage.tidb.record import record_key, record_prefix
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column as TidbColumn
 from storage.tidb.schema import Index, TableInfo

@@ -18,11 +18,10 @@ from sink.mounted import SequenceMount
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
-from storage.tidb.arrow import arrow_value
+from storage.tidb.cell import arrow_value
 from storage.tidb.datum import NIL, encode_datum
 from storage.tidb.field_type import Flag
-from storage.tidb.key import decode_record_key, record_key
-from storage.tidb.record import decode_record, encode_record
+from storage.tidb.record import decode_record, decode_record_key, encode_record, record_key
 from storage.tidb.row import decode_row, encode_row
 from storage.tidb.schema import Column, Index, TableInfo
 from tests.unit.storage.tidb import vectors

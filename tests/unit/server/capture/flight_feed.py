@@ -16,8 +16,7 @@ from sink.tidb_mounter import TidbMounter
 from sink.versions import Versions
 from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, raw_batch
-from storage.tidb.key import table_span
-from storage.tidb.record import encode_record
+from storage.tidb.record import encode_record, table_span
 from storage.tidb.schema import Column, TableInfo
 
 START = 1000

@@ -20,7 +20,7 @@ from storage.mysql.charset import charset_of, codec_of, decode_text, is_exact
 from storage.mysql.errors import ColumnUnsupportedError
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type
-from storage.tidb.decimal import encode_decimal
+from storage.tidb.number import encode_decimal
 
 SHAPES = st.integers(1, 65).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, min(p, 30))))
 

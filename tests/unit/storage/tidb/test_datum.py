@@ -6,7 +6,7 @@ from storage.model.errors import CorruptError
 from storage.tidb.cell import Value, encode_cell
 from storage.tidb.datum import decode_datum, encode_datum, encode_key_datum
 from storage.tidb.field_type import TEXTS, Type
-from storage.tidb.integer import decode_uvarint, decode_varint, encode_uvarint, encode_varint
+from storage.tidb.number import decode_uvarint, decode_varint, encode_uvarint, encode_varint
 from storage.tidb.row import as_v2, decode_pairs, encode_row
 from storage.tidb.schema import Column
 from tests.unit.storage.tidb.values import COLUMNS, typed_values

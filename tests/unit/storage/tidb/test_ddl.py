@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.tidb.ddl import Action, Job
-from storage.tidb.key import (
+from storage.tidb.ddl import (
+    Action,
+    Job,
     SchemaKey,
     database_key,
     decode_schema_key,

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.tidb.key import (
+from storage.tidb.record import (
     RecordKey,
     common_record_key,
     decode_int_handles,

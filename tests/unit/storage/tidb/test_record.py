@@ -10,8 +10,7 @@ import pytest
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import Flag, Type
-from storage.tidb.key import common_record_key, record_key
-from storage.tidb.record import decode_record, encode_record
+from storage.tidb.record import common_record_key, decode_record, encode_record, record_key
 from storage.tidb.row import encode_row
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.storage.tidb import vectors

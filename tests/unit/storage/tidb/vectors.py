@@ -16,9 +16,9 @@ import pytest
 from tipb import binlog_pb2
 
 from storage.tidb.cell import Value
-from storage.tidb.ddl import Job
+from storage.tidb.ddl import Job, job_span
 from storage.tidb.field_type import Type
-from storage.tidb.key import decode_record_key, job_span
+from storage.tidb.record import decode_record_key
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.time import CoreTime, duration_text
 

@@ -23,7 +23,7 @@ from server.dump.cluster.plan import (
 )
 from server.dump.progress import Range
 from storage.model.span import Span
-from storage.tidb.key import record_key, record_prefix, table_span
+from storage.tidb.record import record_key, record_prefix, table_span
 
 KEYS = st.binary(min_size=1, max_size=24)
 

@@ -11,8 +11,8 @@ from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
 from server.puller.pump.merge import Transaction
 from server.puller.pump.rows import BATCH_ROWS, Tables, batches
 from server.puller.tidb.table import tidb_table
-from storage.tidb.integer import encode_varint
 from storage.tidb.mutation import MutationError
+from storage.tidb.number import encode_varint
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import SchemaHistory, Table
 

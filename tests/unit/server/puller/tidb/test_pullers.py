@@ -15,7 +15,8 @@ from server.puller.tidb.partitioned_puller import JoinedRows
 from server.puller.tidb.schema_puller import JobRows
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
-from storage.tidb.key import JOB_META_COLUMN_ID, job_key, job_span, table_span
+from storage.tidb.ddl import JOB_META_COLUMN_ID, job_key, job_span
+from storage.tidb.record import table_span
 from storage.tidb.row import encode_row
 
 WHOLE = Span(7, b"a", b"z")

@@ -25,7 +25,7 @@ from sink.columns import COLUMN_ID
 from storage.model.errors import InvalidError, TidemarkError
 from storage.tidb.ddl import Action, Job
 from storage.tidb.field_type import Flag, Type
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import REMOVED, Change, SchemaHistory, Table
 

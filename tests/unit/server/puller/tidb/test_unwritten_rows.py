@@ -12,7 +12,7 @@ from server.puller.tidb.table import tidb_table
 from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.rpc.tikv import Pairs
 from storage.model.event import DELETE, UPDATE
-from storage.tidb.key import record_key
+from storage.tidb.record import record_key
 from storage.tidb.schema import Column, TableInfo
 from storage.tidb.schema_history import REMOVED
 
