@@ -37,7 +37,7 @@ $(VENV)/.setup: $(VENV)/.locked pyproject.toml sink/spark/pyproject.toml proto/g
 .PHONY: jars
 jars: $(VENV)/.jars ## Fetch the jars of Delta and Iceberg (not needed for LAKE=parquet), and make Spark start faster
 
-$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/format.py)
+$(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
 	$(BIN)/python -m pyspark_tidemark.jars
 	@touch $@
 

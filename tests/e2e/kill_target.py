@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
-from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
-from pyspark_tidemark.lake.databases.tables import create
+from pyspark_tidemark.lake.databases.manifest import DatabaseManifest, create_tables
 from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut
@@ -41,7 +40,7 @@ class Lake:
             found = database(target)
             with contextlib.closing(found.connect()) as connection:
                 with connection.cursor() as cursor:
-                    create(cursor)
+                    create_tables(cursor)
                 connection.commit()
                 return DatabaseManifest(found, connection, changefeed, None).cuts()
         return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))

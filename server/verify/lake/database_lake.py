@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_tidemark.digest import Leaves
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
-from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
@@ -222,7 +222,7 @@ def repair_table(uri: SinkUri, changefeed: str, question: Question, gone: Any, l
     rows = live.append_column("_commit_ts", pa.array([question.ts] * len(live), pa.int64()))
     with explained(database), closing(database.connect()) as connection:
         with connection.cursor() as cursor:
-            fence = tables.known(cursor, changefeed, question.name, lock=True)
+            fence = manifest.read_row(cursor, changefeed, question.name, lock=True)
             if fence is None or fence.end_ts > question.ts:
                 raise SourceError(
                     "ErrTargetBusy", f"a job has applied a cut to {question.name}; verify again"

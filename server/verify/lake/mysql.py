@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source import Address
@@ -48,7 +48,7 @@ class MySqlReader:
         """See `Reader`."""
         cuts, fences = (
             f"{quoted(self._database)}.{name} WHERE app = %s"
-            for name in (tables.CUTS, tables.TABLES)
+            for name in (manifest.CUTS, manifest.TABLES)
         )
         newest = f"SELECT document FROM {cuts} ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
         documents = self._session.execute(newest, (changefeed,))

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
-from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import explained
 from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.sink_uri import SinkUri
@@ -39,8 +39,8 @@ class PostgresReader:
 
     def manifest(self, changefeed: str) -> tuple[str | None, Mapping[str, int]]:
         """See `Reader`."""
-        newest = f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
-        fences = f"SELECT name, end_ts FROM {tables.TABLES} WHERE app = %s"  # noqa: S608 - ours
+        newest = f"SELECT document FROM {manifest.CUTS} WHERE app = %s ORDER BY end_ts DESC LIMIT 1"  # noqa: S608 - ours
+        fences = f"SELECT name, end_ts FROM {manifest.TABLES} WHERE app = %s"  # noqa: S608 - ours
         with explained(self._database), self._connection.cursor() as cursor:
             cursor.execute(newest, (changefeed,))
             row = cursor.fetchone()

@@ -9,7 +9,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.databases import manifest, tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.targets import database as database_of
@@ -131,7 +131,7 @@ def test_two_jobs_on_one_changefeed_are_told_apart(changefeed, database):
 
 def test_a_job_begins_when_the_one_before_it_has_really_ended(changefeed, database, monkeypatch):
     """A server may hold the lock of a client that is gone for a moment more."""
-    monkeypatch.setattr(manifest, "_ENDING_S", 60.0)
+    monkeypatch.setattr(manifest, "_LOCK_WAIT_S", 60.0)
     target = database_of(SinkUri.parse(database))
     before = ExitStack()
     before.enter_context(DatabaseManifest.opened(target, "bank"))
@@ -190,14 +190,14 @@ def test_two_tables_whose_names_a_database_takes_for_one_are_told(database):
         connection = target.connect()
         try:
             with connection.cursor() as cursor:
-                tables.begin(cursor, "bank", "shop.Orders", schema)
+                manifest.insert_row(cursor, "bank", "shop.Orders", schema)
                 if database.startswith("mysql"):
                     with pytest.raises(
                         SourceError, match=r"ErrTargetForeign.*shop\.Orders and shop\.orders"
                     ):
-                        tables.known(cursor, "bank", "shop.orders")
+                        manifest.read_row(cursor, "bank", "shop.orders")
                 else:
-                    assert tables.known(cursor, "bank", "shop.orders") is None
+                    assert manifest.read_row(cursor, "bank", "shop.orders") is None
             connection.rollback()
         finally:
             connection.close()

@@ -10,7 +10,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.delta import compaction, history, maintenance, tables
+from pyspark_tidemark.lake.delta import compaction, maintenance, modes, tables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.kept import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -50,7 +50,7 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, way
 ):
     if way == "MERGE":
-        monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
+        monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1)
     target, _, _ = keep(spark, changefeed, captures, tmp_path, "scd2", CUTS[:2])
     target._maintenance.compact("bank.accounts")
     keep(spark, changefeed, captures, tmp_path, "scd2", CUTS[2:])

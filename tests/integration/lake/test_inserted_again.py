@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.delta import history
+from pyspark_tidemark.lake.delta import modes
 from pyspark_tidemark.lake.reading import as_of_cut
 
 from tests.integration.lake import test_delta_modes, test_iceberg
@@ -69,7 +69,7 @@ def test_a_key_that_is_inserted_again_is_replaced_counted_and_told(
     if way.by_tasks:
         for most in ("HERE_BYTES", "ARROW_BYTES"):
             monkeypatch.setattr(changes, most, -1)
-        monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
+        monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1)
     ends = CUTS[:2] if way.by_tasks else CUTS
     if way.target == "delta":
         test_delta_modes.keep(spark, changefeed, captures, tmp_path, way.mode, ends[:2])

@@ -5,7 +5,7 @@ before a table has it.
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.delta import history
+from pyspark_tidemark.lake.delta import modes
 
 from tests.integration.lake import test_delta_modes, test_iceberg
 
@@ -36,7 +36,7 @@ def test_a_row_with_a_null_in_its_key_stops_the_job_before_the_table_has_it(
     before = held()
     for most in ("HERE_BYTES", "ARROW_BYTES"):
         monkeypatch.setattr(changes, most, -1)
-    monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1)
+    monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1)
     with pytest.raises(
         SourceError, match=r"bank\.kinds: a row's key column k2 is null, .*--zero-dates"
     ) as found:

@@ -1,5 +1,8 @@
-"""Fold a table's changes to the last one of each key: what the lake must hold,
-and which of its rows must go.
+"""What the changes of a cut come to: each key's last change (mode `upsert`), or the versions of
+rows that begin and end (mode `scd2`).
+
+Each is there twice: for changes that the driver holds (pyarrow.Table), and for those that only
+executors read (`…_frame`).
 
 Invariant: a key changes at most once in a transaction, so (_commit_ts, _seq) orders the changes of
 a key.
@@ -7,14 +10,16 @@ a key.
 
 import dataclasses
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
+from pyspark_tidemark.lake.mode import IS_CURRENT, VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.predicate import quoted
 
 _ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
@@ -47,7 +52,10 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
         [("row", "max"), ("row", "min")]
     )
     grouped = grouped.sort_by("row_max")
+
     last = ordered.take(grouped["row_max"])
+    # The first change, not the last: a key that was updated and then deleted was there before, one
+    # that was inserted and then updated was not.
     first_op = ordered["_op"].take(grouped["row_min"])
     is_new = pc.equal(first_op, INSERT)
     return Folded(last, last.filter(pc.invert(is_new)), last.filter(is_new))
@@ -56,10 +64,9 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
 def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """The last change of each key and the `_first_op` of its changes, computed by the executors."""
     order = F.struct("_commit_ts", "_seq")
-    last = changes.groupBy(*[F.col(quoted(name)) for name in key]).agg(
-        F.max_by(F.struct(*[F.col(quoted(name)) for name in changes.columns]), order).alias(
-            "_last"
-        ),
+    change = F.struct(*_columns(changes.columns))
+    last = changes.groupBy(*_columns(key)).agg(
+        F.max_by(change, order).alias("_last"),
         F.min_by("_op", order).alias("_first_op"),
     )
     return last.select("_last.*", "_first_op")
@@ -70,3 +77,75 @@ def met_keys(table: DataFrame, inserted: DataFrame, key: Sequence[str]) -> int:
     there, new = table.alias("t"), inserted.alias("s")
     same = [F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}") for name in key]
     return int(there.join(new, same, "left_semi").distinct().count())
+
+
+def versions(changes: Any, key: Sequence[str]) -> Any:
+    """The rows that changes begin, with their times.
+
+    Those that end at the commit_ts of their begin are left out: no ts shows them.
+    """
+    ordered = _by_key(changes, key)
+    begin = ordered["_commit_ts"].combine_chunks()
+    after = pa.concat_arrays([begin[1:], pa.nulls(min(1, len(begin)), begin.type)])
+    end = pc.if_else(_goes_on(ordered, key), after, pa.scalar(None, begin.type))
+    timed = ordered.append_column(VALID_FROM, begin).append_column(VALID_TO, end)
+    timed = timed.append_column(IS_CURRENT, pc.is_null(end))
+    lasting = pc.or_kleene(pc.is_null(end), pc.greater(end, begin))
+    return timed.filter(pc.and_(pc.not_equal(ordered["_op"], DELETE), lasting))
+
+
+def versions_frame(changes: DataFrame, key: Sequence[str], columns: Sequence[str]) -> DataFrame:
+    """As `versions`, with these columns."""
+    order = Window.partitionBy(*_columns(key)).orderBy("_commit_ts", "_seq")
+    timed = (
+        changes.withColumn(VALID_TO, F.lead("_commit_ts").over(order))
+        .withColumn(VALID_FROM, F.col("_commit_ts"))
+        .withColumn(IS_CURRENT, F.col(VALID_TO).isNull())
+    )
+    lasting = timed.where(
+        f"_op <> '{DELETE}' AND ({VALID_TO} IS NULL OR {VALID_TO} > {VALID_FROM})"
+    )
+    return lasting.select(*_columns(columns))
+
+
+def endings(changes: Any, key: Sequence[str]) -> tuple[Any, Any]:
+    """For each key that was there before when its version ended,
+    and for each other key when it was inserted.
+
+    Both have the key's columns and VALID_TO.
+    """
+    ordered = _by_key(changes, key)
+    goes_on = _goes_on(ordered, key)
+    first = pc.invert(pa.concat_arrays([_no(ordered), goes_on[:-1]]))
+    timed = ordered.select([*key, "_commit_ts"]).rename_columns([*key, VALID_TO])
+    is_new = pc.equal(ordered["_op"], INSERT)
+    return timed.filter(pc.and_(first, pc.invert(is_new))), timed.filter(pc.and_(first, is_new))
+
+
+def endings_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """For each key when the version `_ends` that may be there before; of an insert, too: only what
+    matches is ended.
+    """
+    first = F.min(F.struct("_commit_ts", "_seq")).alias("_first")
+    ended = changes.groupBy(*_columns(key)).agg(first)
+    return ended.select(*_columns(key), F.col("_first._commit_ts").alias("_ends"))
+
+
+def _by_key(changes: Any, key: Sequence[str]) -> Any:
+    return changes.sort_by([(name, "ascending") for name in key] + _ORDER)
+
+
+def _goes_on(ordered: Any, key: Sequence[str]) -> Any:
+    """For each change whether the next one is of the same key."""
+    columns = [ordered[name].combine_chunks() for name in key]
+    same = reduce(pc.and_, (pc.equal(column[:-1], column[1:]) for column in columns))
+    return pa.concat_arrays([same, _no(ordered)])
+
+
+def _no(ordered: Any) -> Any:
+    """One false, or nothing where there is nothing."""
+    return pa.array([False] * min(1, len(ordered)), pa.bool_())
+
+
+def _columns(names: Sequence[str]) -> list[Column]:
+    return [F.col(quoted(name)) for name in names]

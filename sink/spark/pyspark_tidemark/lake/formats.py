@@ -6,11 +6,11 @@ A new format is one package under `pyspark_tidemark.lake` and one entry here.
 from typing import Final
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.databases.format import MYSQL, POSTGRESQL
-from pyspark_tidemark.lake.delta.format import DELTA
+from pyspark_tidemark.lake.databases import MYSQL, POSTGRESQL
+from pyspark_tidemark.lake.delta import DELTA
 from pyspark_tidemark.lake.format import UPSERT, LakeFormat
-from pyspark_tidemark.lake.iceberg.format import ICEBERG
-from pyspark_tidemark.lake.parquet.format import PARQUET
+from pyspark_tidemark.lake.iceberg import ICEBERG
+from pyspark_tidemark.lake.parquet import PARQUET
 
 FORMATS: Final = {record.name: record for record in (DELTA, ICEBERG, PARQUET, POSTGRESQL, MYSQL)}
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -39,9 +39,9 @@ def test_a_repair_that_fails_in_the_middle_has_changed_nothing(uri):
     database, name = database_of(uri), f"{uri.path}.t"
     table = database.quoted_table(name)
     with closing(database.connect()) as connection, connection.cursor() as cursor:
-        tables.create(cursor)
-        tables.begin(cursor, FEED, name, SCHEMA)
-        tables.applied(cursor, FEED, name, CUT)
+        manifest.create_tables(cursor)
+        manifest.insert_row(cursor, FEED, name, SCHEMA)
+        manifest.set_end_ts(cursor, FEED, name, CUT)
         connection.commit()
     execute(
         uri,

@@ -10,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import parquet, roaring
-from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
-from pyspark_tidemark.lake.delta.files import DataFile, joined, without, written
+from pyspark_tidemark.lake.delta import files, roaring
+from pyspark_tidemark.lake.delta.files import (
+    DataFile,
+    DeletionVectors,
+    Layout,
+    joined,
+    without,
+    written,
+)
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.fold import fold
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
@@ -128,8 +133,8 @@ def test_a_file_without_rows_left_is_removed_and_long_texts_bound_nothing_from_a
 
 
 def test_a_file_joined_in_pieces_tells_the_bounds_and_nulls_of_all_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(parquet, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(files, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(files, "_PIECE_ROWS", 3)
     listing = Listing(0, layout_of(tmp_path), {}, 0.0)
     for number, values in enumerate(([1, 2, 3, 4], [None, None], [9, None, 0])):
         rows = [

@@ -11,14 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta.endings import replaced
 from pyspark_tidemark.lake.delta.files import DataFile, without, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.fold import fold
+from pyspark_tidemark.lake.delta.modes import replaced
+from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg import inserted as iceberg
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
-from pyspark_tidemark.lake.spans import endings, versions
 
 from tests.unit.sink.spark import test_spans
 from tests.unit.sink.spark.test_delta_files import LAKE, compacted, layout_of, shown

@@ -9,12 +9,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
-from pyspark_tidemark.lake.delta.endings import replaced, searched
-from pyspark_tidemark.lake.delta.files import joined
+from pyspark_tidemark.lake.delta.files import DeletionVectors, Layout, joined, pieces
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.parquet import Layout, pieces
-from pyspark_tidemark.lake.spans import endings, versions
+from pyspark_tidemark.lake.delta.modes import replaced, searched
+from pyspark_tidemark.lake.fold import endings, versions
 
 from tests.unit.sink.spark.test_fold import HISTORIES, KEY, SCHEMA, changes_of
 

@@ -1,4 +1,4 @@
-"""What PostgreSQL and MySQL do differently, and errors of both in our words."""
+"""What PostgreSQL and MySQL do differently: the protocol that both implement."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class Database(Protocol):
     """As sink URIs call it."""
 
     def connect(self) -> Any:
-        """A DB-API connection without autocommit, in UTC."""
+        """A DB-API connection without autocommit, in UTC: captures send timestamps in UTC."""
 
     def quoted(self, name: str) -> str:
         """One identifier, dots included."""
@@ -56,28 +56,28 @@ class Database(Protocol):
         """The statement that ends the current versions of keys that are in `STAGED`."""
 
     def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
-        """The statements that change a table's columns;
-        `mark` is left where they cannot be undone together.
+        """The statements that change a table's columns; where the server commits each of them by
+        itself, they leave `mark` at the table.
         """
 
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
-        """Whether a table bears a mark of `alter`."""
+        """Whether a table has that mark of `alter`."""
 
     def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
         """The statements that give a table another primary key:
         columns with the types that an index can hold.
         """
 
-    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
-        """The statements without which the table's key takes different values for one;
-        `key` as in `rekeyed`.
+    def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """The statements that let the table's key compare its values byte by byte, if it does not
+        yet; `key` as in `rekeyed`.
         """
 
     def renamed(self, old: str, new: str) -> list[str]:
         """The statements that rename a table."""
 
     def explained(self, err: Exception) -> SourceError:
-        """A driver's exception in our words."""
+        """The error for a driver's exception."""
 
 
 def columns_of(cursor: Any, name: str) -> list[str]:

@@ -1,28 +1,47 @@
-"""The cuts of a database target, in its own table `_tidemark_cuts`;
-the right to write is a lock of one connection.
+"""What Tidemark itself keeps in a target database, in two tables of its own: the cuts
+(`_tidemark_cuts`), and for each table the cut that it is at, and its columns (`_tidemark_tables`).
 
-The lock's connection commits the cuts: who lost it, as when the server restarted, can commit
-nothing.
+Invariants:
+1. The right to write is a lock of one connection, and that connection commits the cuts: a job that
+   lost it, as when the server restarted, can commit nothing.
+2. A table's row changes in the transaction that changes the table, so the row is its fence. MySQL
+   commits each DDL by itself: there the columns to come are noted before (`next_schema`).
 """
 
+import base64
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
+
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, records
-from pyspark_tidemark.lake.databases import tables
 from pyspark_tidemark.lake.databases.database import Database, explained
 from pyspark_tidemark.lake.manifest import check_follows
 
-_TIDY_EVERY = 256
-_ENDING_S, _LOOK_S = 2.0, 0.05
+CUTS, TABLES = "_tidemark_cuts", "_tidemark_tables"
+NOT_YET = -1
+"""The end_ts of a table that is made, but has no cut yet."""
+_NAME, _TS = "varchar(200) NOT NULL", "bigint NOT NULL"
+_TABLE_COLUMNS = (
+    f"app {_NAME}, name {_NAME}, end_ts {_TS}, columns_now text NOT NULL, columns_next text NOT "
+    "NULL"
+)
+_CUT_COLUMNS = f"app {_NAME}, end_ts {_TS}, applied_at varchar(40) NOT NULL, document text NOT NULL"
+_CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {TABLES} ({_TABLE_COLUMNS}, PRIMARY KEY (app, name))",
+    f"CREATE TABLE IF NOT EXISTS {CUTS} ({_CUT_COLUMNS}, PRIMARY KEY (app, end_ts))",
+)
+_TIDY_EVERY_CUTS = 256
+_LOCK_WAIT_S, _LOCK_PAUSE_S = 2.0, 0.05
 
 
 class DatabaseManifest:
-    """See `lake.manifest.Manifest`."""
+    """Implements `lake.manifest.Manifest`."""
 
     def __init__(
         self, database: Database, connection: Any, changefeed: str, last: CutRecord | None
@@ -47,11 +66,11 @@ class DatabaseManifest:
         try:
             with explained(database):
                 with connection.cursor() as cursor:
-                    tables.create(cursor)
-                    free = _locked(database, cursor, changefeed)
+                    create_tables(cursor)
+                    is_locked = _lock(database, cursor, changefeed)
                     last = _last(cursor, changefeed)
                 connection.commit()
-            if not free:
+            if not is_locked:
                 raise SourceError(
                     "ErrTargetBusy",
                     f"another job writes the changefeed {changefeed!r} there; stop it first",
@@ -67,8 +86,9 @@ class DatabaseManifest:
     def commit(self, record: CutRecord) -> None:
         """Make a cut visible; durable when it returns."""
         check_follows(self.last, record)
+        # By the lock's own connection, never by a new one: invariant 1.
         self._execute(
-            f"INSERT INTO {tables.CUTS} VALUES (%s, %s, %s, %s)",  # noqa: S608 - ours
+            f"INSERT INTO {CUTS} VALUES (%s, %s, %s, %s)",  # noqa: S608 - ours
             (self._app, record.end_ts, record.applied_at, record.to_json()),
         )
         self.last = record
@@ -77,7 +97,7 @@ class DatabaseManifest:
         """See `Manifest`; a row among those of tables."""
         if not self.moved_at(ts):
             self._execute(
-                f"INSERT INTO {tables.TABLES} VALUES (%s, %s, %s, '', '')",  # noqa: S608 - ours
+                f"INSERT INTO {TABLES} VALUES (%s, %s, %s, '', '')",  # noqa: S608 - ours
                 (self._app, _moved(ts), ts),
             )
 
@@ -86,7 +106,7 @@ class DatabaseManifest:
         with explained(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(
-                    f"SELECT end_ts FROM {tables.TABLES} WHERE app = %s AND name = %s",  # noqa: S608 - ours
+                    f"SELECT end_ts FROM {TABLES} WHERE app = %s AND name = %s",  # noqa: S608 - ours
                     (self._app, _moved(ts)),
                 )
                 row = cursor.fetchone()
@@ -98,7 +118,7 @@ class DatabaseManifest:
         with explained(self._database):
             with self._connection.cursor() as cursor:
                 cursor.execute(
-                    f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts",  # noqa: S608 - ours
+                    f"SELECT document FROM {CUTS} WHERE app = %s ORDER BY end_ts",  # noqa: S608 - ours
                     (self._app,),
                 )
                 cuts = records(row[0] for row in cursor.fetchall())
@@ -106,13 +126,13 @@ class DatabaseManifest:
         return cuts
 
     def tidy(self, horizon: datetime) -> None:
-        """Once for so many cuts, remove those from before `horizon`, but never the newest."""
+        """Once in `_TIDY_EVERY_CUTS`, remove cuts from before `horizon`, but never the newest."""
         self._since_tidied += 1
-        if self._since_tidied < _TIDY_EVERY or self.last is None:
+        if self._since_tidied < _TIDY_EVERY_CUTS or self.last is None:
             return
         self._since_tidied = 0
         self._execute(
-            f"DELETE FROM {tables.CUTS} WHERE app = %s AND applied_at < %s AND end_ts < %s",  # noqa: S608 - ours
+            f"DELETE FROM {CUTS} WHERE app = %s AND applied_at < %s AND end_ts < %s",  # noqa: S608 - ours
             (self._app, horizon.isoformat(timespec="milliseconds"), self.last.end_ts),
         )
 
@@ -123,25 +143,113 @@ class DatabaseManifest:
             self._connection.commit()
 
 
-def _locked(database: Database, cursor: Any, changefeed: str) -> bool:
-    """Take the lock; a job that has just ended may seem to have it,
-    as servers notice late that a client is gone.
-    """
-    deadline = time.monotonic() + _ENDING_S
-    while not (free := database.lock(cursor, changefeed)) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
-    return free
-
-
-def _moved(ts: int) -> str:
-    """No table has such a name."""
-    return f".moved-{ts}"
+def _lock(database: Database, cursor: Any, changefeed: str) -> bool:
+    """Take the lock; False if another job has it."""
+    # A job that has just ended may seem to have it: servers notice late that a client is gone.
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while not (is_locked := database.lock(cursor, changefeed)) and time.monotonic() < deadline:
+        time.sleep(_LOCK_PAUSE_S)
+    return is_locked
 
 
 def _last(cursor: Any, changefeed: str) -> CutRecord | None:
     cursor.execute(
-        f"SELECT document FROM {tables.CUTS} WHERE app = %s ORDER BY end_ts DESC LIMIT 1",  # noqa: S608 - ours
+        f"SELECT document FROM {CUTS} WHERE app = %s ORDER BY end_ts DESC LIMIT 1",  # noqa: S608 - ours
         (changefeed,),
     )
     row = cursor.fetchone()
     return None if row is None else CutRecord.from_json(row[0])
+
+
+def _moved(ts: int) -> str:
+    """The name of a note's row: no table has one that begins with a dot."""
+    return f".moved-{ts}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRow:
+    """What is kept of a table; `next_schema` differs from `schema` while it is being altered."""
+
+    end_ts: int
+    schema: Any
+    next_schema: Any
+
+
+def create_tables(cursor: Any) -> None:
+    """Make both tables, if they are not there."""
+    for statement in _CREATE:
+        cursor.execute(statement)
+
+
+def read_row(cursor: Any, app: str, name: str, *, lock: bool = False) -> TableRow | None:
+    """A table's row; with `lock` nobody else may change it until the transaction's end.
+
+    Raises:
+        SourceError: ErrTargetForeign, the row is of another table, whose name the database does not
+            tell from this.
+    """
+    cursor.execute(
+        f"SELECT end_ts, columns_now, columns_next, name FROM {TABLES} WHERE app = %s AND name = %s"  # noqa: S608 - ours
+        + (" FOR UPDATE" if lock else ""),
+        (app, name),
+    )
+    row = cursor.fetchone()
+    # A server whose collation ignores case finds the row of `shop.Orders` for `shop.orders`.
+    if row is not None and row[3] != name:
+        raise SourceError(
+            "ErrTargetForeign",
+            f"the database takes the names {row[3]} and {name} for one: give one of them another "
+            "target",
+        )
+    return None if row is None else TableRow(int(row[0]), _schema(row[1]), _schema(row[2]))
+
+
+def insert_row(cursor: Any, app: str, name: str, schema: Any) -> None:
+    """Note a table that is about to be made."""
+    text = _text(schema)
+    cursor.execute(
+        f"INSERT INTO {TABLES} VALUES (%s, %s, %s, %s, %s)",  # noqa: S608 - ours
+        (app, name, NOT_YET, text, text),
+    )
+
+
+def set_end_ts(cursor: Any, app: str, name: str, end_ts: int) -> None:
+    """Note the cut that a table is at."""
+    cursor.execute(
+        f"UPDATE {TABLES} SET end_ts = %s WHERE app = %s AND name = %s",  # noqa: S608 - ours
+        (end_ts, app, name),
+    )
+
+
+def set_next_schema(cursor: Any, app: str, name: str, schema: Any) -> None:
+    """Note the columns that a table is about to get."""
+    cursor.execute(
+        f"UPDATE {TABLES} SET columns_next = %s WHERE app = %s AND name = %s",  # noqa: S608 - ours
+        (_text(schema), app, name),
+    )
+
+
+def adopt_next_schema(cursor: Any, app: str, name: str) -> None:
+    """Note that a table has the columns of `set_next_schema`."""
+    cursor.execute(
+        f"UPDATE {TABLES} SET columns_now = columns_next WHERE app = %s AND name = %s",  # noqa: S608 - ours
+        (app, name),
+    )
+
+
+def rename_row(cursor: Any, app: str, old: str, new: str) -> None:
+    """Give a table's row another name."""
+    cursor.execute(f"UPDATE {TABLES} SET name = %s WHERE app = %s AND name = %s", (new, app, old))  # noqa: S608 - ours
+
+
+def delete_row(cursor: Any, app: str, name: str) -> None:
+    """Remove the row of a table that is gone."""
+    cursor.execute(f"DELETE FROM {TABLES} WHERE app = %s AND name = %s", (app, name))  # noqa: S608 - ours
+
+
+def _text(schema: Any) -> str:
+    return base64.b64encode(schema.serialize().to_pybytes()).decode()
+
+
+def _schema(text: str) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -97,9 +97,8 @@ class MySql:
         self._key_collation = _MYSQL_KEYS
 
     def connect(self) -> Any:
-        """See `Database`; with backslash escapes, as `text.as_values` writes them,
-        and without locks on gaps.
-        """
+        """See `Database`."""
+        # This sql_mode has no NO_BACKSLASH_ESCAPES: `text.as_values` writes backslash escapes.
         connection: Any = GuardedConnection(
             **self._settings,
             autocommit=False,
@@ -108,6 +107,7 @@ class MySql:
         self._key_collation = (
             _MARIADB_KEYS if "mariadb" in connection.get_server_info().lower() else _MYSQL_KEYS
         )
+        # REPEATABLE READ would lock gaps between keys, where tables are written in parallel.
         connection.query("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return connection
 
@@ -131,7 +131,7 @@ class MySql:
         if key_columns and kind == pa.binary():
             return f"varbinary({_KEY_BYTES // key_columns})"
         if key_columns and kind == pa.timestamp("us", tz="UTC"):
-            # without one, old servers set it by themselves
+            # Without a default, old servers set the column to the current time at each update.
             return "timestamp(6) NOT NULL DEFAULT '2000-01-01 00:00:00'"
         return _TYPES[kind]
 
@@ -152,7 +152,8 @@ class MySql:
     def stage(
         self, cursor: Any, columns: Sequence[str], batches: Iterable[Any], key: Sequence[str]
     ) -> None:
-        """See `Database`; with `key` a later change of a key replaces an earlier one."""
+        """See `Database`."""
+        # Batches come in commit order, so REPLACE leaves each key's last change.
         primary = f", PRIMARY KEY ({', '.join(quoted(column) for column in key)})" if key else ""
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {STAGED}")
         cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}{primary})")
@@ -165,12 +166,14 @@ class MySql:
         same = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in key)
         return [
             f"DELETE t FROM {table} t JOIN {STAGED} s ON {same}",
-            # without that word the server commits first
+            # Without TEMPORARY the server commits before it drops the table.
             f"DROP TEMPORARY TABLE {STAGED}",
         ]
 
     def upsert(self, table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
-        """See `Database`; `_commit_ts`, which the guard reads, is set last."""
+        """See `Database`."""
+        # MySQL assigns from left to right, and later assignments see earlier ones: `_commit_ts`,
+        # which `newer` reads, has to be set last.
         name = self.quoted_table(table)
         same = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
         ordered = [column for column in columns if column != "_commit_ts"] + ["_commit_ts"]
@@ -196,9 +199,9 @@ class MySql:
         )
 
     def alter(self, table: str, change: SchemaChange, mark: str) -> list[str]:
-        """See `Database`; one statement that counts, each being a transaction:
-        a default may stay behind, unused.
-        """
+        """See `Database`."""
+        # MySQL commits each statement by itself, so all steps are one. Only the defaults go in
+        # another: after a crash they stay behind, and nothing uses them.
         retyped = {field.name for field in change.widened}
         steps = [f"DROP COLUMN {quoted(column)}" for column in change.dropped]
         steps += [
@@ -249,8 +252,9 @@ class MySql:
         steps.append(f"ADD PRIMARY KEY ({', '.join(map(quoted, key))})")
         return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"]
 
-    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
-        """See `Database`: earlier versions gave keys a collation that pads."""
+    def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+        """See `Database`."""
+        # Earlier versions gave keys utf8mb4_bin, which pads.
         schema, _, name = table.partition(".")
         cursor.execute(
             "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
@@ -283,6 +287,8 @@ class MySql:
             return SourceError("ErrCredentials", f"{err.args[1]}: add ca-path=/path to the target")
         if number in _DENIED:
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
+        # PyMySQL raises OperationalError for nearly everything, refusals of a statement, too: tried
+        # again and again, those would never end.
         later = (
             isinstance(err, (pymysql.OperationalError, pymysql.InterfaceError))
             and number not in _REFUSED
@@ -295,6 +301,7 @@ class MySql:
 
 
 def _row(value: Any) -> str:
-    """`(literal)`: as a default it is an expression, which columns of every type may have."""
+    """`(literal)`."""
+    # The parentheses make an expression of it: a plain literal is no default of TEXT or BLOB.
     column = pa.array([value.as_py()], value.type)
     return as_values(pa.record_batch([column], ["value"]), _STATEMENT_BYTES)[0]

@@ -104,11 +104,13 @@ class Postgres:
         batches: Iterable[Any],
         key: Sequence[str],  # noqa: ARG002 - keeps all
     ) -> None:
-        """See `Database`; keeps all changes."""
+        """See `Database`; keeps all changes: `upsert` takes each key's last one."""
         cursor.execute(f"CREATE TEMPORARY TABLE {STAGED} ({', '.join(columns)}) ON COMMIT DROP")
         with cursor.copy(f"COPY {STAGED} FROM STDIN (FORMAT csv)") as copy:
             for batch in batches:
                 copy.write(as_csv(batch))
+        # Nobody else does: autovacuum does not see temporary tables, and without statistics the
+        # planner takes this one for small.
         cursor.execute(f"ANALYZE {STAGED}")
 
     def delete_staged(self, table: str, key: Sequence[str]) -> list[str]:
@@ -192,7 +194,7 @@ class Postgres:
             f"ALTER TABLE {name} ADD PRIMARY KEY ({', '.join(map(self.quoted, key))})",
         ]
 
-    def told_apart(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - they are
+    def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - they are
         """See `Database`."""
         return []
 

@@ -13,7 +13,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.databases import tables
+from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, columns_of, explained
 from pyspark_tidemark.lake.mode import (
     APPEND,
@@ -39,11 +39,11 @@ class DatabaseTarget:
         self._database = database
         self._app = changefeed
         self._mode = mode
-        self._told_apart: set[str] = set()
-        # two who make one schema at once get in each other's way
+        self._has_exact_key: set[str] = set()
+        # PostgreSQL fails one of two `CREATE SCHEMA IF NOT EXISTS` that run at once.
         self._making = threading.Lock()
         with self._transaction() as cursor:
-            tables.create(cursor)
+            manifest.create_tables(cursor)
 
     @property
     def empties_with_cut(self) -> bool:
@@ -51,7 +51,7 @@ class DatabaseTarget:
         return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:
-        """The end_ts in the table's row; None if no cut was ever applied.
+        """The end_ts in the table's row; None if no cut has been applied yet.
 
         Raises:
             SourceError: ErrTargetForeign, a table of that name is not ours; ErrTableNoKey;
@@ -60,14 +60,14 @@ class DatabaseTarget:
         check_key(table, self._mode)
         check_held(table, self._mode, self._database.format)
         with self._transaction() as cursor:
-            fence = tables.known(cursor, self._app, table.name)
+            fence = manifest.read_row(cursor, self._app, table.name)
             if fence is None and columns_of(cursor, table.name):
                 raise SourceError(
                     "ErrTargetForeign",
                     f"the table {table.name} is there, but not by this changefeed; choose another "
                     "--target",
                 )
-        return None if fence is None or fence.end_ts == tables.NOT_YET else fence.end_ts
+        return None if fence is None or fence.end_ts == manifest.NOT_YET else fence.end_ts
 
     def version(self, table: TableMeta) -> int:
         """The newest cut: a database shows no other."""
@@ -78,7 +78,7 @@ class DatabaseTarget:
         columns of somebody else count as text.
         """
         with self._transaction() as cursor:
-            fence = tables.known(cursor, self._app, table.name)
+            fence = manifest.read_row(cursor, self._app, table.name)
             assert fence is not None
             actual = columns_of(cursor, table.name)
             altered = self._database.is_altered(cursor, table.name, _mark(fence.next_schema))
@@ -91,15 +91,17 @@ class DatabaseTarget:
         return pa.schema([named.get(name, pa.field(name, pa.string())) for name in actual])
 
     def storable(self, schema: Any) -> Any:
-        """Types are remembered as the captures send them."""
+        """Our own row keeps the types as the captures send them."""
         return schema
 
     def create(self, changes: Changes) -> Applied:
-        """Make the table, then apply its first cut; MySQL cannot do both in one transaction."""
+        """Make the table, then apply its first cut."""
         table = changes.table
+        # The row comes first: a table without one counts as somebody else's (`position`). And MySQL
+        # cannot make the table in the transaction that fills it, so a crash may leave it empty.
         with self._making, self._transaction() as cursor:
-            if tables.known(cursor, self._app, table.name) is None:
-                tables.begin(cursor, self._app, table.name, self._remembered(table))
+            if manifest.read_row(cursor, self._app, table.name) is None:
+                manifest.insert_row(cursor, self._app, table.name, self._identified_schema(table))
         with self._making, self._transaction() as cursor:
             cursor.execute(self._database.namespace(table.name))
             cursor.execute(self._definition(table))
@@ -108,9 +110,10 @@ class DatabaseTarget:
     def apply(self, changes: Changes) -> Applied:
         """Stage the changes, apply them, move the fence: all or nothing."""
         table, counting = changes.table, _Counting(changes)
-        self._tell_keys_apart(table)
+        self._mend_key(table)
         with self._transaction(table.name) as cursor:
-            fence = tables.known(cursor, self._app, table.name, lock=True)
+            # Locked: of two jobs with the same cut one waits here, and then finds it applied.
+            fence = manifest.read_row(cursor, self._app, table.name, lock=True)
             if fence is not None and fence.end_ts >= changes.end_ts:
                 raise SourceError(
                     "ErrTargetBusy",
@@ -123,24 +126,24 @@ class DatabaseTarget:
                 cursor.execute(f"DELETE FROM {self._database.quoted_table(table.name)}")  # noqa: S608 - quoted
             for statement in self._statements(table):
                 cursor.execute(statement)
-            tables.applied(cursor, self._app, table.name, changes.end_ts)
+            manifest.set_end_ts(cursor, self._app, table.name, changes.end_ts)
         return Applied(counting.rows, changes.end_ts, hexadecimal(counting.total))
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """Change the columns; what comes is noted before,
-        since MySQL commits each statement by itself.
-        """
+        """Change the columns, with their identities."""
+        # Noted before: MySQL commits each statement by itself, so after a crash `schema` must be
+        # able to find out which of the two schemas the table has.
         with self._transaction() as cursor:
-            tables.altering(cursor, self._app, table.name, self._remembered(table))
+            manifest.set_next_schema(cursor, self._app, table.name, self._identified_schema(table))
         with self._transaction() as cursor:
             for statement in self._database.alter(
-                table.name, change, _mark(self._remembered(table))
+                table.name, change, _mark(self._identified_schema(table))
             ):
                 cursor.execute(statement)
-            tables.altered(cursor, self._app, table.name)
+            manifest.adopt_next_schema(cursor, self._app, table.name)
 
     def rekey(self, table: TableMeta) -> None:
-        """Another primary key, where the mode's has the upstream's columns."""
+        """Give the table another primary key, where the mode's has the upstream's columns."""
         if self._mode == APPEND:
             return
         with self._transaction(table.name) as cursor:
@@ -148,7 +151,7 @@ class DatabaseTarget:
                 cursor.execute(statement)
 
     def is_empty(self, table: TableMeta) -> bool:
-        """Asked of the database."""
+        """Whether the database finds no row."""
         with self._transaction() as cursor:
             cursor.execute(f"SELECT 1 FROM {self._database.quoted_table(table.name)} LIMIT 1")  # noqa: S608 - quoted
             return cursor.fetchone() is None
@@ -179,28 +182,26 @@ class DatabaseTarget:
         actual = self.schema(table)
         types = {field.name: field.type for field in lake_schema(table, self._mode)}
         if all(types.get(field.name, field.type) == field.type for field in actual):
-            # if only to note which columns these are now
+            # If only to note the identities of the new table's columns.
             self.alter(table, change)
             return
         with self._transaction() as cursor:
             for statement in self._database.renamed(table.name, _until(table.name, ts)):
                 cursor.execute(statement)
-            tables.renamed(cursor, self._app, table.name, _until(table.name, ts))
+            manifest.rename_row(cursor, self._app, table.name, _until(table.name, ts))
 
     def drop(self, table: TableMeta) -> None:
-        """Drop the table, then forget it."""
+        """Drop the table, then remove its row."""
         with self._transaction() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {self._database.quoted_table(table.name)}")
-            tables.forget(cursor, self._app, table.name)
+            manifest.delete_row(cursor, self._app, table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Rename the table and its row; after a crash in between only the row is left to do.
-
-        A kept table of the new name is dropped before.
-        """
+        """Rename the table and its row; a kept table of the new name is dropped before."""
         with self._transaction() as cursor:
+            # MySQL commits the table's new name by itself: after a crash only the row is left.
             there = bool(columns_of(cursor, old.name))
-            kept = there and tables.known(cursor, self._app, new.name) is not None
+            kept = there and manifest.read_row(cursor, self._app, new.name) is not None
             if kept and columns_of(cursor, new.name):
                 check_replaceable(self._mode, new.name)
         if kept:
@@ -209,22 +210,23 @@ class DatabaseTarget:
             if there:
                 for statement in self._database.renamed(old.name, new.name):
                     cursor.execute(statement)
-            tables.renamed(cursor, self._app, old.name, new.name)
+            manifest.rename_row(cursor, self._app, old.name, new.name)
 
     def maintain(self, kept: Kept) -> Health | None:
-        """Nothing: databases look after themselves."""
+        """Do nothing: databases look after themselves."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work goes on beside the cuts."""
 
-    def _tell_keys_apart(self, table: TableMeta) -> None:
-        """Mend the key of a table that an earlier version made; looked at once."""
-        if self._mode == APPEND or table.name in self._told_apart:
+    def _mend_key(self, table: TableMeta) -> None:
+        """Give the key of a table that an earlier version made its collation; once a job."""
+        if self._mode == APPEND or table.name in self._has_exact_key:
             return
+        key = self._key_types(table)
         with self._transaction(table.name) as cursor:
-            for statement in self._database.told_apart(cursor, table.name, self._key_types(table)):
+            for statement in self._database.exact_key(cursor, table.name, key):
                 cursor.execute(statement)
-        self._told_apart.add(table.name)
+        self._has_exact_key.add(table.name)
 
     def _key_types(self, table: TableMeta) -> dict[str, str]:
         key = lake_key(table, self._mode)
@@ -233,7 +235,7 @@ class DatabaseTarget:
             name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key
         }
 
-    def _remembered(self, table: TableMeta) -> Any:
+    def _identified_schema(self, table: TableMeta) -> Any:
         """The columns of the target's table, with their identities, as our own row keeps them."""
         return with_column_ids(lake_schema(table, self._mode), table.column_ids)
 
@@ -278,11 +280,11 @@ class DatabaseTarget:
 
     @contextmanager
     def _transaction(self, about: str = "") -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block; each has a connection:
-        tables go in parallel.
+        """A cursor whose work is committed at the end of the block.
 
         Errors name the table that it is `about`.
         """
+        # A connection for each: tables are written in parallel.
         try:
             with explained(self._database):
                 connection = self._database.connect()
@@ -309,9 +311,8 @@ def _until(name: str, ts: int) -> str:
 
 
 def _mark(schema: Any) -> str:
-    """What says that a table was altered to a schema: two may have the same names,
-    as after a swap.
-    """
+    """The mark of a table that was altered to a schema."""
+    # Not by names: after a swap of two columns both schemas have the same ones.
     return f"tidemark columns {hashlib.sha256(schema.serialize().to_pybytes()).hexdigest()[:32]}"
 
 

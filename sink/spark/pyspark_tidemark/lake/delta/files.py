@@ -1,27 +1,72 @@
-"""Data files of a Delta table as its log names them: rows written,
-keys found and their rows masked, files joined.
+"""The files of a Delta table, written and read by pyarrow: data files in Parquet, and the deletion
+vectors that mask rows of them.
 
-Files are written and read by pyarrow; what becomes of them is said by actions, which a commit puts
-into the log. A file whose rows are all masked is removed. Statistics bound what is left of a file,
-too, so they are kept when rows go.
+From the log's side first: a `DataFile` is a file that a version shows, and the functions below it
+say by actions what becomes of files; a commit puts actions into the log (`log`). Then the bytes:
+`NewFile` and `pieces` write and read Parquet, `DeletionVectors` the masks (`roaring` is their
+format). A `Layout` says where a table's files are, and what they call its columns: with column
+mapping, by physical names and field ids that renaming leaves alone.
+
+Invariants:
+1. However large files are, a few pieces of them are in memory.
+2. A file whose rows are all masked is removed. Statistics bound what is left of a file, too, so
+   they are kept when rows go.
 """
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
-from pyspark_tidemark.lake.delta.parquet import Layout, NewFile, now_ms, pieces
+from pyspark_tidemark.lake.delta import roaring
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.mode import VALID_TO
-from pyspark_tidemark.lake.ranges import Bounds, met
+from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
+from pyspark_tidemark.lake.schema import fitted
+
+_FIELD_ID = b"PARQUET:field_id"
+_PIECE_ROWS = 8192
+_GROUP_BYTES = 32 << 20
+_STATISTICS_COLUMNS, _STATISTICS_CHARACTERS = 32, 32
+"""Of how many columns a file has statistics, and of how many characters of a text: Delta's own
+defaults.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What is needed to read and write a table's files."""
+
+    root: str
+    schema: Any
+    """The table's columns (pyarrow.Schema)."""
+    physical: Mapping[str, str]
+    """What files call them."""
+    ids: Mapping[str, int]
+    """Their field ids; none without column mapping."""
+
+    def location(self, add: Mapping[str, Any]) -> str:
+        """Where the file of an action is."""
+        return f"{self.root}/{unquote(add['path'])}"
+
+    @property
+    def stored(self) -> Any:
+        """The schema of a new file."""
+        return pa.schema([self._stored(field) for field in self.schema])
+
+    def _stored(self, field: Any) -> Any:
+        number = self.ids.get(field.name)
+        metadata = None if number is None else {_FIELD_ID: str(number)}
+        return pa.field(self.physical[field.name], field.type, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +78,13 @@ class DataFile:
     bounds: Bounds
     """Of its columns, by their names in the table."""
     rows: int
-    """How many it has, masked ones included; 0 if that is not told."""
+    """How many it has, masked ones included; 0 if the log does not say."""
     ended: bool = False
-    """Whether it is known that all of them are versions that have ended (mode `scd2`)."""
+    """Whether all of them are known to be versions that have ended (mode `scd2`)."""
 
     @classmethod
     def of(cls, add: Mapping[str, Any], layout: Layout) -> "DataFile":
-        """With what the action's statistics tell."""
+        """The file of an `add` action, with what its statistics say."""
         statistics = json.loads(add.get("stats") or "{}", parse_float=Decimal)
         low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
         bounded = {
@@ -48,6 +93,7 @@ class DataFile:
             if stored in low and stored in high
         }
         bounds = {name: (low[stored], high[stored]) for name, stored in bounded.items()}
+        # Current versions have no end: a file without nulls there has none of them.
         open_versions = statistics.get("nullCount", {}).get(layout.physical.get(VALID_TO))
         return cls(add, bounds, int(statistics.get("numRecords", 0)), open_versions == 0)
 
@@ -60,6 +106,59 @@ class DataFile:
     def masked(self) -> int:
         """How many rows it has that the table does not show."""
         return int((self.add.get("deletionVector") or {}).get("cardinality", 0))
+
+
+class DeletionVectors:
+    """The deletion vectors of a table, in files of their own or in the log; new ones go into one
+    file, which is written by `close`.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._id = uuid.uuid4()
+        self._data = bytearray(roaring.VERSION)
+
+    def add(self, positions: Any) -> dict[str, Any]:
+        """The descriptor of a vector of these positions, as actions hold it."""
+        vector = roaring.encoded(positions)
+        descriptor = {
+            "storageType": "u",
+            "pathOrInlineDv": roaring.z85(self._id.bytes),
+            "offset": len(self._data),
+            "sizeInBytes": len(vector),
+            "cardinality": len(positions),
+        }
+        self._data += roaring.framed(vector)
+        return descriptor
+
+    def read(self, descriptor: Mapping[str, Any] | None) -> Any:
+        """The positions of a vector, none for a file without one."""
+        if descriptor is None:
+            return np.empty(0, np.int64)
+        kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
+        size = descriptor["sizeInBytes"]
+        if kind == "i":
+            return roaring.decoded(roaring.unz85(place)[:size])
+        if kind == "u":
+            # The last 20 characters are a UUID as Z85, those before them a directory's name.
+            place = self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20])
+
+        system, path = file_system(place)
+        with system.open_input_file(path) as file:
+            # A file may hold one vector without an offset: behind the byte of its version.
+            data = file.read_at(size + roaring.FRAME_BYTES, descriptor.get("offset", 1))
+        return roaring.decoded(roaring.unframed(data))
+
+    def close(self) -> None:
+        """Write the new ones; their file must be there before a commit names it."""
+        if len(self._data) == len(roaring.VERSION):
+            return
+        system, path = file_system(self._location(self._id, ""))
+        with system.open_output_stream(path) as file:
+            file.write(bytes(self._data))
+
+    def _location(self, number: uuid.UUID, prefix: str) -> str:
+        return f"{self._root}/{prefix}{'/' if prefix else ''}deletion_vector_{number}.bin"
 
 
 def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
@@ -99,23 +198,20 @@ def without_rows(
 
     The new vector goes into `vectors`.
     """
-    now = np.union1d(gone, positions)
-    if len(now) == len(gone):
+    masked = np.union1d(gone, positions)
+    if len(masked) == len(gone):
         return []
-    if len(now) == rows:
+    if len(masked) == rows:
         return [_removed(file.add)]
-    stats = _loose(file.add.get("stats"), rows)
-    return [
-        _removed(file.add),
-        {
-            "add": {
-                **file.add,
-                "dataChange": True,
-                "stats": stats,
-                "deletionVector": vectors.add(now),
-            }
-        },
-    ]
+    # A file with another deletion vector is another logical file to Delta's protocol: it is removed
+    # and added again, under the same path.
+    added = {
+        **file.add,
+        "dataChange": True,
+        "stats": _loose(file.add.get("stats"), rows),
+        "deletionVector": vectors.add(masked),
+    }
+    return [_removed(file.add), {"add": added}]
 
 
 def all_removed(files: Iterable[DataFile]) -> list[dict[str, Any]]:
@@ -130,6 +226,7 @@ def joined(
 
     The columns `filled` hold a value (pyarrow.Scalar) in each of these rows.
     """
+    # Rows that stay as they are make no dataChange: streams that read the table skip such commits.
     vectors, new, changed = DeletionVectors(layout.root), NewFile(layout), bool(filled)
     for file in files:
         for rows in pieces(layout, file.add, vectors.read(file.add.get("deletionVector"))):
@@ -155,8 +252,9 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
     rows = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
-    none = pa.nulls(rows.num_rows)  # a file may be older than a column
-    columns = [rows[name] if name in rows.column_names else none for name in stored]
+    # A file may be older than a column.
+    missing = pa.nulls(rows.num_rows)
+    columns = [rows[name] if name in rows.column_names else missing for name in stored]
     rows = pa.table(columns, names=schema.names).cast(schema)
     return rows.append_column("_row", pa.array(np.arange(len(rows))))
 
@@ -174,9 +272,120 @@ def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, A
 
 def _loose(stats: str | None, rows: int) -> str:
     """Statistics of a file, some rows of which are masked."""
+    # Delta's protocol asks for numRecords where there is a deletion vector, and for tightBounds to
+    # be false where a bound may be that of a masked row.
     if not stats or '"numRecords"' not in stats:
         return json.dumps({"numRecords": rows, "tightBounds": False})
     return (
         '{"tightBounds":false,'
         + stats.replace(',"tightBounds":true', "").replace('"tightBounds":false,', "")[1:]
     )
+
+
+class NewFile:
+    """A file that rows are added to, made at the first of them; complete when it is closed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._name = f"part-{uuid.uuid4()}.parquet"
+        self._system, self._path = file_system(f"{layout.root}/{self._name}")
+        self._columns = layout.schema.names[:_STATISTICS_COLUMNS]
+        self._pending: list[Any] = []
+        self._writer: Any = None
+        self._rows = 0
+        self._ends: Bounds = {}
+        self._nulls = dict.fromkeys(self._columns, 0)
+
+    def add(self, rows: Any) -> None:
+        """Add rows (pyarrow.Table) that have at least the columns of the table."""
+        self._pending.append(rows.select(self._layout.schema.names))
+        if sum(piece.nbytes for piece in self._pending) >= _GROUP_BYTES:
+            self._flush()
+
+    def close(self, *, data_change: bool = True) -> list[dict[str, Any]]:
+        """The action that adds the file to the table, if it has rows."""
+        self._flush()
+        if self._writer is None:
+            return []
+        self._writer.close()
+        size = self._system.get_file_info(self._path).size
+        common = {
+            "path": self._name,
+            "partitionValues": {},
+            "size": size,
+            "modificationTime": now_ms(),
+        }
+        return [{"add": common | {"dataChange": data_change, "stats": self._statistics()}}]
+
+    def _flush(self) -> None:
+        rows = (
+            pa.concat_tables(self._pending) if self._pending else self._layout.schema.empty_table()
+        )
+        self._pending = []
+        if not len(rows):
+            return
+        schema = self._layout.stored
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._path, schema, filesystem=self._system, compression="zstd"
+            )
+        self._writer.write_table(pa.Table.from_arrays(rows.columns, schema=schema))
+        self._rows += len(rows)
+        self._ends = hull(self._ends, extent(rows, self._columns))
+        for name in self._columns:
+            self._nulls[name] += rows[name].null_count
+
+    def _statistics(self) -> str:
+        physical = self._layout.physical
+        ends = {
+            physical[name]: _json_bounds(*column_ends) for name, column_ends in self._ends.items()
+        }
+        statistics = {
+            "numRecords": self._rows,
+            "minValues": {name: low for name, (low, _) in ends.items() if low is not None},
+            "maxValues": {name: high for name, (_, high) in ends.items() if high is not None},
+            "nullCount": {physical[name]: nulls for name, nulls in self._nulls.items()},
+            "tightBounds": True,
+        }
+        return json.dumps(statistics, separators=(",", ":"))
+
+
+def pieces(layout: Layout, add: Mapping[str, Any], gone: Any) -> Iterator[Any]:
+    """The rows of a file in order, without those at the positions `gone`,
+    as the table's columns are now.
+    """
+    system, path = file_system(layout.location(add))
+    with pq.ParquetFile(path, filesystem=system) as file:
+        present = {
+            name: stored
+            for name, stored in layout.physical.items()
+            if stored in file.schema_arrow.names
+        }
+        live = np.ones(file.metadata.num_rows, bool)
+        live[gone] = False
+        at = 0
+        for batch in file.iter_batches(_PIECE_ROWS, columns=list(present.values())):
+            # Parquet gives the columns in the file's order, whatever the order asked for.
+            stored_rows = pa.Table.from_batches([batch]).select(list(present.values()))
+            rows = stored_rows.rename_columns(list(present))
+            kept = live[at : at + len(batch)]
+            at += len(batch)
+            if kept.any():
+                yield fitted(rows if kept.all() else rows.filter(pa.array(kept)), layout.schema)
+
+
+def now_ms() -> int:
+    """The time as actions hold it."""
+    return int(time.time() * 1000)
+
+
+def _json_bounds(low: Any, high: Any) -> tuple[Any, Any]:
+    """Bounds as JSON can hold them; None where it cannot."""
+    if isinstance(low, str):
+        # A prefix sorts before the text, so it bounds from below; from above it bounds nothing.
+        whole = len(high) <= _STATISTICS_CHARACTERS
+        return low[:_STATISTICS_CHARACTERS], high if whole else None
+    if isinstance(low, Decimal):
+        # JSON numbers are doubles to many readers: a decimal fraction would not come back exactly.
+        return (int(low), int(high)) if low == int(low) and high == int(high) else (None, None)
+    return low, high

@@ -8,10 +8,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_tidemark.lake.delta.deletion_vectors import DeletionVectors
-from pyspark_tidemark.lake.delta.files import DataFile, meeting, numbered
+from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, meeting, numbered
 from pyspark_tidemark.lake.delta.log import Listing
-from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.mode import IS_CURRENT
 

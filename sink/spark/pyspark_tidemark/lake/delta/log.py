@@ -28,8 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.defaults import COLUMN_ID
-from pyspark_tidemark.lake.delta.files import DataFile
-from pyspark_tidemark.lake.delta.parquet import Layout, now_ms
+from pyspark_tidemark.lake.delta.files import DataFile, Layout, now_ms
 
 CHECKPOINT_EVERY = 50
 _KNOWN_PROPERTIES = {

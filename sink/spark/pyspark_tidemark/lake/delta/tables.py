@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidemark.defaults import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.delta.files import written
+from pyspark_tidemark.lake.delta.files import Layout, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
     CHECKPOINT_EVERY,
@@ -36,7 +36,6 @@ from pyspark_tidemark.lake.delta.log import (
     told,
     version_of,
 )
-from pyspark_tidemark.lake.delta.parquet import Layout
 from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path

@@ -3,34 +3,26 @@ and what may wait between cuts.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.delta import evolution
-from pyspark_tidemark.lake.delta.history import Append, History
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
+from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.delta.upsert import Upsert
 from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_held, check_key
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
-
-class Way(Protocol):
-    """How a mode writes; each call returns whether the table has more files than before."""
-
-    def create(self, changes: Changes) -> bool:
-        """Apply a table's first cut."""
-
-    def apply(self, changes: Changes) -> bool:
-        """Apply a later one."""
-
-
-_WAYS: dict[str, Callable[[DeltaTables], Way]] = {UPSERT: Upsert, APPEND: Append, SCD2: History}
+_WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
+    UPSERT: Upsert,
+    APPEND: Append,
+    SCD2: History,
+}
 
 
 class DeltaTarget:
@@ -48,7 +40,7 @@ class DeltaTarget:
         self._spark = spark
         self._tables = DeltaTables(spark, root, changefeed)
         self._mode = mode
-        self._way: Way = _WAYS[mode](self._tables)
+        self._writer = _WRITERS[mode](self._tables)
         self._maintenance = Maintenance(self._tables, compact_every)
 
     @property
@@ -81,11 +73,11 @@ class DeltaTarget:
 
     def create(self, changes: Changes) -> Applied:
         """Apply the first cut of a table."""
-        return self._applied(changes, grown=self._way.create(changes))
+        return self._applied(changes, grown=self._writer.create(changes))
 
     def apply(self, changes: Changes) -> Applied:
         """Apply one cut to a table."""
-        return self._applied(changes, grown=self._way.apply(changes))
+        return self._applied(changes, grown=self._writer.apply(changes))
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """Change the columns."""

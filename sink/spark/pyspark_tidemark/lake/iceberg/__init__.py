@@ -6,7 +6,32 @@ driver's JVM and is called by py4j. Parquet files are written by pyarrow, on the
 one RowDelta (data files and equality deletes) makes a cut's changes of a table visible. Invariants:
 1. A snapshot that applies a cut says so in its summary (`cdc.app`, `cdc.cut`), compactions carry it
    on: the current snapshot tells up to where a table is applied.
-2. A commit is refused when somebody else committed since the position was read (`commits`).
+2. A commit is refused when somebody else committed since the position was read (`java_catalog`).
 3. Files are written before the commit that names them; a crash in between leaves files that no
    snapshot knows.
+
+From the target down: `connector` and `target`, `catalog` (tables by name, commits with the fence),
+`java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read).
+This module has the record of the format. Pure, so that daemons read it without Spark.
 """
+
+from typing import Final
+
+from pyspark_tidemark.lake.format import APPEND, UPSERT, Jars, LakeFormat, own_column
+
+_JAR: Final = "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
+
+ICEBERG: Final = LakeFormat(
+    name="iceberg",
+    title="Iceberg",
+    modes=(UPSERT, APPEND),
+    entry_point="pyspark_tidemark.lake.iceberg.connector:IcebergConnector",
+    has_catalogs=True,
+    needs_rename=True,
+    # For its table library: its Spark classes are those of another Spark.
+    jars=Jars(
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+        {_JAR: "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"},
+    ),
+    names=own_column("_metadata"),
+)

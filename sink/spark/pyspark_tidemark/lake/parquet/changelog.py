@@ -2,37 +2,53 @@
 """A Parquet changelog: every change of a table, one directory a cut,
 `<root>/<database>/<table>/cut=<end_ts>`.
 
-Invariant: a directory `cut=…` is complete and durable. It is written beside, under a name that
-Spark's readers skip, synced and renamed; a repeated cut finds its directory and does nothing. A
-local file system, or one that is mounted: renames are atomic.
+Where the files lie decides how a cut becomes complete:
+- `ChangelogTarget`, on a local file system or a mounted one, where a rename is atomic. A directory
+  `cut=…` is complete and durable: it is written beside, under a name that Spark's readers skip,
+  synced and renamed. A repeated cut finds its directory and does nothing.
+- `RemoteChangelog`, behind Hadoop's file systems. No directory is renamed, which an object store
+  cannot do in one step: each cut is one file, created exclusively and whole. The cut is complete
+  when its file is there, and it is there once, whichever driver wrote it.
+
+Invariant: however large a cut is, one row group of it is in memory (`write_part`).
 """
 
 import base64
+import io
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.defaults import with_column_ids
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes, Counted
+from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.files import Files, LocalFiles, sync
+from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.mode import APPEND
-from pyspark_tidemark.lake.parquet.part import PART, read_columns, write_part
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 
 CUT = "cut="
+"""Begins the name of a cut's directory."""
 SINCE = "_since-"
 """Begins the name of a file that marks a ts: cuts up to it are those of an earlier table of the
 same name.
 
 It holds the new table's schema, as base64 of one IPC schema message: no cut may have it yet.
 """
+PART = "part-00000.parquet"
+"""The file's name in its cut's directory, where the driver writes it."""
+_GROUP_BYTES = 32 << 20
+_FIELD_ID = b"PARQUET:field_id"
 
 
 class Changelog(ABC):
@@ -67,30 +83,30 @@ class Changelog(ABC):
         return self.create(changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
-        """Nothing: the next cut is written with the new schema."""
+        """Do nothing: the next cut is written with the new schema."""
 
     def rekey(self, table: TableMeta) -> None:
-        """Nothing: a changelog has no key."""
+        """Do nothing: a changelog has no key."""
 
     def is_empty(self, table: TableMeta) -> bool:
-        """Never: a changelog tells changes, and not which rows are left."""
+        """Never: a changelog holds changes, and does not know which rows are left."""
         del table
         return False
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """Nothing: a changelog keeps what was."""
+        """Do nothing: a changelog keeps the rows of before."""
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
-        """A mark from where the name is another table's:
+        """Mark from where on the name is another table's:
         readers at a cut leave out what is below it.
         """
         mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
 
     def maintain(self, kept: Kept) -> Health | None:
-        """Nothing: a changelog is kept as it is."""
+        """Do nothing: a changelog is kept as it is."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work goes on beside the cuts."""
 
     @abstractmethod
     def _files(self, table: TableMeta) -> Files:
@@ -102,7 +118,7 @@ class Changelog(ABC):
 
 
 class ChangelogTarget(Changelog):
-    """On a local file system."""
+    """Changelogs on a local file system, or a mounted one."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
@@ -110,13 +126,13 @@ class ChangelogTarget(Changelog):
 
     def position(self, table: TableMeta) -> int | None:
         """The end_ts of the newest cut directory."""
-        return max(self._cuts(table), default=None)
+        entries = self._directory(table).glob(f"{CUT}*")
+        return max((int(entry.name.removeprefix(CUT)) for entry in entries), default=None)
 
     def create(self, changes: Changes) -> Applied:
-        """As `apply`, also without a single row: the table can then be read."""
-        directory = self._directory(changes.table)
-        final = directory / f"{CUT}{changes.end_ts}"
-        counted = changes.counted(self._spark) if final.exists() else self._written(changes, final)
+        """Write the cut's directory, also without a single row: the table can then be read."""
+        final = self._directory(changes.table) / f"{CUT}{changes.end_ts}"
+        counted = changes.counted(self._spark) if final.exists() else self._write(changes, final)
         return Applied(counted.rows, changes.end_ts, counted.checksum)
 
     def drop(self, table: TableMeta) -> None:
@@ -141,7 +157,8 @@ class ChangelogTarget(Changelog):
         newest = self._directory(table) / f"{CUT}{self.version(table)}"
         return read_columns(next(iter(sorted(newest.glob("*.parquet")))))
 
-    def _written(self, changes: Changes, final: Path) -> Counted:
+    def _write(self, changes: Changes, final: Path) -> Counted:
+        # An earlier try may have died in here: it begins anew.
         staged = final.with_name(f"_staged-{changes.end_ts}")
         shutil.rmtree(staged, ignore_errors=True)
         if changes.in_arrow:
@@ -150,6 +167,8 @@ class ChangelogTarget(Changelog):
         else:
             changes.frame(self._spark).write.parquet(str(staged))
             counted = changes.counted(self._spark)
+        # The manifest acknowledges the cut to the changefeed, which then cleans its rows: files
+        # and names have to be on the disk before the rename makes them a cut.
         for path in (*staged.iterdir(), staged):
             sync(path)
         staged.rename(final)
@@ -159,21 +178,131 @@ class ChangelogTarget(Changelog):
     def _directory(self, table: TableMeta) -> Path:
         return Path(table_path(self._root, table.name))
 
-    def _cuts(self, table: TableMeta) -> list[int]:
-        entries = self._directory(table).glob(f"{CUT}*")
-        return [int(entry.name.removeprefix(CUT)) for entry in entries]
 
+class RemoteChangelog(Changelog):
+    """Changelogs where Hadoop's file systems reach: one file a table and cut.
 
-def mark(files: Files, ts: int, schema: Any) -> None:
-    """Note that the name is another table's above `ts`, with `schema`;
-    durable when it returns, harmless repeated.
+    The driver writes it: into memory, or through a file of its own where the cut is large.
     """
-    files.create(f"{SINCE}{ts}", base64.b64encode(schema.serialize().to_pybytes()).decode())
+
+    def __init__(self, spark: SparkSession, root: str, scratch: Path) -> None:
+        """Large cuts pass through files under `scratch`."""
+        self._spark = spark
+        self._root = root
+        self._scratch = scratch
+
+    def position(self, table: TableMeta) -> int | None:
+        """The end_ts of the newest cut whose file is there."""
+        ends = timestamps(self._files(table).names(), CUT)
+        # A directory shows before its file does: who died in between has written no cut.
+        return next(
+            (ts for ts in reversed(ends) if PART in self._files(table, ts).names()),
+            None,
+        )
+
+    def create(self, changes: Changes) -> Applied:
+        """Write the cut's file, also without a single row: the table can then be read."""
+        files = self._files(changes.table, changes.end_ts)
+        write = self._write_from_memory if changes.here else self._write_from_file
+        counted = write(changes, files)
+        return Applied(counted.rows, changes.end_ts, counted.checksum)
+
+    def drop(self, table: TableMeta) -> None:
+        """Remove the table's directory."""
+        remove(self._spark, table_path(self._root, table.name))
+
+    def rename(self, old: TableMeta, new: TableMeta) -> None:
+        """Rename the table's directory, where that is one step; raises as `move`."""
+        if self.position(old) is not None and self.position(new) is not None:
+            check_replaceable(APPEND, new.name)
+        move(self._spark, table_path(self._root, old.name), table_path(self._root, new.name))
+
+    def _files(self, table: TableMeta, end_ts: int | None = None) -> HadoopFiles:
+        path = table_path(self._root, table.name)
+        return HadoopFiles(self._spark, path if end_ts is None else f"{path}/{CUT}{end_ts}")
+
+    def _newest_schema(self, table: TableMeta) -> Any:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            local = Path(directory) / PART
+            self._files(table, self.version(table)).download(PART, local)
+            return read_columns(local)
+
+    # Below, a file that is there already stays: whoever wrote it wrote the same rows, since the
+    # manifest gives a cut that was begun the same end.
+
+    def _write_from_memory(self, changes: Changes, files: HadoopFiles) -> Counted:
+        content = io.BytesIO()
+        counted = write_part(changes, content)
+        files.create_bytes(PART, content.getvalue())
+        return counted
+
+    def _write_from_file(self, changes: Changes, files: HadoopFiles) -> Counted:
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            local = Path(directory) / PART
+            counted = write_part(changes, local)
+            files.upload(PART, local)
+            return counted
+
+
+def write_part(changes: Changes, file: Any) -> Counted:
+    """Write all rows of a cut, or none, to a path or a binary file; they come in commit order."""
+    rows, total = 0, 0
+    with pq.ParquetWriter(file, with_field_ids(changes.table)) as writer:
+        for group in _row_groups(changes):
+            writer.write_table(group)
+            group_rows, group_sum = checksum([group])
+            rows, total = rows + group_rows, total + group_sum
+    return Counted(rows, hexadecimal(total))
+
+
+def with_field_ids(table: TableMeta) -> Any:
+    """The columns of a table with their identities as Parquet's field ids,
+    which readers may choose columns by.
+    """
+    return pa.schema(
+        [
+            field.with_metadata({_FIELD_ID: str(table.column_ids[field.name])})
+            if field.name in table.column_ids
+            else field
+            for field in table.schema
+        ]
+    )
+
+
+def read_columns(file: Any) -> Any:
+    """The pyarrow.Schema of a file, with the identities of its columns."""
+    schema = pq.read_schema(file).remove_metadata()
+    ids = {
+        field.name: int(field.metadata[_FIELD_ID])
+        for field in schema
+        if field.metadata and _FIELD_ID in field.metadata
+    }
+    # Parquet says -1 of a column without an id.
+    return with_column_ids(schema, {name: number for name, number in ids.items() if number >= 0})
+
+
+def _row_groups(changes: Changes) -> Iterator[Any]:
+    pending, size = [], 0
+    for batch in changes.batches():
+        pending.append(batch)
+        size += batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(pending)
+            pending, size = [], 0
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def timestamps(names: Iterable[str], prefix: str) -> list[int]:
     """The ts in the names that begin with `prefix`, ascending."""
     return sorted(int(name.removeprefix(prefix)) for name in names if name.startswith(prefix))
+
+
+def mark(files: Files, ts: int, schema: Any) -> None:
+    """Note that the name is another table's above `ts`, with `schema`;
+    durable when it returns, harmless when repeated.
+    """
+    files.create(f"{SINCE}{ts}", base64.b64encode(schema.serialize().to_pybytes()).decode())
 
 
 def marked_schema(files: Files, newest_cut: int) -> Any:

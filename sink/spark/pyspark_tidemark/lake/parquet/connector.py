@@ -19,8 +19,13 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.connector import LakeConnector, StoredTable
 from pyspark_tidemark.lake.files import LocalFiles, file_system
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.parquet.changelog import CUT, SINCE, ChangelogTarget, timestamps
-from pyspark_tidemark.lake.parquet.remote import RemoteChangelog
+from pyspark_tidemark.lake.parquet.changelog import (
+    CUT,
+    SINCE,
+    ChangelogTarget,
+    RemoteChangelog,
+    timestamps,
+)
 from pyspark_tidemark.lake.target import Target
 
 
@@ -39,6 +44,7 @@ class ParquetConnector(LakeConnector):
         path = table.path
         files = HadoopFiles(spark, path) if table.uri.is_remote else LocalFiles(Path(path))
         names = files.names()
+        # Below the newest mark the name was another table's, whose rows are not those of this one.
         marks = timestamps(names, SINCE)
         since = max((ts for ts in marks if ts < version), default=-1)
         chosen = [ts for ts in timestamps(names, CUT) if since < ts <= version]
@@ -47,6 +53,7 @@ class ParquetConnector(LakeConnector):
         try:
             frame = reader.option("mergeSchema", "true").parquet(*parts)
         except (PySparkException, Py4JJavaError) as err:
+            # Spark merges equal types only, and a column may have been widened between two cuts.
             if "CANNOT_MERGE" not in str(err):
                 raise
             widest = _widest(path, chosen)
@@ -55,8 +62,7 @@ class ParquetConnector(LakeConnector):
 
 
 def _widest(path: str, chosen: Sequence[int]) -> StructType:
-    """All columns of some cuts of a changelog, with types that hold what all have:
-    Spark merges equal types only.
+    """All columns of some cuts of a changelog, with types that hold the values of all of them.
 
     Raises:
         SourceError: ErrSchemaIncompatible.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.parquet import part
+from pyspark_tidemark.lake.parquet import changelog
 
 SCHEMA = pa.schema([("_op", pa.string()), ("id", pa.int64()), ("text", pa.string())])
 
@@ -37,11 +37,11 @@ class Held:
 @given(sizes=st.lists(st.integers(0, 40), max_size=8), group=st.integers(1, 4000))
 def test_a_cut_is_written_whole_in_groups_and_counted_on_the_way(sizes, group):
     changes, file = Held(sizes), io.BytesIO()
-    usual, part._GROUP_BYTES = part._GROUP_BYTES, group
+    usual, changelog._GROUP_BYTES = changelog._GROUP_BYTES, group
     try:
-        counted = part.write_part(changes, file)
+        counted = changelog.write_part(changes, file)
     finally:
-        part._GROUP_BYTES = usual
+        changelog._GROUP_BYTES = usual
     assert pq.read_table(file).equals(changes.whole)
     rows, total = checksum([changes.whole])
     assert (counted.rows, counted.checksum) == (rows, hexadecimal(total))

@@ -1,0 +1,353 @@
+"""How each mode writes a cut of a Delta table: `upsert`, `append` (every change is a row), `scd2`
+(every version of a row, with the time in which it was valid).
+
+What the driver holds of a cut is written without Spark jobs: the files that may have its keys, by
+their statistics, are searched for them, rows found are masked, the rows that live are one new file.
+What only executors hold is merged, or appended if no file may have its keys. Inserts are searched
+for, too (`inserted`): a key that is there already is replaced.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.delta.files import (
+    DataFile,
+    DeletionVectors,
+    Layout,
+    all_removed,
+    meeting,
+    numbered,
+    pieces,
+    without,
+    without_rows,
+    written,
+)
+from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
+from pyspark_tidemark.lake.fold import (
+    Folded,
+    endings,
+    endings_frame,
+    fold,
+    fold_frame,
+    met_keys,
+    versions,
+    versions_frame,
+)
+from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_TO, lake_columns
+from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.ranges import any_near
+from pyspark_tidemark.lake.schema import fitted
+
+MOST_SEARCHED_BYTES = 128 << 20
+"""So much of a table the driver reads to find the versions that a cut ends;
+more is work for executors.
+"""
+
+
+class Writer(Protocol):
+    """Writes cuts in one mode; each call returns whether the table has more files than before."""
+
+    def create(self, changes: Changes) -> bool:
+        """Apply a table's first cut."""
+
+    def apply(self, changes: Changes) -> bool:
+        """Apply a later one."""
+
+
+class Upsert:
+    """Keeps a table equal to its upstream at each cut."""
+
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    def create(self, changes: Changes) -> bool:
+        """Apply the first cut of a table: no row can be there, so those that live are appended."""
+        name, key = changes.table.name, changes.table.key
+        if changes.here:
+            rows = fold(changes.arrow, key).live.select(lake_columns(changes.table))
+        else:
+            frame = changes.frame(self._tables.session(name))
+            rows = _live(fold_frame(frame, key), changes)
+        self._tables.create(changes, rows)
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """Apply a later cut."""
+        if changes.emptied:
+            return self._replace(changes)
+        name, key = changes.table.name, changes.table.key
+        listing = self._tables.listing(name)
+        if not changes.in_arrow or (listing is None and not changes.here):
+            return self._by_tasks(changes, listing)
+        folded = fold(changes.arrow, key)
+        if not len(folded.last):
+            return False
+        if self._tables.apply(changes, lambda current: self._actions(name, current, folded, key)):
+            return True
+        return self._merge(
+            changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema)
+        )
+
+    def _replace(self, changes: Changes) -> bool:
+        """Put the rows of the cut in the place of all that the table holds, in one version."""
+        name, key = changes.table.name, changes.table.key
+        self._tables.inserted.replacing(name, 0)
+        if changes.in_arrow:
+            live = fold(changes.arrow, key).live
+
+            def made(listing: Listing) -> Actions:
+                rows = fitted(live, listing.layout.schema)
+                return all_removed(listing.files.values()) + written(listing.layout, rows)
+
+            if self._tables.apply(changes, made):
+                return True
+        last = fold_frame(changes.frame(self._tables.session(name)), key)
+        self._tables.overwrite(changes, _live(last, changes))
+        return True
+
+    def _by_tasks(self, changes: Changes, listing: Listing | None) -> bool:
+        """A large cut: an append if no file holds one of its keys, as of most of a dump's,
+        else a MERGE.
+        """
+        name, key = changes.table.name, changes.table.key
+        last = fold_frame(changes.frame(self._tables.session(name)), key)
+        # Without a listing nothing is known of the files: only Delta may write to the table.
+        if listing is None:
+            return self._merge(changes, last)
+        updated, inserted = _may_meet(last, key, listing)
+        again = self._inserted_again(name, last, key) if inserted else 0
+        if updated or again:
+            self._merge(changes, last)
+        else:
+            self._tables.append(changes, _live(last, changes))
+        # After the commit: one that failed has replaced nothing.
+        self._tables.inserted.replacing(name, again)
+        return True
+
+    def _inserted_again(self, name: str, last: DataFrame, key: Sequence[str]) -> int:
+        """How many of the keys that a large cut inserts the table has already."""
+        columns = [F.col(quoted(column)) for column in key]
+        reader = self._tables.session(name).read.format("delta")
+        table = reader.load(self._tables.path(name)).select(*columns)
+        inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
+        return met_keys(table, inserted, key)
+
+    def _merge(self, changes: Changes, last: DataFrame) -> bool:
+        """One MERGE, guarded by `_commit_ts`: an older change never goes over a newer row."""
+        last.createOrReplaceTempView("changes")
+        name = changes.table.name
+        columns = [quoted(column) for column in lake_columns(changes.table)]
+        match = " AND ".join(
+            f"t.{quoted(column)} = s.{quoted(column)}" for column in changes.table.key
+        )
+        statement = (
+            f"MERGE INTO {self._tables.sql_name(name)} t "  # noqa: S608 - quoted
+            f"USING changes s ON {match} WHEN MATCHED AND s._commit_ts > t._commit_ts AND s._op = "
+            f"'{DELETE}' THEN DELETE WHEN MATCHED AND s._commit_ts > t._commit_ts THEN UPDATE SET "
+            f"{', '.join(f'{column} = s.{column}' for column in columns)} WHEN NOT MATCHED AND "
+            f"s._op <> '{DELETE}' THEN INSERT ({', '.join(columns)}) VALUES "
+            f"({', '.join(f's.{column}' for column in columns)})"
+        )
+        with self._tables.fenced(changes) as session:
+            session.sql(statement)
+            # The view may hold the rows of the cut.
+            session.catalog.dropTempView("changes")
+        return True
+
+    def _actions(self, name: str, listing: Listing, folded: Folded, key: Sequence[str]) -> Actions:
+        """Rows masked in the files that hold them, and one new file."""
+        again = self._tables.inserted.there(name, listing, folded.new.select(list(key)))
+        keys = pa.concat_tables([folded.known.select(list(key)), again])
+        gone = without(listing.layout, listing.files.values(), keys)
+        return gone + written(listing.layout, fitted(folded.live, listing.layout.schema))
+
+
+def _live(last: DataFrame, changes: Changes) -> DataFrame:
+    """The rows that the table must hold after a cut."""
+    return last.where(f"_op <> '{DELETE}'").select(
+        *[quoted(name) for name in lake_columns(changes.table)]
+    )
+
+
+def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bool, bool]:
+    """Whether a file may hold a key that may have been there, and one that is inserted."""
+    # One aggregation for both: executors read the changes from the captures each time.
+    is_new = F.col("_first_op") == INSERT
+    columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
+    counts = [F.count_if(~is_new), F.count_if(is_new)]
+    aggregates = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
+    lows, highs = aggregates[2 : 2 + len(columns)], aggregates[2 + len(columns) :]
+    files = [file.bounds for file in listing.files.values()]
+    return (
+        aggregates[0] > 0 and any_near(key, lows[: len(key)], highs[: len(key)], files),
+        aggregates[1] > 0 and any_near(key, lows[len(key) :], highs[len(key) :], files),
+    )
+
+
+class Append:
+    """Keeps a changelog: one append a cut, without a search for any key."""
+
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    def create(self, changes: Changes) -> bool:
+        """Append the first cut, also one without rows."""
+        self._tables.create(changes, self._rows(changes))
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """Append a cut, without Spark if the driver may write the file."""
+        if changes.in_arrow and self._tables.apply(
+            changes,
+            lambda listing: written(listing.layout, fitted(changes.arrow, listing.layout.schema)),
+        ):
+            return True
+        self._tables.append(changes, self._rows(changes))
+        return True
+
+    def _rows(self, changes: Changes) -> Any:
+        if changes.here:
+            return changes.arrow
+        return changes.frame(self._tables.session(changes.table.name))
+
+
+class History:
+    """Keeps versions of rows: a change ends its key's current version and begins the next;
+    a delete only ends one.
+
+    Ended versions get files of their own, so that the search for current ones does not grow with
+    the history.
+    """
+
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+
+    def create(self, changes: Changes) -> bool:
+        """Append the first cut's versions."""
+        key, columns = changes.table.key, self._columns(changes)
+        if changes.here:
+            rows = versions(changes.arrow, key).select(columns)
+        else:
+            frame = changes.frame(self._tables.session(changes.table.name))
+            rows = versions_frame(frame, key, columns)
+        self._tables.create(changes, rows)
+        return True
+
+    def apply(self, changes: Changes) -> bool:
+        """Apply a later cut, without Spark if the driver may write the files and what it must
+        search is not much.
+        """
+        return (changes.in_arrow and self._by_driver(changes)) or self._merge(changes)
+
+    def _by_driver(self, changes: Changes) -> bool:
+        name, key = changes.table.name, changes.table.key
+        listing = self._tables.listing(name)
+        if listing is None:
+            return False
+        ends, inserted = endings(changes.arrow, key)
+        if sum(file.size for file in searched(listing.files.values(), ends)) > MOST_SEARCHED_BYTES:
+            return False
+        new = versions(changes.arrow, key)
+
+        def actions(current: Listing) -> Actions:
+            # The upstream says that these keys are new; a version of one that is still open would
+            # stay current beside the new one.
+            again = self._tables.inserted.there(name, current, inserted.select(list(key)))
+            still_open = inserted.join(
+                again, keys=list(key), join_type="left semi", use_threads=False
+            )
+            return replaced(current, new, pa.concat_tables([ends, still_open]))
+
+        return self._tables.apply(changes, actions)
+
+    def _merge(self, changes: Changes) -> bool:
+        """One MERGE: rows with a null for `_ends` match nothing and are inserted,
+        the others end a version.
+
+        MERGE updates or inserts for each row of its source, never both; so a change comes as two.
+        """
+        name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
+        frame = changes.frame(self._tables.session(name))
+        new = versions_frame(frame, key, columns).withColumn("_ends", F.lit(None).cast("long"))
+        rows = new.unionByName(endings_frame(frame, key), allowMissingColumns=True)
+        rows.createOrReplaceTempView("changes")
+        match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
+        names = [quoted(column) for column in columns]
+        with self._tables.fenced(changes) as session:
+            session.sql(
+                f"MERGE INTO {self._tables.sql_name(name)} t USING changes s "  # noqa: S608 - quoted
+                f"ON {match} AND t.{IS_CURRENT} AND s._ends IS NOT NULL "
+                f"WHEN MATCHED THEN UPDATE SET {VALID_TO} = s._ends, {IS_CURRENT} = false "
+                f"WHEN NOT MATCHED AND s._ends IS NULL THEN INSERT ({', '.join(names)}) "
+                f"VALUES ({', '.join(f's.{column}' for column in names)})"
+            )
+            # The view may hold the rows of the cut.
+            session.catalog.dropTempView("changes")
+        return True
+
+    @staticmethod
+    def _columns(changes: Changes) -> list[str]:
+        return lake_columns(changes.table, SCD2)
+
+
+def searched(files: Iterable[DataFile], ends: Any) -> list[DataFile]:
+    """The files that may hold the current version of a key in `ends` (pyarrow.Table:
+    key, VALID_TO).
+    """
+    return meeting((file for file in files if not file.ended), ends.drop_columns([VALID_TO]))
+
+
+def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
+    """The actions of a cut: current versions of keys in `ends` are masked where they are, and
+    written again with their end; `new` versions (pyarrow.Table) begin.
+    """
+    layout, vectors, actions = listing.layout, DeletionVectors(listing.layout.root), []
+    rows = [fitted(new, layout.schema)]
+    for file in searched(listing.files.values(), ends):
+        gone = vectors.read(file.add.get("deletionVector"))
+        positions, times, count = _current(layout, file, gone, ends)
+        if len(positions):
+            rows.append(_ended(layout, file, positions, times, count))
+            actions += without_rows(file, gone, positions, count, vectors)
+    vectors.close()
+    shown = pa.concat_tables(rows)
+    current = pc.is_null(shown[VALID_TO])
+    return (
+        actions
+        + written(layout, shown.filter(current))
+        + written(layout, shown.filter(pc.invert(current)))
+    )
+
+
+def _current(layout: Layout, file: DataFile, gone: Any, ends: Any) -> tuple[Any, Any, int]:
+    """Where a file holds current versions that end, in order, when they end,
+    and how many rows it has.
+    """
+    key = [name for name in ends.column_names if name != VALID_TO]
+    schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
+    stored = numbered(layout, file, schema)
+    live = np.ones(len(stored), bool)
+    live[gone] = False
+    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, "_row"])
+    ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
+    return ended["_row"].to_numpy(), ended[VALID_TO], len(stored)
+
+
+def _ended(layout: Layout, file: DataFile, positions: Any, times: Any, count: int) -> Any:
+    """The rows at `positions`, ended."""
+    others = np.setdiff1d(np.arange(count), positions)
+    rows = pa.concat_tables(list(pieces(layout, file.add, others)))
+    for name, values in (
+        (VALID_TO, times),
+        (IS_CURRENT, pa.repeat(pa.scalar(value=False), len(rows))),
+    ):
+        rows = rows.set_column(rows.schema.get_field_index(name), layout.schema.field(name), values)
+    return rows
