@@ -16,7 +16,7 @@ from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.log import listing, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget

@@ -16,7 +16,7 @@ from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.modes import replaced
 from pyspark_tidemark.lake.fold import endings, fold, versions
-from pyspark_tidemark.lake.iceberg import inserted as iceberg
+from pyspark_tidemark.lake.iceberg import table_keys as iceberg
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 
 from tests.unit.sink.spark import test_spans

@@ -1,5 +1,7 @@
 """Iceberg's Java table library, called by py4j: tables by name,
 commits with the fence, positions.
+
+Java's objects are passed on as they are: a table, a transaction, a snapshot, a file.
 """
 
 import json
@@ -11,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.defaults import column_ids
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.iceberg.commits import commit
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
+    commit,
     explained,
     is_named,
     java_catalog,
@@ -36,7 +38,8 @@ which a rename keeps.
 """
 PROPERTIES = {
     "format-version": "3",
-    # for expiry, the one update that is Iceberg's own commit: see `commits`
+    # For expiry, the one update that Iceberg commits itself: a commit on top of somebody else's
+    # must fail (`java_catalog.commit`).
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -111,6 +114,7 @@ class Catalog:
             each = self._iceberg.catalog.Namespace.of(self.strings(levels[:depth]))
             if self._java.namespaceExists(each):
                 continue
+            # Another driver, or another table's thread, may make it at the same time.
             try:
                 self._java.createNamespace(each)
             except Py4JJavaError as err:
@@ -159,13 +163,14 @@ class Catalog:
             )
 
     def position(self, table: Any, name: str) -> int | None:
-        """The cut that the current snapshot holds; None if no cut was ever applied.
+        """The cut that the current snapshot holds; None if no cut has been applied yet.
 
         Raises:
             SourceError: ErrTargetForeign, the table was not made by this changefeed;
                 ErrNameUnsupported.
         """
         self.check_own(table, name)
+        # Only snapshots of ours carry the cut on: behind one of somebody else's it is looked for.
         snapshot = table.currentSnapshot()
         while snapshot is not None:
             cut = snapshot.summary().get(CUT)
@@ -187,7 +192,7 @@ class Catalog:
         return snapshot_ids
 
     def begin(self, table: Any) -> Any:
-        """A transaction on a table as it is now, to be ended by one of the commits below.
+        """Begin a transaction on a table as it is now, to be ended by one of the commits below.
 
         Raises:
             SourceError: those of `java_catalog.translated`.
@@ -390,7 +395,7 @@ class Catalog:
 
 
 def _check_location(data: str) -> None:
-    """Tasks have no Java, and pyarrow has not the catalog's credentials of an object store."""
+    # Tasks have no Java, and pyarrow has not the catalog's credentials of an object store.
     if object_store(data):
         raise SourceError(
             "ErrTargetUnusable",

@@ -11,7 +11,7 @@ from pyspark_tidemark.lake.connector import LakeConnector, Repair, StoredTable
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import write
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.target import Target
 

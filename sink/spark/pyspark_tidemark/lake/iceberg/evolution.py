@@ -15,7 +15,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.literal import with_columns
 from pyspark_tidemark.lake.mode import lake_schema
@@ -30,6 +30,8 @@ def evolve(catalog: Catalog, name: str, change: SchemaChange) -> None:
 
     Nobody else may commit meanwhile.
     """
+    # The snapshot, although it has no files: readers take the schema of a snapshot, so that of the
+    # newest one must never be older than the table's.
     transaction = catalog.begin(catalog.load(name))
     position = catalog.position(transaction.table(), name) or 0
     _change_columns(catalog, transaction, change)

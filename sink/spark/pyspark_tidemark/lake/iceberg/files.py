@@ -16,13 +16,13 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
-"""So many ranges are compared with each key; where more are near, a delete is cheaper."""
+"""Of the ranges that are compared with each key; where more are near, a delete is cheaper."""
 WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_())])
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a table's files go and what is in them; can be pickled."""
+    """Where a table's files go and what is in them; pickled into tasks."""
 
     data: str
     """The directory for files, a path or URI."""
@@ -32,7 +32,7 @@ class Layout:
     """What equality deletes name; empty: nothing is ever deleted."""
     key_ranges: tuple[Bounds, ...] | None = None
     """All keys of the table are within one of these; None: that is not known."""
-    doubts_inserts: bool = False
+    deletes_inserted: bool = False
     """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
 
     @property
@@ -126,7 +126,7 @@ def rows_by_task(layout: Layout) -> Any:
 def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
     """The rows that live, and those whose keys were there before."""
     live = last.filter(pc.not_equal(last["_op"], DELETE))
-    return live, last if layout.doubts_inserts else last.filter(
+    return live, last if layout.deletes_inserted else last.filter(
         pc.not_equal(last["_first_op"], INSERT)
     )
 

@@ -1,9 +1,12 @@
-"""Iceberg's own catalogs, in the driver's JVM: that of a directory,
-or one that Spark's settings describe.
+"""Iceberg's own catalogs, in the driver's JVM: that of a directory, or one that Spark's settings
+describe; commits that go exactly on top of what was read; and what catalogs throw.
 
 `catalog://NAME/NAMESPACE…` is what Spark calls NAME: `spark.sql.catalog.NAME.type`, `.uri`,
 `.warehouse` and so on are Iceberg's properties of it. They come from Spark's own files
 (SPARK_CONF_DIR) or `--conf`, so no sink URI holds them; secrets come from the files only.
+
+Invariant: a commit replaces exactly the metadata that its transaction began with. Nothing is tried
+twice (docs/design/0032-iceberg-catalogs.md).
 """
 
 import functools
@@ -40,6 +43,9 @@ _UNAVAILABLE = (
 _NO_DRIVER = "No suitable driver"
 _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
+
+
+_LOST = "CommitFailedException"
 
 
 def is_named(root: str) -> bool:
@@ -106,7 +112,8 @@ def _check(name: str, given: Mapping[str, str]) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -> Any:
-    """One object for each catalog: it has connections, and a token that it renews."""
+    """The catalog's object."""
+    # One for each catalog of a process: it has connections, and a token that it renews.
     jvm: Any = spark._jvm  # noqa: SLF001 - see `java_catalog`
     properties = jvm.java.util.HashMap()
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see `java_catalog`
@@ -119,9 +126,46 @@ def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -
         return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
 
 
+def commit(transaction: Any, what: str) -> int:
+    """Make the updates of a transaction visible; returns the id of its snapshot.
+
+    Raises:
+        SourceError: ErrTargetBusy, somebody else has committed since the transaction began; those
+            of the catalog `what`.
+    """
+    operations, changed = transaction.underlyingOps(), transaction.currentMetadata()
+    snapshot_id = int(changed.currentSnapshot().snapshotId())
+    try:
+        # Not `transaction.commitTransaction()`: that reads the table once more, and goes on top of
+        # what somebody else has committed since the position was read.
+        operations.commit(transaction.startMetadata(), changed)
+    except Py4JJavaError as err:
+        # The answer may have been lost, whatever the exception says.
+        if _is_there(operations, snapshot_id):
+            return snapshot_id
+        if kind(err) == _LOST:
+            raise SourceError(
+                "ErrTargetBusy",
+                f"somebody else writes to this Iceberg table: {err.java_exception.getMessage()}",
+                retryable=True,
+            ) from None
+        error = translated(err, what)
+        if error is None:
+            raise
+        raise error from None
+    return snapshot_id
+
+
+def _is_there(operations: Any, snapshot_id: int) -> bool:
+    try:
+        return operations.refresh().snapshot(snapshot_id) is not None
+    except Py4JJavaError:
+        return False
+
+
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """What a catalog throws, as a SourceError where it is known what that means.
+    """Turn what a catalog throws into a SourceError, where it is known what that means.
 
     Raises:
         SourceError: see `translated`.
@@ -141,8 +185,9 @@ def explained(what: str) -> Iterator[None]:
 
 def translated(err: Any, what: str) -> SourceError | None:
     """ErrCredentials, ErrTargetUnusable, ErrTargetRefused, or ErrTargetUnavailable,
-    which a new try may mend; None: it is not a catalog's own trouble.
+    which a new try may mend; None: the exception is none of a catalog's.
     """
+    # The causes, too: catalogs wrap what their HTTP client or JDBC driver threw.
     kinds = _kinds(err.java_exception)
     said = _without_secrets(str(err.java_exception.getMessage()).partition("\n")[0])
     if kinds & {*_REFUSED}:
@@ -166,7 +211,7 @@ def translated(err: Any, what: str) -> SourceError | None:
 
 
 def kind(err: Any) -> str:
-    """The simple name of the class of what Java threw."""
+    """The simple name of the class of a Java exception."""
     return str(err.java_exception.getClass().getSimpleName())
 
 

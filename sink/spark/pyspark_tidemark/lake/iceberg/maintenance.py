@@ -21,7 +21,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import Health, Kept
 
@@ -32,7 +32,7 @@ _EXPIRE_EVERY_COMMITS = 16
 MOST_SNAPSHOTS = 500
 """Each commit writes the list of all snapshots anew, so it must not grow with the retention."""
 _REST = 5.0
-"""A rewrite begins no sooner than so many times the last one's duration after it."""
+"""A rewrite begins no sooner than this many times the last one's duration after it."""
 _RETRY_S = 60.0
 """What failed is not tried again sooner."""
 
@@ -84,7 +84,7 @@ class Maintenance:
         name = max(self._commits, key=lambda table: self._commits[table], default=None)
         if name is not None and self._commits[name] >= self._compact_every:
             commits, deletes = self._commits[name], self._deletes.get(name, 0)
-            # those of cuts meanwhile are counted for the next time
+            # Before the work begins: cuts that come meanwhile count for the next time.
             self._commits[name] = self._deletes[name] = 0
             outcome = self._pool.submit(self._work, name, kept, has_deletes=deletes > 0)
             self._running = _Running(name, commits, deletes, outcome)
@@ -95,15 +95,14 @@ class Maintenance:
         self._pool.shutdown(wait=True)
 
     def _ended(self, done: _Running) -> Health | None:
-        """What the work found; the cuts need not stop for one that failed, which is due as
-        before.
-        """
+        """The health of the table; None if the work failed, which is then due as before."""
         try:
             return done.outcome.result()
         except (SourceError, PySparkException, Py4JError, OSError) as err:
+            # Maintenance only spares readers: the cuts need not stop for it.
             _log.warning("maintenance failed and will be tried again: %s", err)
         self._not_before = time.monotonic() + _RETRY_S
-        # a table that was dropped meanwhile has no counts
+        # A table that was dropped meanwhile has no counts.
         if done.table in self._commits:
             self._commits[done.table] += done.commits
             self._deletes[done.table] += done.deletes
@@ -111,7 +110,7 @@ class Maintenance:
 
     def _work(self, name: str, kept: Kept, *, has_deletes: bool) -> Health:
         began = time.monotonic()
-        # dropped since the work was asked for
+        # The table may have been dropped since the work was asked for.
         if self._catalog.load(name) is None:
             self.forget(name)
             return Health()
@@ -130,18 +129,15 @@ class Maintenance:
             return
         layout = self._catalog.layout(table, ())
         rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
-        paths = [
-            row.path
-            for row in map_in_arrow(
-                rows, rows_by_task(layout), from_arrow_schema(WRITTEN)
-            ).collect()
-        ]
-        self._replacement(name, start, snapshot, paths)
+        written = map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()
+        self._commit_rewrite(name, start, snapshot, [row.path for row in written])
 
-    def _replacement(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
+    def _commit_rewrite(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
         with self._committing:
             transaction = self._catalog.begin(self._catalog.load(name))
             table = transaction.table()
+            # With the sequence number of what was read, deletes of later cuts apply to the new
+            # files; with the commit's own one, rows that were deleted meanwhile would come back.
             update = transaction.newRewrite().validateFromSnapshot(start.snapshotId())
             update.dataSequenceNumber(start.sequenceNumber())
             for file in snapshot.data:
@@ -153,17 +149,15 @@ class Maintenance:
             self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
 
     def expire(self, name: str, kept: Kept) -> None:
-        """Forget the snapshots that no kept cut shows, with the files that only they need.
-
-        Those of the newest cut stay: other tables may still be written, and only then it is kept.
-        """
+        """Forget the snapshots that no kept cut shows, with the files that only they need."""
         with self._committing:
             table = self._catalog.load(name)
-            old = [int(snapshot.snapshotId()) for snapshot in table.snapshots()]
-            shown = kept.versions(name) & set(old[-MOST_SNAPSHOTS:]) | self._catalog.newest_cut(
-                table
-            )
-            gone = [snapshot_id for snapshot_id in old if snapshot_id not in shown]
+            snapshots = [int(snapshot.snapshotId()) for snapshot in table.snapshots()]
+            kept_ids = kept.versions(name) & set(snapshots[-MOST_SNAPSHOTS:])
+            # A cut is in the manifest only when all of its tables are written: until then no kept
+            # cut names the newest one's snapshots.
+            kept_ids |= self._catalog.newest_cut(table)
+            gone = [snapshot_id for snapshot_id in snapshots if snapshot_id not in kept_ids]
             if len(gone) < _EXPIRE_EVERY_COMMITS:
                 return
             self._catalog.expire(table, gone)

@@ -41,7 +41,7 @@ SCHEMA: Final = pa.schema(
 """`cut` is a line of docs/format/lake-manifest.md."""
 _STATE: Final = "tidemark.state"
 _ROLL_UP_CUTS: Final = 64
-"""So many cuts in files of their own become one; each cut is two snapshots until then."""
+"""This many cuts in files of their own become one file; each is two snapshots until then."""
 _TAKE_TRIES: Final = 10
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -99,7 +99,8 @@ class CatalogManifest:
         if table is None:
             table = catalog.create(name, SCHEMA, ())
         catalog.check_own(table, name)
-        catalog.layout(table, ())  # of tables that cannot be written none should be made
+        # Fails where files cannot be written, before the takeover stops a job that can write.
+        catalog.layout(table, ())
         manifest = cls(catalog, table)
         _check_idle(table, idle_s)
         check_mode(manifest._newest(), mode)
@@ -158,7 +159,7 @@ class CatalogManifest:
         return _read(_files(self._catalog, self._table))
 
     def tidy(self, horizon: datetime) -> None:
-        """Once for so many cuts, put their files into one, forget files from before `horizon`,
+        """Once in `_ROLL_UP_CUTS`, put their files into one, forget files from before `horizon`,
         and the snapshots of the steps.
         """
         if self._since_tidied < _ROLL_UP_CUTS:
@@ -189,11 +190,13 @@ class CatalogManifest:
         )
 
     def _step(self, update: Callable[[Any], Any], state: _State) -> None:
-        """One snapshot on top of our last one.
+        """Commit one snapshot on top of our last one.
 
         Raises:
             SourceError: ErrTargetBusy, there is another one by now.
         """
+        # The table's metadata is the newest here, so a takeover shows before the commit; one that
+        # comes later makes the commit fail, as it replaces exactly what the transaction began with.
         transaction = self._catalog.begin(self._table)
         if int(transaction.table().currentSnapshot().snapshotId()) != self._mine:
             raise _taken_over()

@@ -25,10 +25,9 @@ from pyspark_tidemark.lake.iceberg.files import (
     write,
     written_by_task,
 )
-from pyspark_tidemark.lake.iceberg.inserted import Inserted
-from pyspark_tidemark.lake.iceberg.key_ranges import KeyRanges
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
-from pyspark_tidemark.lake.iceberg.reader import Snapshot
+from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
+from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
 from pyspark_tidemark.lake.iceberg.types import storable
 from pyspark_tidemark.lake.mode import APPEND, UPSERT, check_key, lake_schema
 from pyspark_tidemark.lake.predicate import quoted
@@ -87,8 +86,9 @@ class IcebergTarget:
         return storable(schema)
 
     def create(self, changes: Changes) -> Applied:
-        """Make the table, unless a crash left it without a snapshot, and apply its first cut."""
+        """Make the table and apply its first cut."""
         name = changes.table.name
+        # A crash may have left the table without a snapshot.
         table = self._catalog.load(name)
         if table is None:
             schema = with_column_ids(
@@ -98,17 +98,14 @@ class IcebergTarget:
         return self._apply(table, changes)
 
     def apply(self, changes: Changes) -> Applied:
-        """Write the files, then commit them; without rows, too,
-        if the table has no snapshot yet or is emptied.
+        """Write the files, then commit them; also without rows, if the table has no snapshot yet
+        or is emptied.
         """
         return self._apply(self._catalog.load(changes.table.name), changes)
 
     def alter(self, table: TableMeta, change: SchemaChange) -> None:
         """One commit with all steps and a snapshot that has the new schema;
         added columns with values in another.
-
-        Readers take the schema of a snapshot, so that of the newest one must never be older than
-        the table's.
         """
         self._forget(table.name)
         with self._committing:
@@ -117,7 +114,7 @@ class IcebergTarget:
                 add_filled(self._spark, self._catalog, table.name, change)
 
     def rekey(self, table: TableMeta) -> None:
-        """Deletes name their own key; what is remembered of the files is by the old one."""
+        """Drop what is remembered of the files by the old key; deletes name their own."""
         self._forget(table.name)
 
     def is_empty(self, table: TableMeta) -> bool:
@@ -162,8 +159,8 @@ class IcebergTarget:
         self._maintenance.forget(table.name)
 
     def rename(self, old: TableMeta, new: TableMeta) -> None:
-        """Not to be done: an Iceberg table under a directory names its files by their paths,
-        and of catalogs not all can.
+        """Refuse: an Iceberg table under a directory names its files by their paths,
+        and of catalogs not all can rename.
 
         Raises:
             SourceError: ErrRenameUnsupported.
@@ -186,7 +183,7 @@ class IcebergTarget:
         self._maintenance.close()
 
     def _forget(self, name: str) -> None:
-        """What is remembered of a table's files is of another table, or by another key."""
+        """Drop what is remembered of a table's files: it is another table, or has another key."""
         self._key_ranges.forget(name)
         self._inserted.forget(name)
 
@@ -212,7 +209,8 @@ class IcebergTarget:
     def _commit(self, table: Any, changes: Changes, written: list[Written]) -> None:
         name = changes.table.name
         with self._committing:
-            # reads no more than names, unless somebody has committed since it was loaded
+            # Read from what the transaction begins with: a commit between our look at the position
+            # and this one makes ours fail (`java_catalog.commit`), or is seen here.
             transaction = self._catalog.begin(table)
             position = self._catalog.position(transaction.table(), name)
             if position is not None and position >= changes.end_ts:
@@ -241,7 +239,7 @@ class IcebergTarget:
             if changes.emptied:
                 return self._run(last.where(F.col("_op") != DELETE), rows_by_task(layout)), 0
             again = self._inserted_again(table, last, layout)
-            layout = dataclasses.replace(layout, doubts_inserts=again > 0)
+            layout = dataclasses.replace(layout, deletes_inserted=again > 0)
             return self._run(last, written_by_task(layout)), again
         if self._mode == APPEND:
             return write(layout, changes.arrow, None), 0

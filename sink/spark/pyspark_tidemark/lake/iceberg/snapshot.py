@@ -1,9 +1,8 @@
-"""Iceberg tables as Spark DataFrames at any snapshot, without Iceberg's Spark connector.
+"""An Iceberg table at a snapshot, as a Spark DataFrame, without Iceberg's Spark connector.
 
 The scan is planned by Iceberg: which data files a snapshot shows, and which equality deletes apply
-to each. A delete applies to the files that are older than it (Iceberg's specification, scan
-planning). Spark reads the Parquet files, by field id, so that renamed columns are found in old
-files, too.
+to each. Spark reads the Parquet files, by field id, so that renamed columns are found in old files,
+too.
 """
 
 from collections.abc import Sequence
@@ -56,6 +55,8 @@ class Snapshot:
 
     def _unmasked(self, schema: StructType) -> DataFrame:
         """The rows of files with deletes: those whose key no younger delete names."""
+        # A delete applies to the files that are older than it (Iceberg's specification, "Scan
+        # Planning"), so the newest one of each key decides.
         names = {number: name for name, number in field_ids(self._schema).items()}
         key = [names[number] for number in self.deletes[0].equalityFieldIds()]
         deleted = self._numbered(self.deletes, StructType([schema[name] for name in key]))
@@ -71,6 +72,7 @@ class Snapshot:
 
     def _numbered(self, files: Sequence[Any], schema: StructType) -> DataFrame:
         """Rows with the sequence number of their file."""
+        # Spark tells of a row only the name of its file; ours are unique (`files`).
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
         sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
         rows = self._read(files, schema).withColumn("_file", F.col("_metadata.file_name"))

@@ -1,8 +1,13 @@
-"""The keys of a cut's inserts that a table has already: a delete of them is written,
-and they are counted and told.
+"""Which keys an Iceberg table holds, as far as a cut must know: a key that no data file's bounds
+include needs no equality delete (`KeyRanges`), and a key that the cut inserts should not be there
+(`Inserted`).
 
-Which files a snapshot shows is read from its metadata when an insert falls within the table's
-bounds for the first time, and kept with each commit of ours.
+Rows of a dump come in key order, as updates; nearly all of their keys are new. Inserts within the
+table's bounds are looked for in its files: those that are there get a delete, and are counted.
+
+Invariant: what is remembered of a table is that of its current snapshot, or of one before it that
+nobody but us has added rows to. It is read from the metadata when it is first needed, and kept with
+each commit of ours.
 """
 
 import dataclasses
@@ -20,10 +25,59 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
-from pyspark_tidemark.lake.ranges import Bounds, met
+from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 
+MOST_RANGES = 256
+"""More ranges are joined with their neighbours: each cut compares its keys with all of them."""
 _FIELD_ID = b"PARQUET:field_id"
 BoundsOf = Callable[[Any, Sequence[str], Sequence[Any]], list[Bounds]]
+
+
+class KeyRanges:
+    """The key ranges of tables' files, read from their metadata once and kept with each commit."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[str, tuple[int, list[Bounds]]] = {}
+
+    def ranges(self, name: str, table: Any, key: Sequence[str]) -> Sequence[Bounds]:
+        """Every key of the table's current snapshot is within one of these."""
+        snapshot = table.currentSnapshot()
+        if snapshot is None or not key:
+            return []
+        cached = self._known.get(name)
+        if cached is None or cached[0] != snapshot.snapshotId():
+            cached = self._known[name] = (int(snapshot.snapshotId()), self._read(table, key))
+        return cached[1]
+
+    def committed(self, name: str, table: Any, key: Sequence[str], files: Sequence[Any]) -> None:
+        """Remember the files of our commit on top of the snapshot that `ranges` described."""
+        if not key:
+            return
+        ranges = [*self._known.get(name, (0, []))[1], *self.bounds_of(table, key, files)]
+        kept = ranges if len(ranges) <= MOST_RANGES else coarser(ranges)
+        self._known[name] = (int(table.currentSnapshot().snapshotId()), kept)
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a table: it is another one now, or has another key."""
+        self._known.pop(name, None)
+
+    def _read(self, table: Any, key: Sequence[str]) -> list[Bounds]:
+        summary = table.currentSnapshot().summary()
+        if int(summary.get("total-data-files") or 0) > MOST_RANGES:
+            # Too many files to read the bounds of: one without bounds includes every key.
+            return [{}]
+        return self.bounds_of(table, key, self._catalog.files(table))
+
+    def bounds_of(self, table: Any, key: Sequence[str], files: Sequence[Any]) -> list[Bounds]:
+        """The bounds of the key's columns in each of the files, as Iceberg names them."""
+        ids = field_ids(self._catalog.schema(table))
+        columns = {name: (ids[name], table.schema().findType(ids[name])) for name in key}
+        bounds: list[Bounds] = []
+        for file in files:
+            ends = {name: self._catalog.bounds(file, *column) for name, column in columns.items()}
+            bounds.append({name: end for name, end in ends.items() if end is not None})
+        return bounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +132,10 @@ class Inserted:
     def committed(
         self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]
     ) -> None:
-        """A snapshot was put on top of another one: with files of rows,
-        and of deletes at these locations.
+        """Remember the files of our commit: those of rows, and those of deletes at these
+        locations.
         """
+        # On top of another snapshot than the remembered one, somebody else's files are missing.
         cached, snapshot = self._known.get(name), table.currentSnapshot()
         if cached is None or snapshot.parentId() != cached.snapshot:
             self._known.pop(name, None)
@@ -93,7 +148,7 @@ class Inserted:
         self._known[name] = _Shown(int(snapshot.snapshotId()), data, gone)
 
     def forget(self, name: str) -> None:
-        """The table is another one now."""
+        """Drop what is remembered of a table: it is another one now, or has another key."""
         self._known.pop(name, None)
         self._index.forget(name)
 
@@ -136,9 +191,8 @@ def _delete(location: str, file: Any) -> _File:
 
 
 def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int]) -> Any:
-    """Those of `keys` that a data file holds and no younger delete names;
-    one of another key counts for nothing.
-    """
+    """Those of `keys` that a data file holds and no younger delete names."""
+    # A table whose key has changed may still have deletes by its old one: those name other columns.
     named = [file for file in deletes if file.key == frozenset(ids)]
     written, gone = (_last(keys, files, ids) for files in (data, named))
     both = written.join(
@@ -148,6 +202,8 @@ def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Seq
         right_suffix="_deleted",
         use_threads=False,
     )
+    # A delete applies to files with a smaller sequence number (Iceberg's specification, "Scan
+    # Planning"): the rows that were committed with it stay.
     shown = pc.greater_equal(both["_sequence"], pc.fill_null(both["_sequence_deleted"], -1))
     return both.filter(shown).select(keys.column_names).cast(keys.schema)
 
@@ -174,7 +230,8 @@ def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
 
 
 def _read(location: str, ids: Sequence[int], schema: Any) -> Any:
-    """The key's columns of a file, which may call them otherwise, or be older than one of them."""
+    """The key's columns of a file."""
+    # By field id: the file may call them otherwise, or be older than one of them.
     system, path = file_system(location)
     with pq.ParquetFile(path, filesystem=system) as file:
         named = {
@@ -183,6 +240,6 @@ def _read(location: str, ids: Sequence[int], schema: Any) -> Any:
             if field.metadata and _FIELD_ID in field.metadata
         }
         stored = file.read(columns=[named[number] for number in ids if number in named])
-    none = pa.nulls(stored.num_rows)
-    columns = [stored[named[number]] if number in named else none for number in ids]
+    missing = pa.nulls(stored.num_rows)
+    columns = [stored[named[number]] if number in named else missing for number in ids]
     return pa.table(columns, names=schema.names).cast(schema)
