@@ -77,7 +77,7 @@ class Finding:
                 f"what an audit found cannot be read in the metadata: {err!r}"
             ) from err
 
-    def told(self, changefeed: str) -> str:
+    def text(self, changefeed: str) -> str:
         """The table, its ranges, and what mends it."""
         where = f" ({self.column} {_shown(self.spans, self.ranges)})" if self.spans else ""
         verify = f"tidemark cli verify -c {changefeed} --table {shlex.quote(self.table)}"
@@ -105,7 +105,7 @@ def audit_error(info: ChangefeedInfo, audit: Audit) -> RunningError | None:
     if not audit.findings or not info.audit_s:
         return None
     newest = max(audit.findings, key=lambda each: each.time)
-    findings = "; ".join(each.told(info.id) for each in audit.findings[:_TABLES_SHOWN])
+    findings = "; ".join(each.text(info.id) for each in audit.findings[:_TABLES_SHOWN])
     more = len(audit.findings) - _TABLES_SHOWN
     return RunningError(
         DIFFERS,

@@ -67,14 +67,17 @@ class CheckpointSaver:
         try:
             while True:
                 await asyncio.sleep(_SAVE_EVERY_S)
-                await self._keep()
+                await self._save_all()
         finally:
+            # Once more at the end: the next owner begins where readers have acknowledged, and not
+            # up to 200 ms before.
             async with asyncio.timeout(_FINAL_SAVE_S):
-                await self._keep()
+                await self._save_all()
 
-    async def _keep(self) -> None:
+    async def _save_all(self) -> None:
         try:
             async with self._changing:
+                # Checkpoints before safepoints: a crash in between keeps more history than needed.
                 await self._save()
                 await self._save_jobs()
                 for feed in [feed for feed in self._feeds.values() if feed.is_ending]:
@@ -109,7 +112,8 @@ class CheckpointSaver:
         for feed, checkpoint_ts in moved:
             feed.checkpoint_ts = checkpoint_ts
         for feed, info in changed:
-            feed.info_saved = feed.info is info  # it may have failed meanwhile
+            # The feed may have failed while the write was under way: that is still to be saved.
+            feed.info_saved = feed.info is info
 
     async def _save_jobs(self) -> None:
         """Keep why a lake job has given up: a new owner of the changefeeds must know it, too."""
@@ -120,28 +124,27 @@ class CheckpointSaver:
                 feed.job_saved = job
 
     async def _collect(self) -> None:
-        """Forget schema changes behind the checkpoint of a minute ago:
-        a reader may still ask about a little before.
-        """
+        """Forget schema changes behind the checkpoint of a minute ago."""
+        # Not of now: a reader that has just acknowledged may still ask about a little before.
         if time.monotonic() - self._collected_s < _COLLECT_EVERY_S:
             return
         self._collected_s = time.monotonic()
         for feed in self._feeds.values():
             garbage = feed.catalog.history.garbage(feed.settled_ts)
+            # Deleted in the metadata first: what memory has forgotten nobody would delete.
             await self._records.schemas.collect(feed.id, garbage)
             feed.catalog.history.forget(garbage)
             feed.catalog.forget(feed.settled_ts)
             feed.settled_ts = feed.checkpoint_ts
 
     async def _sweep(self) -> None:
-        """Delete what interrupted creations and resumes left at the coordinator;
-        under the lock none is under way.
-        """
+        """Delete what interrupted creations and resumes left at the coordinator."""
         if time.monotonic() < self._sweep_s:
             return
         self._sweep_s = time.monotonic() + _SWEEP_EVERY_S
+        # The lock is held, so no creation is under way whose safepoint this could take.
         service_ids = await self._records.service_ids(self._safepoints.cluster_id)
-        # also one whose creation we heard no end of
+        # The ids come from the metadata, too: there may be a record whose creation got no answer.
         unprotected = dict.fromkeys(await self._records.ids(), False)
         protected = {
             feed.id: not _needs_safepoint(feed) or bool(feed.safepoint_time)
@@ -161,8 +164,10 @@ class CheckpointSaver:
             feed.audit = audits.get(feed.id, Audit())
 
     def _is_due(self, feed: Feed) -> bool:
-        """Whoever does not run is not renewed: its safepoint ends a day after it stopped,
-        unless it is resumed.
+        """Whether the changefeed's safepoint is to be set now.
+
+        A stopped changefeed's safepoint is not renewed: it expires after 24 h, unless the
+        changefeed is resumed.
         """
         if not _needs_safepoint(feed):
             return False

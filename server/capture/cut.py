@@ -61,6 +61,7 @@ def cut_part(
     """
     packed = [each for extent in extents if (each := _packed(extent, start_ts, end_ts))]
     if sum(len(extent.commit_ts) for extent in packed) > commits_max:
+        # Several tables may share commit_ts: only the distinct ones count towards the bound.
         distinct = np.unique(np.concatenate([extent.commit_ts for extent in packed]))
         if len(distinct) > commits_max:
             end_ts = int(distinct[commits_max]) - 1
@@ -78,6 +79,7 @@ def combined_cut(parts: Sequence[CutPart], start_ts: int, bounds: Bounds) -> int
     if upper_ts <= start_ts:
         return start_ts
     packed = itertools.chain.from_iterable(part.extents for part in parts)
+    # A part that was cut short says nothing about rows above its end, so the whole cut ends there.
     extents = [extent.unpacked() for extent in packed if extent.commit_ts[0] <= upper_ts]
     return find_cut(extents, start_ts, upper_ts, bounds)
 

@@ -14,7 +14,6 @@ from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
-from server.capture.blockers import Blockers
 from server.capture.console import Console, Services, explained_by
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
@@ -25,17 +24,14 @@ from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
-from server.capture.service import CaptureService, ChangefeedService
+from server.capture.service import Blockers, CaptureService, ChangefeedService
 from server.capture.source.registry import sources
-from server.capture.worker.feeds import CaptureFeeds
+from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
-from server.capture.worker.launch import Launch, cores, host_of
 from server.capture.worker.peers import SHARES, PeerAccess, Peers
-from server.capture.worker.pool import Pool, Worker
-from server.capture.worker.processor import WorkersProcessor
-from server.capture.worker.rows import Rows
+from server.capture.worker.pool import Launch, Pool, Worker, cores, host_of
+from server.capture.worker.processor import RebalancingProcessor, WorkersProcessor
 from server.capture.worker.service import WorkerService
-from server.capture.worker.spread import SpreadProcessor
 from server.config import setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
@@ -102,6 +98,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
     """
     directory = _directory(config)
     with lock(directory) as identity:
+        # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run
+        # that has ended.
         shutil.rmtree(directory / "sorter", ignore_errors=True)
         async with (
             PdClient.open(config.coordinator, security) as pd,
@@ -152,7 +150,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], shares)
             locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])
             readers = serving_flight(
-                CaptureFeeds(owner, Rows(host), peers.is_own),
+                CaptureFeeds(owner, ShareFeeds(host), peers.is_own),
                 config.flight_addr,
                 config.advertise_flight_addr,
                 security,
@@ -169,7 +167,8 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
 
 
 def _directory(config: CaptureConfig) -> Path:
-    return Path(config.data_dir).absolute()  # workers' sockets have their path
+    # Absolute, as the workers' Unix sockets are named by their path.
+    return Path(config.data_dir).absolute()
 
 
 @asynccontextmanager
@@ -202,8 +201,8 @@ def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
 
     def processor(assignment: Assignment) -> Processor:
         if assignment.source.per_table:
-            return SpreadProcessor(peers.workers, here, divided, assignment)
-        # a log is read once, for all tables
+            return RebalancingProcessor(peers.workers, here, divided, assignment)
+        # A log is read once, for all tables: dividing them would read it once in each worker.
         return here(assignment)
 
     return processor
@@ -211,7 +210,7 @@ def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
 
 @contextmanager
 def _executor() -> Iterator[Executor]:
-    """For asking workers; who is still asked at the end is not waited for."""
+    """Threads for calls to workers; calls that are under way at the end are not waited for."""
     executor = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="workers")
     try:
         yield executor

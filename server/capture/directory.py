@@ -1,5 +1,10 @@
-"""A capture's data directory: its identity, and the lock that proves no other process lives in
-it.
+"""A capture's data directory: its identity, and the lock that proves no other process uses it.
+
+LOCK                       locked by flock while the capture lives
+capture-id                 the capture's id, kept over restarts
+sorter/CHANGEFEED/         sorted rows, a cache
+sorter/worker-N/…          the same of worker process N
+run/N.control, N.flight    its Unix sockets, for the capture's user only
 """
 
 import fcntl
@@ -8,8 +13,11 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from storage.model.errors import UnavailableError
+
+_SOCKET_PATH_BYTES_MAX: Final = 107  # Linux
 
 
 class DataDirError(UnavailableError):
@@ -33,6 +41,7 @@ def lock(directory: Path) -> Iterator[str]:
             f"cannot use {directory}: {err.strerror}; choose another --data-dir"
         ) from err
     try:
+        # The kernel drops the lock when the process dies, whatever killed it: no stale lock stays.
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as err:
         os.close(handle)
@@ -56,3 +65,36 @@ def _identity(path: Path) -> str:
     identity = str(uuid.uuid4())
     path.write_text(identity + "\n", encoding="ascii")
     return identity
+
+
+def control_socket(directory: Path, number: int) -> str:
+    """Where a worker listens for its capture's calls."""
+    return f"unix:{directory}/run/{number}.control"
+
+
+def flight_socket(directory: Path, number: int) -> str:
+    """Where a worker hands out rows to its capture."""
+    return f"unix:{directory}/run/{number}.flight"
+
+
+def sorter_directory(directory: Path, number: int) -> Path:
+    """Where a worker keeps its sorted rows, by changefeed."""
+    return directory / "sorter" / f"worker-{number}"
+
+
+def make_sockets_directory(directory: Path, workers: int) -> None:
+    """Make the place of the sockets, for this user only.
+
+    Raises:
+        DataDirError: the path is too long for Unix sockets.
+    """
+    # A path that is too long fails at bind(), in the child, long after the flag was read: refuse it
+    # here with its name.
+    longest = control_socket(directory, workers).removeprefix("unix:")
+    if len(os.fsencode(longest)) > _SOCKET_PATH_BYTES_MAX:
+        raise DataDirError(
+            f"the path {directory} is too long for the Unix sockets of workers; choose a shorter "
+            "--data-dir"
+        )
+    (directory / "run").mkdir(mode=0o700, exist_ok=True)
+    (directory / "run").chmod(0o700)

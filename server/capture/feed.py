@@ -1,6 +1,4 @@
-"""A changefeed on its owner: its record, its checkpoint, its tables,
-and the processor that runs it.
-"""
+"""A changefeed on its owner: its record, its checkpoint, its tables, and its processor."""
 
 import asyncio
 import time
@@ -10,12 +8,11 @@ from datetime import UTC, datetime
 from functools import partial
 
 from server.capture.audit import Audit
-from server.capture.catalog.catalog import FeedCatalog, terms_of
+from server.capture.catalog import FeedCatalog, terms_of
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
-from server.capture.source.registry import MakeSource
-from server.capture.source.unreadable import UnreadableSource
+from server.capture.source.registry import MakeSource, UnreadableSource
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.info import ChangefeedInfo, State
 from server.changefeed.table import SourceTable

@@ -133,6 +133,7 @@ class OwnerFeeds:
         def cut() -> int:
             end_ts = start_ts
             while self._waiting.resolved(sink, span, end_ts + 1, deadline - time.monotonic()):
+                # Looked up anew each time: a schema change may have come while we waited.
                 ddl_ts = versions.next_change(start_ts, table)
                 end_ts = min(sink.cut(start_ts, max_rows, max_bytes, span), ddl_ts)
                 spans = [span] if span else [] if table else None
@@ -203,7 +204,8 @@ class OwnerFeeds:
                 " job is started again, and goes on where its lake ends. A query is given another"
                 " checkpointLocation: it begins at the changefeed's checkpoint_ts, or at startTs"
             )
-        # a reader may be further than a run that begins behind it gets
+        # A reader may be further than a run that began behind it gets, which ends at its target_ts
+        # or at a refused DDL: the checkpoint stops there.
         ts = min(feed.catalog.holds.acknowledged(ts), *_stops(feed))
         versions = (
             [version for version in _named(feed, table).named(table) if version.from_ts < ts]
@@ -228,9 +230,9 @@ class OwnerFeeds:
             note_job(feed, report)
 
     def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
-        """The reader of a name has a version's rows up to `ts`;
-        those of the span's earlier names are not its own.
-        """
+        """The reader of a name has a version's rows up to `ts`."""
+        # Rows of the same span under an earlier name are not this reader's to acknowledge: its
+        # acknowledgement counts only once they are.
         try:
             if sink.checkpoint_ts(version.span) >= version.from_ts:
                 self._waiting.resolved(sink, version.span, ts, _CALL_WAIT_S)
@@ -243,6 +245,8 @@ class OwnerFeeds:
         """The changefeed and its sink; one that is starting is waited for."""
         feed = self._owner.feed(changefeed)
         feed.reading.asked_s = time.monotonic()
+        # A changefeed that is starting has its sink in moments. Refusing at once would make every
+        # reader wait for its own retry after each restart.
         deadline = time.monotonic() + _START_WAIT_S
         while (sink := feed.processor.sink) is None:
             if (

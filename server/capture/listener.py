@@ -54,6 +54,7 @@ async def serving_flight(
         async with beside(_guard(server, addr)):
             yield server
     finally:
+        # `shutdown` waits for calls under way, some of which wait for rows: they are let go first.
         feeds.close()
         await asyncio.to_thread(server.shutdown)
         await asyncio.to_thread(thread.join)

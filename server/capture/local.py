@@ -1,35 +1,51 @@
-"""A changefeed that runs in this process: its pullers, one sorter, one sink manager."""
+"""A changefeed that runs in this process: its pullers, one sorter, one sink manager.
+
+`LocalProcessor` opens them for a `Run` and closes them after it. It also reports what holds the
+changefeed back: the tables that are furthest behind, their slowest regions, and the locks that hold
+those. Locks are read from the store when somebody asks, only of a region that has stood still, and
+with a deadline: that a store does not answer is an answer, too.
+"""
 
 import asyncio
+import heapq
 import shutil
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvproto import kvrpcpb_pb2 as kvrpcpb
 from tidemarkpb.v1 import capture_pb2 as pb
 
 from server.capture.processor import Assignment, ProcessorPosition, ProcessorStats
-from server.capture.rows import SorterRows
+from server.capture.pulling import SorterRows
 from server.capture.run import LocalSink, Run
-from server.capture.slowest_tables import add_locks, slowest_tables
+from server.changefeed.table import SourceTable
 from server.puller.source import Peer, SourceContext
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.tikv.puller import TablePuller
+from server.puller.tikv.puller import RegionProgress, TablePuller
+from server.puller.tikv.stuck_locks import raw_bounds
+from server.rpc.tikv import KvClient
 from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
+from storage.model.ts import physical_ms
 
 _THREADS = 2
 _SINK_WORKERS = 2
-_SORTER_SHARE = 4  # of the memory quota, at most _SORTER_BYTES
+# The sorter gets a quarter of the memory quota, up to _SORTER_BYTES.
+_SORTER_SHARE = 4
 _SORTER_BYTES = 128 << 20
-# of the memory quota, for rows of transactions that have not ended, at most _OPEN_BYTES
+# Rows of transactions that have not ended get an eighth of it, up to _OPEN_BYTES.
 _OPEN_SHARE = 8
 _OPEN_BYTES = 64 << 20
-# in the sorter's, which is emptied at start
+# It lies in the sorter's directory, which is emptied at the start.
 _OPEN_DIRECTORY = "open-transactions"
+LOCKS_MAX = 100
+_STUCK_MS = 2_000
+_LOCKS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +78,7 @@ class LocalProcessor(ProcessorPosition):
 
     @property
     def slowest_peers(self) -> tuple[Peer, ...]:
-        """See `server.capture.slowest_tables.Pulled`."""
+        """See `server.capture.local.Pulled`."""
         run = self._run
         return tuple(run.pulling.slowest_peers) if run and run.pulling else ()
 
@@ -105,9 +121,9 @@ class LocalProcessor(ProcessorPosition):
 
     async def blockers(self, most: int, *, with_locks: bool) -> list[pb.TableBlockers]:
         """See `Processor.blockers`."""
-        tables, stands = slowest_tables(self, self._assignment.catalog.tables, most)
+        tables, stuck = slowest_tables(self, self._assignment.catalog.tables, most)
         if with_locks:
-            await add_locks(stands, self._resources.context.kv, most)
+            await add_locks(stuck, self._resources.context.kv, most)
         return tables
 
     async def run(self) -> None:
@@ -115,7 +131,8 @@ class LocalProcessor(ProcessorPosition):
         name, quota = self._assignment.changefeed, self._resources.memory_quota_bytes
         sorter_bytes = min(quota // _SORTER_SHARE, _SORTER_BYTES)
         open_bytes = min(quota // _OPEN_SHARE, _OPEN_BYTES)
-        # and as much again for what has arrived
+        # The open transactions' share counts twice: for the rows that are kept back, and as much
+        # again for what has arrived.
         sink_bytes = quota - sorter_bytes - 2 * open_bytes
         with (
             closing(
@@ -148,14 +165,21 @@ class LocalProcessor(ProcessorPosition):
             self._run, self.sink = run, run.sink
             yield
         finally:
+            # The next run begins where readers have acknowledged, also if that is not durable yet:
+            # what they have committed is not pulled again.
             self.start_ts = max(self.start_ts, run.sink.checkpoint_ts())
+            # No new call may find the sink from here on; those under way get TableNotFoundError,
+            # which is reported as "not running".
             self._run = self.sink = None
-            # whoever cancels twice, too
+            # Closing goes on even if this task is cancelled a second time: the next run wipes and
+            # opens the same directory.
             await asyncio.shield(asyncio.to_thread(run.close))
 
 
 async def _opened(directory: Path, memory_bytes: int) -> Sorter:
-    """A sorter; one that nobody waits for any more when it has been opened is closed again."""
+    """Open a sorter; if the caller is cancelled meanwhile, it is closed when it has opened."""
+    # A thread cannot be cancelled. Without the shield nobody would hold the sorter that it opens,
+    # and the lock of its directory would stay with this process.
     opening = asyncio.get_running_loop().run_in_executor(
         None, Sorter, directory, SorterSettings(memory_bytes=memory_bytes)
     )
@@ -169,3 +193,84 @@ async def _opened(directory: Path, memory_bytes: int) -> Sorter:
 def _close_unwanted(opened: asyncio.Future[Sorter]) -> None:
     if not opened.cancelled() and opened.exception() is None:
         opened.result().close()
+
+
+def slowest_tables(
+    processor: LocalProcessor, tables: Sequence[SourceTable], most: int
+) -> tuple[list[pb.TableBlockers], list[tuple[pb.RegionBlockers, RegionProgress]]]:
+    """The tables, the slowest first, and of the slowest one the region whose locks are to be read,
+    if it stands.
+    """
+    pullers = {puller.span: puller for puller in processor.table_pullers}
+    positions = [(table, _pulled_ts(processor, pullers, table)) for table in tables]
+    shown: list[pb.TableBlockers] = []
+    stuck: list[tuple[pb.RegionBlockers, RegionProgress]] = []
+    for table, resolved_ts in heapq.nsmallest(most, positions, key=lambda item: item[1]):
+        message = pb.TableBlockers(
+            name=table.name, table_id=table.span.table_id, resolved_ts=resolved_ts
+        )
+        message.checkpoint_ts = (
+            processor.sink.checkpoint_ts(table.span) if processor.sink else processor.start_ts
+        )
+        regions = pullers[table.span].slowest(most) if table.span in pullers else []
+        for progress in regions:
+            region = message.regions.add(
+                region_id=progress.region_id, resolved_ts=progress.resolved_ts, store=progress.store
+            )
+            if not stuck and progress.part is not None and _is_stuck(progress.resolved_ts):
+                stuck.append((region, progress))
+        for peer in () if table.span in pullers else processor.slowest_peers:
+            message.regions.add(pump=peer.name, store=peer.address, resolved_ts=peer.position_ts)
+        shown.append(message)
+    return shown, stuck
+
+
+def _pulled_ts(
+    processor: LocalProcessor, pullers: Mapping[Span, TablePuller], table: SourceTable
+) -> int:
+    """How far the table was pulled; a log's tables are as far as they were added."""
+    if table.span in pullers:
+        return pullers[table.span].resolved_ts
+    return processor.sink.resolved_ts(table.span) if processor.sink else processor.start_ts
+
+
+async def add_locks(
+    stuck: Sequence[tuple[pb.RegionBlockers, RegionProgress]], kv: KvClient, most: int
+) -> None:
+    """The locks that the regions' resolved_ts cannot pass: it stands right before the oldest."""
+    async with asyncio.TaskGroup() as tasks:
+        for region, progress in stuck:
+            tasks.create_task(_add_locks(region, progress, kv, most))
+
+
+async def _add_locks(
+    region: pb.RegionBlockers, progress: RegionProgress, kv: KvClient, most: int
+) -> None:
+    assert progress.part is not None
+    start_key, end_key = raw_bounds(progress.part)
+    try:
+        # Blockers are asked for when something is wrong, so the store may be what is wrong.
+        async with asyncio.timeout(_LOCKS_S):
+            page = await kv.scan_lock(start_key, end_key, progress.resolved_ts + 1, LOCKS_MAX)
+    except TimeoutError:
+        region.problem = f"its store does not tell its locks within {_LOCKS_S:g} s"
+    except TidemarkError as err:
+        region.problem = str(err)
+    else:
+        region.locks.extend(
+            map(_lock, heapq.nsmallest(most, page.locks, key=lambda lock: lock.lock_version))
+        )
+
+
+def _is_stuck(resolved_ts: int) -> bool:
+    return time.time() * 1000 - physical_ms(resolved_ts) > _STUCK_MS
+
+
+def _lock(info: kvrpcpb.LockInfo) -> pb.LockBlocker:
+    return pb.LockBlocker(
+        start_ts=info.lock_version,
+        primary=info.primary_lock,
+        key=info.key,
+        ttl_ms=info.lock_ttl,
+        kind=kvrpcpb.Op.Name(info.lock_type).lower(),
+    )

@@ -62,6 +62,8 @@ class Membership:
                     await self._register(record, lease.id)
                     async with asyncio.TaskGroup() as tasks:
                         owning = tasks.create_task(self._own(lease.id), name="owner")
+                        # Set when the lease could not be renewed for a whole TTL. Until this
+                        # capture notices, the fence of `Records` keeps it from writing.
                         await lease.lost.wait()
                         owning.cancel()
                 _log.warning("session lost", capture=self._id)
@@ -109,9 +111,9 @@ class Membership:
         )
 
     async def _register(self, record: CaptureRecord, lease: int) -> None:
-        """Announce this capture; what an earlier process with our id left is ours to take back,
-        it is dead.
-        """
+        """Announce this capture, and take an owner key back that an earlier process left."""
+        # Our id lies in the data directory, which is locked: a process that had it before is dead.
+        # Without this its key would keep everybody from owning until its lease ends.
         name = self._id.encode()
         owner = await self._meta.get(keys.OWNER)
         if owner is not None and owner.value == name and owner.lease != lease:

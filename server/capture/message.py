@@ -131,7 +131,7 @@ def _rereads(feed: Feed) -> pb.Rereads | None:
     tables += [
         pb.Reread(table=table.name, since_ts=table.reread_ts, reason=_STORED_VALUES)
         for table in feed.tables
-        # below its DDL if the table is still to come
+        # A table that is still to come has no position: it counts as one below its DDL.
         if table.reread_ts and _position(feed, table.span, 0)[0] <= table.reread_ts
     ]
     since_ts = min((each.since_ts for each in tables), default=0)

@@ -1,4 +1,5 @@
-"""The owner's work: the changefeeds' life, from creation to removal, and their processors.
+"""The owner of the changefeeds: it creates, pauses, resumes, updates and removes them, and runs
+their processors.
 
 All changes are made on the event loop, one at a time, and are in the metadata before they are
 answered: a new owner finds every changefeed as the last answer said. An error stops a changefeed,
@@ -16,10 +17,9 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
 from server.capture.audit import Audit, check_audit
-from server.capture.catalog.catalog import terms_of
-from server.capture.catalog.tables import chosen_tables
+from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointSaver
-from server.capture.creation import Checked, NewChangefeed, check_range
+from server.capture.creation import Checked, NewChangefeed, check_range, chosen_tables
 from server.capture.errors import (
     AuditUnsupportedError,
     ChangefeedExistsError,
@@ -116,6 +116,8 @@ class Owner:
         if self._tasks is None:
             change.close()
             raise _not_owner()
+        # A client that hangs up cancels its call. A change that stopped halfway would leave a
+        # stopped feed, or a safepoint of a creation, that no answer tells of.
         outcome = await asyncio.shield(self._tasks.create_task(_outcome(change), name="change"))
         if isinstance(outcome, TidemarkError):
             raise outcome
@@ -138,7 +140,8 @@ class Owner:
             try:
                 feed = self.feeds[new.id] = await self._made(new, source, start_ts)
             except UnavailableError:
-                # the record may be there, and its history is kept: the sweep looks later
+                # The answer of the write was lost: the record may be there, and then needs its
+                # history. The creation's safepoint stays until `CheckpointSaver` sweeps it.
                 raise
             except Exception:
                 await self._safepoints.end_creation(source, new.id)
@@ -164,7 +167,7 @@ class Owner:
                 chosen = await new.chosen(source, start_ts)
             finally:
                 await self._safepoints.end_creation(source, new.id)
-                # what a log source has kept to remember its `now`
+                # A log source has kept an anchor for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
         return Checked(start_ts, tuple(map(source.table, chosen.tables)), chosen.refused)
 
@@ -177,7 +180,7 @@ class Owner:
             ChangefeedStateError: it is finished, or its removal has begun.
         """
         async with self._changing:
-            feed = self._own(changefeed)
+            feed = self._owned_feed(changefeed)
             _check_open(feed)
             await feed.stop()
             try:
@@ -199,10 +202,10 @@ class Owner:
             StartTsBeforeGcError: GC may have collected what it would need.
         """
         async with self._changing:
-            feed = self._own(changefeed)
+            feed = self._owned_feed(changefeed)
             _check_open(feed)
             if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
-                # rows are being pulled: only the lake job has to start again
+                # Rows are being pulled all the time: only the lake job has to start again.
                 await self._forget_job(feed)
                 return feed
             if feed.info.state.is_running:
@@ -214,6 +217,8 @@ class Owner:
             start_ts = now_ts if with_now else overwrite_checkpoint_ts or feed.checkpoint_ts
             if asks:
                 check_range(start_ts, feed.info.target_ts, now_ts)
+            # The history is protected before anything is changed: where GC has passed it, the
+            # changefeed stays as it was.
             await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
             await feed.stop()
             await self._forget_job(feed)
@@ -253,7 +258,7 @@ class Owner:
         if sink_uri:
             check_sink_uri(sink_uri)
         async with self._changing:
-            feed = self._own(changefeed)
+            feed = self._owned_feed(changefeed)
             sink_uri = sink_uri or feed.info.sink_uri
             check_same_sink(feed.info.sink_uri, sink_uri)
             for table in feed.tables:
@@ -281,13 +286,11 @@ class Owner:
         return feed
 
     async def remove(self, changefeed: str) -> Feed:
-        """Forget the changefeed and let GC go on. Durable.
-
-        Its record goes last: while it is there, whoever owns the changefeeds knows that safepoints
-        may be left.
-        """
+        """Forget the changefeed and let GC go on. Durable."""
+        # Its record is marked first and goes last: while it is there, whoever owns the changefeeds
+        # knows that safepoints may be left.
         async with self._changing:
-            feed = self._own(changefeed)
+            feed = self._owned_feed(changefeed)
             await self._move(feed, State.REMOVED)
             await self._end(feed)
         return feed
@@ -296,10 +299,12 @@ class Owner:
         """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
         if feed.info.state.is_running:
             await self._move(feed, State.FINISHED)
+        # A processor that still ran would read history that GC may collect now.
         await feed.stop()
         await self._safepoints.release(feed.source, feed.id)
         feed.released = True
         await asyncio.to_thread(feed.processor.wipe)
+        # The record goes last: see `remove`.
         if feed.info.state is State.REMOVED:
             await self._records.remove(feed.id)
             del self.feeds[feed.id]
@@ -351,6 +356,7 @@ class Owner:
         else:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))
+        # Durable first: a crash here begins at the new ts, with the tables that it has.
         await self._records.restart(info, start)
         feed.restart_at(start_ts, [start])
         feed.info, feed.info_saved = info, True
@@ -375,7 +381,7 @@ class Owner:
             await self._records.save_job(feed.id, None)
         feed.job = feed.job_saved = None
 
-    def _own(self, changefeed: str) -> Feed:
+    def _owned_feed(self, changefeed: str) -> Feed:
         self._check_active()
         return self.feed(changefeed)
 

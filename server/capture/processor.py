@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 from tidemarkpb.v1 import capture_pb2 as pb
 
-from server.capture.catalog.catalog import FeedCatalog
+from server.capture.catalog import FeedCatalog
 from server.puller.source import Source
 from server.puller.tikv.puller import TablePuller
 from sink.cut import Slice

@@ -1,17 +1,109 @@
-"""The pullers of a running changefeed: one for all tables of a log, else one for each,
-which begins and ends alone.
+"""The pullers of a running changefeed, and the way of their changes into the sorter.
+
+A log has one puller for all tables; other sources have one for each table, which begins and ends
+alone (`Pulling`). Changes go to the sorter through `SorterRows`, which drops what still comes for a
+table that has ended, and for a table with a puller of its own through a `Gate`, which is closed
+before another puller takes the table over.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from server.capture.catalog.catalog import FeedCatalog
-from server.capture.rows import Gate, SorterRows
+import pyarrow as pa
+
+from server.capture.catalog import FeedCatalog
 from server.changefeed.table import SourceTable
 from server.puller.source import Merging, Peer, Puller, Source
+from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller
+from sorter import Sorter
+from sorter.errors import TableNotFoundError
+from storage.model.errors import ClosedError
 from storage.model.span import Span
+
+
+class SorterRows:
+    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not
+    ours.
+    """
+
+    def __init__(
+        self, sorter: Sorter, executor: Executor, open_transactions: OpenTransactions | None = None
+    ) -> None:
+        """Without `open_transactions` a source keeps them all in memory."""
+        self.sorter = sorter
+        self.executor = executor
+        self.open_transactions = open_transactions or OpenTransactions()
+        self.ended: dict[Span, int] = {}
+        """Tables that end, and where."""
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`."""
+        try:
+            self.sorter.add(span, batch)
+        except TableNotFoundError:
+            if span not in self.ended:
+                raise
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        try:
+            self.sorter.resolve(span, ts)
+        except TableNotFoundError:
+            if span not in self.ended:
+                raise
+
+
+class Gate:
+    """Implements `server.puller.source.Rows` for one puller, until it is closed:
+    a late call of it changes nothing.
+    """
+
+    def __init__(self, rows: SorterRows) -> None:
+        self.executor = rows.executor
+        self.open_transactions = rows.open_transactions
+        self._rows = rows
+        self._under_way = threading.Lock()
+        self._closed = False
+
+    def add(self, span: Span, batch: pa.RecordBatch) -> None:
+        """See `Rows.add`."""
+        with self._passing():
+            self._rows.add(span, batch)
+
+    def resolve(self, span: Span, ts: int) -> None:
+        """See `Rows.resolve`."""
+        with self._passing():
+            self._rows.resolve(span, ts)
+
+    # A puller that is cancelled may have a call under way in a thread, which nothing can cancel. A
+    # late `resolve` of it would promise rows of the table that is pulled anew and has none yet.
+
+    def close(self) -> None:
+        """Let no more calls through; one may be under way."""
+        self._closed = True
+
+    def drain(self) -> None:
+        """Wait for the call under way; one that waits for room ends when its table is removed."""
+        with self._under_way:
+            return
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        with self._under_way:
+            if self._closed:
+                raise ClosedError("this table is pulled by another puller by now")
+            try:
+                yield
+            except TableNotFoundError:
+                # Closed while it waited for room in the sorter, which ends when the table is
+                # removed.
+                if not self._closed:
+                    raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +212,8 @@ class Pulling:
         pulled = self._pulled.pop(span, None)
         if pulled is None:
             return None
+        # The gate closes before the task is cancelled: between the two a thread of the puller could
+        # still resolve the table.
         pulled.gate.close()
         pulled.task.cancel()
         await asyncio.wait([pulled.task])

@@ -118,6 +118,7 @@ class Records:
             ChangefeedExistsError, NotOwnerError: as `create`.
         """
         key = keys.info(changefeed)
+        # Only without a record: a changefeed that another owner has created just now stays whole.
         if not (
             await self._meta.txn([self._fenced(), Compare.absent(key)], _all_but_info(changefeed))
         ).succeeded:
@@ -132,6 +133,8 @@ class Records:
         """
         key = keys.info(info.id)
         start = SchemaChange(info.start_ts, tables=tuple(tables))
+        # Tables may need several transactions. They are valid only with their head, which goes into
+        # the same transaction as the record: a crash before it leaves nothing that counts.
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]
         puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
@@ -195,6 +198,8 @@ class Records:
         await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed)])
 
     async def _write(self, ops: Sequence[Op]) -> None:
+        # The comparison is made by the metadata's server with the write: a capture that lost its
+        # lease, and does not know yet, changes nothing.
         if not (await self._meta.txn([self._fenced()], ops)).succeeded:
             raise _deposed()
 

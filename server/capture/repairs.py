@@ -22,32 +22,33 @@ class Repairs:
     def __init__(self) -> None:
         self.error: TableDamagedError | None = None
         """The last one, until all tables have come back."""
-        self._wanted: dict[Span, int] = {}
+        self._resolved_before: dict[Span, int] = {}
 
     @property
     def spans(self) -> Collection[Span]:
         """The tables that are being pulled again."""
-        return self._wanted.keys()
+        return self._resolved_before.keys()
 
     def begin(self, span: Span, error: TableDamagedError, resolved_ts: int) -> None:
         """A table that was complete up to `resolved_ts` is pulled again.
 
         Raises:
-            TableDamagedError: it was damaged again before it had come back, so that repeating it is
-                no way.
+            TableDamagedError: it was damaged again before it had come back.
         """
-        if span in self._wanted:
+        # A disk that damages the same table twice in a row will do it again: pulling it for ever
+        # would hide that, and never end.
+        if span in self._resolved_before:
             raise error
         metrics.REPAIRS.inc()
         self.error = error
-        self._wanted[span] = resolved_ts
+        self._resolved_before[span] = resolved_ts
 
     def look(self, sink: Resolved) -> None:
         """See which tables have come back."""
-        self._wanted = {
-            span: ts for span, ts in self._wanted.items() if not _is_back(sink, span, ts)
+        self._resolved_before = {
+            span: ts for span, ts in self._resolved_before.items() if not _is_back(sink, span, ts)
         }
-        if not self._wanted:
+        if not self._resolved_before:
             self.error = None
 
 

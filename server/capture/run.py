@@ -17,9 +17,8 @@ import structlog
 from server.capture.cut import CutPart, cut_part
 from server.capture.errors import TargetInRereadError
 from server.capture.processor import Assignment
-from server.capture.pulling import Intake, Pulling
+from server.capture.pulling import Gate, Intake, Pulling, SorterRows
 from server.capture.repairs import Repairs
-from server.capture.rows import Gate, SorterRows
 from sink.cut import Bounds
 from sink.ddl import Ddl
 from sink.manager import SinkManager
@@ -45,7 +44,7 @@ class LocalSink(SinkManager):
 
 
 class Run:
-    """Implements `server.capture.catalog.catalog.Listener`."""
+    """Implements `server.capture.catalog.Listener`."""
 
     def __init__(
         self, assignment: Assignment, start_ts: int, rows: SorterRows, sink: LocalSink
@@ -66,8 +65,11 @@ class Run:
         self.sink.withhold(assignment.catalog.holds)
         if assignment.target_ts:
             self.sink.limit_ts(assignment.target_ts)
+        # Whoever limits this share has not spoken yet: without a barrier readers could pass a
+        # schema change that is still on its way here.
         if assignment.limited:
             self.sink.update_barrier_ts(self._start_ts)
+        # Tables are there before the sink starts and before any puller: see invariant 1.
         for versions in assignment.catalog.versions.spans(self._start_ts):
             self._follow(versions)
         self.sink.start()
@@ -93,7 +95,8 @@ class Run:
                     self._check_target(self.pulling)
             finally:
                 catalog.listener = None
-                # a puller of a log ends when its last call has
+                # A call that waits for room in the sorter would wait for ever, as nobody reads any
+                # more; the task group waits for the puller, and the puller for that call.
                 self.rows.sorter.end_waits()
 
     def _check_target(self, pulling: Pulling) -> None:
@@ -119,6 +122,7 @@ class Run:
         assert self.pulling is not None, "changes come from pullers"
         catalog, loop = self._assignment.catalog, asyncio.get_running_loop()
         for versions in catalog.versions.spans_of(ddl):
+            # The sorter and the sink know the table before its puller starts.
             await loop.run_in_executor(self.rows.executor, self._change, versions, ddl.ts)
             if versions[0].from_ts == ddl.ts:
                 self.pulling.add(catalog.of(versions[0]), ddl.ts)
@@ -133,9 +137,9 @@ class Run:
             await asyncio.sleep(_DELIVERED_EVERY_S)
 
     async def _end_passed_by_log(self, pulling: Pulling) -> None:
-        """Tables that end at changes known before: a log tells these again,
-        but they come in force once only.
-        """
+        """Resolve the tables that end at changes known before, as far as the log is there."""
+        # A log that is read again brings such a change again, but it comes in force once only: no
+        # `changed` will resolve these tables up to their end.
         passed = [
             span
             for span, ts in self.rows.ended.items()
@@ -172,7 +176,7 @@ class Run:
 
     async def _repair(self, pulling: Pulling) -> None:
         """Pull damaged tables again from their checkpoint; a log is read again as a whole,
-        which our caller does.
+        for which the changefeed starts anew.
         """
         damaged = self.sink.damaged()
         for span, error in damaged.items():
@@ -192,6 +196,8 @@ class Run:
             code=error.code,
             error=error.message,
         )
+        # Order: the puller ends, the damaged rows are removed with the table, then another puller
+        # starts at the checkpoint.
         gate = await pulling.end(span)
         versions = next(
             each
@@ -207,6 +213,8 @@ class Run:
         span = versions[0].span
         self.sink.remove_table(span)
         self.rows.sorter.remove_table(span)
+        # Only now: a call that waits in the gate for room in the sorter ends when its table is
+        # removed.
         if gate is not None:
             gate.drain()
         self.sink.follow(versions, start_ts)

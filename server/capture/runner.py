@@ -19,7 +19,8 @@ from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
 
 _RETRY_S = (1.0, 30.0)
-_STUCK_S = 1800.0  # TiCDC's changefeed-error-stuck-duration
+# TiCDC's changefeed-error-stuck-duration.
+_STUCK_S = 1800.0
 _PASSING = (Kind.UNAVAILABLE, Kind.CLOSED, Kind.CONFLICT)
 
 _log = structlog.get_logger(__name__)
@@ -38,7 +39,8 @@ async def keep_running(feed: Feed, safepoints: ChangefeedSafePoints) -> None:
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()
-        # a table that is read again may keep the checkpoint for hours
+        # A table that is read again keeps the checkpoint for as long as that takes: it is not
+        # stuck.
         if feed.catalog.holds.open_since:
             moved_at = loop.time()
         if not _can_pass(error) or loop.time() - moved_at > _STUCK_S:

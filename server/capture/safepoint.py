@@ -46,6 +46,8 @@ class ChangefeedSafePoints:
         lowest = await self._pd.update_service_gc_safe_point(
             creating_service(changefeed), CREATING_TTL_S, start_ts - 1
         )
+        # PD answers the minimum over all services. At or above start_ts it says that ours was
+        # refused; below, GC may still have passed start_ts before ours was set.
         if lowest.safe_point < start_ts:
             collected_to, holder = await self._pd.gc_safe_point(), "the GC safe point"
         else:
@@ -74,6 +76,7 @@ class ChangefeedSafePoints:
         """
         if not source.keeps_history:
             return
+        # A job that has given up must not hold GC back for ever: the day runs from its failure.
         ttl_s = FEED_TTL_S - int(failed_s)
         if ttl_s <= 0:
             raise GcTtlExceededError(
@@ -97,6 +100,7 @@ class ChangefeedSafePoints:
 
     async def release(self, source: Source, changefeed: str) -> None:
         """Keep nothing for the changefeed any more."""
+        # A TTL of 0 deletes a service.
         if source.keeps_history:
             await self._pd.update_service_gc_safe_point(feed_service(changefeed), 0, 0)
             await self._pd.update_service_gc_safe_point(creating_service(changefeed), 0, 0)

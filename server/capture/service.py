@@ -1,8 +1,11 @@
-"""The captures' API: `tidemarkpb.v1` ChangefeedService and CaptureService.
+"""The captures' gRPC API: `tidemarkpb.v1` ChangefeedService and CaptureService.
 
-Only the owner answers; others ask it.
+Every capture takes every call. Only the owner of the changefeeds can carry a call of
+ChangefeedService out, so another capture forwards it there, once. `Blockers` answers GetBlockers:
+what holds the changefeeds of this capture back, the one that is furthest behind first.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,8 +15,8 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
-from server.capture.blockers import Blockers
 from server.capture.errors import NotOwnerError
+from server.capture.feed import Feed
 from server.capture.membership import Membership
 from server.capture.message import checked_message, message, new_changefeed
 from server.capture.owner import Owner
@@ -24,6 +27,9 @@ from server.rpc.errors import passed_on
 A = TypeVar("A")
 _FORWARDED = "tidemark-forwarded"
 _FORWARD_S = 30.0
+LIMIT, LIMIT_MAX = 3, 100
+_LOOKED_AT = 16
+"""Changefeeds whose locks are read in one call: those that are furthest behind."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -118,6 +124,8 @@ class ChangefeedService:
     ) -> Any:
         if self._owner.is_active:
             return await call()
+        # A call is forwarded once. While an election is under way two captures may each take the
+        # other one for the owner, and would pass the call to and fro until its deadline.
         if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):
             raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
         async with connect(await self._membership.owner_address(), self._security) as channel:
@@ -126,6 +134,34 @@ class ChangefeedService:
                 return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
             except grpc.aio.AioRpcError as err:
                 raise passed_on(err) from err
+
+
+class Blockers:
+    """What holds the changefeeds of `owner` back; each processor reports on its tables."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    async def list(self, limit: int = 0) -> list[capturepb.ChangefeedBlockers]:
+        """Every changefeed that runs here; of each the `limit` slowest tables (0: 3)."""
+        most = min(limit or LIMIT, LIMIT_MAX)
+        feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
+        feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
+        async with asyncio.TaskGroup() as tasks:
+            lookups = [
+                tasks.create_task(_changefeed(feed, most, with_locks=place < _LOOKED_AT))
+                for place, feed in enumerate(feeds)
+            ]
+        return [task.result() for task in lookups]
+
+
+async def _changefeed(feed: Feed, most: int, *, with_locks: bool) -> capturepb.ChangefeedBlockers:
+    processor = feed.processor
+    message = capturepb.ChangefeedBlockers(
+        changefeed=feed.id, checkpoint_ts=processor.checkpoint_ts, resolved_ts=processor.resolved_ts
+    )
+    message.tables.extend(await processor.blockers(most, with_locks=with_locks))
+    return message
 
 
 class CaptureService:

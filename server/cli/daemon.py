@@ -60,12 +60,9 @@ def run_up(argv: Sequence[str]) -> int:
     """`tidemark up`: start all daemons and keep them until SIGTERM; returns the exit code,
     as do all of these.
     """
-    from server.up import metrics
-    from server.up.tree import UpConfig, open_tree
+    from server.up.tree import REGISTRY, UpConfig, open_tree
 
-    return run_daemon(
-        argv, "up", UpConfig, open_tree, http_port=HttpPort(registry=metrics.REGISTRY)
-    )
+    return run_daemon(argv, "up", UpConfig, open_tree, http_port=HttpPort(registry=REGISTRY))
 
 
 def run_coordinator(argv: Sequence[str]) -> int:
@@ -132,7 +129,7 @@ def run_spark(argv: Sequence[str]) -> int:
         return run_daemon(argv[1:], "spark-keep", KeepConfig, open_keep, command="spark keep")
     if argv[:1] == ["run"]:
         from server.spark.config import SparkConfig
-        from server.spark.run import open_run
+        from server.spark.job import open_run
 
         return run_daemon(argv[1:], "spark", SparkConfig, open_run, command="spark run")
     print(_SPARK_USAGE, file=sys.stderr)

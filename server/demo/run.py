@@ -19,11 +19,10 @@ from server.demo import bank as tables
 from server.demo.bank import Bank
 from server.demo.client import BankClient, connect, default_client
 from server.demo.cluster import Cluster, ProcessFailedError, open_process
-from server.demo.lake import Applied, JoinedLake, Lake, LakeJob, ensure_changefeed
-from server.demo.proof import Proof, prove
+from server.demo.lake import Applied, JoinedLake, Lake, LakeJob, Proof, ensure_changefeed, prove
 from server.demo.workload import Tally, Teller, open_accounts
 from server.rpc.pd import PdClient
-from server.spark.java import require_java
+from server.spark.config import require_java
 from storage.backoff import Backoffer
 from storage.codec import encode_bytes
 from storage.model.errors import InvalidError, UnavailableError
@@ -148,6 +147,7 @@ class Day:
         """Work until all transfers are made, wait for the lake, and compare."""
         progress = Progress(self._config.transactions, self._tally, self._job)
         async with asyncio.TaskGroup() as tasks:
+            # Followed from the start: a job that ends fails the group, wherever the day is.
             following = tasks.create_task(self._job.follow(), name="lake")
             await self._open()
             shown = tasks.create_task(progress.run(), name="progress")
@@ -238,7 +238,7 @@ class Day:
             str(transfer),
         ]
         log = self._logs / "killed-clients.log"
-        async with open_process("server.demo.killed_client", arguments, log) as process:
+        async with open_process("server.demo.workload", arguments, log) as process:
             assert process.stdout is not None
             if await process.stdout.readline():
                 await asyncio.sleep(delay_s)

@@ -1,13 +1,21 @@
-"""The bank's day: transfers between accounts from several tellers, some rolled back,
-some old transfers deleted.
+"""The bank's day: transfers between accounts from several tellers, some rolled back, some old
+transfers deleted; and clients that are killed in the middle of one.
+
+Such a client is a process of its own: `python -m server.demo.workload COORDINATOR KIND ACCOUNTS
+SEED FIRST_TRANSFER`. It moves money between many accounts at once, without pause, so that a SIGKILL
+finds it between prewrite and commit: what it leaves behind are orphan locks, in several regions,
+that others have to resolve. It prints a line when it has committed once; whatever moment it dies
+at, the bank's total is untouched.
 """
 
 import asyncio
 import random
+import sys
 from dataclasses import dataclass, field
 
 from server.demo.bank import Bank
-from server.demo.client import BankClient, Transaction
+from server.demo.client import BankClient, Transaction, connect
+from server.process import exit_with_parent
 from storage.model.errors import ConflictError
 
 _TRIES = 20
@@ -15,6 +23,7 @@ _RETRY_SECONDS = 0.02
 _ROLLBACK_SHARE = 0.05
 _PESSIMISTIC_SHARE = 0.5
 _DELETE_SHARE = 0.1
+_PAIRS = 12
 
 
 @dataclass(slots=True)
@@ -83,11 +92,15 @@ class Teller:
             # A client keeps the locks of a transaction that was left open alive.
             await _release(transaction)
             raise
+        # Rolled back after all was written, as a client that changes its mind late: no row of it
+        # may reach the lake.
         if self._random.random() < _ROLLBACK_SHARE:
             await transaction.rollback()
             self._tally.rolled_back += 1
             return
         transfer = self._next_transfer
+        # Counted before the commit: one whose answer is lost may have happened, and its number must
+        # not be used twice.
         self._next_transfer += 1
         await transaction.commit()
         self._own_transfers.append(transfer)
@@ -128,3 +141,47 @@ async def open_accounts(bank: Bank, client: BankClient) -> None:
     for account in range(1, bank.accounts + 1):
         await transaction.put(bank.account_key(account), bank.new_account(account))
     await transaction.commit()
+
+
+async def transfer_until_killed(
+    coordinator: str, kind: str, accounts: int, seed: int, transfer: int
+) -> None:
+    """The work of a client that is to be killed."""
+    bank = Bank(accounts)
+    chosen = random.Random(seed)
+    width = min(2 * _PAIRS, accounts // 2 * 2)
+    async with connect(kind, coordinator) as client:
+        while True:
+            try:
+                await _move(bank, client, chosen.sample(range(1, accounts + 1), width), transfer)
+            except ConflictError:
+                await asyncio.sleep(0.01)
+                continue
+            print("committed", flush=True)
+            transfer += _PAIRS
+
+
+async def _move(bank: Bank, client: BankClient, accounts: list[int], transfer: int) -> None:
+    transaction = await client.begin(pessimistic=False)
+    for pair in range(len(accounts) // 2):
+        source, target = accounts[2 * pair], accounts[2 * pair + 1]
+        for account, change in ((source, -1), (target, 1)):
+            key = bank.account_key(account)
+            row = await transaction.get(key)
+            if row is None:
+                raise ConflictError(f"account {account} is missing")
+            await transaction.put(key, bank.moved(key, row, change, transfer))
+        booked = transfer + pair
+        await transaction.put(
+            bank.transfer_key(booked), bank.new_transfer(booked, source, target, 1)
+        )
+    await transaction.commit()
+
+
+if __name__ == "__main__":
+    exit_with_parent()
+    asyncio.run(
+        transfer_until_killed(
+            sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
+        )
+    )

@@ -17,8 +17,7 @@ from typing import Any, Self
 from server.changefeed import keys
 from server.changefeed.info import checkpoint_of
 from server.dump.errors import DumpStateError
-from server.dump.progress import TableProgress, TableState
-from server.dump.table_dump import TableDump
+from server.dump.progress import TableDump, TableProgress, TableState
 from storage.meta.meta import Compare, Delete, Meta, Put
 from storage.model.errors import CorruptError
 
@@ -126,7 +125,8 @@ class Job:
             "parallel": self.parallel,
             "attempt": self.attempt,
         }
-        # else the same bytes as before there was such a thing: who changes a job compares them
+        # A job is changed by comparing its bytes (`put_job`). Members that came later are left out
+        # while they ask for nothing: a job that an earlier version wrote keeps its bytes.
         if self.priority:
             doc["priority"] = dict(self.priority)
         if self.verify:
@@ -160,6 +160,8 @@ class DumpRecords:
         Raises:
             DumpStateError: somebody else did, meanwhile.
         """
+        # Any capture writes jobs, and so does a dump that reads tables again by itself: without the
+        # comparison the later one would undo what it has never seen.
         unchanged = (
             Compare(self._job, "value", "==", before.to_json())
             if before is not None

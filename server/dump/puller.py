@@ -1,6 +1,4 @@
-"""A log, or what stands for one, with a dump beside it: one puller of two parts,
-which begin and end together.
-"""
+"""A puller with a dump beside it: one puller of two parts, which begin and end together."""
 
 import asyncio
 from collections.abc import Sequence

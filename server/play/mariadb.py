@@ -131,7 +131,8 @@ class MariaDb:
             return rows
 
     async def _wait_ready(self, process: Process, directory: Path, log: Path) -> None:
-        """Until this very server answers; another one may have its port."""
+        """Wait until this very server answers."""
+        # Another MariaDB may have the port: its data directory tells which one answers.
         deadline = asyncio.get_running_loop().time() + _READY_SECONDS
         while True:
             if process.returncode is not None or asyncio.get_running_loop().time() > deadline:
@@ -149,7 +150,8 @@ class MariaDb:
 
 
 async def _ensure(directory: Path, log: Path) -> None:
-    """A data directory, if there is none; one that was interrupted is begun anew."""
+    """Make a data directory, if there is none."""
+    # Made under another name and renamed at the end: one that was interrupted is begun anew.
     if directory.exists():  # noqa: ASYNC240 - nothing else goes on yet
         return
     making = directory.with_suffix(".new")

@@ -1,5 +1,5 @@
-"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy,
-and what to try then.
+"""The playground from end to end: MariaDB, all daemons, a changefeed with its first copy, what to
+try then, and a Spark SQL shell that knows the lake's tables.
 """
 
 import asyncio
@@ -8,13 +8,14 @@ import shlex
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 import grpc.aio
+from pyspark_tidemark.jars import default_directory, install
 from tidemarkpb.v1 import changefeed_pb2, dump_pb2
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
@@ -22,9 +23,8 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 from server.config import setting
 from server.demo.cluster import json_line, open_process
 from server.play.mariadb import PASSWORD, USER, MariaDb
-from server.play.shell import write_shell
 from server.rpc.client import connect
-from server.spark.java import require_java
+from server.spark.config import require_java
 from storage.model.errors import UnavailableError
 from storage.model.ts import physical_ms
 from storage.tasks import beside
@@ -36,6 +36,31 @@ _PRODUCTS = "SELECT * FROM shop.products"
 _DOUBLE = "UPDATE shop.products SET price = price * 2"
 _RPC_SECONDS = 30.0
 _SECOND = 1.0
+_SETTINGS = {
+    "spark.master": "local[1]",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    # For a few thousand rows more partitions cost more than they save.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+# Set after the tables are created: statements without rows would print a header, too.
+_HEADERS = "SET spark.sql.cli.print.header=true;\n"
+_QUIET = "rootLogger.level = error\nrootLogger.appenderRef.console.ref = console\n" + "".join(
+    f"appender.console.{line}\n"
+    for line in (
+        "type = Console",
+        "name = console",
+        "target = SYSTEM_ERR",
+        "layout.type = PatternLayout",
+    )
+)
 
 
 class ChangefeedStoppedError(UnavailableError):
@@ -153,8 +178,10 @@ class Playground:
                 " (Spark needs a while to start)"
             )
             await asyncio.sleep(_SECOND)
-        wanted_ms = time.time() * 1000
-        while physical_ms((feed := await self._feed()).checkpoint_ts) < wanted_ms:
+        # The dump is at the target, but orders went on meanwhile: wait until the lake is as new as
+        # this moment, so that what the shell shows can be compared with MariaDB.
+        now_ms = time.time() * 1000
+        while physical_ms((feed := await self._feed()).checkpoint_ts) < now_ms:
             await self._show(feed)
         await asyncio.to_thread(write_shell, self._data / "sql", self._data / "lake", TABLES)
 
@@ -166,6 +193,7 @@ class Playground:
     async def _create(self) -> None:
         self._progress.now = "creating the changefeed"
         password = self._data / "password"
+        # Its mode is set before the password is in it: nobody else can read it in between.
         password.touch(mode=0o600)
         password.write_text(PASSWORD, encoding="utf-8")
         request = changefeed_pb2.CreateChangefeedRequest(
@@ -253,3 +281,41 @@ def _from_here(path: Path) -> str:
     """As it can be pasted in this directory."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
+
+
+def write_shell(script: Path, lake: Path, tables: Iterable[str]) -> None:
+    """Write the script, and beside it the directory `spark` with its settings;
+    `tables` are `database.table`.
+
+    Raises:
+        SourceError: ErrJavaNotFound, ErrJarsUnavailable.
+    """
+    spark = script.parent / "spark"
+    spark.mkdir(exist_ok=True)
+    jars = ",".join(map(str, install(default_directory(), "delta")))
+    settings = _SETTINGS | {"spark.jars": jars, "spark.sql.warehouse.dir": str(spark / "warehouse")}
+    lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+    (spark / "spark-defaults.conf").write_text(lines, encoding="utf-8")
+    (spark / "log4j2.properties").write_text(_QUIET, encoding="utf-8")
+    (spark / "tables.sql").write_text(
+        "".join([*_statements(lake, tables), _HEADERS]), encoding="utf-8"
+    )
+    program = Path(sys.executable).parent / "spark-sql"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"export PYSPARK_PYTHON={shlex.quote(sys.executable)} "
+        f"SPARK_CONF_DIR={shlex.quote(str(spark))}\n"
+        f'exec {shlex.quote(str(program))} -i {shlex.quote(str(spark / "tables.sql"))} "$@"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+
+
+def _statements(lake: Path, tables: Iterable[str]) -> Iterable[str]:
+    for name in tables:
+        schema, table = name.split(".")
+        place = str(lake / schema / table).replace("'", "\\'")
+        yield (
+            f"CREATE DATABASE IF NOT EXISTS {schema};\nCREATE TABLE {name} USING delta LOCATION "
+            f"'{place}';\n"
+        )

@@ -1,9 +1,9 @@
-"""The audit of one lake, beside its job: who keeps a lake knows its cuts,
-and how far it is behind (docs/design/0030).
+"""The audit of one lake, in the process of its job, which knows the lake's cuts and how far it is
+behind (docs/design/0030).
 
 Some key ranges are compared with the source at the lake's newest cut, turn by turn, as
-`server.verify.audit_plan` says. Nothing of it ever reaches the job: an error is told, counted, and
-tried again later; a turn gives way when the lake is behind, and ends with the job.
+`server.verify.audit_plan` says. Nothing of it ever reaches the job: an error is logged, counted,
+and tried again later; a turn gives way when the lake is behind, and ends with the job.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from storage.tasks import beside
 
 _LOOK_S: Final = 5.0
 _QUIET_S: Final = 10.0
-"""At least so long between two turns, however many DDLs there are."""
+"""The shortest pause between two turns, however many DDLs there are."""
 _BACKOFF_S, _BACKOFF_S_MAX = 10.0, 600.0
 _LONGEST_S: Final = 600.0
-"""So long a turn may take, or a whole period."""
+"""How long a turn may take; a whole period, if that is longer."""
 _WATCH_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +83,7 @@ def audit_settings(section: JobSettings, security: SecurityConfig) -> AuditSetti
 
 
 class Auditor:
-    """Of one lake."""
+    """Audits one lake; `running` does it for a block, `take` gets the lines of the lake's job."""
 
     def __init__(self, changefeed: str, settings: AuditSettings) -> None:
         self._changefeed = changefeed
@@ -149,6 +149,8 @@ class Auditor:
         elif self._plan is None or self._plan.period_s != info.audit_s:
             self._plan = AuditPlan(info.audit_s, self._settings.rows_per_s, random.Random())  # noqa: S311 - no secret
         plan, now_s = self._plan, time.monotonic()
+        # Taken and cleared before anything is awaited: a DDL that comes during the turn is due in
+        # the next one.
         altered, self._altered = self._altered, set()
         self._wake.clear()
         if plan is None:
@@ -156,6 +158,7 @@ class Auditor:
         plan.altered(altered)
         next_s = self._ended_s + _QUIET_S if plan.is_urgent(now_s) else self._began_s + plan.turn_s
         if self._lag_s() <= self._settings.max_lag_s and now_s >= next_s and plan.is_due(now_s):
+            # One turn at a time in this process: the sums of a turn take memory.
             async with self._settings.turns:
                 await self._turn(cluster, plan)
         now_s = time.monotonic()
@@ -186,7 +189,8 @@ class Auditor:
                 _log.info("audit gives way", changefeed=self._changefeed, reason=error.message)
                 return
             if not table:
-                # the pause after an error counts, not the turn's
+                # No table was reached, so nothing was compared. The backoff says when to try again,
+                # not the length of a turn.
                 self._began_s = float("-inf")
                 raise error from err
             plan.failed(table, time.monotonic())
@@ -291,7 +295,7 @@ class _Turn:
         _log.warning(
             "lake differs from its source",
             changefeed=self._changefeed,
-            found=finding.told(self._changefeed),
+            found=finding.text(self._changefeed),
         )
         await self._records.save(finding)
 

@@ -1,4 +1,6 @@
-"""The settings of `tidemark spark run`, and the job's command line made of them."""
+"""The settings of `tidemark spark run`, the job's command line made of them, and whether this
+machine can run Spark at all.
+"""
 
 import re
 import sys
@@ -9,6 +11,7 @@ from pyspark_tidemark.sink_uri import FORMS
 
 from server.config import ConfigError, setting
 from server.rpc.credentials import SecurityConfig
+from storage.model.errors import InvalidError
 
 _SECRET_SETTING = re.compile(
     r"(?i)((secret|password|passwd|token|credential|secret[._-]?(access[._-]?)?key)$|account\.key\.)"
@@ -120,3 +123,26 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
     given += [f"--conf={text}" for text in config.conf]
     return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]
+
+
+class JavaMissingError(InvalidError):
+    """Spark cannot run on this machine."""
+
+    code = "ErrJavaNotFound"
+
+
+def require_java(otherwise: str = "") -> None:
+    """Refuse early.
+
+    Raises:
+        JavaMissingError: there is no Java that Spark can use; `otherwise` says what else the user
+            can do.
+    """
+    from pyspark_tidemark.errors import SourceError
+    from pyspark_tidemark.java import check_java
+
+    try:
+        check_java()
+    except SourceError as err:
+        advice = f", {otherwise}" if otherwise else ""
+        raise JavaMissingError(f"{err.message}{advice}") from None

@@ -1,13 +1,13 @@
-"""One lake job as a child process in a group of its own: started, followed,
-started again when it dies.
+"""`tidemark spark run`: one lake job as a child process in a group of its own, started, followed,
+and started again when it dies.
 
 The job holds the read end of a pipe as its standard input (`--follow-parent`): when this process
 dies, however it dies, the job ends too. It prints JSON lines to standard output, and errors as
 `[TM:ErrName] …` to standard error.
 
 A job that ends by an error after which it may succeed later is started again after a pause, which
-doubles until a cut is applied. One that cannot heal is not. Either is reported to the captures: a
-job that was killed cannot do it itself.
+doubles until a cut is applied. Any other error ends it for good. Both are reported to the captures:
+a job that was killed cannot do it itself. When the job has done its work, the daemon ends.
 """
 
 import asyncio
@@ -18,12 +18,19 @@ import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from server.config import ConfigError
+from server.daemon import Endpoints
 from server.process import drain
+from server.rpc.credentials import SecurityConfig
+from server.spark.auditor import Auditor, audit_settings
+from server.spark.config import SparkConfig, job_command
 from server.spark.metrics import ERRORS, STARTS, observe
 from storage.backoff import Backoff
 from storage.model.errors import TidemarkError
@@ -34,7 +41,6 @@ EXIT_AGAIN = 75
 BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 _LINE_BYTES = 1 << 20
-
 _log = structlog.get_logger(__name__)
 
 
@@ -140,13 +146,15 @@ class LakeJob:
                 tasks.create_task(self._follow_errors(process), name="job-errors")
             return await process.wait()
         finally:
-            # the JVM and its Python workers must not outlive the driver
+            # The JVM and its Python workers must not outlive the driver: a second JVM on the same
+            # checkpoint directory would write beside the new job.
             _kill_group(process)
 
     async def _follow_lines(self, process: Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             document = json.loads(line)
+            # A cut was applied: the next failure is another one, and is tried again soon.
             if "end_ts" in document:
                 self._backoff.reset()
             observe(self._changefeed, document)
@@ -155,7 +163,8 @@ class LakeJob:
     async def _follow_errors(self, process: Process) -> None:
         assert process.stderr is not None
         while True:
-            # longer than `_LINE_BYTES`, as a plan of Spark may be: it is left out
+            # A line longer than `_LINE_BYTES`, as a plan of Spark may be, raises ValueError. It is
+            # skipped: unread, it would fill the pipe and stop the job.
             try:
                 line = await process.stderr.readline()
             except ValueError:
@@ -170,12 +179,13 @@ class LakeJob:
 
     @staticmethod
     def _may_succeed_later(status: int) -> bool:
+        # A negative status is a signal, such as the kernel sends when memory ends.
         return status == EXIT_AGAIN or status < 0
 
 
 def captures_reporter(command: Sequence[str]) -> ReportError:
     """Reports the errors of a job, whose command line says where the captures are."""
-    # Spark's package: not for commands that start no job
+    # Imported here: commands that start no job need not load Spark's package.
     from pyspark_tidemark.errors import (
         SourceError,
     )
@@ -202,3 +212,62 @@ def captures_reporter(command: Sequence[str]) -> ReportError:
 def _kill_group(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+    """Keep one lake current.
+
+    Raises:
+        ConfigError: settings are missing, or the progress file cannot be written.
+        LakeJobError: the job ended for good.
+    """
+    command = job_command(config, security)
+    auditor = Auditor(config.changefeed, audit_settings(config, security))
+    with _lines_to(config.progress_json) as write:
+
+        def on_line(line: dict[str, Any]) -> None:
+            write(line)
+            auditor.take(line)
+
+        job = LakeJob(
+            config.changefeed,
+            command,
+            once=config.once,
+            on_line=on_line,
+            on_error=captures_reporter(command),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_to_the_end(job, auditor), name="job")
+            try:
+                yield {}
+            finally:
+                await job.drain()
+
+
+async def _to_the_end(job: LakeJob, auditor: Auditor) -> None:
+    async with auditor.running():
+        await job.run()
+    # The job has done its work. SIGTERM is how a daemon ends: it drains, and exits with 0.
+    signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _lines_to(path: str) -> Iterator[Callable[[dict[str, Any]], None]]:
+    outputs = [sys.stdout]
+    try:
+        if path:
+            outputs.append(Path(path).open("a", encoding="utf-8"))  # noqa: SIM115 - closed below, with the block
+    except OSError as err:
+        raise ConfigError(f"cannot write to --progress-json {path}: {err.strerror}") from err
+
+    def write(document: dict[str, Any]) -> None:
+        for output in outputs:
+            output.write(json.dumps(document) + "\n")
+            output.flush()
+
+    try:
+        yield write
+    finally:
+        for output in outputs[1:]:
+            output.close()

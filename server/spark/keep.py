@@ -187,6 +187,8 @@ class Keeper:
             for name in self._jobs.keys() & sink_uris.keys()
             if self._targets[name] != sink_uris[name]
         }
+        # A job whose changefeed is resumed or has another sink URI is drained here and started
+        # below: it finishes the cut it is at before the next one begins there.
         for changefeed in (self._jobs.keys() - sink_uris.keys()) | resumed | updated:
             self._ended.pop(changefeed, None)
             await self._jobs.pop(changefeed).drain()
@@ -217,7 +219,7 @@ class Keeper:
 
     def _start(self, changefeed: str, target: str, endpoint: str) -> None:
         config = job_config(self._config, changefeed, target, endpoint)
-        # one lake is audited at a time, whatever each job's settings are
+        # One lock for all jobs: one lake is audited at a time, whatever each job's settings are.
         audits = replace(audit_settings(config, self._security), turns=self._turns)
         auditor = Auditor(changefeed, audits)
         command = job_command(config, self._security)

@@ -1,22 +1,34 @@
 """The process tree of `tidemark up`: who is started in which order, on which addresses,
-with which data directory.
+with which data directory, and one `/metrics` for all of them.
+
+The coordinator comes first, as the others ask it for their cluster, then all others at once, then
+the Spark jobs, which need the capture. The children's samples are told apart by the label `daemon`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from server.child import Child
 from server.config import setting
 from server.daemon import Endpoints
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
-from server.spark.java import require_java
-from server.up.metrics import collect_from
+from server.spark.config import require_java
 from storage.model.errors import UnavailableError
 from storage.tasks import beside
+
+_HTTP = ("--http-addr", "127.0.0.1:0")
+_SCRAPE_SECONDS = 2.0
 
 
 class DataDirError(UnavailableError):
@@ -41,6 +53,69 @@ class UpConfig:
         default=True,
         help_text="run a Spark job for each changefeed whose sink is a lake; --no-spark turns it off",
     )
+
+
+class Scraped(Protocol):
+    """A daemon with a name and, among its endpoints, an HTTP address."""
+
+    name: str
+    endpoints: dict[str, str]
+
+
+class TreeCollector(Collector):
+    """Asks each daemon of the tree for its metrics;
+    one that does not answer is `tidemark_up_alive` 0.
+    """
+
+    def __init__(self, daemons: Sequence[Scraped]) -> None:
+        self._daemons = daemons
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before the daemons are asked."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of all daemons."""
+        alive = Metric("tidemark_up_alive", "1 if the daemon answered this scrape", "gauge")
+        families: dict[str, Metric] = {}
+        for daemon in self._daemons:
+            text = _scrape(daemon.endpoints.get("http", ""))
+            alive.add_sample(alive.name, {"daemon": daemon.name}, 0.0 if text is None else 1.0)
+            for family in text_string_to_metric_families(text or ""):
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    merged.add_sample(
+                        sample.name, {**sample.labels, "daemon": daemon.name}, sample.value
+                    )
+        yield alive
+        yield from families.values()
+
+
+REGISTRY = CollectorRegistry()
+"""What `tidemark up` exposes: the metrics of its children, not those of its own process."""
+
+
+@contextmanager
+def collect_from(daemons: Sequence[Scraped]) -> Iterator[None]:
+    """Show the daemons' metrics in `REGISTRY` for the block."""
+    collector = TreeCollector(daemons)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)
+
+
+def _scrape(address: str) -> str | None:
+    if not address:
+        return None
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_SCRAPE_SECONDS) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return None
 
 
 @asynccontextmanager
@@ -69,6 +144,7 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
     )
     started: list[Child] = []
     try:
+        # Noted before it starts: one that fails in the middle of starting is drained, too.
         started.append(coordinator)
         await coordinator.start()
         pd = coordinator.endpoints["coordinator"]
@@ -85,11 +161,9 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
             with collect_from(started):
                 yield {"cluster_id": await _cluster_id(pd, security), **_endpoints(started)}
     finally:
+        # In reverse: each daemon drains while those that it asks are still there.
         for child in reversed(started):
             await child.drain()
-
-
-_HTTP = ("--http-addr", "127.0.0.1:0")
 
 
 def _others(config: UpConfig, data: Path, common: list[str]) -> list[Child]:

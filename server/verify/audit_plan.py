@@ -143,7 +143,7 @@ class AuditPlan:
         return picks
 
     def compared(self, table: str, pick: Pick, *, equal: bool) -> bool:
-        """What was picked is compared; returns whether that ends a round in which no range
+        """What was next_picks is compared; returns whether that ends a round in which no range
         differed.
         """
         current = self._rounds[table]

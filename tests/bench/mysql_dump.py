@@ -29,7 +29,7 @@ from server.capture.source.mysql import MySqlSource
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
-from server.dump.mysql import chunk, lag
+from server.dump.mysql import chunk, pace
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
@@ -252,7 +252,7 @@ def main() -> None:
     if arguments.chunk_kib:
         chunk.TARGET_BYTES = arguments.chunk_kib << 10
     if arguments.full_pace:
-        lag.EASE_MIN = lag.EASE_FIRST = 1.0
+        pace.EASE_MIN = pace.EASE_FIRST = 1.0
     with (
         running_mariadb("--innodb-buffer-pool-size=256M") as server,
         tempfile.TemporaryDirectory() as directory,

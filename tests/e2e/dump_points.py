@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.capture.catalog.catalog import FeedCatalog
+from server.capture.catalog import FeedCatalog
 from server.capture.daemon import CaptureConfig, open_capture
 from server.capture.records import Records
 from server.capture.worker.metrics import REGISTRY

@@ -1,7 +1,7 @@
-"""Answers the requests: each is one call of the gRPC services, in this process.
+"""The handlers of TiCDC's HTTP API: each makes one call of the gRPC services, in this process.
 
-So both APIs take, refuse, and pass to the owner the same. Statuses are TiCDC's: 400 for what the
-client can mend, 503 for what goes away by itself, else 500.
+So both APIs accept, refuse, and forward to the owner the same requests. Statuses are TiCDC's: 400
+for what the client can correct, 503 for what passes by itself, else 500.
 """
 
 import os
@@ -12,7 +12,7 @@ import grpc
 from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture.api_v2 import bodies, documents
+from server.capture.api_v2 import documents
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.changefeed.info import CREATOR_VERSION, State
@@ -78,7 +78,7 @@ class Api:
         except TidemarkError as err:
             return error_answer(err)
         try:
-            bodies.check_namespace(request.query.get("namespace", ("",))[0])
+            documents.check_namespace(request.query.get("namespace", ("",))[0])
             document = await getattr(self, operation)(request, *arguments)
         except TidemarkError as err:
             return _error_answer(err)
@@ -124,12 +124,12 @@ class Api:
 
     async def create_changefeed(self, request: Request) -> dict[str, Any]:
         """Make a changefeed; it is durable."""
-        created = await self._call("CreateChangefeed", bodies.creation(request.body))
+        created = await self._call("CreateChangefeed", documents.creation(request.body))
         return documents.changefeed_document(created.changefeed)
 
     async def verify_table(self, request: Request) -> dict[str, Any]:
         """What a changefeed would replicate."""
-        checked = await self._call("CheckChangefeed", bodies.creation(request.body))
+        checked = await self._call("CheckChangefeed", documents.creation(request.body))
         return documents.tables_document(checked)
 
     async def get_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
@@ -138,12 +138,14 @@ class Api:
 
     async def update_changefeed(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Change a changefeed."""
-        updated = await self._call("UpdateChangefeed", bodies.update(changefeed, request.body))
+        updated = await self._call("UpdateChangefeed", documents.update(changefeed, request.body))
         return documents.changefeed_document(updated.changefeed)
 
     async def remove_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """Remove a changefeed, if there is one."""
         try:
+            # TiCDC answers 200 when there is nothing to remove, so that a client may repeat the
+            # call.
             await self._call("RemoveChangefeed", pb.RemoveChangefeedRequest(id=changefeed))
         except TidemarkError as err:
             if err.code != ChangefeedNotExistsError.code:
@@ -157,7 +159,7 @@ class Api:
 
     async def resume_changefeed(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Pull again."""
-        await self._call("ResumeChangefeed", bodies.resumption(changefeed, request.body))
+        await self._call("ResumeChangefeed", documents.resumption(changefeed, request.body))
         return {}
 
     async def changefeed_status(self, _request: Request, changefeed: str) -> dict[str, Any]:
@@ -198,6 +200,7 @@ class Api:
             PathUnknownError, MethodRefusedError: there is none.
         """
         path = f"{PREFIX}{_LEGACY_STATUS}" if request.path == _LEGACY_STATUS else request.path
+        # Split first, unquote then: an id with %2F in it is one part.
         parts = path.rstrip("/").split("/")
         fitting = {
             operation.method: (operation.name, [unquote(part) for part in given])

@@ -1,20 +1,49 @@
-"""Changefeeds as TiCDC's API shows them, from the messages of the gRPC API. Pure.
+"""The JSON documents of TiCDC's API, from and to the messages of the gRPC API. Pure.
 
-TiCDC's members have its names and forms; others are added.
+Answers have TiCDC's members with its names and forms, and others beside them.
+
+Requests: a member that this product does not know is an error, as it may ask for something. TiCDC's
+members that have no meaning here are taken as long as they hold the value that asks for nothing.
 """
 
-from collections.abc import Sequence
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
+from server.capture.errors import ParameterError
 from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.view import detail, error_of, state_of
-from storage.model.ts import physical_ms
+from storage.model.ts import MAX_TS, physical_ms
 
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
+ALL_TABLES: Final = "*.*"
+"""TiCDC's filter if none is given."""
+_UINT32_MAX: Final = (1 << 32) - 1
+_NO_UPSTREAM: Final = ("pd_addrs", "ca_path", "cert_path", "key_path", "cert_allowed_cn")
+"""Members that name another cluster than the capture's own."""
+_IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "bdr_mode": (False,),
+    "case_sensitive": (False,),
+    "check_gc_safe_point": (True,),
+    "consistent.level": ("", "none"),
+    "enable_sync_point": (False,),
+    "enable_table_monitor": (False,),
+    "filter.event_filters": ([],),
+    "filter.ignore_txn_start_ts": ([],),
+    "force_replicate": (False,),
+    "integrity.corruption_handle_level": ("", "warn"),
+    "integrity.integrity_check_level": ("", "none"),
+    "memory_quota": (0, 1 << 30),
+    "mounter.worker_num": (0, 16),
+    "scheduler.enable_table_across_nodes": (False,),
+}
+"""Of TiCDC's replica_config: the values that ask for nothing, which are its defaults."""
+Check = Callable[[Any], bool]
 
 
 def listing(items: Sequence[Any]) -> dict[str, Any]:
@@ -95,3 +124,177 @@ def _time(ts: int) -> str:
     """TiCDC's form of a timestamp's wall clock, in UTC."""
     at = datetime.fromtimestamp(physical_ms(ts) / 1e3, UTC)
     return at.strftime("%Y-%m-%d %H:%M:%S.") + f"{at.microsecond // 1000:03d}"
+
+
+def document_of(body: bytes) -> dict[str, Any]:
+    """A body's JSON object; an empty body is an empty object.
+
+    Raises:
+        ParameterError: it is none.
+    """
+    try:
+        document = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as err:
+        raise ParameterError(f"the body is no JSON: {err}") from None
+    if not isinstance(document, dict):
+        raise ParameterError("the body is no JSON object")
+    return document
+
+
+def creation(body: bytes) -> pb.CreateChangefeedRequest:
+    """What `POST changefeeds` asks for.
+
+    Raises:
+        ParameterError: a member is unknown, or has a value that cannot be taken.
+    """
+    members = _Members(document_of(body))
+    _check_upstream(members)
+    config = _Members(members.take("replica_config", _is_object, default={}), "replica_config.")
+    chosen = _Members(config.take("filter", _is_object, default={}), "replica_config.filter.")
+    tables = members.take("tables", _is_tables, default=[])
+    rules = chosen.take("rules", _is_texts, default=[])
+    request = pb.CreateChangefeedRequest(
+        id=members.take("changefeed_id", _is_text, default="") or str(uuid.uuid4()),
+        sink_uri=members.take("sink_uri", _is_text, default=""),
+        source_uri=members.take("source_uri", _is_text, default=""),
+        start_ts=members.take("start_ts", _is_ts, default=0),
+        target_ts=members.take("target_ts", _is_ts, default=0),
+        columns=members.take("columns", _is_texts, default=[]),
+        zero_dates=members.take("zero_dates", _is_text, default=""),
+        on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
+        audit_s=members.take("audit_seconds", _is_uint32, default=0),
+        filter=rules or ([] if tables else [ALL_TABLES]),
+        tables=[
+            pb.Table(
+                schema_name=table["schema_name"], table_info_json=json.dumps(table["table_info"])
+            )
+            for table in tables
+        ],
+        ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
+    )
+    members.check_empty()
+    _check_idle(config.left | {"filter": chosen.left})
+    return request
+
+
+def update(changefeed: str, body: bytes) -> pb.UpdateChangefeedRequest:
+    """What `PUT changefeeds/{id}` asks for; raises as `creation`."""
+    members = _Members(document_of(body))
+    _check_upstream(members)
+    request = pb.UpdateChangefeedRequest(
+        id=changefeed,
+        sink_uri=members.take("sink_uri", _is_text, default=""),
+        on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
+    )
+    audit_s = members.take("audit_seconds", _is_uint32, default=None)
+    if audit_s is not None:
+        request.audit_s = audit_s
+    if members.left:
+        raise ParameterError(
+            f"{', '.join(sorted(members.left))}: only sink_uri, on_unclear_ddl and audit_seconds "
+            "of a changefeed can be changed; for the rest, create another one"
+        )
+    return request
+
+
+def resumption(changefeed: str, body: bytes) -> pb.ResumeChangefeedRequest:
+    """What `POST changefeeds/{id}/resume` asks for; raises as `creation`."""
+    members = _Members(document_of(body))
+    _check_upstream(members)
+    request = pb.ResumeChangefeedRequest(
+        id=changefeed,
+        overwrite_checkpoint_ts=members.take("overwrite_checkpoint_ts", _is_ts, default=0),
+        overwrite_with_now=members.take("overwrite_with_now", _is_flag, default=False),
+    )
+    members.check_empty()
+    return request
+
+
+class _Members:
+    """The members of an object that were not taken yet."""
+
+    def __init__(self, document: Mapping[str, Any], path: str = "") -> None:
+        self.left = dict(document)
+        self._path = path
+
+    def take(self, name: str, check: Check, *, default: Any) -> Any:
+        """A member's value; `default` if it is left out, or null."""
+        value = self.left.pop(name, None)
+        if value is None:
+            return default
+        if not check(value):
+            shown = json.dumps(value)[:100]
+            raise ParameterError(f"{self._path}{name} cannot be {shown}: see GET openapi.json")
+        return value
+
+    def check_empty(self) -> None:
+        """See that nothing is left; raises ParameterError."""
+        if self.left:
+            names = ", ".join(sorted(f"{self._path}{name}"[:100] for name in self.left))
+            raise ParameterError(f"{names}: no such member; see GET openapi.json")
+
+
+def _check_upstream(members: _Members) -> None:
+    """See that the request is about the capture's own cluster and namespace."""
+    for name in _NO_UPSTREAM:
+        if members.left.pop(name, None):
+            raise ParameterError(
+                f"{name}: a capture replicates the cluster that it was started for; leave it out"
+            )
+    check_namespace(members.take("namespace", _is_text, default=""))
+
+
+def check_namespace(namespace: str) -> None:
+    """Raises: ParameterError: it is not the only one that there is."""
+    if namespace not in ("", "default"):
+        raise ParameterError(
+            f"there is no namespace {namespace[:100]!r}; all changefeeds are in `default`"
+        )
+
+
+def _check_idle(config: Mapping[str, Any], path: str = "") -> None:
+    """See that what is left of a replica_config asks for nothing."""
+    for name, value in config.items():
+        full = f"{path}{name}"
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            _check_idle(value, f"{full}.")
+        elif not any(type(value) is type(idle) and value == idle for idle in _IDLE.get(full, ())):
+            raise ParameterError(
+                f"replica_config.{full[:100]} is not supported, or not with this value; leave it out"
+            )
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_tables(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        _is_object(table)
+        and table.keys() == {"schema_name", "table_info"}
+        and _is_text(table["schema_name"])
+        and _is_object(table["table_info"])
+        for table in value
+    )
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_ts(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_TS
+
+
+def _is_uint32(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _UINT32_MAX

@@ -7,10 +7,9 @@ from typing import Final
 
 from server.changefeed.source import SourceUri, SourceUriError
 from server.changefeed.table import SourceTable
-from server.dump.cluster.chunks import LocalChunks
+from server.dump.cluster.chunks import ClusterStore, LocalChunks
 from server.dump.cluster.engine import ClusterDump
 from server.dump.cluster.holds import HoldableLogCatalog, HoldableLogRows
-from server.dump.cluster.store import ClusterStore
 from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import DumpingPuller

@@ -1,11 +1,17 @@
-"""Sources by the scheme of their URI, as `server.changefeed.source` lists them."""
+"""Sources by the scheme of their URI, as `server.changefeed.source` lists them.
 
-from collections.abc import Callable
+A changefeed whose record this version cannot read gets an `UnreadableSource`: it is shown with its
+error and stops no other changefeed. It can be removed; a version that can read it resumes it.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from server.changefeed.source import SourceUri, find_kind, load
-from server.puller.source import Source, SourceContext, SourceFactory
+from server.changefeed.table import SourceTable, TableRecord
+from server.puller.source import Catalog, Puller, Rows, Source, SourceContext, SourceFactory
+from storage.model.errors import TidemarkError
 
 MakeSource: TypeAlias = Callable[[str, str], Source]
 """Of a changefeed's id and its source URI; raises SourceUriError."""
@@ -25,3 +31,45 @@ def make_source(context: SourceContext, changefeed: str, source_uri: str) -> Sou
     uri = SourceUri.parse(source_uri)
     factory: SourceFactory = load(find_kind(uri.scheme).source_at)
     return factory(changefeed, uri, context)
+
+
+class UnreadableSource:
+    """Implements `server.puller.source.Source`; whatever is asked of it raises `error`."""
+
+    keeps_history = True
+    warnings: Sequence[str] = ()
+    per_table = True
+
+    def __init__(self, error: TidemarkError) -> None:
+        self._error = error
+
+    async def now(self) -> int:
+        """Refused."""
+        self._refuse()
+
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
+        """Refused."""
+        del ts, before
+        self._refuse()
+
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
+        """Refused."""
+        del record, before
+        self._refuse()
+
+    def pullers(
+        self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
+    ) -> Sequence[Puller]:
+        """Refused."""
+        del tables, start_ts, rows, catalog
+        self._refuse()
+
+    def schema_puller(
+        self, start_ts: int, catalog: Catalog, *, dumps: bool = True
+    ) -> Puller | None:
+        """Refused."""
+        del start_ts, catalog, dumps
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise self._error

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
-from server.dump.cluster.chunks import Chunks, LocalChunks
+from server.dump.cluster.chunks import Chunks, ClusterStore, LocalChunks
 from server.dump.cluster.engine import ClusterDump
 from server.dump.cluster.holds import HoldablePuller, HoldableRows, PulledTables
-from server.dump.cluster.store import ClusterStore
 from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller

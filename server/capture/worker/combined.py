@@ -120,6 +120,8 @@ class CombinedSink:
         """
         if span is not None:
             return self._owner(span).cut(start_ts, max_rows, max_bytes, span)
+        # Taken once for all shares: with a later one for each, a share could offer rows above what
+        # another one has complete.
         upper_ts = self.resolved_ts()
         if upper_ts <= start_ts:
             return start_ts
@@ -139,7 +141,7 @@ class CombinedSink:
     ) -> list[Slice]:
         """See `Sink.plan_tables`; the tables of one share follow one another."""
         by_share: dict[Share, list[Span] | None] = (
-            dict.fromkeys(self._shares) if spans is None else self._dealt(spans)
+            dict.fromkeys(self._shares) if spans is None else self._by_share(spans)
         )
         shares = by_share.items()
         parts = self._executor.map(
@@ -156,13 +158,13 @@ class CombinedSink:
     def ack(self, ts: int, span: Span | None = None) -> int:
         """See `Sink.ack`.
 
-        A worker that dies meanwhile leaves some tables acknowledged, others not: to acknowledge
-        again is harmless.
-
         Raises:
             AckAboveResolvedError: `ts` is above the resolved_ts of a table; nothing was
                 acknowledged.
         """
+        # Checked before any share is asked: a refusal by the last one would come after the others
+        # have moved. A worker that dies meanwhile leaves some tables acknowledged and others not,
+        # which is harmless, as the reader acknowledges again.
         resolved_ts = self.resolved_ts(span)
         if ts > resolved_ts:
             raise AckAboveResolvedError(
@@ -173,7 +175,7 @@ class CombinedSink:
             return self._owner(span).ack(ts, span)
         return min(self._ask_all(lambda share: share.ack(ts)))
 
-    def _dealt(self, spans: Sequence[Span]) -> dict[Share, list[Span] | None]:
+    def _by_share(self, spans: Sequence[Span]) -> dict[Share, list[Span] | None]:
         owners = {span: self._owner(span) for span in spans}
         shares = dict.fromkeys(owners.values())
         return {share: [span for span in spans if owners[span] is share] for share in shares}

@@ -1,13 +1,11 @@
-"""Dumps of tables that workers pull: the capture looks after the job,
-workers read and add the chunks.
-"""
+"""Dumps of tables that workers pull: the capture runs the job, workers read and add the chunks."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.catalog.catalog import FeedCatalog
+from server.capture.catalog import FeedCatalog
 from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
 from server.dump.cluster.chunks import LocalChunks, Page, PageRead, Pulled, RoundRead

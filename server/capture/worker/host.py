@@ -40,8 +40,8 @@ class Hosted:
             self.error = worst(group)
         finally:
             self.ended.set()
-            # from here on it ends by itself: the next share of this changefeed has the same
-            # directory, and must not be started while this one is deleted
+            # From here on the share ends by itself. The next one of this changefeed has the same
+            # directory, so it must not be started while this one is deleted: no second cancel.
             self.cancelled = True
             await asyncio.to_thread(self.processor.wipe)
 
@@ -71,6 +71,7 @@ class Host:
         changefeed = assignment.changefeed
         if term < self._term:
             raise NotOwnerError("another capture owns the changefeeds by now")
+        # Noted before the wait below: a call of an owner that was deposed meanwhile is refused.
         self._term = term
         await self.stop(changefeed)
         if changefeed in self._hosted or term < self._term:
@@ -112,11 +113,8 @@ class Host:
             f"changefeed {changefeed} does not run in this worker now; try again"
         )
 
-    async def brought_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of it; it goes on even if nobody waits for it any more.
-
-        Raises what it raises.
-        """
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end, even if nobody waits for it any more; raises what it raises."""
         outcome = await asyncio.shield(self._tasks.create_task(_outcome(work)))
         if isinstance(outcome, TidemarkError):
             raise outcome

@@ -1,9 +1,8 @@
 """The captures of the cluster as workers of the owner: each runs shares of changefeeds.
 
-The owner looks at their records every second. A capture is dealt tables when both of its ports can
-be reached from here, and no longer once a share of it was lost: then it is left out for a while,
-twice as long each time, so that one that only seems to live does not stop the changefeeds again and
-again.
+The owner looks at their records every second. A capture gets tables when both of its ports can be
+reached from here, and none once a share of it was lost: then it is left out for a while, twice as
+long each time, so that one that only seems to live does not stop the changefeeds again and again.
 """
 
 import asyncio
@@ -85,7 +84,7 @@ class PeerCapture:
 
     @property
     def was_lost(self) -> bool:
-        """Whether it ever was, so that it is tried before it is dealt tables again."""
+        """Whether it ever was, so that it is tried before it gets tables again."""
         return self._losses > 0
 
     def connect(self) -> grpc.aio.Channel:
@@ -137,7 +136,7 @@ class Peers:
         self._own = tuple(own)
         self._reached: Mapping[str, PeerCapture] = {}
         self._refused: dict[str, str] = {}
-        """Why captures are dealt no tables, as it was last told."""
+        """Why captures get no tables, as it was last logged."""
 
     @property
     def term(self) -> int:
@@ -178,7 +177,7 @@ class Peers:
 
     async def _look(self, records: Sequence[CaptureRecord]) -> None:
         own = next((each.version for each in records if each.id == self._id), "")
-        # without our own record we are no member now, and divide nothing
+        # Without our own record we are no member now, and divide nothing.
         records = sorted(records, key=lambda each: each.id) if own else []
         reasons = await together(self._reason_against(record, own) for record in records)
         reached: dict[str, PeerCapture] = {}
@@ -197,11 +196,12 @@ class Peers:
         return peer if peer and peer.record == record else PeerCapture(record, self._access)
 
     async def _reason_against(self, record: CaptureRecord, own_version: str) -> str:
-        """Why a capture cannot be dealt tables; empty: it can."""
+        """Why a capture can get no tables; empty: it can."""
+        # One that serves is not tried again each second: a loss of its share will tell.
         peer = self._reached.get(record.id)
         if peer and peer.record == record and (not peer.was_lost or peer.is_left_out):
             return ""
-        # the contract between captures is of one version only
+        # The contract between captures (WorkerService) holds within one version only.
         if record.version != own_version:
             return f"its version is {record.version}, not {own_version}"
         return await _unreachable(record)
@@ -214,7 +214,7 @@ class Peers:
             _log.info("capture runs no shares any more", capture=name)
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
-                _log.warning("capture is dealt no tables", capture=name, reason=reason)
+                _log.warning("capture gets no tables", capture=name, reason=reason)
 
 
 async def _unreachable(record: CaptureRecord) -> str:

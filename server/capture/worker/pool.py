@@ -1,14 +1,19 @@
-"""Who runs shares of changefeeds, and the worker processes of a capture: started with it,
-restarted when they die, drained after it.
+"""Workers, which run shares of changefeeds, and the worker processes of a capture.
 
-They are children as those of `tidemark up`: whatever kills the capture ends them at once. Their
-sockets lie in the capture's data directory, for its user only.
+`Worker` is what the owner asks of a worker, `Workers` are those that a changefeed is divided among:
+processes of this capture (`WorkerProcess`), or captures of the cluster (`peers`).
+
+`Launch` builds the processes' command lines; `Pool` starts them with the capture, restarts them
+when they die, and drains them after it. They are children as those of `tidemark up`: whatever kills
+the capture ends them at once. Their sockets lie in its data directory, for its user only.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,24 +23,26 @@ import grpc.aio
 import pyarrow.flight as fl
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
+from server.capture.directory import control_socket, flight_socket, make_sockets_directory
 from server.capture.worker import metrics
-from server.capture.worker.directory import control_socket, flight_socket
 from server.child import Child
+from server.config import ConfigError
+from server.log import LogConfig, log_config
+from server.puller.patience import SILENT_S
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
 from storage.tasks import beside
 
-# how long a connection may take; a busy worker answers late
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        2_000,
-    ),
+    # How long a connection attempt may take, in spite of its name: a busy worker accepts late.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+WORKERS_MAX: Final = 256
+_COMMAND = "capture worker"
 
 
 class Worker(Protocol):
@@ -191,3 +198,72 @@ class Pool:
             async with asyncio.TaskGroup() as draining:
                 for child in children:
                     draining.create_task(child.drain())
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`."""
+    return address.rpartition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the workers of a capture have in common."""
+
+    directory: Path
+    """The capture's; absolute."""
+    coordinator: str
+    flight_addr: str
+    """Of the first worker; the next ones have the next ports, if it is not port 0."""
+    advertise_host: str
+    memory_quota_bytes: int
+    """Of each worker, for each changefeed."""
+    security: SecurityConfig
+    flight_token_file: str = ""
+    stream_silence_seconds: float = SILENT_S
+    log: LogConfig = field(default_factory=log_config)
+    """As the capture logs."""
+
+    def workers(self, count: int) -> list[WorkerProcess]:
+        """The workers, not yet started.
+
+        Raises:
+            ConfigError: their number, or their address, cannot be used.
+            DataDirError: their sockets cannot lie in the data directory.
+        """
+        if not 1 < count <= WORKERS_MAX:
+            raise ConfigError(f"--workers is a number from 0 to {WORKERS_MAX}, not {count}")
+        make_sockets_directory(self.directory, count)
+        return [self._worker(number) for number in range(count)]
+
+    def _worker(self, number: int) -> WorkerProcess:
+        arguments = {
+            "--number": number,
+            "--data-dir": self.directory,
+            "--coordinator": self.coordinator,
+            "--flight-addr": self._flight_addr(number),
+            "--http-addr": "127.0.0.1:0",
+            "--memory-quota-bytes": self.memory_quota_bytes,
+            "--flight-token-file": self.flight_token_file,
+            "--stream-silence-seconds": self.stream_silence_seconds,
+            "--ca-path": self.security.ca_path,
+            "--cert-path": self.security.cert_path,
+            "--key-path": self.security.key_path,
+            "--log-level": self.log.log_level,
+            "--log-format": self.log.log_format,
+        }
+        child = Child(
+            _COMMAND, [str(part) for flag in arguments.items() if flag[1] != "" for part in flag]
+        )
+        scheme = "grpc+tls" if self.security.enabled else "grpc"
+        return WorkerProcess(number, self.directory, child, self.advertise_host, scheme)
+
+    def _flight_addr(self, number: int) -> str:
+        host, _, port = self.flight_addr.rpartition(":")
+        if not host or not port.isdecimal() or int(port) + number > 65535:
+            raise ConfigError(f"--worker-flight-addr is host:port, not {self.flight_addr!r}")
+        return f"{host}:{int(port) + number if int(port) else 0}"

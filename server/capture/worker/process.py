@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tidemarkpb.v1 import worker_pb2
 
+from server.capture.directory import control_socket, flight_socket, sorter_directory
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.source.registry import sources
-from server.capture.worker.directory import control_socket, flight_socket, sorter_directory
+from server.capture.worker.flight import ShareFeeds
 from server.capture.worker.host import Host, host_context
-from server.capture.worker.rows import Rows
 from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
@@ -74,12 +74,12 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
         locks = tasks.create_task(StuckLocks(pd, kv, host.pullers).run())
         async with (
             serving_flight(
-                Rows(host),
+                ShareFeeds(host),
                 config.flight_addr,
                 security=security,
                 token_file=config.flight_token_file,
             ) as flight,
-            serving_flight(Rows(host), flight_socket(directory, number)),
+            serving_flight(ShareFeeds(host), flight_socket(directory, number)),
             server.listen(control_socket(directory, number)),
         ):
             yield {"flight": flight.bound}

@@ -4,11 +4,17 @@ and calls for the rest.
 The share lives exactly as long as the stream of `run`: a worker whose owner goes away ends it, an
 owner whose worker goes away gets WorkerLostError. Rows come over Flight, everything else over gRPC;
 every call has a deadline.
+
+What is asked often (positions, statistics) is answered from the `Mirror`, which holds what the
+worker last reported. Positions in it only move forward: a report that was overtaken by the answer
+of an acknowledgement changes nothing back. A worker's errors arrive with their own code and kind.
 """
 
 import asyncio
 import heapq
 import json
+import re
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -22,14 +28,16 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.cut import CutPart
+from server.capture.processor import ProcessorStats
 from server.capture.worker import wire
-from server.capture.worker.errors import WorkerLostError, error_of, error_of_text, lost
-from server.capture.worker.mirror import Mirror
 from server.capture.worker.pool import Worker
+from server.capture.worker.wire import span_of
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
+from server.rpc.errors import coded, error_of_peer
 from sink.cut import Bounds, Slice
 from sink.flight.documents import Ticket
+from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 from storage.model.span import Span
 
 T = TypeVar("T")
@@ -43,6 +51,89 @@ _CALL_S = 20.0
 _BLOCKERS_S = 2.0
 _DUMP_S = 60.0
 _READ_S = 3600.0
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class WorkerLostError(UnavailableError):
+    """A worker process, or another capture, has died or does not answer;
+    its tables are pulled again.
+    """
+
+    code = "ErrWorkerLost"
+
+
+def lost(worker: str) -> WorkerLostError:
+    """What to say of a worker that is gone."""
+    return WorkerLostError(
+        f"{worker} has died or does not answer; its tables are pulled again, here or elsewhere"
+    )
+
+
+def error_of(worker: str, err: grpc.RpcError | Any) -> TidemarkError:
+    """The worker's own error, code and kind as it raised it; WorkerLostError if it said nothing."""
+    if error := error_of_peer(err):
+        return error
+    return lost(worker) if err.code() in _LOST else TidemarkError(f"{worker}: {err.details()}")
+
+
+def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
+    """The worker's own error in the text of a Flight error; WorkerLostError if there is none."""
+    match = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", text, re.DOTALL)
+    if match is None:
+        return lost(worker)
+    return coded(UnavailableError if retryable else InvalidError, *match.groups())
+
+
+class Mirror:
+    """Written on the event loop and by acknowledgements, read by any thread."""
+
+    def __init__(self, start_ts: int) -> None:
+        self.resolved_ts = self.checkpoint_ts = start_ts
+        self.stats = ProcessorStats()
+        self.ends = 0
+        """How many pullers of tables have ended; as new as the checkpoint_ts, or newer."""
+        self._lock = threading.Lock()
+        self._spans: dict[Span, tuple[int, int]] = {}
+        self._start_ts = start_ts
+
+    def absorb(self, message: pb.ShareProgress) -> None:
+        """Take what the worker tells."""
+        # Before the checkpoint_ts: whoever sees a checkpoint must see the ends of pullers before
+        # it.
+        self.ended(message.ends)
+        for progress in message.spans:
+            span = span_of(progress.span)
+            resolved_ts, checkpoint_ts = self.table(span)
+            self._spans[span] = (
+                max(resolved_ts, progress.resolved_ts),
+                max(checkpoint_ts, progress.checkpoint_ts),
+            )
+        self.resolved_ts = max(self.resolved_ts, message.resolved_ts)
+        self.acknowledged(message.checkpoint_ts)
+        self.stats = ProcessorStats(
+            message.regions,
+            message.staged_bytes,
+            message.sorter_memory_bytes,
+            message.sorter_disk_bytes,
+            message.disk_error,
+            message.waiting,
+            message.pulled_ts,
+            message.sorted_ts,
+        )
+
+    def acknowledged(self, checkpoint_ts: int) -> None:
+        """The share's checkpoint_ts is at least that."""
+        with self._lock:
+            self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
+
+    def ended(self, ends: int) -> None:
+        """At least so many pullers have; to be told before the checkpoint_ts that comes with it."""
+        with self._lock:
+            self.ends = max(self.ends, ends)
+
+    def table(self, span: Span) -> tuple[int, int]:
+        """The resolved_ts and checkpoint_ts of one table in one place."""
+        return self._spans.get(span, (self._start_ts, self._start_ts))
 
 
 class RemoteShare:
@@ -108,6 +199,8 @@ class RemoteShare:
                     self._worker.lost()
                 raise error from err
             except TimeoutError as err:
+                # It may hang, and wake up later: a worker process is killed, another capture is
+                # left out for a while.
                 self._worker.kill()
                 raise lost(self._worker.name) from err
             finally:
@@ -138,6 +231,7 @@ class RemoteShare:
         request = pb.ChangeShareRequest(
             changefeed=self._changefeed, change=wire.change_message(change)
         )
+        # Its name is known before the worker has the table: a reader may ask for it at once.
         self._note(change.tables, change.commit_ts)
         self._ask(lambda stub: stub.ChangeShare(request, timeout=_CALL_S, metadata=self._run))
 
@@ -219,6 +313,8 @@ class RemoteShare:
         self, span: Span, start_ts: int, end_ts: int, *, before: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """See `Share.read`: passes the worker's rows on; errors of the range are raised at once."""
+        # The first batch is fetched here: an error that came with it only when the rows are
+        # iterated would reach the Flight reader in the middle of its stream.
         ticket = Ticket(self._changefeed, self._name(span, start_ts), start_ts, end_ts).document()
         batches = self._batches(ticket | {"before": True} if before else ticket)
         first = next(batches, None)
@@ -284,3 +380,9 @@ class RemoteShare:
 def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from others
+
+
+class WorkerRowsOnlyError(InvalidError):
+    """A worker's Flight port hands out rows; everything else is asked of the capture."""
+
+    code = "ErrWorkerRowsOnly"

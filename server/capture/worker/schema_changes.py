@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from server.capture.catalog.catalog import FeedCatalog
+from server.capture.catalog import FeedCatalog
 from server.capture.worker.combined import CombinedSink
 from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
@@ -51,7 +51,7 @@ def changes_by_worker(
 
 
 class SchemaChangeRouter:
-    """Implements `server.capture.catalog.catalog.Listener` for shares that run."""
+    """Implements `server.capture.catalog.Listener` for shares that run."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class SchemaChangeRouter:
         """See `Listener.changed`; raises WorkerLostError."""
         for worker, change in changes_by_worker(self._catalog, ddl, self._owner).items():
             share = self._shares[worker]
+            # Readers find a table here only when its worker has it.
             await asyncio.to_thread(share.change, change)
             for table in change.tables:
                 self._sink.adopt(table.span, share)
@@ -91,6 +92,7 @@ class SchemaChangeRouter:
         """
         while True:
             await self._moved.wait()
+            # Cleared before the barrier is read: a change that comes in between sets it again.
             self._moved.clear()
             barrier_ts = self._barrier_ts
             async with asyncio.TaskGroup() as tasks:

@@ -50,10 +50,10 @@ class WorkerService:
             await self._check_term(request.term)
         assignment = wire.assignment(request, self._make_source(request.changefeed, ""))
         hosted = await self._host.start(assignment, request.run, request.term)
-        progress = _Told()
+        progress = _ReportedProgress()
         try:
             while not hosted.ended.is_set():
-                message = progress.news(hosted)
+                message = progress.changes(hosted)
                 if message is not None:
                     yield message
                 await _wait(hosted.ended, _TICK_S + progress.tables * _TICK_S_PER_TABLE)
@@ -144,7 +144,8 @@ class WorkerService:
         chunks = _chunks(hosted)
         if chunks is None:
             raise self._host.not_running(request.changefeed)
-        return await self._host.brought_to_its_end(round_read(chunks, request))
+        # A round that is cancelled would leave its table's resolved_ts held.
+        return await self._host.run_to_end(round_read(chunks, request))
 
     async def _asked(self, changefeed: str, context: Context, ask: Callable[[LocalSink], T]) -> T:
         """Ask the share's sink, in a thread: it may read from disk."""
@@ -155,26 +156,24 @@ class WorkerService:
             raise self._host.not_running(changefeed) from err
 
 
-class _Told:
-    """What the capture knows of a share, so that it is told news only."""
+class _ReportedProgress:
+    """What was reported of a share, so that a message holds only what has changed since."""
 
     def __init__(self) -> None:
         self.tables = 0
         self._known: dict[Span, tuple[int, int]] = {}
         self._spoke_s = float("-inf")
 
-    def news(self, hosted: Hosted) -> pb.ShareProgress | None:
+    def changes(self, hosted: Hosted) -> pb.ShareProgress | None:
         """What has changed since the last call; a message without news after a second of
         silence.
         """
         sink = hosted.processor.sink
         if sink is None:
             return None
-        # before the tables': never above them
-        resolved_ts, checkpoint_ts = (
-            sink.resolved_ts(),
-            sink.checkpoint_ts(),
-        )
+        # The share's positions are read before those of its tables. The other way round they could
+        # be above a table's, and the owner would take a range for complete that is not.
+        resolved_ts, checkpoint_ts = sink.resolved_ts(), sink.checkpoint_ts()
         spans = [
             versions[0].span for versions in hosted.assignment.catalog.versions.spans(checkpoint_ts)
         ]
@@ -211,7 +210,11 @@ def _chunks(hosted: Hosted) -> LocalChunks | None:
 
 
 def _ends(hosted: Hosted) -> int:
-    """To be asked after the positions that it goes with."""
+    """How many pullers of the share have ended; to be read after the positions that it goes with.
+
+    A count that is older than the checkpoint would let a dump take chunks for delivered that were
+    lost with a puller.
+    """
     chunks = _chunks(hosted)
     return chunks.ends if chunks else 0
 

@@ -9,7 +9,7 @@ import numpy as np
 from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog, Terms
 from server.capture.cut import CutPart, PackedExtent
 from server.capture.processor import Assignment
 from server.changefeed.filter import TableFilter

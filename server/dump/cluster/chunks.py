@@ -1,30 +1,101 @@
-"""Rounds of chunks, where their table is pulled: read at one timestamp under a hold,
+"""Rounds of chunks, where their table is pulled: read from the store at one timestamp under a hold,
 and added to the table's changes.
 
     hold → a fresh timestamp S → hold_below(S) → pages are read at S → add_held
 
-Whoever wants them may be another process: a capture asks the worker that pulls the table
-(`server.capture.worker`).
+`Chunks` may be in another process: a capture asks the worker that pulls the table
+(`server.capture.worker`). `ClusterStore` reads the store, for rounds and for the surveys that plan
+them.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
 from server.changefeed.table import SourceTable
 from server.dump.cluster.holds import HoldableTable, PulledTables
-from server.dump.cluster.store import ClusterStore
-from server.dump.errors import TableAwayError
+from server.dump.errors import ChunkLostError, TableAwayError
 from server.dump.puller import Dump
+from server.puller.tidb.table import physical_spans
+from server.rpc.lock_resolver import LockResolver
+from server.rpc.pd import PdClient
+from server.rpc.region_cache import region_start
+from server.rpc.tikv import KvClient
+from server.rpc.transaction import Snapshot
+from storage.codec import encode_bytes
 from storage.model.errors import TidemarkError
 from storage.model.event import snapshot_rows
+from storage.model.span import Span
 from storage.tasks import together
 
+_TIMEOUT_S: Final = 30.0
+_REGIONS_MAX: Final = 1024
 KeysOf: TypeAlias = Callable[[SourceTable, pa.Array], pa.Array]
+
+
+class ClusterStore:
+    """Reads through the cluster's clients, past locks as any snapshot read; holds nothing."""
+
+    def __init__(self, pd: PdClient, kv: KvClient) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._resolver = LockResolver(pd, kv)
+
+    async def now(self) -> int:
+        """A timestamp above all that anybody has."""
+        return await self._pd.tso()
+
+    async def page(
+        self, begin: bytes, end: bytes, ts: int, limit: int
+    ) -> tuple[pa.Array, pa.Array]:
+        """Keys and values of the first `limit` rows of `[begin, end)` at `ts`.
+
+        Raises:
+            GaveUpError: a live transaction kept a key locked for too long, or no store answered.
+        """
+        keys, values = await self._snapshot(ts).scan_columns(begin, end, limit)
+        return pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+
+    async def check_kept(self, ts: int) -> None:
+        """What was read at `ts` was all there: GC had not passed it afterwards.
+
+        Raises:
+            ChunkLostError: it had.
+        """
+        safe_point = await self._pd.gc_safe_point()
+        if ts < safe_point:
+            raise ChunkLostError(
+                f"the store's GC passed {ts} while a chunk was read at it, and stands at "
+                f"{safe_point}: it is read again at a later timestamp; if this is said again and "
+                "again, GC keeps too little history"
+            )
+
+    async def keys(self, begin: bytes, end: bytes, ts: int, limit: int) -> list[bytes]:
+        """The first `limit` keys of `[begin, end)` at `ts`; raises as `page`."""
+        return [key for key, _ in await self._snapshot(ts).scan(begin, end, limit, key_only=True)]
+
+    async def last(self, begin: bytes, end: bytes, ts: int) -> bytes | None:
+        """The last key of `[begin, end)` at `ts`, if there is one; raises as `page`."""
+        return await self._snapshot(ts).last_key(begin, end)
+
+    async def region_bounds(self, begin: bytes, end: bytes) -> list[bytes]:
+        """Where regions begin within `(begin, end)`;
+        none if these are more than can be asked for at once.
+        """
+        routes = await self._pd.scan_regions(encode_bytes(begin), encode_bytes(end), _REGIONS_MAX)
+        starts = [region_start(route) for route in routes] if len(routes) < _REGIONS_MAX else []
+        return [key for key in starts if begin < key < end]
+
+    def parts(self, table: SourceTable) -> Sequence[Span]:
+        """Where the rows of a table lie, in key order: its own span, or those of its partitions."""
+        return sorted(physical_spans(table.record), key=lambda part: part.start_key)
+
+    def _snapshot(self, ts: int) -> Snapshot:
+        return Snapshot(self._kv, self._resolver, ts, timeout_s=_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +209,7 @@ class LocalChunks:
             )
         async with table.rounds:
             answer = await self._round(table, pages)
+        # What was added to a puller that has ended since may be lost with it.
         if self._held.all().get(table_id) is not table:
             raise TableAwayError(
                 f"table {table_id} was pulled anew while it was read; its chunk is read again"
@@ -146,11 +218,14 @@ class LocalChunks:
 
     async def _round(self, table: HoldableTable, pages: Sequence[Page]) -> RoundRead:
         loop, rows = asyncio.get_running_loop(), table.rows
+        # Held before the timestamp is taken: else the puller could resolve the table beyond S
+        # between the two, and the chunk would come too late for it.
         await loop.run_in_executor(rows.executor, rows.hold)
         try:
             ts = await self._store.now()
             await loop.run_in_executor(rows.executor, rows.hold_below, ts)
             page_rows = await together(self._page(table.table, page, ts) for page in pages)
+            # After the reads: GC that passed S while they went on may have taken versions away.
             await self._store.check_kept(ts)
             batches = [batch for _, batch in page_rows if batch.num_rows]
             await loop.run_in_executor(rows.executor, rows.add_held, batches)

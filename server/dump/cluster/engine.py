@@ -1,7 +1,7 @@
 """The dump of tables of the cluster itself: chunks are snapshots at a timestamp of their own,
 so no windows are needed.
 
-A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`held.py`),
+A chunk is read at a fresh timestamp S, while its table's resolved_ts is held below S (`holds.py`),
 and comes as updates at commit_ts S. The feed brings what is at or below S in front of it, and what
 is above S behind it. Invariants:
 1. What is counted of a chunk was in the sorter before its table was resolved up to S; all else is
@@ -23,13 +23,11 @@ import structlog
 
 from server.dump import metrics
 from server.dump.cluster.chunks import Chunks, Page, Pulled, RoundRead
-from server.dump.cluster.pace import least_s
-from server.dump.cluster.plan import cursor_of
+from server.dump.cluster.plan import cursor_of, least_s
 from server.dump.cluster.survey import Surveyed, Surveyor
 from server.dump.job import RUNNING, DumpRecords, Job
-from server.dump.keeper import ProgressKeeper
-from server.dump.progress import TableProgress, TableState
-from server.dump.table_dump import Read, TableDump
+from server.dump.progress import Read, TableDump, TableProgress, TableState
+from server.dump.saver import ProgressSaver
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 from storage.tasks import together
@@ -74,21 +72,21 @@ class ClusterDump:
         self._missing_since: dict[int, float] = {}
         self._last_ts = 0
         self._free_at = 0.0
-        self._keeper = ProgressKeeper(changefeed, records, self)
+        self._saver = ProgressSaver(changefeed, records, self)
 
     def looking(self) -> AbstractContextManager[None]:
-        """See `server.dump.keeper.Dumps`."""
+        """See `server.dump.saver.Dumps`."""
         return nullcontext()
 
     def all_dumps(self) -> Collection[TableDump]:
-        """See `server.dump.keeper.Dumps`; what was lost by now is in none of them."""
+        """See `server.dump.saver.Dumps`; what was lost by now is in none of them."""
         self._forget_lost(self._chunks.tables())
         return self._dumps.values()
 
     async def run(self) -> None:
         """Look after the job until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keeper.run(), name=f"dump progress {self._changefeed}")
+            tasks.create_task(self._saver.run(), name=f"dump progress {self._changefeed}")
             tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
 
     async def _rounds(self) -> None:
@@ -130,7 +128,7 @@ class ClusterDump:
             )
             if durable.pop(EVERY_TABLE, None) is not None:
                 await self._records.delete_table(EVERY_TABLE)
-            self._keeper.begin(durable)
+            self._saver.begin(durable)
             self._dumps = {table_id: TableDump(each) for table_id, each in durable.items()}
             self._surveyed.clear()
             self._missing_since.clear()
@@ -235,6 +233,8 @@ class ClusterDump:
             self._note(dump, str(err))
             return 0, 0
         self._note(dump, "")
+        # The table may have been pulled anew during the read: its former chunks above the
+        # checkpoint are lost then, and this one was added to the puller that has ended.
         self._forget_lost(self._chunks.tables())
         if (
             self._surveyed.get(pick.table_id) is not surveyed

@@ -89,6 +89,8 @@ class HoldableRows:
 
     def add_held(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what the hold was for, and end it; if a batch cannot be added, the hold stays."""
+        # Added before the hold ends: behind a resolved_ts at or above S the sorter takes no row of
+        # S any more.
         for batch in batches:
             self._rows.add(self._span, batch)
         self.let_go()
@@ -237,6 +239,7 @@ class HoldableLogCatalog:
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
+        # All rounds end first, and none begins until the change is in force: see invariant 3.
         async with AsyncExitStack() as stack:
             for pulled in self._rows.held.all().values():
                 await stack.enter_async_context(pulled.rounds)

@@ -1,5 +1,5 @@
-"""Where a table of the cluster is split into ranges, and how many rows it has left,
-by how dense its keys are. Pure.
+"""How a table of the cluster is read: where it is split into ranges, how many rows it seems to have
+left, and how many rows a chunk gets. Pure.
 
 Ranges are read by several readers at a time. Their bounds are any bytes: what is a bad bound is a
 slow dump, never a wrong one. Where the table has several regions, which are about as large as one
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from server.dump.job import Job
 from server.dump.progress import Cell, Cursor, Range
 from storage.model.span import KeyRange, Span
 from storage.tidb.record import record_key
@@ -30,9 +31,12 @@ _LETTERS: Final = (
     string.ascii_lowercase,
 )
 _ALPHABETS: Final = [
-    bytes(sorted(it.encode()))
-    for it in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
+    bytes(sorted(letters.encode()))
+    for letters in (*_LETTERS, string.ascii_uppercase, string.digits + string.ascii_letters)
 ]
+_ROWS_MAX: Final = 65_536
+_TARGET_S: Final = 0.25
+_TARGET_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +183,45 @@ class Outlook:
 
 def _within(inner: KeyRange, part: Span) -> bool:
     return part.start_key <= inner.start_key and inner.end_key <= part.end_key
+
+
+@dataclass(slots=True)
+class ChunkPace:
+    """How many rows the chunks of one table get: as many as take about `_TARGET_S` and
+    `_TARGET_BYTES`, changed by a factor of two at most.
+    """
+
+    rows: int = 64
+    row_bytes: float = 0.0
+    """Of the last chunk, on average."""
+
+    def limit(self, job: Job, pages: int) -> int:
+        """How many rows each of so many pages may have:
+        together no more than the job allows in a second.
+        """
+        most = [self.rows]
+        if job.rows_per_s:
+            most.append(job.rows_per_s // pages)
+        if job.bytes_per_s and self.row_bytes:
+            most.append(int(job.bytes_per_s / self.row_bytes / pages))
+        return max(min(most), 1)
+
+    def took(self, rows: int, size_bytes: int, seconds: float) -> None:
+        """A page of so many rows took so long."""
+        if rows == 0:
+            return
+        self.row_bytes = size_bytes / rows
+        target_rows = min(
+            rows * _TARGET_S / max(seconds, 1e-4), _TARGET_BYTES / max(self.row_bytes, 1)
+        )
+        self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
+
+    def failed(self) -> None:
+        """A page was not to be had: it may have been too large."""
+        self.rows = max(self.rows // 4, 1)
+
+
+def least_s(job: Job, rows: int, size_bytes: int) -> float:
+    """How long so much has to take."""
+    by_rows = rows / job.rows_per_s if job.rows_per_s else 0.0
+    return max(by_rows, size_bytes / job.bytes_per_s if job.bytes_per_s else 0.0)

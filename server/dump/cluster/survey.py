@@ -11,10 +11,15 @@ from typing import Final, Protocol
 
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Page, PageRead, Pulled
-from server.dump.cluster.pace import ChunkPace
-from server.dump.cluster.plan import Extent, KeyScale, Outlook, key_ranges, planned_ranges
-from server.dump.progress import Range, TableState
-from server.dump.table_dump import TableDump
+from server.dump.cluster.plan import (
+    ChunkPace,
+    Extent,
+    KeyScale,
+    Outlook,
+    key_ranges,
+    planned_ranges,
+)
+from server.dump.progress import Range, TableDump, TableState
 from storage.model.span import KeyRange, Span
 from storage.tasks import together
 
@@ -25,7 +30,7 @@ _AT_A_TIME: Final = 8
 
 
 class Store(Protocol):
-    """How keys lie; see `server.dump.cluster.store`. Every read raises TidemarkError."""
+    """How keys lie; see `server.dump.cluster.chunks`. Every read raises TidemarkError."""
 
     async def now(self) -> int:
         """A new timestamp."""

@@ -36,11 +36,9 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
-# rows of 16 MiB exist, and how large they are is known when they are read
-_ROWS_FIRST, _ROWS_MAX = (
-    64,
-    65_536,
-)
+# The first chunk is small: rows of 16 MiB exist, and how large a table's are is known only when
+# some are read.
+_ROWS_FIRST, _ROWS_MAX = 64, 65_536
 _TARGET_S = 0.25
 TARGET_BYTES = 512 << 10
 _SHOWN_AS_TEXT: Final = frozenset({4, 16})
@@ -136,7 +134,8 @@ class ChunkSize:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        # a slow server gets no easier with few rows
+        # Not below the first size for being slow: a server that needs long for each query needs
+        # even longer for a table with fewer rows a query.
         in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)
         target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))
@@ -177,6 +176,8 @@ def _beyond(key: Sequence[tuple[str, str]], strict: str, last: str) -> str:
     """Keys on one side of a cursor, the one with it, too, if `last` takes it:
     an index finds its first column.
     """
+    # Not `(a, b) > (?, ?)`: MySQL's optimizer reads a row comparison without the index's range. The
+    # first column alone, with `>=`, gives it one.
     (name, value), rest = key[0], key[1:]
     if not rest:
         return f"{name} {last} {value}"

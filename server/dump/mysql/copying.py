@@ -1,8 +1,8 @@
-"""What the log asks of a dump: rows that no event brings, of partitions that come and go,
-or tables renamed to be ours.
+"""What the log asks of a dump: to copy rows that no event brings.
 
-And a key of other columns, or in another order, by which nobody can tell any more what was read
-before. Invariants:
+These are rows of partitions that come and go, of tables renamed into the changefeed, and of tables
+whose key gets other columns or another order, so that a cursor no longer tells what was read.
+Invariants:
 1. What a table is set back to is durable before its change is in force at the target: no crash
    leaves rows out.
 2. A table whose dump is done is not begun anew by itself where rows come or go by partitions:
@@ -22,8 +22,8 @@ import structlog
 from server.dump import metrics
 from server.dump.errors import DumpStateError
 from server.dump.job import DumpRecords, Job
-from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.listener import DumpListener
+from server.dump.saver import ProgressSaver
 from server.puller.mysql.listener import Again
 
 _log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ class DumpCopying:
         self,
         changefeed: str,
         listener: DumpListener,
-        keeper: ProgressKeeper,
+        saver: ProgressSaver,
         records: DumpRecords,
         *,
         rereads: bool = True,
@@ -46,7 +46,7 @@ class DumpCopying:
         self._records = records
         self._rereads = rereads
         self._listener = listener
-        self._keeper = keeper
+        self._saver = saver
         self._job: Job | None = None
         self._looked = asyncio.Event()
         self._earlier: set[str] = set()
@@ -93,14 +93,17 @@ class DumpCopying:
         await self._looked.wait()
         while True:
             before = await self._records.job()
+            # An operator may change the job at the same time: read it again and extend that one.
             try:
                 await self._records.put_job(before, _extended(before, again))
-            except DumpStateError:  # somebody else has changed it just now
+            except DumpStateError:
                 continue
             break
+        # The job is durable, then the cuts wait, then the progress is set back durably: the DDL is
+        # not in force before this returns, so a crash anywhere repeats it all.
         self._earlier -= again.reasons.keys()
         self._listener.read_again(again.commit_ts, again.tables, again.reasons)
-        await self._keeper.settle()
+        await self._saver.settle()
         metrics.READ_AGAIN.inc(len(again.tables))
         _log.warning(
             "tables are read again, cuts wait for them",
@@ -128,7 +131,7 @@ class DumpCopying:
             return False
         if self._job is None or not self._listener.begin_anew(names, self._job):
             return False
-        await self._keeper.settle()
+        await self._saver.settle()
         _log.warning("tables are dumped anew", changefeed=self._changefeed, tables=sorted(names))
         return True
 

@@ -8,14 +8,17 @@ the pace and memory is bounded. Invariants:
 2. A table that cannot be read stops, with what the server said; the others go on. None is left out
    silently.
 It begins and ends with the puller of the log (`server.dump.puller`), and gives way to it
-(`server.dump.mysql.lag`).
+(`server.dump.mysql.pace`). While a round reads, Python's threads take turns more often
+(`GilInterval`): with the default of 5 ms a thread that reads chunks would hold up the log's thread
+for so long at each batch.
 """
 
 import asyncio
+import sys
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import structlog
@@ -23,18 +26,16 @@ import structlog
 from server.changefeed.table import SourceTable
 from server.dump import metrics
 from server.dump.job import RUNNING, DumpRecords, Job
-from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.mysql.copying import DumpCopying
-from server.dump.mysql.gil_interval import GIL_INTERVAL
 from server.dump.mysql.listener import DumpListener, fresh
-from server.dump.mysql.pace import Pace, Paid, Pick, Refusals, Refused, picked
-from server.dump.mysql.reader import Server, ServerThreads, Taken
-from server.dump.mysql.watermarks import Marks
+from server.dump.mysql.pace import LastRound, Pace, Pick, Refusals, Refused, next_picks
+from server.dump.mysql.reader import ReadChunk, Server, ServerThreads
+from server.dump.mysql.watermarks import WatermarkWriter
 from server.dump.mysql.window import HIGH, LOW
-from server.dump.progress import TableState
-from server.dump.table_dump import TableDump
+from server.dump.progress import TableDump, TableState
+from server.dump.saver import ProgressSaver
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.backoff import Backoff
@@ -46,8 +47,35 @@ _IDLE_S: Final = 0.3
 _PAUSE_S: Final = (0.2, 5.0)
 _PLANS_MAX: Final = 64
 """Tables looked at between two rounds."""
-
 _log = structlog.get_logger(__name__)
+SHORT_S: Final = 0.0005
+
+
+class GilInterval:
+    """The process's interval; used on the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._before_s = 0.0
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Let threads take turns often for the block, and for others that overlap it."""
+        # There is one interval for the whole process: the first user shortens it and the last one
+        # sets it back, so that a round never leaves it short for the other daemons' threads.
+        if not self._users:
+            self._before_s = sys.getswitchinterval()
+            sys.setswitchinterval(min(self._before_s, SHORT_S))
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                sys.setswitchinterval(self._before_s)
+
+
+GIL_INTERVAL: Final = GilInterval()
 
 
 class DumpEngine:
@@ -62,12 +90,12 @@ class DumpEngine:
         self._job: Job | None = None
         self._paces: dict[int, Pace] = {}
         self._refusals = Refusals()
-        self._keeper = ProgressKeeper(changefeed, records, listener)
-        self._marks = Marks(listener, self._commit, self._wait)
+        self._saver = ProgressSaver(changefeed, records, listener)
+        self._watermarks = WatermarkWriter(listener, self._commit, self._wait)
         self._looked_at = 0.0
-        self._paid = Paid()
+        self._last_round = LastRound()
         rereads = options.on_unclear_ddl == "reread"
-        self.copying = DumpCopying(changefeed, listener, self._keeper, records, rereads=rereads)
+        self.copying = DumpCopying(changefeed, listener, self._saver, records, rereads=rereads)
         self._news = asyncio.Event()
         self._threads = ServerThreads(changefeed, options)
 
@@ -81,7 +109,7 @@ class DumpEngine:
         self._listener.on_news = wake
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._keeper.run(), name=f"dump progress {self._changefeed}")
+                tasks.create_task(self._saver.run(), name=f"dump progress {self._changefeed}")
                 tasks.create_task(self._rounds(), name=f"dump {self._changefeed}")
         finally:
             self._listener.on_news = lambda: None
@@ -109,34 +137,39 @@ class DumpEngine:
         """A round, if there is anything to do and the log keeps up;
         returns whether to go on at once.
         """
-        job = await self._taken_up(await self._wanted())
+        job = await self._taken_up(await self._current_job())
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         if await self._plan_waiting(job):
-            # tried again when the log is further: it has passed some of these
+            # A table was refused, perhaps by a DDL that the log has not passed yet. A round without
+            # chunks brings two watermarks: when the log has passed them, the table is tried again.
             await self._round(job, ())
             return True
-        if (left_s := self._paid.until_s(job) - time.monotonic()) > 0:
-            # then the job may be another one
+        if (left_s := self._last_round.until_s(job) - time.monotonic()) > 0:
+            # In steps: meanwhile the job may get other rates, or be paused.
             await asyncio.sleep(min(left_s, _IDLE_S))
             return True
         again = self._listener.again
         with self._listener.looking():
             dumps = self._listener.all_dumps()
             first = job.foremost(each for each in dumps if each.durable.table_id in again)
-            picks = picked(first or job.foremost(dumps), self._marks.guard.parallel(job.parallel))
+            picks = next_picks(
+                first or job.foremost(dumps), self._watermarks.guard.parallel(job.parallel)
+            )
         if not picks:
             return False
-        if not await self._marks.looked():
+        if not await self._watermarks.looked():
             return False
         began = time.monotonic()
         with GIL_INTERVAL.shortened():
             rows, size = await self._round(job, picks)
         ended = time.monotonic()
-        self._paid = Paid(began, rows, size, ended + self._marks.guard.rest_s(ended - began))
+        self._last_round = LastRound(
+            began, rows, size, ended + self._watermarks.guard.rest_s(ended - began)
+        )
         return True
 
-    async def _wanted(self) -> Job | None:
+    async def _current_job(self) -> Job | None:
         """The job, looked up now and then: a round may be shorter than a look."""
         now = time.monotonic()
         if self._job is None or now >= self._looked_at + _LOOK_S:
@@ -151,14 +184,15 @@ class DumpEngine:
         before = self._job
         if job is None or before is None or job.id != before.id:
             if self._listener.rounds:
-                # they are of the job before: the log passes them soon
+                # They are of the job before, and their chunks are not the new one's. The log
+                # passes them soon.
                 return None
             durable = (
                 {each.table_id: each for each in await self._records.tables(job)} if job else {}
             )
             self._paces.clear()
             self._refusals.clear()
-            self._keeper.begin(durable)
+            self._saver.begin(durable)
             self._listener.take_up(
                 {table_id: TableDump(each) for table_id, each in durable.items()}
             )
@@ -206,14 +240,14 @@ class DumpEngine:
             return True
         table, version = described
         where = self._where(job, table_id)
-        # if that is refused, it is no fault of the table
+        # Outside of the try: a login that is refused is no fault of this table.
         server = await self._threads.connected()
         try:
             query, ranges, rows = await self._threads.call(server.plan, table, where, job.parallel)
         except MySqlUnavailableError:
             raise
         except (InvalidError, CorruptError) as err:
-            self._forgive([Refused(table_id, version, err)])
+            self._count_refusals([Refused(table_id, version, err)])
             return False
         self._refusals.over(table_id)
         self._begun(job, table, version, query)
@@ -249,20 +283,26 @@ class DumpEngine:
         """Returns how many rows and bytes were read."""
         low, high = uuid.uuid4().hex, uuid.uuid4().hex
         server = await self._threads.connected()
-        taken: list[Taken] = []
+        taken: list[ReadChunk] = []
         self._listener.begin(low, high, [pick.table_id for pick in picks])
         try:
             with metrics.ROUND_SECONDS.time():
-                await self._marks.write(low, LOW)
+                # The order makes the window: the low watermark is committed before the first
+                # SELECT, and the high one is written after the last. What a chunk may have missed
+                # lies between them in the log.
+                await self._watermarks.write(low, LOW)
+                # After the low watermark: see invariant 4 of `window`.
                 xa_prepared = await self._threads.call(server.xa_prepared)
                 outcomes = await asyncio.gather(*(self._read(job, server, pick) for pick in picks))
-                taken = [each for each in outcomes if isinstance(each, Taken)]
-                self._forgive(each for each in outcomes if isinstance(each, Refused))
+                taken = [each for each in outcomes if isinstance(each, ReadChunk)]
+                self._count_refusals(each for each in outcomes if isinstance(each, Refused))
+                # The chunks are in the window before its high watermark is written: the log's
+                # thread may see that before `write` returns here.
                 self._listener.fill(high, [each.chunk for each in taken], xa_prepared)
                 for each in outcomes:
                     if isinstance(each, MySqlUnavailableError):
                         raise each
-                await self._marks.write(high, HIGH)
+                await self._watermarks.write(high, HIGH)
         except TidemarkError:
             self._listener.forget(low)
             self._listener.give_up(high, [each.chunk for each in taken])
@@ -275,7 +315,7 @@ class DumpEngine:
 
     async def _read(
         self, job: Job, server: Server, pick: Pick
-    ) -> Taken | Refused | MySqlUnavailableError | None:
+    ) -> ReadChunk | Refused | MySqlUnavailableError | None:
         """One chunk of a round; anything else: there is none."""
         described = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
         if described is None:
@@ -298,15 +338,15 @@ class DumpEngine:
         pace.size.took(taken.chunk.read.rows, taken.bytes, taken.seconds)
         return taken
 
-    def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> Taken:
+    def _read_by_one(self, job: Job, server: Server, pick: Pick, pace: Pace) -> ReadChunk:
         reader = server.reader()
-        limit = job.step(self._marks.guard.rows(pace.size.rows))
+        limit = job.step(self._watermarks.guard.rows(pace.size.rows))
         try:
             return reader.read(pick, pace.version, pace.query, limit, verify=job.verify)
         finally:
             server.done(reader)
 
-    def _forgive(self, refused: Iterable[Refused]) -> None:
+    def _count_refusals(self, refused: Iterable[Refused]) -> None:
         """A DDL that the log has not passed yet may be the reason:
         it is tried again when the log is further.
         """
@@ -340,12 +380,14 @@ class DumpEngine:
 
         def write() -> None:
             server.write(unique_identifier, kind)
+            # In the same thread, at once: until the event loop gets to it the lag would look
+            # shorter than it is.
             self._listener.written(unique_identifier)
 
         await self._threads.call(write)
 
     async def _wait(self, seconds: float) -> None:
-        """For news of the log, at most so long."""
+        """Wait until the log has passed something, at most so long."""
         self._news.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

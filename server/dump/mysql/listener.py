@@ -1,8 +1,8 @@
-"""The dump's ear at the log: implements `LogListener`;
-keeps windows and tables in the order of the log.
+"""What a dump sees of the log: implements `LogListener` and keeps the windows and the tables in the
+order of the log.
 
-The log's thread calls it, and the engine asks and tells it things from the event loop and its
-readers' threads: one lock for all.
+The log's thread calls it. The engine calls it, too, from the event loop and from its readers'
+threads. One lock guards everything; nothing blocks while it is held.
 """
 
 import threading
@@ -17,10 +17,9 @@ from server.dump import metrics
 from server.dump.errors import RereadFailedError
 from server.dump.job import Job
 from server.dump.mysql.check import DumpChunkDiffersError, Repairs
-from server.dump.mysql.lag import Lags
+from server.dump.mysql.pace import Lags
 from server.dump.mysql.window import Chunk, Closed, Windows
-from server.dump.progress import TableProgress, TableState
-from server.dump.table_dump import TableDump
+from server.dump.progress import TableDump, TableProgress, TableState
 from server.puller.mysql.tables import same_keys
 from server.puller.source import TableChange
 from sink.holds import Holds
@@ -78,6 +77,7 @@ class DumpListener:
                     metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
             self._end_again(commit_ts)
+        # Without the lock: whoever is woken takes it.
         self.on_news()
         return [(span, rows) for span, rows in batches if rows.num_rows]
 
@@ -291,6 +291,8 @@ class DumpListener:
     def fill(self, high: str, chunks: Sequence[Chunk], xa_prepared: frozenset[str]) -> None:
         """See `Windows.fill`; the next chunks begin behind these."""
         with self._lock:
+            # Under one lock: the log's thread must not close the window before its chunks are
+            # counted as read.
             self._windows.fill(high, chunks, xa_prepared)
             for chunk in chunks:
                 self._dumps[chunk.table_id].read(chunk.read)
@@ -314,12 +316,12 @@ class DumpListener:
 
     def _reread(self, closed: Closed) -> None:
         """A chunk does not count; one that is not as the server has it is read again once."""
-        table_id, doubt, keys = closed.chunk.table_id, closed.chunk.doubt, closed.differing
-        if not self._again(closed.chunk) or doubt is None or keys is None:
+        table_id, mismatch, keys = closed.chunk.table_id, closed.chunk.mismatch, closed.differing
+        if not self._again(closed.chunk) or mismatch is None or keys is None:
             return
         metrics.DIFFERING.inc()
         dump = self._dumps[table_id]
-        error = DumpChunkDiffersError.of(dump.durable.name, doubt, keys)
+        error = DumpChunkDiffersError.of(dump.durable.name, mismatch, keys)
         helps = self._repairs.setdefault(table_id, Repairs()).again(keys)
         if helps:
             dump.repaired()

@@ -1,16 +1,47 @@
-"""What is read next of a table, in what steps, and how often in vain. Pure."""
+"""What a dump reads next, in what steps, and how hard, so that the log lags little more than it
+would without it. Pure.
 
+`next_picks` chooses the ranges of a round; `Pace` and `Refusals` follow each table, `LastRound`
+keeps to the rates of the job.
+
+Lag is the time from a watermark's commit to its arrival through the log (`Lags`). It is measured
+with every round, and now and then by a watermark of no round while nothing is read, which tells
+what is usual on this machine at this time. Rounds that lag more halve the ease of the `LagGuard`;
+others raise it slowly. With less ease chunks are smaller, fewer are read at a time, and nothing is
+read for a while after each round.
+"""
+
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 from server.dump.job import Job
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
-from server.dump.progress import Range
-from server.dump.table_dump import TableDump
+from server.dump.progress import Range, TableDump
 from storage.model.errors import TidemarkError
 
 ATTEMPTS: Final = 3
+LAG_FACTOR: Final = 1.5
+"""How much more than usual a round may lag."""
+GRACE_S: Final = 0.001
+"""What it may lag on top of that, as shorter delays matter to nobody."""
+FAR_S: Final = 0.25
+"""A single round that lags so much more than ever before slows the dump down at once."""
+EASE_MIN = 1 / 8
+EASE_FIRST = 1 / 2
+QUIET_FIRST: Final = 5
+"""So many measurements come before the first chunk is read."""
+QUIET_EVERY_S: Final = 1.0
+SHARE_MIN: Final = 1 / 2
+"""Of a chunk's rows: each round costs as much again as this half,
+so smaller ones would be CPU for nothing.
+"""
+_QUIET: Final = 32
+_BUSY: Final = 6
+_RAISE: Final = 1.1
+_REST_MAX: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +54,7 @@ class Pick:
     epoch: int
 
 
-def picked(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
+def next_picks(dumps: Iterable[TableDump], most: int) -> Sequence[Pick]:
     """The next ranges, so many at most: of each table one, then more of each."""
     picks: list[Pick] = []
     dumping = {dump.durable.table_id: dump for dump in dumps}
@@ -71,7 +102,7 @@ class Refusals:
     """How often each table was refused in a row, as it is now."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[int, int]] = {}
+        self._refused: dict[int, tuple[int, int]] = {}
 
     def last(self, refused: Iterable[Refused]) -> list[Refused]:
         """Count those of one round; gives tables for which it was the last attempt in this
@@ -79,24 +110,24 @@ class Refusals:
         """
         final = []
         for each in {each.table_id: each for each in refused}.values():
-            version, count = self._found.get(each.table_id, (each.version, 0))
+            version, count = self._refused.get(each.table_id, (each.version, 0))
             count = count + 1 if version == each.version else 1
-            self._found[each.table_id] = each.version, count
+            self._refused[each.table_id] = each.version, count
             final += [each] if count >= ATTEMPTS else []
         return final
 
     def over(self, table_id: int) -> None:
         """It was read."""
-        self._found.pop(table_id, None)
+        self._refused.pop(table_id, None)
 
     def clear(self) -> None:
         """All are tried anew."""
-        self._found.clear()
+        self._refused.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
-    """The round before, which is paid for by a rest; times are of one clock, in seconds."""
+class LastRound:
+    """The round before, after which the next one waits; times are of one clock, in seconds."""
 
     began_s: float = 0.0
     rows: int = 0
@@ -109,3 +140,100 @@ class Paid:
         rows_s = self.rows / job.rows_per_s if job.rows_per_s else 0.0
         bytes_s = self.bytes / job.bytes_per_s if job.bytes_per_s else 0.0
         return max(self.began_s + max(rows_s, bytes_s), self.rest_until_s)
+
+
+class LagGuard:
+    """How hard one dump may read; times are in seconds, of any one clock."""
+
+    def __init__(self) -> None:
+        self.ease = EASE_FIRST
+        """From EASE_MIN to 1."""
+        self._quiet: deque[float] = deque(maxlen=_QUIET)
+        self._busy: deque[float] = deque(maxlen=_BUSY)
+        self._quiet_at = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """What rounds may lag."""
+        return LAG_FACTOR * median(self._quiet or [0.0]) + GRACE_S
+
+    def quiet_wanted(self, now: float) -> bool:
+        """Whether the lag is to be measured while nothing is read."""
+        return len(self._quiet) < QUIET_FIRST or now - self._quiet_at >= QUIET_EVERY_S
+
+    def quiet(self, lag_s: float, now: float) -> None:
+        """The lag while nothing was read."""
+        self._quiet.append(lag_s)
+        self._quiet_at = now
+
+    def busy(self, lag_s: float) -> None:
+        """The lag of a round."""
+        self._busy.append(lag_s)
+        # By the median, as single rounds are late for many reasons; but one that is far later than
+        # anything without a round cannot be chance.
+        if (
+            median(self._busy) > self.limit_s
+            or lag_s > LAG_FACTOR * max(self._quiet, default=0.0) + FAR_S
+        ):
+            self.ease = max(self.ease / 2, EASE_MIN)
+            # Rounds at the former ease say nothing about the new one; left in the median they would
+            # halve it again at once.
+            self._busy.clear()
+        else:
+            self.ease = min(self.ease * _RAISE, 1.0)
+
+    def parallel(self, most: int) -> int:
+        """How many chunks to read at a time."""
+        return max(round(most * self.ease), 1)
+
+    def rows(self, most: int) -> int:
+        """How many rows a chunk may have."""
+        return max(int(most * max(self.ease, SHARE_MIN)), 1)
+
+    def rest_s(self, read_s: float) -> float:
+        """How long to read nothing after a round that took so long."""
+        return read_s * min((1 / self.ease - 1) / 2, _REST_MAX)
+
+
+class Lags:
+    """Watermarks on their way through the log, by their identifiers."""
+
+    # The thread that commits a watermark and the one that reads the log are not ordered: an arrival
+    # may be noted before the commit is.
+
+    def __init__(self) -> None:
+        self._written: dict[str, float | None] = {}
+        self._arrived: dict[str, float] = {}
+        self._measured: dict[str, float] = {}
+
+    def expect(self, unique_identifier: str) -> None:
+        """It is about to be written."""
+        self._written[unique_identifier] = None
+
+    def written(self, unique_identifier: str, at: float) -> None:
+        """It was committed."""
+        if unique_identifier in self._written:
+            self._written[unique_identifier] = at
+            self._match(unique_identifier)
+
+    def arrived(self, unique_identifier: str, at: float) -> None:
+        """The log has passed it; nothing happens if it is not expected."""
+        if unique_identifier in self._written:
+            self._arrived[unique_identifier] = at
+            self._match(unique_identifier)
+
+    def forget(self, unique_identifier: str) -> None:
+        """It may never arrive."""
+        self._written.pop(unique_identifier, None)
+        self._arrived.pop(unique_identifier, None)
+
+    def taken(self) -> dict[str, float]:
+        """The lags known since the last call, each once."""
+        lags, self._measured = self._measured, {}
+        return lags
+
+    def _match(self, unique_identifier: str) -> None:
+        written, arrived = self._written[unique_identifier], self._arrived.get(unique_identifier)
+        if written is not None and arrived is not None:
+            self._measured[unique_identifier] = max(arrived - written, 0.0)
+            self.forget(unique_identifier)

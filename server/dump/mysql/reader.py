@@ -20,13 +20,12 @@ import pyarrow as pa
 from server.changefeed.table import SourceTable
 from server.dump.job import PARALLEL_MAX
 from server.dump.mysql import watermarks
-from server.dump.mysql.check import Check, Doubt
+from server.dump.mysql.check import Check, ChunkMismatch
 from server.dump.mysql.chunk import ChunkQuery, last_row, quoted, split_ranges
 from server.dump.mysql.pace import Pick
 from server.dump.mysql.statement import Statement
 from server.dump.mysql.window import Chunk
-from server.dump.progress import Range
-from server.dump.table_dump import Read
+from server.dump.progress import Range, Read
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
@@ -61,8 +60,8 @@ _THREADS_MAX: Final = PARALLEL_MAX + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A chunk and what it cost."""
+class ReadChunk:
+    """A chunk and what its read cost."""
 
     chunk: Chunk
     bytes: int
@@ -140,6 +139,8 @@ class Server:
         """
         if self._idle:
             return self._idle.pop()
+        # The same address as the first session's: another server of the source may not have the
+        # watermark yet, and a chunk from there would miss changes.
         try:
             session = log_in_to(self._session.address, self._options)
         except InvalidError as err:
@@ -168,7 +169,7 @@ class ChunkReader:
 
     def read(
         self, pick: Pick, version: int, query: ChunkQuery, limit: int, *, verify: bool = False
-    ) -> Taken:
+    ) -> ReadChunk:
         """Read the next rows of a range, `limit` at most, of a table in this `version`; to `verify`
         compare them with sums of the server, too.
 
@@ -180,24 +181,25 @@ class ChunkReader:
         began, part = time.monotonic(), pick.part
         sql = query.sql(after=part.after is not None, until=part.until is not None)
         rows = self._statement(sql).rows(query.parameters(part, limit))
+        # Fewer rows than the limit: the range has ended, also if the last query found none.
         count = len(rows)
         last = query.cursor(last_row(rows)) if count else None
         read = Read(pick.place, pick.epoch, last, count < limit, count, rows.nbytes, verify)
         keys = keys_of(query.table, rows)
-        doubt = (
-            self._doubt(query, Range(part.after, part.until if read.ends else last), keys, rows)
+        mismatch = (
+            self._mismatch(query, Range(part.after, part.until if read.ends else last), keys, rows)
             if verify
             else None
         )
-        return Taken(
-            Chunk(pick.table_id, version, read, keys, rows, doubt),
+        return ReadChunk(
+            Chunk(pick.table_id, version, read, keys, rows, mismatch),
             rows.nbytes,
             time.monotonic() - began,
         )
 
-    def _doubt(
+    def _mismatch(
         self, query: ChunkQuery, part: Range, keys: pa.Array, rows: pa.Array
-    ) -> Doubt | None:
+    ) -> ChunkMismatch | None:
         """What of the rows of a range is not as the server has it now."""
         check, bounds = Check(query), query.bounds(part)
         ours = check.ours(keys, rows)
@@ -205,9 +207,10 @@ class ChunkReader:
         if total == ours.total:
             return None
         differing = ours.differing(check.theirs(self._statement(check.rows_sql(part)).rows(bounds)))
-        return Doubt(part, differing, ours.total, total) if len(differing) else None
+        return ChunkMismatch(part, differing, ours.total, total) if len(differing) else None
 
     def _statement(self, sql: str) -> Statement:
+        # Prepared statements of all sessions count towards the server's max_prepared_stmt_count.
         if sql not in self._statements:
             self._forget_many()
             self._statements[sql] = Statement(self._session, sql)

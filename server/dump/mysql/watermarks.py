@@ -4,8 +4,8 @@
     create_time, update_time)
 
 `unique_identifier` is new each time, as an UPDATE that changes nothing is not logged. MySQL has no
-AUTO_RANDOM. `Marks` writes those of one dump, and knows how far their place in the log lags behind
-their commit.
+AUTO_RANDOM. `WatermarkWriter` writes those of one dump, and measures how far their place in the log
+lags behind their commit.
 """
 
 import time
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from server.dump import metrics
-from server.dump.mysql.lag import LagGuard
 from server.dump.mysql.listener import DumpListener
+from server.dump.mysql.pace import LagGuard
 from server.dump.mysql.window import LOW
 from server.puller.mysql.listener import WATERMARK_TABLE
 from server.puller.mysql.session.connection import Session
@@ -55,6 +55,8 @@ def prepare(session: Session) -> None:
     Raises:
         MySqlPrivilegeError, MySqlStatementError: the user may not, or the server only reads.
     """
+    # CREATE … IF NOT EXISTS needs the right to create also where the table is there. Looked up
+    # first, an administrator may make it, and the user needs only to write it.
     if not session.row(_EXISTS, (WATERMARK_SCHEMA, WATERMARK_TABLE))[0]:
         for statement in CREATE:
             session.execute(statement)
@@ -65,7 +67,7 @@ def write(session: Session, changefeed: str, unique_identifier: str, kind: int) 
     session.execute(_WRITE, (changefeed, unique_identifier, kind))
 
 
-class Marks:
+class WatermarkWriter:
     """`commit` writes one at the server and tells the listener when;
     `wait` is for news of the log, at most so long.
     """
@@ -83,6 +85,7 @@ class Marks:
 
     async def write(self, unique_identifier: str, kind: int) -> None:
         """Write one whose lag is looked at; raises what `commit` does."""
+        # Expected before it is committed: the log may bring it before `commit` returns.
         self._listener.expect(unique_identifier)
         try:
             await self._commit(unique_identifier, kind)

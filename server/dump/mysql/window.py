@@ -29,8 +29,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from server.dump.mysql.check import Doubt, unexplained
-from server.dump.table_dump import Read
+from server.dump.mysql.check import ChunkMismatch, unexplained
+from server.dump.progress import Read
 from storage.model.event import snapshot_rows
 
 LOW: Final = 1
@@ -56,7 +56,7 @@ class Chunk:
     """Where in the table it was read."""
     keys: pa.Array
     values: pa.Array
-    doubt: Doubt | None = None
+    mismatch: ChunkMismatch | None = None
     """Which rows were not the server's, if it was checked."""
 
 
@@ -137,6 +137,8 @@ class Windows:
         """The log has passed an XA transaction's PREPARE (it waits for its commit) or its
         COMMIT.
         """
+        # Popped first, so that a xid that is used again counts as the newest: the oldest are
+        # dropped.
         self._xa_committed.pop(xid, None)
         if not waits:
             self._xa_committed[xid] = None
@@ -159,7 +161,8 @@ class Windows:
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
         lost: list[Closed] = []
-        # its high watermark was never written
+        # Rounds come in the order of their watermarks. One in front of this whose high watermark
+        # has not come was given up, or never written: its chunks are read again.
         while (first := self._rounds.popleft()).high != unique_identifier:
             lost += [Closed(chunk, None) for chunk in first.chunks]
         return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
@@ -170,7 +173,7 @@ class Windows:
         if closed.xa_committed & closed.xa_prepared:
             return Closed(chunk, None)
         changed = closed.changed.get(chunk.table_id, [])
-        differing = unexplained(chunk.doubt, changed)
+        differing = unexplained(chunk.mismatch, changed)
         if differing is not None:
             return Closed(chunk, None, differing)
         if not changed:

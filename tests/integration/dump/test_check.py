@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from server.changefeed.source import SourceUri
-from server.dump.mysql.check import Check
-from server.dump.mysql.check_value import canonical
+from server.dump.mysql.check import Check, canonical
 from server.dump.mysql.chunk import ChunkQuery, last_row, stored
 from server.dump.mysql.reader import keys_of
 from server.dump.mysql.statement import Statement

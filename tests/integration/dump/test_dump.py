@@ -14,7 +14,7 @@ from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.dump.job import DumpRecords
 from server.dump.mysql import watermarks
-from server.dump.mysql.watermarks import Marks
+from server.dump.mysql.watermarks import WatermarkWriter
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import UPDATE
@@ -239,11 +239,11 @@ async def test_a_row_binlogged_but_not_yet_committed_is_not_dumped_as_it_was(
 ) -> None:
     """Semi-sync AFTER_SYNC holds commits that are logged; a low watermark that is read is wrong."""
 
-    async def looked(marks: Marks) -> bool:
+    async def looked(marks: WatermarkWriter) -> bool:
         del marks
         return True  # a probe of the lag in front of the first round would wait, too
 
-    monkeypatch.setattr(Marks, "looked", looked)
+    monkeypatch.setattr(WatermarkWriter, "looked", looked)
     flags = ("--rpl-semi-sync-master-enabled=ON", "--rpl-semi-sync-master-timeout=600000")
     with running_mariadb(*flags, "--rpl-semi-sync-master-wait-point=AFTER_SYNC") as server:
         server.execute(

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from server.play.mariadb import MariaDb, MariaDbError
-from server.play.playground import TABLES, PlayConfig, hints
-from server.play.shell import write_shell
+from server.play.playground import TABLES, PlayConfig, hints, write_shell
 from tests.ports import free_port
 
 GOODS = (
@@ -42,7 +41,7 @@ async def test_without_mariadb_it_says_what_to_install(tmp_path, monkeypatch):
 
 
 def test_the_shell_knows_the_tables_wherever_the_lake_lies(tmp_path, monkeypatch):
-    monkeypatch.setattr("server.play.shell.install", lambda *_: [tmp_path / "delta.jar"])
+    monkeypatch.setattr("server.play.playground.install", lambda *_: [tmp_path / "delta.jar"])
     lake = tmp_path / "Ada's lake"
     write_shell(tmp_path / "sql", lake, TABLES)
     subprocess.run(["sh", "-n", tmp_path / "sql"], check=True)

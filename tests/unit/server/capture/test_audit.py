@@ -196,7 +196,7 @@ def test_an_audit_that_is_behind_for_its_whole_period_is_told():
 
 
 def test_what_is_no_upsert_is_not_told_to_be_repaired():
-    told = replace(FOUND, mode="scd2", table="shop.a b", spans=((1, None), (None, None))).told(
+    told = replace(FOUND, mode="scd2", table="shop.a b", spans=((1, None), (None, None))).text(
         "feed"
     )
     assert told.startswith(

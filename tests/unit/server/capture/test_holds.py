@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from server.capture.catalog.catalog import Refusal
+from server.capture.catalog import Refusal
 from sink.errors import RangeHeldError
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from server.capture.flight import OwnerFeeds
+from server.capture.pulling import Gate, SorterRows
 from server.capture.repairs import Repairs
-from server.capture.rows import Gate, SorterRows
 from sorter.errors import BlockCorruptError, TableDamagedError, TableNotFoundError
 from storage.model.errors import ClosedError
 from storage.model.span import Span

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from server.capture import checkpoint_saver
-from server.capture.catalog.catalog import FeedCatalog
+from server.capture.catalog import FeedCatalog
 from server.capture.errors import ParameterError, StartTsInFutureError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
 from server.capture.message import message

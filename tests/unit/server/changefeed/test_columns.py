@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog, Terms
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import RULES_MAX, ColumnRuleError, ColumnRules
 from server.changefeed.filter import FilterRuleError, TableFilter

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.job import PAUSED, Job
-from server.dump.progress import Cell, Range, TableProgress, TableState
+from server.dump.progress import Cell, Range, TableDump, TableProgress, TableState
 from server.dump.status import dump_message, table_messages
-from server.dump.table_dump import TableDump
 
 JOB = Job("j", priority={"s.first": 2, "s.*": 1})
 

@@ -6,7 +6,7 @@ import pytest
 
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, RunningError, State
-from server.dump.scope import DumpScope
+from server.dump.service import DumpScope
 
 INFO = ChangefeedInfo(
     id="feed", sink_uri="delta:///lake", start_ts=1, target_ts=0, create_time="now", rules=("a.*",)

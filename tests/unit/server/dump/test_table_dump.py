@@ -1,8 +1,7 @@
 """What counts of a table's dump, and when."""
 
 from server.dump.mysql.chunk import integer
-from server.dump.progress import Range, TableProgress, TableState
-from server.dump.table_dump import Read, TableDump
+from server.dump.progress import Range, Read, TableDump, TableProgress, TableState
 
 
 def test_a_chunk_counts_only_once_the_checkpoint_has_reached_it_and_all_before_it() -> None:

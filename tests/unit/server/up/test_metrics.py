@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from server import http
-from server.up.metrics import REGISTRY, collect_from
+from server.up.tree import REGISTRY, collect_from
 
 
 @dataclass

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.capture.api_v2 import bodies
+from server.capture.api_v2 import documents
 from server.capture.api_v2.api import Api
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
@@ -82,13 +82,13 @@ async def asked(method, path, body=b"", query=None, error=None):
 def test_a_body_of_ticdcs_docs_creates_a_changefeed():
     config = {"filter": {"rules": ["shop.*"]}, "ignore_ineligible_table": True}
     body = {"changefeed_id": "c", "sink_uri": "delta:///d", "replica_config": config}
-    request = bodies.creation(json.dumps(body).encode())
+    request = documents.creation(json.dumps(body).encode())
     assert (request.id, request.sink_uri, list(request.filter)) == ("c", "delta:///d", ["shop.*"])
     assert request.ignore_ineligible_table
 
 
 def test_without_id_and_filter_it_gets_an_id_and_all_tables():
-    request = bodies.creation(b'{"sink_uri": "delta:///d"}')
+    request = documents.creation(b'{"sink_uri": "delta:///d"}')
     assert request.id
     assert list(request.filter) == ["*.*"]
 
@@ -96,7 +96,7 @@ def test_without_id_and_filter_it_gets_an_id_and_all_tables():
 def test_ticdcs_defaults_ask_for_nothing():
     config = {"case_sensitive": False, "check_gc_safe_point": True, "mounter": {"worker_num": 16}}
     body = {"sink_uri": "delta:///d", "replica_config": config, "pd_addrs": [], "namespace": ""}
-    assert bodies.creation(json.dumps(body).encode())
+    assert documents.creation(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_ticdcs_defaults_ask_for_nothing():
 )
 def test_what_cannot_be_had_is_refused_by_name(body, named):
     with pytest.raises(ParameterError, match=named):
-        bodies.creation(json.dumps(body).encode())
+        documents.creation(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"a": NaN}'])
@@ -131,7 +131,7 @@ async def test_garbage_is_the_clients_fault(body):
 @given(st.dictionaries(MEMBERS, JSON))
 def test_any_json_gives_a_request_or_a_named_error(document):
     try:
-        bodies.creation(json.dumps(document).encode())
+        documents.creation(json.dumps(document).encode())
     except ParameterError as err:
         assert err.message  # noqa: PT017 - both ends are right
 
@@ -149,7 +149,7 @@ async def test_a_changefeed_is_shown_with_ticdcs_names():
 async def test_the_config_that_is_shown_can_be_sent_back():
     _, shown, _ = await asked("GET", "/api/v2/changefeeds/orders")
     body = {"sink_uri": shown["sink_uri"], "replica_config": shown["config"]}
-    assert list(bodies.creation(json.dumps(body).encode()).filter) == ["shop.*"]
+    assert list(documents.creation(json.dumps(body).encode()).filter) == ["shop.*"]
 
 
 async def test_lists_have_ticdcs_form_and_filter_by_state():

@@ -11,7 +11,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker.dumping import WorkerChunks, round_read
 from server.capture.worker.host import Host
-from server.capture.worker.mirror import Mirror
+from server.capture.worker.remote import Mirror
 from server.dump.cluster.chunks import Page, PageRead, RoundRead
 from server.dump.errors import TableAwayError
 from storage.model.span import Span
@@ -99,11 +99,11 @@ async def test_a_round_comes_to_its_end_even_if_nobody_waits_for_it() -> None:
     make: Any = None
     async with asyncio.TaskGroup() as tasks:
         host = Host(tasks, make)
-        asking = tasks.create_task(host.brought_to_its_end(work()))
+        asking = tasks.create_task(host.run_to_end(work()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asking.cancel()
         go_on.set()
         with pytest.raises(TableAwayError):
-            await host.brought_to_its_end(refused())
+            await host.run_to_end(refused())
     assert ended.is_set()

@@ -4,9 +4,8 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from server.capture.directory import DataDirError
-from server.capture.worker.directory import control_socket
-from server.capture.worker.launch import WORKERS_MAX, Launch
+from server.capture.directory import DataDirError, control_socket
+from server.capture.worker.pool import WORKERS_MAX, Launch
 from server.config import ConfigError
 from server.log import LogConfig
 from server.rpc.credentials import SecurityConfig

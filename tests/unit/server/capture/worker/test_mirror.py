@@ -5,7 +5,7 @@ from dataclasses import asdict
 from tidemarkpb.v1 import changefeed_pb2, worker_pb2
 
 from server.capture.processor import ProcessorStats
-from server.capture.worker.mirror import Mirror
+from server.capture.worker.remote import Mirror
 from server.capture.worker.wire import span_message
 from storage.model.span import Span
 

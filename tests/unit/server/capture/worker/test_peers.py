@@ -7,9 +7,9 @@ import pytest
 
 from server.capture.membership import CaptureRecord
 from server.capture.worker import peers as module
-from server.capture.worker import spread
+from server.capture.worker import processor
 from server.capture.worker.peers import PeerAccess, Peers
-from server.capture.worker.spread import SpreadProcessor
+from server.capture.worker.processor import RebalancingProcessor
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import UnavailableError
 from storage.tasks import beside
@@ -97,16 +97,16 @@ class Inner:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(spread, "_LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(spread, "_SETTLED_S", 0.01)
+    monkeypatch.setattr(processor, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(processor, "_SETTLED_S", 0.01)
 
 
 def spreading(workers, log):
     def made(kind):
         return lambda assignment: Inner(log, kind, assignment)
 
-    assignment = spread.Assignment("feed", None, None, 1000)
-    return SpreadProcessor(lambda: tuple(workers), made("here"), made("divided"), assignment)
+    assignment = processor.Assignment("feed", None, None, 1000)
+    return RebalancingProcessor(lambda: tuple(workers), made("here"), made("divided"), assignment)
 
 
 @pytest.mark.usefixtures("quick")

@@ -20,11 +20,10 @@ from server.capture.local import LocalProcessor, Resources
 from server.capture.membership import CaptureRecord
 from server.capture.source.registry import sources
 from server.capture.worker import remote
-from server.capture.worker.errors import WorkerLostError
+from server.capture.worker.flight import ShareFeeds
 from server.capture.worker.host import Host
 from server.capture.worker.peers import PeerAccess, PeerCapture
-from server.capture.worker.remote import RemoteShare
-from server.capture.worker.rows import Rows
+from server.capture.worker.remote import RemoteShare, WorkerLostError
 from server.capture.worker.service import WorkerService
 from server.changefeed.table import TableRecord
 from server.puller.source import SourceContext
@@ -95,7 +94,7 @@ async def worker(upstream, tmp_path):
     async with (
         hosting(upstream, tmp_path) as (host, make_source),
         serving(WorkerService(host, make_source), seen),
-        serving_flight(Rows(host), seen.rows),
+        serving_flight(ShareFeeds(host), seen.rows),
     ):
         yield seen
         seen.close()
@@ -168,7 +167,7 @@ async def test_another_capture_runs_a_share_over_mtls_and_with_the_readers_token
         service = WorkerService(host, make_source)
         server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], service)
         token = str(tmp_path / "token")
-        reading = serving_flight(Rows(host), local, security=security, token_file=token)
+        reading = serving_flight(ShareFeeds(host), local, security=security, token_file=token)
         async with reading as flight, server.listen(local) as bound:
             record = CaptureRecord("b", bound, flight.bound)
             peer = PeerCapture(record, PeerAccess(security, token))

@@ -12,7 +12,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
 from server.capture.worker.schema_changes import changes_by_worker
-from tests.unit.server.capture.catalog.upstream import (
+from tests.unit.server.capture.upstream import (
     START,
     STATEMENTS,
     Database,

@@ -14,7 +14,7 @@ import pytest
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.table import SourceTable
-from server.dump import keeper
+from server.dump import saver
 from server.dump.cluster import engine
 from server.dump.cluster.chunks import LocalChunks
 from server.dump.cluster.engine import EVERY_TABLE, ClusterDump
@@ -133,7 +133,7 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     monkeypatch.setattr(engine, "_IDLE_S", 0.02)
-    monkeypatch.setattr(keeper, "_SETTLE_S", 0.02)
+    monkeypatch.setattr(saver, "_SETTLE_S", 0.02)
     with ThreadPoolExecutor(2) as executor:
         async with EmbeddedEtcd.open(tmp_path) as etcd:
             house = House(EtcdMeta(etcd), executor)

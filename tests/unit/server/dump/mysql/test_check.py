@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from server.dump.mysql.check import (
     FACTOR,
+    ChunkMismatch,
     Digests,
-    Doubt,
     DumpChunkDiffersError,
     Repairs,
+    canonical,
+    crc32s,
     unexplained,
 )
-from server.dump.mysql.check_value import canonical, crc32s
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Cell, Range
-from server.dump.table_dump import Read
+from server.dump.progress import Cell, Range, Read
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
 
@@ -102,15 +102,15 @@ class Window:
         total = digests(self.rows).total
         self.write()
         differing = ours.differing(digests(self.rows))
-        doubt = (
-            Doubt(Range(), differing, ours.total, total)
+        mismatch = (
+            ChunkMismatch(Range(), differing, ours.total, total)
             if total != ours.total and len(differing)
             else None
         )
         self.write()
         read = Read(0, 0, None, True, len(ours.keys), 0, True)
         chunk = Chunk(
-            TABLE, 0, read, ours.keys, pa.array([b""] * len(ours.keys), pa.binary()), doubt
+            TABLE, 0, read, ours.keys, pa.array([b""] * len(ours.keys), pa.binary()), mismatch
         )
         self.windows.watermark("low", LOW, 1)
         self.windows.fill("high", [chunk])
@@ -140,16 +140,18 @@ def test_a_chunk_may_differ_once_at_each_key() -> None:
 
 def test_the_error_names_the_table_the_range_and_both_sums() -> None:
     part = Range((Cell(0x8008, (5).to_bytes(8, "little")), Cell(252, b"\x01x")), None)
-    doubt = Doubt(part, pa.array([b"k"]), digests({b"k": 1}).total, digests({b"k": 2}).total)
-    keys = unexplained(doubt, [pa.array([b"z"])])
+    mismatch = ChunkMismatch(
+        part, pa.array([b"k"]), digests({b"k": 1}).total, digests({b"k": 2}).total
+    )
+    keys = unexplained(mismatch, [pa.array([b"z"])])
     assert keys is not None
-    text = str(DumpChunkDiffersError.of("shop.t", doubt, keys))
+    text = str(DumpChunkDiffersError.of("shop.t", mismatch, keys))
     for part_of_it in (
         "ErrDumpChunkDiffers",
         "shop.t",
         "(5, x'0178', ]",
-        str(doubt.ours),
-        str(doubt.theirs),
+        str(mismatch.ours),
+        str(mismatch.theirs),
         "6b",
     ):
         assert part_of_it in text, text

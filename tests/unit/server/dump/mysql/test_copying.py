@@ -12,12 +12,11 @@ import pytest
 from server.capture.source.mysql import mysql_table
 from server.changefeed.table import SourceTable, TableRecord
 from server.dump.job import DumpRecords, Job
-from server.dump.keeper import ProgressKeeper
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener
 from server.dump.mysql.window import HIGH, LOW, Chunk
-from server.dump.progress import Cell, Range, TableProgress, TableState
-from server.dump.table_dump import Read, TableDump
+from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
+from server.dump.saver import ProgressSaver
 from server.puller.mysql.listener import Again
 from server.puller.source import TableChange
 from sink.holds import Holds
@@ -54,9 +53,9 @@ def dumping(records: DumpRecords, *tables: TableProgress) -> DumpCopying:
         "shop", [table(name, table_id) for name, table_id in (("a", 1), ("b", 2), ("new", 3))]
     )
     listener.take_up({each.table_id: TableDump(each) for each in tables})
-    keeper = ProgressKeeper("shop", records, listener)
-    keeper.begin({each.table_id: each for each in tables})
-    return DumpCopying("shop", listener, keeper, records)
+    saver = ProgressSaver("shop", records, listener)
+    saver.begin({each.table_id: each for each in tables})
+    return DumpCopying("shop", listener, saver, records)
 
 
 @pytest.mark.parametrize("state", [TableState.WAITING, TableState.DUMPING, TableState.FAILED])
@@ -134,9 +133,9 @@ class Life:
         self.holds = Holds()
         self.listener = DumpListener("shop", [table("a", 1), table("b", 2)], self.holds)
         self.listener.take_up({each.table_id: TableDump(each) for each in tables})
-        self.keeper = ProgressKeeper("shop", records, self.listener)
-        self.keeper.begin({each.table_id: each for each in tables})
-        self.copying = DumpCopying("shop", self.listener, self.keeper, records)
+        self.saver = ProgressSaver("shop", records, self.listener)
+        self.saver.begin({each.table_id: each for each in tables})
+        self.copying = DumpCopying("shop", self.listener, self.saver, records)
         self.copying.taken_up(None)
 
     def read(self, table_id: int, commit_ts: int) -> None:

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.progress import Cell, Range, TableProgress, TableState
-from server.dump.table_dump import Read, TableDump
+from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
 from storage.model.event import DELETE
 
 TABLE = 7

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from server.dump.mysql.gil_interval import SHORT_S, GilInterval
+from server.dump.mysql.engine import SHORT_S, GilInterval
 
 
 def test_the_interval_is_given_back_by_the_last_of_overlapping_rounds() -> None:

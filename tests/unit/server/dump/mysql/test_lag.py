@@ -5,7 +5,7 @@ and never stops.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.dump.mysql.lag import EASE_FIRST, EASE_MIN, QUIET_EVERY_S, QUIET_FIRST, LagGuard, Lags
+from server.dump.mysql.pace import EASE_FIRST, EASE_MIN, QUIET_EVERY_S, QUIET_FIRST, LagGuard, Lags
 
 LAGS = st.floats(0, 100)
 

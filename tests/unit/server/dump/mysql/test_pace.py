@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.job import Job
-from server.dump.mysql.pace import Paid, Refusals, Refused
+from server.dump.mysql.pace import LastRound, Refusals, Refused
 from storage.model.errors import CorruptError
 
 ROUNDS = st.lists(
@@ -21,10 +21,10 @@ def test_no_more_is_read_than_is_allowed(
     rounds: list[tuple[int, int, float]], rows_per_s: int, bytes_per_s: int
 ) -> None:
     job = Job("j", rows_per_s=rows_per_s, bytes_per_s=bytes_per_s)
-    now, paid, rows, size = 0.0, Paid(), 0, 0
+    now, paid, rows, size = 0.0, LastRound(), 0, 0
     for more_rows, more_size, took_s in rounds:
         now = max(now, paid.until_s(job))
-        paid = Paid(now, more_rows, more_size, now + took_s)
+        paid = LastRound(now, more_rows, more_size, now + took_s)
         rows, size = rows + more_rows, size + more_size
     ended = paid.until_s(job)
     assert rows <= ended * rows_per_s * (1 + 1e-9) + 1e-6
@@ -33,7 +33,7 @@ def test_no_more_is_read_than_is_allowed(
 
 def test_another_pace_counts_for_the_rest_that_is_left() -> None:
     slow = Job("j", rows_per_s=10)
-    paid = Paid(5.0, 1000, 0, 6.0)
+    paid = LastRound(5.0, 1000, 0, 6.0)
     assert paid.until_s(slow) == 105.0
     assert paid.until_s(replace(slow, rows_per_s=1000)) == 6.0
     assert paid.until_s(replace(slow, rows_per_s=0)) == 6.0

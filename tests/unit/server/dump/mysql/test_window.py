@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
-from server.dump.table_dump import Read
+from server.dump.progress import Read
 from storage.model.event import RAW_SCHEMA
 
 KEYS = st.lists(st.binary(max_size=3), max_size=8, unique=True)

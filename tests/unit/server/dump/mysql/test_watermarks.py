@@ -2,9 +2,9 @@
 and what comes with the lag of somebody else.
 """
 
-from server.dump.mysql.lag import QUIET_FIRST
 from server.dump.mysql.listener import DumpListener
-from server.dump.mysql.watermarks import Marks
+from server.dump.mysql.pace import QUIET_FIRST
+from server.dump.mysql.watermarks import WatermarkWriter
 from server.puller.mysql.session.errors import MySqlUnavailableError
 
 Values = dict[str, object]
@@ -15,7 +15,7 @@ class Log:
 
     def __init__(self, *, lost: bool = False) -> None:
         self.listener = DumpListener("feed", [])
-        self.marks = Marks(self.listener, self.commit, self.wait)
+        self.marks = WatermarkWriter(self.listener, self.commit, self.wait)
         self.lost = lost
         self.waiting: list[str] = []
 
@@ -66,7 +66,7 @@ async def test_rounds_under_way_are_waited_for_and_refused_marks_are_forgotten()
     async def refuse(unique_identifier: str, kind: int) -> None:
         raise MySqlUnavailableError(f"{unique_identifier} {kind}")
 
-    marks = Marks(log.listener, refuse, log.wait)
+    marks = WatermarkWriter(log.listener, refuse, log.wait)
     try:
         await marks.write("x", 1)
     except MySqlUnavailableError:

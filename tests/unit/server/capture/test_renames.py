@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog, Terms
 from server.capture.errors import RenamedIntoFilterError
 from server.capture.source.tidb import TidbSource
 from server.changefeed.filter import TableFilter

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
-from server.capture.catalog.tables import Chosen, eligible
+from server.capture.catalog import FeedCatalog, Terms
+from server.capture.creation import Chosen, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog, Terms
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.records import SchemaRecords, head_put

@@ -1,5 +1,5 @@
-"""Keeps a dump's progress in the metadata: what the durable checkpoint has reached,
-and how fast each table goes.
+"""Saves a dump's progress in the metadata: what the durable checkpoint has reached,
+and how fast each table is read.
 """
 
 import asyncio
@@ -12,8 +12,7 @@ import structlog
 
 from server.dump.job import DumpRecords
 from server.dump.metrics import TABLES_FAILED
-from server.dump.progress import TableProgress, TableState
-from server.dump.table_dump import TableDump
+from server.dump.progress import TableDump, TableProgress, TableState
 from storage.model.errors import UnavailableError
 
 _SETTLE_S: Final = 0.3
@@ -33,8 +32,8 @@ class Dumps(Protocol):
         ...
 
 
-class ProgressKeeper:
-    """Of one changefeed's dump; writes only what has changed."""
+class ProgressSaver:
+    """Saves the progress of one changefeed's dump; writes only what has changed."""
 
     def __init__(self, changefeed: str, records: DumpRecords, dumps: Dumps) -> None:
         self._changefeed = changefeed
@@ -79,6 +78,8 @@ class ProgressKeeper:
         with self._dumps.looking():
             if not self._dumps.all_dumps():
                 return
+        # The checkpoint of the metadata, not the one in memory: progress above a checkpoint that a
+        # crash takes back would skip rows.
         checkpoint_ts = await self._records.checkpoint_ts()
         with self._dumps.looking():
             for dump in self._dumps.all_dumps():

@@ -26,7 +26,6 @@ from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)
-
 Save: TypeAlias = Callable[[SchemaChange], Awaitable[None]]
 """Makes a change durable; raises NotOwnerError, UnavailableError."""
 
@@ -179,7 +178,7 @@ class FeedCatalog:
             return record
         in_force = self.tables
         same = next((each for each in in_force if each.span.table_id == table.span.table_id), None)
-        # TiDB's TRUNCATE: a new id
+        # TiDB's TRUNCATE gives a table a new id: its name tells that it is the same one.
         before = same or next((each for each in in_force if each.name == table.name), None)
         if before is None or before.record.selected is None:
             return record
@@ -187,10 +186,11 @@ class FeedCatalog:
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""
-        # known, or of no concern then as now
+        # A log that is read again from the checkpoint brings its changes again. Those up to the
+        # newest one are in the history, or did not concern this changefeed then either.
         if change.commit_ts <= self._newest_ts:
             return
-        taken = self._taken(replace(change, query=shortened(change.query)))
+        taken = self._concerning(replace(change, query=shortened(change.query)))
         if not (taken.tables or taken.dropped or taken.truncated):
             return
         stored = SchemaChange(
@@ -200,6 +200,8 @@ class FeedCatalog:
             taken.dropped,
             taken.truncated,
         )
+        # Durable before anybody sees it: a reader that applied it, and a capture that did not know
+        # it after a crash, would disagree about the rows above it.
         await self._save(stored)
         self.history.append(stored)
         self._tables |= {(table.name, taken.commit_ts): table for table in taken.tables}
@@ -218,7 +220,8 @@ class FeedCatalog:
         """See `Catalog.refuse`; while tables are read again,
         up to the DDL from which on cuts wait for them.
         """
-        # the log ends here, so they are never complete
+        # While tables are read again, cuts end at the DDL that started it. The log goes no further
+        # than this refusal, so those tables are never complete: that DDL is where delivery ends.
         ts = self.holds.acknowledged(ts)
         if self.listener is not None:
             _log.warning(
@@ -242,13 +245,10 @@ class FeedCatalog:
             self.listener.resolved(ts)
 
     def forget(self, checkpoint_ts: int) -> None:
-        """Drop the versions that no reader at or above the checkpoint asks for.
-
-        A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the tables
-        right below it with those right above it. So the ts before the checkpoint stays known until
-        the checkpoint is above the DDL.
-        """
+        """Drop the versions that no reader at or above the checkpoint asks for."""
         self.holds.forget(checkpoint_ts)
+        # A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the
+        # tables right below it with those right above it: so the ts before the checkpoint stays.
         self.versions.forget(self.history.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
         kept_versions = {
@@ -259,7 +259,7 @@ class FeedCatalog:
         for key in self._tables.keys() - kept_versions:
             del self._tables[key]
 
-    def _taken(self, change: TableChange) -> TableChange:
+    def _concerning(self, change: TableChange) -> TableChange:
         """The part of a change that concerns the changefeed."""
         before = self._in_force()
         taken = [

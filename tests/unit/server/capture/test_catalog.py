@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.capture.catalog.catalog import FeedCatalog, Terms
+from server.capture.catalog import FeedCatalog, Terms
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.puller.source import TableChange
 from sink.errors import RangeCleanedError
 from storage.model.errors import UnavailableError
-from tests.unit.server.capture.catalog.upstream import (
+from tests.unit.server.capture.upstream import (
     START,
     STATEMENTS,
     Database,

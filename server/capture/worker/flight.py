@@ -1,24 +1,26 @@
-"""What those who run shares hand out over Flight: the rows of their tables.
+"""What workers serve over Flight: the rows of the shares that they run.
 
-Everything else is asked of the owner.
-
-A worker knows a share of a changefeed only: its own `latest` or `ack` would be wrong for the whole.
+A worker process serves those only (`ShareFeeds`). The Flight port of a capture serves its
+changefeeds while it is the owner, and the rows of the shares that it runs for whoever is
+(`CaptureFeeds`). A worker knows a share of a changefeed only: its own `latest` or `ack` would be
+wrong for the whole, so everything but rows is asked of the owner.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
 from server.capture.errors import ChangefeedNotRunningError
-from server.capture.flight import READ_WAIT_S, Waiting
-from server.capture.worker.errors import WorkerRowsOnlyError
+from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
+from server.capture.owner import Owner
 from server.capture.worker.host import Host
+from server.capture.worker.remote import WorkerRowsOnlyError
 from sink.before import schema_of
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, Slice, TableNotExistsError
 
 
-class Rows:
+class ShareFeeds:
     """Implements `sink.flight.feeds.Feeds`, of which only `read` is for workers."""
 
     def __init__(self, host: Host) -> None:
@@ -109,3 +111,36 @@ def _rows_only(changefeed: str) -> WorkerRowsOnlyError:
         "a worker hands out rows only; ask the capture's own Flight address about changefeed "
         f"{changefeed}"
     )
+
+
+class CaptureFeeds(OwnerFeeds):
+    """Implements `sink.flight.feeds.Feeds`; `is_own` tells whether a location is this port."""
+
+    def __init__(self, owner: Owner, rows: ShareFeeds, is_own: Callable[[str], bool]) -> None:
+        super().__init__(owner)
+        self._rows = rows
+        self._is_own = is_own
+
+    def close(self) -> None:
+        """End all waiting."""
+        super().close()
+        self._rows.close()
+
+    def read(
+        self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """See `Feeds.read`: of a share if the table is placed on this capture."""
+        if self._is_shared(changefeed, table, start_ts, end_ts):
+            return self._rows.read(changefeed, table, start_ts, end_ts, before=before)
+        return super().read(changefeed, table, start_ts, end_ts, before=before)
+
+    def _is_shared(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
+        feed = self._owner.feeds.get(changefeed)
+        if feed is None:
+            return self._rows.has(changefeed, table, start_ts, end_ts)
+        # A share that an earlier owner started may still be here, and gets no further: what this
+        # owner has placed decides, not what is found here.
+        version = feed.catalog.versions.of_range(table, start_ts, end_ts)
+        return version is not None and any(
+            map(self._is_own, feed.processor.locations(version.span))
+        )

@@ -1,1 +1,0 @@
-"""The tables that a changefeed takes, followed through the schema changes of its source."""
