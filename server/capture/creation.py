@@ -110,6 +110,8 @@ class NewChangefeed:
 
     def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
         """Its record."""
+        # From here on the filter alone says what the changefeed takes. Tables that were given get
+        # rules of their own, or their next DDL would be that of a foreign table.
         given = {table.name: (table.schema_name, table.table_name) for table in self.records()}
         taken = [given[table.name] for table in chosen.tables if table.name in given]
         return ChangefeedInfo(

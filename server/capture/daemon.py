@@ -131,23 +131,17 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
             host = await parts.enter_async_context(_hosting(directory, resources))
-            server = RpcServer(security)
             changefeeds = ChangefeedService(owner, membership, security)
-            server.add_service(
-                changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"], changefeeds
-            )
-            dumps = DumpService(meta)
-            server.add_service(dump_pb2.DESCRIPTOR.services_by_name["DumpService"], dumps)
             captures = CaptureService(membership, Blockers(owner))
-            server.add_service(capture_pb2.DESCRIPTOR.services_by_name["CaptureService"], captures)
+            dumps = DumpService(meta)
+            shares = WorkerService(host, sources(host_context(context)), membership.check_term)
+            server = _rpc_server(security, changefeeds, dumps, captures, shares)
             console = Console(
                 Api(identity, changefeeds, captures, pd),
                 Services(changefeeds, captures, dumps),
                 explained_by(pd, security),
             )
             server.serve_http1(console.answer)
-            shares = WorkerService(host, sources(host_context(context)), membership.check_term)
-            server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], shares)
             locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])
             readers = serving_flight(
                 CaptureFeeds(owner, ShareFeeds(host), peers.is_own),
@@ -164,6 +158,25 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 async with beside(run, locks.run(), _shown(owner), sharing):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
+
+
+def _rpc_server(
+    security: SecurityConfig,
+    changefeeds: ChangefeedService,
+    dumps: DumpService,
+    captures: CaptureService,
+    shares: WorkerService,
+) -> RpcServer:
+    """The gRPC server with the services of a capture."""
+    server = RpcServer(security)
+    for file, name, service in (
+        (changefeed_pb2.DESCRIPTOR, "ChangefeedService", changefeeds),
+        (dump_pb2.DESCRIPTOR, "DumpService", dumps),
+        (capture_pb2.DESCRIPTOR, "CaptureService", captures),
+        (worker_pb2.DESCRIPTOR, "WorkerService", shares),
+    ):
+        server.add_service(file.services_by_name[name], service)
+    return server
 
 
 def _directory(config: CaptureConfig) -> Path:
@@ -224,6 +237,7 @@ async def _hosting(directory: Path, resources: Resources) -> AsyncIterator[Host]
     shares = replace(
         resources, context=host_context(resources.context), directory=directory / SHARES
     )
+    # Like `sorter`, a cache of shares that ended with an earlier process.
     shutil.rmtree(directory / SHARES, ignore_errors=True)
     async with asyncio.TaskGroup() as tasks:
         host = Host(tasks, partial(LocalProcessor, shares))

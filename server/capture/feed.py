@@ -162,6 +162,8 @@ class Feed:
         running = self.info.state is State.WARNING and self.processor.sink is not None
         if self.catalog.refusal is not None or self.catalog.holds.error is not None:
             return False
+        # Not at once when it runs again: one that fails each time before it gets anywhere would
+        # change between warning and normal for ever.
         moved = (
             self.processor.resolved_ts > self.processor.start_ts
             or self.catalog.holds.open_since > 0

@@ -85,6 +85,8 @@ def accepted(before: JobReport | None, new: JobReport) -> JobReport | None:
     failed. One that fails again has failed since the first time: its changefeed must not hold GC
     back for ever.
     """
+    # The first of several failures counts. A job that is started again and fails each time would
+    # otherwise keep its changefeed's safepoint for another day, each time.
     if new.report.state == FAILED:
         repeated = before is not None and before.report.state == FAILED
         return replace(

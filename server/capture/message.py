@@ -112,6 +112,7 @@ def _reading(feed: Feed) -> pb.Reading | None:
     """Of a changefeed that runs: since when nobody reads it."""
     if not feed.info.state.is_running:
         return None
+    # `asked_s` is of this owner only: a checkpoint that has moved proves that somebody read before.
     never = feed.reading.asked_s is None and feed.checkpoint_ts == feed.info.start_ts
     return pb.Reading(idle_s=int(feed.reading.idle_s(time.monotonic())), never=never)
 

@@ -84,6 +84,8 @@ def lags_s(
     lags, before_s = {}, now_s
     for stage, ts in zip(STAGES, (pulled_ts, sorted_ts, resolved_ts, checkpoint_ts), strict=True):
         if ts:
+            # Positions are read one after the other while they move: one that is ahead of the
+            # stage before it counts as level with it.
             at_s = min(physical_ms(ts) / 1e3, before_s)
             lags[stage] = before_s - at_s
             before_s = at_s

@@ -433,6 +433,7 @@ class Owner:
         """The changefeed's own safepoint takes over from its creation's;
         if not now, `CheckpointSaver` sets it.
         """
+        # Its own is set before the creation's ends: at no moment is the history unprotected.
         try:
             await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
             await self._safepoints.end_creation(feed.source, feed.id)

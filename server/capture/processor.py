@@ -109,6 +109,7 @@ class ProcessorStats:
 
 
 def _least_known(one: int, other: int) -> int:
+    # 0 stands for "not known": the least of both would be 0 as soon as one part has not spoken.
     return min(one, other) if one and other else one or other
 
 

@@ -90,13 +90,13 @@ def run_store(argv: Sequence[str]) -> int:
 def run_capture(argv: Sequence[str]) -> int:
     """`tidemark capture`; it starts `tidemark capture worker` by itself when it has workers."""
     from server.capture.daemon import CaptureConfig, open_capture
-    from server.capture.worker import metrics
+    from server.capture.worker.pool import REGISTRY
     from server.capture.worker.process import WorkerConfig, open_worker
 
     if argv[:1] == ["worker"]:
         return run_daemon(argv[1:], "worker", WorkerConfig, open_worker)
     return run_daemon(
-        argv, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=metrics.REGISTRY)
+        argv, "capture", CaptureConfig, open_capture, http_port=HttpPort(registry=REGISTRY)
     )
 
 

@@ -71,6 +71,7 @@ class ProgressSaver:
 
     async def settle(self) -> None:
         """Write what has changed; durable when it returns. Raises UnavailableError."""
+        # One write at a time: an older state that is written late would overwrite a newer one.
         async with self._settling:
             await self._settle()
 

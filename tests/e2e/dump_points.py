@@ -27,7 +27,7 @@ from typing import Any
 from server.capture.catalog import FeedCatalog
 from server.capture.daemon import CaptureConfig, open_capture
 from server.capture.records import Records
-from server.capture.worker.metrics import REGISTRY
+from server.capture.worker.pool import REGISTRY
 from server.cli.daemon import run_daemon
 from server.daemon import HttpPort
 from server.dump.job import DumpRecords

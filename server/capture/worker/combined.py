@@ -104,6 +104,8 @@ class CombinedSink:
 
     def wait_resolved(self, after_ts: int, timeout_s: float, span: Span | None = None) -> int:
         """See `Sink.wait_resolved`."""
+        # The condition is looked at under the lock that `notify` takes: no report is missed between
+        # the look and the wait.
         with self._moved:
             self._moved.wait_for(lambda: self.resolved_ts(span) > after_ts, timeout_s)
         return self.resolved_ts(span)

@@ -150,6 +150,7 @@ class Peers:
             for key, peer in self._reached.items()
             if not peer.is_left_out and not (key == self._id and self._own)
         ]
+        # This capture alone is no division: without worker processes it runs the changefeed itself.
         if all(peer.record.id == self._id for peer in others):
             return self._own
         return (*self._own, *others)

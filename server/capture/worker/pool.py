@@ -6,13 +6,17 @@ processes of this capture (`WorkerProcess`), or captures of the cluster (`peers`
 `Launch` builds the processes' command lines; `Pool` starts them with the capture, restarts them
 when they die, and drains them after it. They are children as those of `tidemark up`: whatever kills
 the capture ends them at once. Their sockets lie in its data directory, for its user only.
+
+The capture's `/metrics` shows the metrics of its processes, too (`WorkersRegistry`), told apart by
+the label `worker`.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +25,12 @@ from typing import Final, Protocol
 import grpc
 import grpc.aio
 import pyarrow.flight as fl
+from prometheus_client import REGISTRY as OWN
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from tidemarkpb.v1.worker_pb2_grpc import WorkerServiceStub
 
 from server.capture.directory import control_socket, flight_socket, make_sockets_directory
-from server.capture.worker import metrics
 from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
@@ -43,6 +49,7 @@ _OPTIONS: Final = [
 ]
 WORKERS_MAX: Final = 256
 _COMMAND = "capture worker"
+_SCRAPE_S = 1.0
 
 
 class Worker(Protocol):
@@ -173,6 +180,70 @@ class WorkerProcess:
         self.child.kill()
 
 
+class Scraped(Protocol):
+    """A worker by its number, and where it answers over HTTP."""
+
+    number: int
+
+    @property
+    def http(self) -> str:
+        """`host:port`; empty while it does not run."""
+        ...
+
+
+class WorkersRegistry(CollectorRegistry):
+    """This process's metrics, and in the same families those of its workers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: Sequence[Scraped] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families; a worker that does not answer is `tidemark_capture_worker_up` 0."""
+        families = {family.name: family for family in OWN.collect()}
+        up = Metric(
+            "tidemark_capture_worker_up", "1 if the worker process answered this scrape", "gauge"
+        )
+        for worker in self.workers:
+            label = {"worker": str(worker.number)}
+            text = _scrape(worker.http)
+            up.add_sample(up.name, label, 0.0 if text is None else 1.0)
+            for family in text_string_to_metric_families(text or ""):
+                # a part of another family, which has the label already
+                if family.name.endswith("_created"):
+                    continue
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {**sample.labels, **label}, sample.value)
+        if self.workers:
+            families[up.name] = up
+        yield from families.values()
+
+
+REGISTRY = WorkersRegistry()
+"""What `tidemark capture` shows."""
+
+
+@contextmanager
+def collect_from(workers: Sequence[Scraped]) -> Iterator[None]:
+    """Show the workers' metrics in `REGISTRY` for the block."""
+    REGISTRY.workers = workers
+    try:
+        yield
+    finally:
+        REGISTRY.workers = ()
+
+
+def _scrape(address: str) -> str | None:
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_SCRAPE_S) as answer:
+            return str(answer.read().decode())
+    except (OSError, ValueError):
+        return None
+
+
 class Pool:
     """The worker processes of a capture."""
 
@@ -192,7 +263,7 @@ class Pool:
                 for child in children:
                     starting.create_task(child.start(), name=child.name)
             async with beside(*(child.run() for child in children)):
-                with metrics.collect_from(self.workers):
+                with collect_from(self.workers):
                     yield
         finally:
             async with asyncio.TaskGroup() as draining:

@@ -79,6 +79,8 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
                 security=security,
                 token_file=config.flight_token_file,
             ) as flight,
+            # For its capture: a Unix socket that only the capture's user can open needs neither
+            # TLS nor token.
             serving_flight(ShareFeeds(host), flight_socket(directory, number)),
             server.listen(control_socket(directory, number)),
         ):

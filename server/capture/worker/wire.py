@@ -38,6 +38,7 @@ def assignment(request: pb.RunRequest, source: Source) -> Assignment:
     """A share, whose tables its capture has chosen and keeps."""
     start = SchemaChange(request.checkpoint_ts, tables=tuple(map(table_record, request.tables)))
     history = History([start, *map(_stored, request.changes)])
+    # The owner has chosen the tables: a share takes all that it is given, by whatever filter.
     terms = Terms(request.changefeed, TableFilter(["*.*"]))
     catalog = FeedCatalog(terms, source, history, request.checkpoint_ts, _kept_elsewhere)
     return Assignment(

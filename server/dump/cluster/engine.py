@@ -126,6 +126,7 @@ class ClusterDump:
             durable = (
                 {each.table_id: each for each in await self._records.tables(job)} if job else {}
             )
+            # An earlier version left it in the metadata: see EVERY_TABLE.
             if durable.pop(EVERY_TABLE, None) is not None:
                 await self._records.delete_table(EVERY_TABLE)
             self._saver.begin(durable)
@@ -180,6 +181,8 @@ class ClusterDump:
         return dump is not None and dump.durable.state in {TableState.DONE, TableState.FAILED}
 
     def _drop_missing(self, here: Mapping[int, Pulled]) -> None:
+        # A table is missing for moments while it is pulled anew, here or on another worker. Only
+        # one that stays away was dropped.
         now = time.monotonic()
         for table_id, dump in self._dumps.items():
             if table_id in here or dump.durable.state.is_over:

@@ -79,6 +79,7 @@ class HoldableRows:
         Raises:
             HoldLateError: it is further already.
         """
+        # What was passed on is promised: nothing at or below it may be added any more.
         with self._lock:
             if ts <= self.resolved_ts:
                 raise HoldLateError(

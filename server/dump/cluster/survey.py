@@ -92,11 +92,15 @@ class Surveyor:
             TidemarkError: the store does not answer.
         """
         parts, ts = self._store.parts(pulled.table), await self._store.now()
+        # A table may have thousands of partitions: some at a time, so that a survey does not crowd
+        # out the store's other requests.
         extents: list[Extent] = []
         for first in range(0, len(parts), _AT_A_TIME):
             extents += await together(
                 self._extent(part, ts) for part in parts[first : first + _AT_A_TIME]
             )
+        # Ranges that were planned before stay, with what was read of them, unless the table has
+        # other partitions now.
         ranges = key_ranges(dump.durable.ranges, parts)
         if dump.durable.state is TableState.WAITING or ranges is None:
             planned = planned_ranges(extents)

@@ -4,8 +4,7 @@ and by us over what was decoded.
     digest of a row  = CRC32(texts of its columns, joined by commas) * 2654435761, as u64
     total of a range = COUNT(*), BIT_XOR(digest)
 
-The factor is there as CRC-32 alone is linear: its exclusive-or stays the same when two rows swap
-values of one column. A chunk is read, then its range is summed, both between the two watermarks of
+A chunk is read, then its range is summed, both between the two watermarks of
 its window. Equal totals: it is right. Else digests are asked for row by row, which gives the keys
 that differ, and what the log changed in the window tells which of them may: any other key had one
 and the same row all the time (`window.py`). Nothing waits for quiet. Pure.
@@ -33,6 +32,8 @@ from storage.mysql.number import DECIMAL_DIGITS_MAX
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import INTEGERS, STRINGS, Type
 
+# CRC-32 is linear: without a factor the exclusive-or of two rows stays the same when they swap
+# values of one column.
 FACTOR: Final = 2_654_435_761
 _DIGEST: Final = Column(name="digest", type=Type.LONGLONG, unsigned=True, nullable=False)
 _PAIR: Final = (_DIGEST, _DIGEST)

@@ -94,6 +94,7 @@ class DumpListener:
             for table_id, table in brought.items():
                 self._windows.table_changed(table_id)
                 before = self._tables.get(table_id)
+                # A cursor is a key: with another key it says nothing about what was read.
                 if before is None or not same_keys(before, table):
                     self._restart(table_id)
             for table_id, before in list(self._tables.items()):

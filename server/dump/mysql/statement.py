@@ -51,8 +51,8 @@ class Statement:
             self._packets.send(bytes((_PREPARE,)) + query.encode())
             head = self._checked()
             _, self._id, columns, self.parameters, _ = _PREPARED.unpack_from(head)
+            # Definitions of parameters, then of columns, each list with an end if it is not empty.
             for count in (self.parameters, columns):
-                # definitions, and an end
                 for _ in range(count + 1 if count else 0):
                     self._packets.one()
 
@@ -116,6 +116,7 @@ class _Packets:
         assert self._at == len(self._data), "a command while an answer is being read"
         self._data, self._at = bytearray(), 0
         packets = bytearray()
+        # A command whose size is a multiple of 16 MB - 1 ends with an empty packet: hence `+ 1`.
         for number, begin in enumerate(range(0, len(command) + 1, _PACKET_BYTES_MAX)):
             part = command[begin : begin + _PACKET_BYTES_MAX]
             packets += _HEAD.pack(len(part) | (number & 0xFF) << 24) + part
@@ -155,6 +156,7 @@ class _Packets:
             if bounds and (ends or self._at > _PIECE_BYTES or end - begin == _PACKET_BYTES_MAX):
                 yield self._array(bounds)
                 bounds = []
+                # What was given out is dropped: a table's rows would all stay in memory.
                 del self._data[: self._at]
                 self._at = 0
             elif ends:
@@ -166,6 +168,7 @@ class _Packets:
         """Note where each row lies that has arrived,
         up to the first packet that is something else.
         """
+        # Runs once for each row of a dump: names are local, and nothing is copied.
         data, at, last = self._data, self._at, len(self._data) - _HEAD.size - 1
         unpack, append = _HEAD.unpack_from, bounds.append
         while at <= last:
@@ -204,6 +207,7 @@ def _formatted(rows: pa.Array) -> pa.Array:
 
 
 def _is_end(packet: bytes) -> bool:
+    # 0xFE also begins a string of 16 MB or more, so an end is told by its size, too.
     return packet[0] == _END and len(packet) < _END_BYTES_MAX
 
 

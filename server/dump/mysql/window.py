@@ -129,6 +129,7 @@ class Windows:
             if each.is_open and table_id in each.tables and not each.overflown:
                 each.changed.setdefault(table_id, []).append(keys)
                 each.changed_bytes += keys.nbytes
+                # Keys are dropped, not the round: its chunks are read again, smaller.
                 if each.changed_bytes > self._changed_bytes_max:
                     each.overflown = True
                     each.changed.clear()
@@ -168,8 +169,12 @@ class Windows:
         return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
 
     def _closed(self, closed: _Round, chunk: Chunk, commit_ts: int) -> Closed:
+        # Read again: the log did not show the low watermark, or more keys than fit into memory, or
+        # the table is another one since.
         if not closed.is_open or closed.overflown or chunk.version != self.version(chunk.table_id):
             return Closed(chunk, None)
+        # Committed in the log before the low watermark, prepared at the server behind it: see
+        # invariant 4.
         if closed.xa_committed & closed.xa_prepared:
             return Closed(chunk, None)
         changed = closed.changed.get(chunk.table_id, [])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from server import http
-from server.capture.worker.metrics import WorkersRegistry
+from server.capture.worker.pool import WorkersRegistry
 
 
 def shown(registry, name):
