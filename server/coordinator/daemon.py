@@ -1,7 +1,7 @@
 """The coordinator's settings, and the daemon put together: metadata, listener, members, election.
 
 Over a real etcd every coordinator listens from the start, and one of them leads
-(`server.coordinator.election`). Over embedded metadata the directory's lock makes this one the only
+(`server.coordinator.term`). Over embedded metadata the directory's lock makes this one the only
 one: it leads from before it listens until after it has drained.
 """
 
@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import structlog
 from kvproto import meta_storagepb_pb2, pdpb_pb2
@@ -20,7 +19,6 @@ from tidemarkpb.v1 import explain_pb2
 from gcsafepoint.state.compat import CompatError
 from server.config import ConfigError, setting
 from server.coordinator.cluster.cluster import load_cluster_id
-from server.coordinator.election import Election
 from server.coordinator.errors import MetadataUrlError
 from server.coordinator.etcd.meta_storage import MetaStorageService
 from server.coordinator.etcd.proxy import EtcdProxy
@@ -33,7 +31,7 @@ from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members, MemberService, Membership, member_at
 from server.coordinator.pd_http.api import PdHttp
-from server.coordinator.term import CurrentTerm, LeaderTerm
+from server.coordinator.term import CurrentTerm, Election, LeaderTerm
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect, diagnose
 from server.rpc.credentials import SecurityConfig
@@ -139,6 +137,8 @@ class _Coordinator:
     async def alone(self, meta: Meta) -> AsyncIterator[str]:
         """Lead one term for the block; calls that are under way at its end are answered."""
         leadership = Leadership()
+        # Loaded before the port is bound: nobody else can lead, so there is no follower to answer
+        # meanwhile.
         term = await self._load(meta, leadership)
         async with (
             self._current.serving(term),
@@ -158,6 +158,8 @@ class _Coordinator:
                 meta, leader, self._members, self._current, partial(self._load, meta)
             )
             membership = Membership(meta, self._keys, self._members)
+            # The election ends inside the listener's block: the term is over and another
+            # coordinator leads before this port closes, so clients are told where to go.
             async with beside(election.run(self._config.leader_lease), membership.run()):
                 yield bound
 
@@ -168,6 +170,7 @@ class _Coordinator:
             self._add_pd(server, channels)
             self._add_etcd(server, tasks)
             server.serve_http1(PdHttp(self._keys.cluster_id, self._current, self._members).answer)
+            # A follower is ready, too: it answers GetMembers and passes etcd's calls on.
             self._routes.not_ready = self._not_ready
             with self._routes.serving(self._explaining(server)):
                 async with server.listen(self._config.addr) as bound:
@@ -197,9 +200,11 @@ class _Coordinator:
         return member_at(self._config.advertise_addr or address, tls=self._security.enabled)
 
     def _add_pd(self, server: RpcServer, channels: AsyncExitStack) -> None:
-        calls = MemberService(self._keys.cluster_id, self._members).calls()
-        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], SimpleNamespace(**calls))
+        members = MemberService(self._keys.cluster_id, self._members)
+        server.add_service(pdpb_pb2.DESCRIPTOR.services_by_name["PD"], members)
         forwarder = MemberForwarder(self._members, self._security, channels)
+        # Behind the member calls, which every coordinator answers itself; all other methods of PD
+        # are looked up in the term of the moment.
         server.add_proxy(LeaderProxy(self._current, self._members, forwarder))
 
     def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
@@ -220,6 +225,8 @@ async def _stop_with(leadership: Leadership) -> None:
     Raises:
         StateLostError: it ended.
     """
+    # The embedded metadata has one owner, so a term that ended has no successor in another process;
+    # a restart is the only way to read the state afresh.
     await leadership.ended.wait()
     raise StateLostError(
         f"{leadership.reason}; start the coordinator again, it reads its state afresh"
@@ -234,6 +241,8 @@ async def _cluster_id(
     """
     while True:
         try:
+            # gRPC waits for its channel without saying why; after two seconds `diagnose` finds out
+            # for the log.
             async with asyncio.timeout(_METADATA_TIMEOUT_S):
                 return await load_cluster_id(meta, configured)
         except TimeoutError:

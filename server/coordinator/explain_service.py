@@ -96,6 +96,8 @@ class Explainer:
         if term is None:
             raise self._members.not_leader()
         try:
+            # The wait for a slot counts: a queue of explanations must not keep its clients waiting
+            # without end.
             async with asyncio.timeout(_GATHER_SECONDS), self._slots:
                 situation = await gather(await term.safe_points.view(), self._meta, self._security)
         except TimeoutError:
@@ -103,9 +105,11 @@ class Explainer:
                 f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again"
             ) from None
         most = min(limit or MOST_CHAINS, MOST_CHAINS)
+        # In a thread: with many changefeeds it takes long enough to hold up timestamps.
         explanation = await asyncio.to_thread(
             lambda: document(explain(situation, what_if_remove, most))
         )
+        # The answer waited for captures and a thread; another may lead by now.
         term.leadership.check()
         return explanation
 

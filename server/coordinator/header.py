@@ -2,19 +2,30 @@
 
 A request is refused when another coordinator may lead, or when it names another cluster. A refusal
 that PD puts into the header is raised by the handler as RefusedError; without one, `header.error`
-stays unset.
+stays unset. A handler bears the name of its RPC, so that searching for the RPC finds it.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from kvproto import pdpb_pb2
+from google.protobuf import message_factory
+from kvproto import keyspacepb_pb2, pdpb_pb2
 
 from server.coordinator.errors import RefusedError, WrongClusterError
 from server.coordinator.leadership.leadership import Leadership
 
 Handler = Callable[[Any], Awaitable[Any]]
 Call = Callable[[Any, Any], Awaitable[Any]]
+H = TypeVar("H", bound=Callable[..., Any])
+
+_METHODS = {
+    method.name: method
+    for service in (
+        pdpb_pb2.DESCRIPTOR.services_by_name["PD"],
+        keyspacepb_pb2.DESCRIPTOR.services_by_name["Keyspace"],
+    )
+    for method in service.methods
+}
 
 
 class Headers:
@@ -35,6 +46,8 @@ class Headers:
             NotLeaderError: another coordinator may lead.
             WrongClusterError: the request is meant for another cluster.
         """
+        # With every message, not once a call: a stream may outlive the lease, and a stopped process
+        # continues without having heard of its end.
         self.leadership.check()
         if header.cluster_id != self.cluster_id:
             raise WrongClusterError(self.cluster_id, header.cluster_id)
@@ -49,12 +62,25 @@ class Headers:
         if not self.bootstrapped():
             raise RefusedError(pdpb_pb2.NOT_BOOTSTRAPPED, "cluster is not bootstrapped")
 
-    def call_before_bootstrap(self, response: type[Any], handler: Handler) -> Call:
-        """The RPC of `handler`, which gets checked requests; its answers get their header here."""
+    def calls(self, *handlers: Handler, before_bootstrap: bool = False) -> dict[str, Call]:
+        """The RPCs that the handlers bear the names of.
+
+        A handler gets checked requests, and its answer gets its header here. All RPCs need a
+        bootstrapped cluster but those that clients call `before_bootstrap`.
+        """
+        return {
+            name: self._call(name, handler, needs_cluster=not before_bootstrap)
+            for name, handler in by_name(*handlers).items()
+        }
+
+    def _call(self, name: str, handler: Handler, *, needs_cluster: bool) -> Call:
+        response = message_factory.GetMessageClass(_METHODS[name].output_type)
 
         async def call(request: Any, _context: Any) -> Any:
             self.check(request.header)
             try:
+                if needs_cluster:
+                    self.check_bootstrapped()
                 answer = await handler(request)
             except RefusedError as err:
                 return response(header=self.refused(err))
@@ -63,11 +89,7 @@ class Headers:
 
         return call
 
-    def call(self, response: type[Any], handler: Handler) -> Call:
-        """As `call_before_bootstrap`, for RPCs that need a bootstrapped cluster."""
 
-        async def checked(request: Any) -> Any:
-            self.check_bootstrapped()
-            return await handler(request)
-
-        return self.call_before_bootstrap(response, checked)
+def by_name(*handlers: H) -> dict[str, H]:
+    """Handlers by the names of their RPCs, which they bear."""
+    return {handler.__name__: handler for handler in handlers}

@@ -58,6 +58,8 @@ class HttpApi:
         """
 
         async def deleted(term: LeaderTerm) -> str:
+            # Interrupted when the leadership ends: the HTTP thread must not wait for an etcd that
+            # is away.
             async with term.leadership.while_held():
                 [outcome] = await term.safe_points.update_services(
                     [ServiceUpdate(request.tail, 0, 0)]

@@ -51,6 +51,8 @@ class MemberForwarder:
 
     def _forward(self, method: str, host: str) -> Callable[[AsyncIterator[bytes], Any], Any]:
         async def forward(requests: AsyncIterator[bytes], context: Any) -> None:
+            # Only members of the cluster are reached: otherwise this port would call any address
+            # that a client names.
             if all(
                 _host(url) != host for member in self._members.listed for url in member.client_urls
             ):
@@ -101,6 +103,7 @@ class LeaderProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic 
         if forwarding := self._forwarder.handler(handler_call_details):
             return forwarding
         term = self._current.term
+        # Looked up at each call, since the next term has handlers of its own.
         return term.handlers.get(method) if term else self._refusing
 
     async def _refuse(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -1,20 +1,25 @@
-"""One term of leadership: what the leader has in memory,
-read before its first answer and dropped after its last.
+"""One term of leadership: how a coordinator is elected, what the leader has in memory,
+and where calls find it.
 
-`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them.
-`CurrentTerm` is where the shells that serve calls find the present one. Nothing is shared with
-another term: a task of an earlier one that still runs finds its own state and its own fence, which
-writes nothing.
+`Election` follows until the leader key is free, takes it under a lease, serves a term, and begins
+again. The lease is granted only when the key is free, as in PD: who follows keeps nothing alive.
+`LeaderTerm` owns the cluster, the oracle, the safepoints and the RPC handlers over them; all of it
+is read before its first answer and dropped after its last. `CurrentTerm` is where the shells that
+serve calls find the present one.
+
+Nothing is shared with another term: a task of an earlier one that still runs finds its own state
+and its own fence, which writes nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import structlog
 from kvproto import keyspacepb_pb2, pdpb_pb2
 from prometheus_client import Counter, Gauge
 
@@ -24,10 +29,10 @@ from server.coordinator.cluster.cluster import Cluster, ClusterService, encode_c
 from server.coordinator.cluster.global_config import GlobalConfigService
 from server.coordinator.cluster.region_service import RegionService, RegionSplitService
 from server.coordinator.errors import NotLeaderError
-from server.coordinator.gc.keyspaces import KeyspaceService, keyspace_of
-from server.coordinator.gc.service import GcService
+from server.coordinator.gc_service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.keys import CLUSTER_ID, ClusterKeys
+from server.coordinator.keyspaces import KeyspaceService, keyspace_of
 from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.fenced_metadata import FencedMetadata, StateGuard
 from server.coordinator.leadership.leadership import Leadership, batch_while_leading, while_leading
@@ -37,13 +42,17 @@ from server.coordinator.tso import ClusterTsService, TimestampOracle, TsoService
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route, method_handlers
-from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Get, Meta
+from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
+from storage.meta.meta import Compare, Delete, Get, Lease, Meta, Put
+from storage.tasks import beside
 
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
 _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
 
 _FLUSH_SECONDS = 1.0
+_RETRY_S = 0.2
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,7 @@ class LeaderTerm:
         metadata = FencedMetadata(meta, leadership)
         guard = StateGuard(metadata, keys, await _check_cluster_id(metadata, keys) + 1)
         cluster = Cluster(metadata, keys)
+        # The cluster first: only a bootstrapped one must have a saved limit of timestamps.
         await cluster.load()
         safe_points = GcStateManager(metadata, keys.gc, compat=compat, keyspace_of=keyspace_of)
         await safe_points.load()
@@ -109,6 +119,8 @@ class LeaderTerm:
         async with asyncio.TaskGroup() as tasks:
             guarding = self._guard.run([self.oracle.put_back, self.cluster.put_back_ids])
             runs = [self.cluster.run(), self.oracle.run(), self.safe_points.run(), guarding]
+            # All stop with the block: no task of this term answers or writes after the next one has
+            # begun.
             loops = [
                 tasks.create_task(run) for run in (*runs, *(route.run() for route in self._routes))
             ]
@@ -119,6 +131,8 @@ class LeaderTerm:
                     loop.cancel()
                 # stores report regions again
                 with suppress(MetaUnavailableError, NotLeaderError, TimeoutError):
+                    # Region reports are written behind; saving them here shortens the next leader's
+                    # start, and losing them costs a heartbeat.
                     async with asyncio.timeout(_FLUSH_SECONDS):
                         await self.cluster.flush()
 
@@ -151,6 +165,8 @@ class LeaderTerm:
         )
 
     def _add(self, service: Any, servicer: object, batch: Mapping[str, Any]) -> None:
+        # Every RPC is interrupted when the term ends, so that no client waits for an answer that
+        # cannot come.
         guarded = {
             name: batch_while_leading(function, self.leadership) for name, function in batch.items()
         }
@@ -198,3 +214,87 @@ class CurrentTerm:
                 self.term = self._members.leadership = None
                 term.leadership.end()
                 _LEADER.set(0)
+
+
+LoadTerm = Callable[[Leadership], Awaitable[LeaderTerm]]
+
+
+class Election:
+    """One coordinator's part in the election: a candidate, and the leader while it is elected."""
+
+    def __init__(
+        self, meta: Meta, key: bytes, members: Members, current: CurrentTerm, load: LoadTerm
+    ) -> None:
+        self._meta = meta
+        self._key = key
+        self._load = load
+        self._members = members
+        self._current = current
+        self._last_key: Compare | None = None
+
+    async def run(self, lease_s: int) -> None:
+        """Follow and lead until cancelled; a leader then gives its key up,
+        so that nobody waits for the lease.
+        """
+        while True:
+            # A lease that etcd gives new time after its restart would keep our old key alive, and
+            # everybody waiting for it.
+            await self._delete_last_key()
+            await self._members.wait_leaderless()
+            try:
+                async with await self._meta.grant_lease(lease_s) as lease:
+                    await self._campaign(lease)
+            except* NotLeaderError:
+                _log.warning("this coordinator led, and does no longer")
+            except* (MetaUnavailableError, LeaseNotFoundError) as errors:
+                _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _campaign(self, lease: Lease) -> None:
+        me = self._members.me.SerializeToString()
+        # The key exists once: of several candidates the first transaction wins, and the key goes
+        # with its lease.
+        result = await self._meta.txn([Compare.absent(self._key)], [Put(self._key, me, lease.id)])
+        if not result.succeeded:
+            return
+        # The create revision tells this term's key from that of any later term, even from one of
+        # our own.
+        self._last_key = fence = Compare.created_at(self._key, result.revision)
+        leadership = Leadership((fence,), lambda: lease.deadline, self._members.not_leader)
+        async with beside(_end_with(lease, leadership)):
+            async with leadership.while_held():
+                # Read after the election: what an earlier leader wrote last is durable and seen.
+                term = await self._load(leadership)
+            _log.info("leading", revision=result.revision, lease=lease.id)
+            async with self._current.serving(term):
+                await leadership.ended.wait()
+            _log.warning(
+                "leading no longer",
+                revision=result.revision,
+                reason=leadership.reason or "the lease is over",
+            )
+
+    async def _delete_last_key(self) -> None:
+        """Delete the key of our last term, if it is still there:
+        an etcd that comes back gives old leases new time.
+        """
+        while self._last_key is not None:
+            try:
+                await self._meta.txn([self._last_key], [Delete(self._key)])
+                self._last_key = None
+            except MetaUnavailableError as err:
+                _log.warning("the last term's key cannot be given up", reason=err.message)
+                await asyncio.sleep(_RETRY_S)
+
+
+async def _end_with(lease: Lease, leadership: Leadership) -> None:
+    """End it when the lease is lost, and by the clock even if nothing says so."""
+    # The deadline moves with each renewal, so it is read again after each wait.
+    while leadership.held:
+        try:
+            async with asyncio.timeout_at(lease.deadline):
+                await lease.lost.wait()
+                break
+        except TimeoutError:
+            continue
+    leadership.end()

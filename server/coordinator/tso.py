@@ -31,7 +31,7 @@ from prometheus_client import Counter
 
 from server.coordinator.cluster.cluster import Cluster
 from server.coordinator.errors import NotLeaderError, RefusedError, RequestError
-from server.coordinator.header import Headers
+from server.coordinator.header import Headers, by_name
 from server.coordinator.keys import ClusterKeys
 from server.coordinator.leadership.durable_limit import DurableLimit
 from server.coordinator.leadership.fenced_metadata import FencedMetadata
@@ -90,8 +90,11 @@ class Oracle:
         or what has to be done first.
         """
         physical_ms, logical = self._physical_ms, self._logical
+        # Never back: while the wall clock stands behind, logical numbers of the last millisecond go
+        # on.
         if now_ms > physical_ms:
             physical_ms, logical = now_ms, 0
+        # A timestamp at the limit could be handed out again after a crash, which begins there.
         if physical_ms >= self.limit_ms:
             return Needed.LIMIT
         if logical + count > LOGICAL_MAX:
@@ -101,6 +104,7 @@ class Oracle:
 
     def step(self, used_up_ms: int) -> None:
         """A millisecond is over: go on with the next, unless somebody has since."""
+        # Of many callers that waited for the same millisecond, one steps.
         if self._physical_ms == used_up_ms:
             self._physical_ms, self._logical = used_up_ms + 1, 0
 
@@ -144,6 +148,8 @@ class TimestampOracle:
         limit = DurableLimit(metadata, key)
         await limit.load(must_exist=must_exist)
         oracle = cls(metadata, limit, clock_ns)
+        # Also when the old limit lies ahead: the first window has to be this leader's own write,
+        # under its fence.
         await oracle._grow()
         ahead_ms = oracle._oracle.physical_ms - oracle._now_ms()
         if ahead_ms > WINDOW_MS:
@@ -200,11 +206,15 @@ class TimestampOracle:
                         await self._save(self._oracle.next_limit(self._now_ms()))
 
     async def _save(self, limit_ms: int) -> None:
+        # Durable first, used afterwards; a write that arrives late must not lower the number, hence
+        # the maximum.
         await self._limit.raise_to(max(limit_ms, self._saved_ms) * _NANOSECONDS_PER_MS)
         self._oracle.limit_ms = self._saved_ms
 
     @property
     def _saved_ms(self) -> int:
+        # Rounded up: PD's record has nanoseconds, and rounding down would allow a millisecond
+        # twice.
         return -(-self._limit.value // _NANOSECONDS_PER_MS)
 
     async def _step(self) -> None:
@@ -227,25 +237,22 @@ class TsoService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        return {
-            "GetMinTS": self._headers.call_before_bootstrap(
-                pdpb_pb2.GetMinTSResponse, self.get_min_ts
-            )
-        }
+        return self._headers.calls(self.GetMinTS, before_bootstrap=True)
 
     def batches(self) -> Mapping[str, BatchHandler]:
         """The batch handlers by the names of their RPCs."""
-        return {"Tso": self.tso}
+        return by_name(self.Tso)
 
-    async def tso(self, requests: Sequence[bytes]) -> Sequence[Answer]:
+    async def Tso(self, requests: Sequence[bytes]) -> Sequence[Answer]:
         """Tso: one answer for each request, in order; the timestamp is the last of the count."""
         parsed = [self._parse(raw) for raw in requests]
         answers: list[Answer] = []
+        # One visit to the oracle for all that gathered; 128 streams that ask at once cost one.
         for share in _shares(parsed):
             answers += await self._answers(share)
         return answers
 
-    async def get_min_ts(self, _request: pdpb_pb2.GetMinTSRequest) -> pdpb_pb2.GetMinTSResponse:
+    async def GetMinTS(self, _request: pdpb_pb2.GetMinTSRequest) -> pdpb_pb2.GetMinTSResponse:
         """A new timestamp."""
         return pdpb_pb2.GetMinTSResponse(timestamp=await self._take(1))
 
@@ -328,27 +335,22 @@ class ClusterTsService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        headers = self._headers
+        before_bootstrap = self._headers.calls(
+            self.SetExternalTimestamp, self.GetExternalTimestamp, before_bootstrap=True
+        )
         return {
-            "SetExternalTimestamp": headers.call_before_bootstrap(
-                pdpb_pb2.SetExternalTimestampResponse, self.set_external_timestamp
-            ),
-            "GetExternalTimestamp": headers.call_before_bootstrap(
-                pdpb_pb2.GetExternalTimestampResponse, self.get_external_timestamp
-            ),
-            "ReportMinResolvedTS": headers.call(
-                pdpb_pb2.ReportMinResolvedTsResponse, self.report_min_resolved_ts
-            ),
-            "GetDCLocationInfo": self.get_dc_location_info,
-            "SyncMaxTS": self.sync_max_ts,
+            **before_bootstrap,
+            **self._headers.calls(self.ReportMinResolvedTS),
+            **by_name(self.GetDCLocationInfo, self.SyncMaxTS),
         }
 
-    async def set_external_timestamp(
+    async def SetExternalTimestamp(
         self, request: pdpb_pb2.SetExternalTimestampRequest
     ) -> pdpb_pb2.SetExternalTimestampResponse:
         """Move the external timestamp; durable when it returns."""
         new_ts = request.timestamp
         async with self._writing:
+            # A timestamp above the newest would let stale readers see what is not written yet.
             if new_ts > compose(*await self._oracle.take(1)):
                 raise _refused("the external timestamp should not be larger than global ts")
             if not self._cluster.bootstrapped:
@@ -363,13 +365,13 @@ class ClusterTsService:
             await self._metadata.txn((), [Put(self._key, f"{new_ts:x}".encode())])
         return pdpb_pb2.SetExternalTimestampResponse()
 
-    async def get_external_timestamp(
+    async def GetExternalTimestamp(
         self, _request: pdpb_pb2.GetExternalTimestampRequest
     ) -> pdpb_pb2.GetExternalTimestampResponse:
         """The external timestamp; 0 while none was set."""
         return pdpb_pb2.GetExternalTimestampResponse(timestamp=await self._external())
 
-    async def report_min_resolved_ts(
+    async def ReportMinResolvedTS(
         self, request: pdpb_pb2.ReportMinResolvedTsRequest
     ) -> pdpb_pb2.ReportMinResolvedTsResponse:
         """Note up to where a store has resolved all its regions; kept in memory only,
@@ -380,16 +382,16 @@ class ClusterTsService:
         self._cluster.min_resolved_ts[request.store_id] = request.min_resolved_ts
         return pdpb_pb2.ReportMinResolvedTsResponse()
 
-    async def get_dc_location_info(
+    async def GetDCLocationInfo(
         self, _request: pdpb_pb2.GetDCLocationInfoRequest, _context: Any
     ) -> pdpb_pb2.GetDCLocationInfoResponse:
         """Nothing: timestamps of single data centres are no longer handed out, by PD neither."""
         return pdpb_pb2.GetDCLocationInfoResponse(header=self._headers.ok)
 
-    async def sync_max_ts(
+    async def SyncMaxTS(
         self, _request: pdpb_pb2.SyncMaxTSRequest, _context: Any
     ) -> pdpb_pb2.SyncMaxTSResponse:
-        """Nothing, as `get_dc_location_info`."""
+        """Nothing, as `GetDCLocationInfo`."""
         return pdpb_pb2.SyncMaxTSResponse(header=self._headers.ok)
 
     async def _external(self) -> int:

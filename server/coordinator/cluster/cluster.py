@@ -59,6 +59,7 @@ async def load_cluster_id(meta: Meta, configured: int) -> int:
 
 async def _create_cluster_id(meta: Meta, configured: int) -> int:
     fresh = configured or (int(time.time()) << 32) + secrets.randbits(32)
+    # Several coordinators may start at once: the first one's id is everybody's.
     created = await meta.txn(
         [Compare.absent(CLUSTER_ID)], [Put(CLUSTER_ID, _U64.pack(fresh))], [Get(CLUSTER_ID)]
     )
@@ -107,6 +108,8 @@ class Cluster:
                 f"a stored store or region cannot be read: {err}; restore the metadata"
             ) from err
         await self._ids.load()
+        # Ids below the saved limit may have been handed out before the restart; all of them are
+        # skipped.
         self._next_id = self._ids.value + 1
         self._count()
 
@@ -124,6 +127,8 @@ class Cluster:
 
     async def flush(self) -> None:
         """Make every region reported so far durable."""
+        # Reports that arrive while this part is written gather in the new one; those win over it if
+        # the write fails.
         unsaved, self._unsaved = self._unsaved, {}
         ops: list[Op] = [
             Put(self._keys.region(region_id), region.SerializeToString())
@@ -141,6 +146,8 @@ class Cluster:
         """Start the cluster; returns False if it was started before."""
         made = metapb_pb2.Cluster(id=self.id, max_peer_count=3)
         root = self._keys.path("raft")
+        # One transaction for cluster, store and region: half a bootstrap could neither be used nor
+        # begun again.
         result = await self._metadata.txn(
             [Compare.absent(root)],
             [
@@ -158,6 +165,8 @@ class Cluster:
 
     async def put_store(self, store: metapb_pb2.Store) -> None:
         """Register a store or what changed of it; durable when it returns."""
+        # Durable before it is seen in memory: a store must not be told of a registration that a new
+        # leader does not know.
         await self._metadata.txn((), [Put(self._keys.store(store.id), store.SerializeToString())])
         self.stores[store.id] = store
         self._count()
@@ -184,6 +193,7 @@ class Cluster:
         Raises:
             RefusedError: so many are not left.
         """
+        # Callers that need a new window wait for one write of it instead of each making one.
         async with self._allocating:
             while self._next_id + count - 1 > self._ids.value:
                 await self._reserve_ids(count)
@@ -221,29 +231,25 @@ class ClusterService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        headers = self._headers
-        return {
-            "IsBootstrapped": headers.call_before_bootstrap(
-                pdpb_pb2.IsBootstrappedResponse, self.is_bootstrapped
-            ),
-            "Bootstrap": headers.call_before_bootstrap(pdpb_pb2.BootstrapResponse, self.bootstrap),
-            "AllocID": headers.call_before_bootstrap(pdpb_pb2.AllocIDResponse, self.alloc_id),
-            "GetStore": headers.call(pdpb_pb2.GetStoreResponse, self.get_store),
-            "GetAllStores": headers.call(pdpb_pb2.GetAllStoresResponse, self.get_all_stores),
-            "PutStore": headers.call(pdpb_pb2.PutStoreResponse, self.put_store),
-            "StoreHeartbeat": headers.call(pdpb_pb2.StoreHeartbeatResponse, self.store_heartbeat),
-            "GetClusterConfig": headers.call(
-                pdpb_pb2.GetClusterConfigResponse, self.get_cluster_config
-            ),
-        }
+        before_bootstrap = self._headers.calls(
+            self.IsBootstrapped, self.Bootstrap, self.AllocID, before_bootstrap=True
+        )
+        afterwards = self._headers.calls(
+            self.GetStore,
+            self.GetAllStores,
+            self.PutStore,
+            self.StoreHeartbeat,
+            self.GetClusterConfig,
+        )
+        return {**before_bootstrap, **afterwards}
 
-    async def is_bootstrapped(
+    async def IsBootstrapped(
         self, _request: pdpb_pb2.IsBootstrappedRequest
     ) -> pdpb_pb2.IsBootstrappedResponse:
         """Whether a store has started the cluster."""
         return pdpb_pb2.IsBootstrappedResponse(bootstrapped=self._cluster.bootstrapped)
 
-    async def bootstrap(self, request: pdpb_pb2.BootstrapRequest) -> pdpb_pb2.BootstrapResponse:
+    async def Bootstrap(self, request: pdpb_pb2.BootstrapRequest) -> pdpb_pb2.BootstrapResponse:
         """Take the first store and the region that covers everything."""
         if self._cluster.bootstrapped:
             raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
@@ -253,20 +259,20 @@ class ClusterService:
             raise RefusedError(pdpb_pb2.ALREADY_BOOTSTRAPPED, "cluster is already bootstrapped")
         return pdpb_pb2.BootstrapResponse()
 
-    async def alloc_id(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
+    async def AllocID(self, request: pdpb_pb2.AllocIDRequest) -> pdpb_pb2.AllocIDResponse:
         """Reserve `count` ids (0 means 1); `id` is the last of them."""
         count = request.count or 1
         last = await self._cluster.alloc_id(count)
         return pdpb_pb2.AllocIDResponse(id=last, count=count if count > 1 else 0)
 
-    async def get_store(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
+    async def GetStore(self, request: pdpb_pb2.GetStoreRequest) -> pdpb_pb2.GetStoreResponse:
         """One store, and what it told of itself last."""
         store = self._cluster.stores.get(request.store_id)
         if store is None:
             raise RefusedError(pdpb_pb2.UNKNOWN, f"invalid store ID {request.store_id}, not found")
         return pdpb_pb2.GetStoreResponse(store=store, stats=self._cluster.stats.get(store.id))
 
-    async def get_all_stores(
+    async def GetAllStores(
         self, request: pdpb_pb2.GetAllStoresRequest
     ) -> pdpb_pb2.GetAllStoresResponse:
         """All stores, or all that are not removed."""
@@ -277,13 +283,15 @@ class ClusterService:
         ]
         return pdpb_pb2.GetAllStoresResponse(stores=stores)
 
-    async def put_store(self, request: pdpb_pb2.PutStoreRequest) -> pdpb_pb2.PutStoreResponse:
+    async def PutStore(self, request: pdpb_pb2.PutStoreRequest) -> pdpb_pb2.PutStoreResponse:
         """Register a store, or what changed of it; durable when it returns."""
+        # Checked against the stores and written without another registration in between: addresses
+        # must stay unique.
         async with self._registering:
             await self._cluster.put_store(registered(request.store, self._cluster.stores))
         return pdpb_pb2.PutStoreResponse()
 
-    async def store_heartbeat(
+    async def StoreHeartbeat(
         self, request: pdpb_pb2.StoreHeartbeatRequest
     ) -> pdpb_pb2.StoreHeartbeatResponse:
         """A store lives; its numbers are kept in memory."""
@@ -297,7 +305,7 @@ class ClusterService:
         version = cluster_version(self._cluster.stores.values())
         return pdpb_pb2.StoreHeartbeatResponse(cluster_version=version)
 
-    async def get_cluster_config(
+    async def GetClusterConfig(
         self, _request: pdpb_pb2.GetClusterConfigRequest
     ) -> pdpb_pb2.GetClusterConfigResponse:
         """The cluster's id and replica count."""

@@ -12,7 +12,7 @@ import grpc
 from kvproto import pdpb_pb2
 
 from server.coordinator.errors import RefusedError
-from server.coordinator.header import Headers
+from server.coordinator.header import Headers, by_name
 from server.coordinator.leadership.fenced_metadata import FencedMetadata
 from server.rpc.errors import StatusError
 from storage.codec import prefix_end
@@ -45,13 +45,9 @@ class GlobalConfigService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        return {
-            "StoreGlobalConfig": self.store_global_config,
-            "LoadGlobalConfig": self.load_global_config,
-            "WatchGlobalConfig": self.watch_global_config,
-        }
+        return by_name(self.StoreGlobalConfig, self.LoadGlobalConfig, self.WatchGlobalConfig)
 
-    async def store_global_config(
+    async def StoreGlobalConfig(
         self, request: pdpb_pb2.StoreGlobalConfigRequest, _context: Any
     ) -> pdpb_pb2.StoreGlobalConfigResponse:
         """Put and delete items, all or none; durable when it returns."""
@@ -59,7 +55,7 @@ class GlobalConfigService:
         await self._metadata.txn((), [_change(path, item) for item in request.changes])
         return pdpb_pb2.StoreGlobalConfigResponse()
 
-    async def load_global_config(
+    async def LoadGlobalConfig(
         self, request: pdpb_pb2.LoadGlobalConfigRequest, _context: Any
     ) -> pdpb_pb2.LoadGlobalConfigResponse:
         """The named items, each with its own error if it does not exist;
@@ -75,7 +71,7 @@ class GlobalConfigService:
             items=[_item(pair) for pair in result.pairs[0]], revision=result.revision
         )
 
-    async def watch_global_config(
+    async def WatchGlobalConfig(
         self, request: pdpb_pb2.WatchGlobalConfigRequest, _context: Any
     ) -> AsyncIterator[pdpb_pb2.WatchGlobalConfigResponse]:
         """Changes from `revision` on (0: from now), a message a batch;
@@ -109,6 +105,7 @@ class GlobalConfigService:
 def _path(config_path: str) -> str:
     if config_path in ("", ROOT.removesuffix("/")):
         return ROOT
+    # These calls carry no cluster id and would otherwise reach every key of the metadata.
     if not config_path.startswith(ROOT):
         raise ConfigPathError(config_path)
     return config_path

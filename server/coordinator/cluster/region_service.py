@@ -22,11 +22,19 @@ from server.coordinator.cluster.cluster import Cluster, message_of
 from server.coordinator.cluster.regions import KnownRegion, check_region, one_line
 from server.coordinator.cluster.stores import is_removed
 from server.coordinator.errors import RefusedError, RequestError
-from server.coordinator.header import Headers
+from server.coordinator.header import Headers, by_name
 
 _REGION_HEARTBEATS_TOTAL = Counter(
     "tidemark_coordinator_region_heartbeats_total", "Region heartbeats received"
 )
+MAX_SPLITS = 1000
+MAX_SPLIT_IDS = 10 * MAX_SPLITS
+_MAX_ROUNDS = 5
+_CALL_SECONDS = 5.0
+_STALE_SPLIT = "invalid region epoch, request: {}, current: {}"
+Connect = Callable[[str], grpc.aio.Channel]
+
+_log = structlog.get_logger(__name__)
 
 
 class RegionService:
@@ -39,36 +47,30 @@ class RegionService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        headers = self._headers
-        return {
-            "GetRegion": headers.call(pdpb_pb2.GetRegionResponse, self.get_region),
-            "GetPrevRegion": headers.call(pdpb_pb2.GetRegionResponse, self.get_prev_region),
-            "GetRegionByID": headers.call(pdpb_pb2.GetRegionResponse, self.get_region_by_id),
-            "ScanRegions": headers.call(pdpb_pb2.ScanRegionsResponse, self.scan_regions),
-            "BatchScanRegions": headers.call(
-                pdpb_pb2.BatchScanRegionsResponse, self.batch_scan_regions
-            ),
-            "QueryRegion": self.query_region,
-            "RegionHeartbeat": self.region_heartbeat,
-        }
+        unary = self._headers.calls(
+            self.GetRegion,
+            self.GetPrevRegion,
+            self.GetRegionByID,
+            self.ScanRegions,
+            self.BatchScanRegions,
+        )
+        return {**unary, **by_name(self.QueryRegion, self.RegionHeartbeat)}
 
-    async def get_region(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
+    async def GetRegion(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
         """The region that holds a key."""
         return _answer(self._regions.find(request.region_key))
 
-    async def get_prev_region(
-        self, request: pdpb_pb2.GetRegionRequest
-    ) -> pdpb_pb2.GetRegionResponse:
+    async def GetPrevRegion(self, request: pdpb_pb2.GetRegionRequest) -> pdpb_pb2.GetRegionResponse:
         """The region before the one that holds a key."""
         return _answer(self._regions.before(request.region_key))
 
-    async def get_region_by_id(
+    async def GetRegionByID(
         self, request: pdpb_pb2.GetRegionByIDRequest
     ) -> pdpb_pb2.GetRegionResponse:
         """The region of an id."""
         return _answer(self._regions.by_id(request.region_id))
 
-    async def scan_regions(
+    async def ScanRegions(
         self, request: pdpb_pb2.ScanRegionsRequest
     ) -> pdpb_pb2.ScanRegionsResponse:
         """Regions of a key range in order, at most `limit`; a limit <= 0 is none."""
@@ -79,7 +81,7 @@ class RegionService:
             regions=[message_of(entry) for entry in regions],
         )
 
-    async def batch_scan_regions(
+    async def BatchScanRegions(
         self, request: pdpb_pb2.BatchScanRegionsRequest
     ) -> pdpb_pb2.BatchScanRegionsResponse:
         """Regions of several key ranges in order, each region once, at most `limit`;
@@ -99,7 +101,7 @@ class RegionService:
             regions=[message_of(entry) for entry in islice(regions.values(), limit)]
         )
 
-    async def query_region(
+    async def QueryRegion(
         self, requests: AsyncIterator[pdpb_pb2.QueryRegionRequest], _context: Any
     ) -> AsyncIterator[pdpb_pb2.QueryRegionResponse]:
         """Many lookups a message; 0 in a map means no such region."""
@@ -107,7 +109,7 @@ class RegionService:
             self._headers.check(request.header)
             yield self._query(request)
 
-    async def region_heartbeat(
+    async def RegionHeartbeat(
         self, requests: AsyncIterator[pdpb_pb2.RegionHeartbeatRequest], _context: Any
     ) -> AsyncIterator[pdpb_pb2.RegionHeartbeatResponse]:
         """Take reports in; only refusals are answered,
@@ -200,17 +202,6 @@ def _check_whole(key_range: pdpb_pb2.KeyRange, pieces: list[KnownRegion], limit:
     )
 
 
-MAX_SPLITS = 1000
-MAX_SPLIT_IDS = 10 * MAX_SPLITS
-_MAX_ROUNDS = 5
-_CALL_SECONDS = 5.0
-_STALE_SPLIT = "invalid region epoch, request: {}, current: {}"
-
-Connect = Callable[[str], grpc.aio.Channel]
-
-_log = structlog.get_logger(__name__)
-
-
 class RegionSplitService:
     """Splits on request of a store, and on request of anybody; scatters,
     which here are done at once.
@@ -224,26 +215,22 @@ class RegionSplitService:
 
     def calls(self) -> Mapping[str, Any]:
         """The handlers by the names of their RPCs."""
-        headers = self._headers
-        return {
-            "AskBatchSplit": headers.call(pdpb_pb2.AskBatchSplitResponse, self.ask_batch_split),
-            "ReportBatchSplit": headers.call(
-                pdpb_pb2.ReportBatchSplitResponse, self.report_batch_split
-            ),
-            "SplitRegions": headers.call(pdpb_pb2.SplitRegionsResponse, self.split_regions),
-            "SplitAndScatterRegions": headers.call(
-                pdpb_pb2.SplitAndScatterRegionsResponse, self.split_and_scatter_regions
-            ),
-            "ScatterRegion": headers.call(pdpb_pb2.ScatterRegionResponse, self.scatter_region),
-            "GetOperator": headers.call(pdpb_pb2.GetOperatorResponse, self.get_operator),
-        }
+        return self._headers.calls(
+            self.AskBatchSplit,
+            self.ReportBatchSplit,
+            self.SplitRegions,
+            self.SplitAndScatterRegions,
+            self.ScatterRegion,
+            self.GetOperator,
+        )
 
-    async def ask_batch_split(
+    async def AskBatchSplit(
         self, request: pdpb_pb2.AskBatchSplitRequest
     ) -> pdpb_pb2.AskBatchSplitResponse:
         """Ids for the new regions of a split and for their peers."""
         if not request.HasField("region"):
             raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, "missing region for split")
+        # Ids are free, but one request must not take all of them, nor make an answer of any size.
         if request.split_count > MAX_SPLITS:
             raise _refused(f"a split makes at most {MAX_SPLITS} regions, not {request.split_count}")
         width = 1 + len(request.region.peers)
@@ -264,7 +251,7 @@ class RegionSplitService:
         ]
         return pdpb_pb2.AskBatchSplitResponse(ids=splits)
 
-    async def report_batch_split(
+    async def ReportBatchSplit(
         self, request: pdpb_pb2.ReportBatchSplitRequest
     ) -> pdpb_pb2.ReportBatchSplitResponse:
         """Take a split's outcome in; PD waits for the heartbeats that follow."""
@@ -279,7 +266,7 @@ class RegionSplitService:
             self._cluster.report(region, metapb_pb2.Peer())
         return pdpb_pb2.ReportBatchSplitResponse()
 
-    async def split_regions(
+    async def SplitRegions(
         self, request: pdpb_pb2.SplitRegionsRequest
     ) -> pdpb_pb2.SplitRegionsResponse:
         """Make encoded keys the first ones of regions; answers these,
@@ -288,10 +275,10 @@ class RegionSplitService:
         done, percentage = await self._split(request.split_keys, request.retry_limit)
         return pdpb_pb2.SplitRegionsResponse(regions_id=done, finished_percentage=percentage)
 
-    async def split_and_scatter_regions(
+    async def SplitAndScatterRegions(
         self, request: pdpb_pb2.SplitAndScatterRegionsRequest
     ) -> pdpb_pb2.SplitAndScatterRegionsResponse:
-        """As `split_regions`; the scattering is done with it."""
+        """As `SplitRegions`; the scattering is done with it."""
         done, percentage = await self._split(request.split_keys, request.retry_limit)
         if not done:
             raise RequestError("[PD:scatter:ErrEmptyRegion]empty region")
@@ -299,7 +286,7 @@ class RegionSplitService:
             regions_id=done, split_finished_percentage=percentage, scatter_finished_percentage=100
         )
 
-    async def scatter_region(
+    async def ScatterRegion(
         self, request: pdpb_pb2.ScatterRegionRequest
     ) -> pdpb_pb2.ScatterRegionResponse:
         """Done at once: each region has one copy, and it stays where it is."""
@@ -317,7 +304,7 @@ class RegionSplitService:
             raise RefusedError(pdpb_pb2.REGION_NOT_FOUND, f"region {request.region_id} not found")
         return pdpb_pb2.ScatterRegionResponse(finished_percentage=100)
 
-    async def get_operator(
+    async def GetOperator(
         self, _request: pdpb_pb2.GetOperatorRequest
     ) -> pdpb_pb2.GetOperatorResponse:
         """There are none: clients that wait for one to end go on."""
@@ -325,6 +312,8 @@ class RegionSplitService:
 
     async def _split(self, keys: Sequence[bytes], retries: int) -> tuple[list[int], int]:
         split_keys = sorted({key for key in keys if key})
+        # A region may be split by somebody else between the lookup and the call; the store then
+        # refuses its old epoch.
         for _ in range(1 + min(retries, _MAX_ROUNDS)):
             for entry, inside in self._undone(split_keys):
                 await self._ask_store(entry, inside)
@@ -352,6 +341,8 @@ class RegionSplitService:
         context = kvrpcpb_pb2.Context(
             region_id=entry.region.id, region_epoch=entry.region.region_epoch, peer=entry.leader
         )
+        # The keys are encoded already, as PD's callers send them; `is_raw_kv` tells the store not
+        # to encode them again.
         request = kvrpcpb_pb2.SplitRegionRequest(context=context, split_keys=keys, is_raw_kv=True)
         async with self._connect(store.address) as channel:
             try:

@@ -61,6 +61,7 @@ class Regions:
         or else the first peer is taken.
         """
         entry = self._by_id.get(region.id)
+        # Heartbeats of an old leader may arrive after a split was reported.
         if entry is not None and _behind(region.region_epoch, entry.region.region_epoch):
             return Reported(newer=entry.region)
         overlapped = [
@@ -69,6 +70,8 @@ class Regions:
         for other in overlapped:
             if region.region_epoch.version < other.region_epoch.version:
                 return Reported(newer=other)
+        # A report with a newer version says what became of the range: whatever it overlaps was
+        # split or merged away.
         for gone in overlapped:
             self._remove(gone)
         self._set(KnownRegion(region, _leader(region, leader, entry)))

@@ -89,6 +89,8 @@ def _check_addresses(store: metapb_pb2.Store, other: metapb_pb2.Store) -> None:
 def _merged(store: metapb_pb2.Store, stored: metapb_pb2.Store) -> metapb_pb2.Store:
     kept = metapb_pb2.Store()
     kept.CopyFrom(store)
+    # A restarted store registers with defaults; what the cluster has decided about it, as being
+    # offline, must stay.
     for field in _KEPT:
         setattr(kept, field, getattr(stored, field))
     labels = {label.key: label.value for label in (*stored.labels, *store.labels)}

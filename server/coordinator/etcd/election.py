@@ -27,7 +27,7 @@ class ElectionService:
     def __init__(self, etcd: EmbeddedEtcd) -> None:
         self._etcd = etcd
 
-    async def campaign(
+    async def Campaign(
         self, request: election_pb2.CampaignRequest
     ) -> election_pb2.CampaignResponse:
         """Wait until the candidate leads; it does as long as its lease lives and it does not
@@ -39,7 +39,7 @@ class ElectionService:
         )
         return election_pb2.CampaignResponse(header=self._header(), leader=leader)
 
-    async def proclaim(
+    async def Proclaim(
         self, request: election_pb2.ProclaimRequest
     ) -> election_pb2.ProclaimResponse:
         """Change the leader's value."""
@@ -50,14 +50,14 @@ class ElectionService:
             raise StatusError(grpc.StatusCode.UNKNOWN, "election: not leader")
         return election_pb2.ProclaimResponse(header=done.header)
 
-    async def leader(self, request: election_pb2.LeaderRequest) -> election_pb2.LeaderResponse:
+    async def Leader(self, request: election_pb2.LeaderRequest) -> election_pb2.LeaderResponse:
         """The leader's pair."""
         response = await self._first(request.name + b"/", _OLDEST)
         if not response.kvs:
             raise StatusError(grpc.StatusCode.UNKNOWN, "election: no leader")
         return election_pb2.LeaderResponse(header=response.header, kv=response.kvs[0])
 
-    async def observe(
+    async def Observe(
         self, request: election_pb2.LeaderRequest
     ) -> AsyncIterator[election_pb2.LeaderResponse]:
         """Every leader and every value it proclaims, from now on."""
@@ -70,7 +70,7 @@ class ElectionService:
                     announced = response.kvs[0]
                     yield election_pb2.LeaderResponse(header=response.header, kv=announced)
 
-    async def resign(self, request: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
+    async def Resign(self, request: election_pb2.ResignRequest) -> election_pb2.ResignResponse:
         """Let the next one lead; nothing happens if this one does not stand any more."""
         delete = rpc_pb2.DeleteRangeRequest(key=request.leader.key)
         done = await self._if_created(
@@ -78,12 +78,12 @@ class ElectionService:
         )
         return election_pb2.ResignResponse(header=done.header)
 
-    async def lock(self, request: lock_pb2.LockRequest) -> lock_pb2.LockResponse:
-        """Wait for the lock; it is held until `unlock` or the end of the lease."""
+    async def Lock(self, request: lock_pb2.LockRequest) -> lock_pb2.LockResponse:
+        """Wait for the lock; it is held until `Unlock` or the end of the lease."""
         key, _ = await self._join_queue(request.name, request.lease, b"")
         return lock_pb2.LockResponse(header=self._header(), key=key)
 
-    async def unlock(self, request: lock_pb2.UnlockRequest) -> lock_pb2.UnlockResponse:
+    async def Unlock(self, request: lock_pb2.UnlockRequest) -> lock_pb2.UnlockResponse:
         """Give the lock to the next one."""
         done = await self._etcd.delete_range(rpc_pb2.DeleteRangeRequest(key=request.key))
         return lock_pb2.UnlockResponse(header=done.header)
@@ -93,6 +93,8 @@ class ElectionService:
         if not lease:
             lease = (await self._etcd.lease_grant(rpc_pb2.LeaseGrantRequest(TTL=_SESSION_S))).ID
         prefix = name + b"/"
+        # etcd's concurrency package names its keys so, and waits for older create revisions: both
+        # kinds of candidates stand in one line.
         key = prefix + b"%x" % lease
         put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value, lease=lease))
         get = rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))
@@ -102,6 +104,8 @@ class ElectionService:
         )
         revision = done.header.revision
         if not done.succeeded:
+            # The key exists: the same lease campaigns again, after a broken connection, and keeps
+            # its place.
             joined = done.responses[0].response_range.kvs[0]
             revision = joined.create_revision
             if joined.value != value:
@@ -129,6 +133,7 @@ class ElectionService:
     ) -> rpc_pb2.TxnResponse:
         if not leader.key:
             raise StatusError(grpc.StatusCode.UNKNOWN, '"leader" field must be provided')
+        # By the create revision: a leader that lost its key and came back is another one.
         ours = rpc_pb2.Compare(
             key=leader.key, target=rpc_pb2.Compare.CREATE, create_revision=leader.rev
         )

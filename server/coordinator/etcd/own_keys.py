@@ -56,6 +56,7 @@ def check_request(request: Any) -> None:
         OwnKeysError: it would.
     """
     for key, range_end in _written(request):
+        # A range, too: deleting everything from b"\0" on would take the leader's key with it.
         for prefix in PREFIXES:
             if _meets(key, range_end, prefix):
                 raise OwnKeysError(prefix)
@@ -71,6 +72,7 @@ def check_bytes(method: str, request: bytes) -> None:
     if kind := REQUESTS.get(method):
         try:
             parsed = kind.FromString(request)
+        # etcd refuses it in its own words.
         except DecodeError:
             return
         check_request(parsed)

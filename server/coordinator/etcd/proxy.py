@@ -58,6 +58,8 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         async def forward(request: bytes, context: Any) -> bytes:
             async with self._forwarding(context) as (channel, address, metadata):
                 check_bytes(method, request)
+                # The keys of a revoked lease are deleted with it, so revoking the leader's lease is
+                # a write of its key.
                 if method == _LEASE_REVOKE:
                     await self._check_lease(request, channel, metadata)
                 call = channel.unary_unary(method, None, None)(
@@ -116,6 +118,7 @@ class EtcdProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
             await context.abort(grpc.StatusCode[err.status], err.text)
         except grpc.aio.AioRpcError as err:
             failure = self._remote.failed(err, address)
+            # The token was ours, not the client's: it cannot mend that, but another try can.
             if isinstance(failure, InvalidTokenError) and not _has_token(context):
                 await context.abort(
                     grpc.StatusCode.UNAVAILABLE,

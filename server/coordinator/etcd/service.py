@@ -18,6 +18,7 @@ from prometheus_client import Counter, Gauge
 
 from server.coordinator.etcd.election import ElectionService
 from server.coordinator.etcd.own_keys import check_request
+from server.coordinator.header import by_name
 from server.coordinator.leadership.members import Members
 from server.rpc.errors import StatusError
 from server.rpc.server import RpcServer
@@ -66,19 +67,31 @@ class EtcdService:
     def add_to(self, server: RpcServer) -> None:
         """Serve them; what is not there is refused with what to do instead."""
         _expose(self._etcd)
-        unary = self._kv_calls() | self._maintenance_calls() | self._election_calls()
+        maintenance, election = self._maintenance, self._election
+        unary = self._kv_calls() | by_name(
+            maintenance.MemberList,
+            maintenance.Status,
+            maintenance.Alarm,
+            maintenance.Defragment,
+            maintenance.Hash,
+            maintenance.HashKV,
+            maintenance.AuthStatus,
+            maintenance.Authenticate,
+            election.Campaign,
+            election.Proclaim,
+            election.Leader,
+            election.Resign,
+            election.Lock,
+            election.Unlock,
+        )
         calls: dict[str, Any] = {name: self._call(function) for name, function in unary.items()}
-        calls |= {
-            "LeaseKeepAlive": self.keep_alive,
-            "Watch": self._watch.watch,
-            "Observe": self.observe,
-        }
+        calls |= by_name(self.LeaseKeepAlive, self._watch.Watch, self.Observe)
         for stubs in (rpc_pb2, election_pb2, lock_pb2):
             for service in stubs.DESCRIPTOR.services_by_name.values():
                 server.add_service(service, SimpleNamespace(**calls))
         server.add_proxy(Unsupported())
 
-    async def keep_alive(
+    async def LeaseKeepAlive(
         self, requests: AsyncIterator[rpc_pb2.LeaseKeepAliveRequest], _context: Any
     ) -> AsyncIterator[rpc_pb2.LeaseKeepAliveResponse]:
         """Renew a lease for each request; TTL 0 says it is over."""
@@ -86,11 +99,11 @@ class EtcdService:
             ttl_s = await self._etcd.keep_alive(request.ID)
             yield rpc_pb2.LeaseKeepAliveResponse(header=self._header(), ID=request.ID, TTL=ttl_s)
 
-    async def observe(
+    async def Observe(
         self, request: election_pb2.LeaderRequest, _context: Any
     ) -> AsyncIterator[election_pb2.LeaderResponse]:
-        """See `ElectionService.observe`."""
-        async for response in self._election.observe(request):
+        """See `ElectionService.Observe`."""
+        async for response in self._election.Observe(request):
             self._complete(response.header)
             yield response
 
@@ -106,30 +119,6 @@ class EtcdService:
             "LeaseRevoke": etcd.lease_revoke,
             "LeaseTimeToLive": etcd.lease_time_to_live,
             "LeaseLeases": etcd.lease_leases,
-        }
-
-    def _maintenance_calls(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
-        maintenance = self._maintenance
-        return {
-            "MemberList": maintenance.member_list,
-            "Status": maintenance.status,
-            "Alarm": maintenance.alarm,
-            "Defragment": maintenance.defragment,
-            "Hash": maintenance.hash,
-            "HashKV": maintenance.hash_kv,
-            "AuthStatus": maintenance.auth_status,
-            "Authenticate": maintenance.authenticate,
-        }
-
-    def _election_calls(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
-        election = self._election
-        return {
-            "Campaign": election.campaign,
-            "Proclaim": election.proclaim,
-            "Leader": election.leader,
-            "Resign": election.resign,
-            "Lock": election.lock,
-            "Unlock": election.unlock,
         }
 
     def _call(
@@ -176,14 +165,18 @@ class WatchService:
         self._tasks = tasks
         self._complete = complete
 
-    async def watch(
+    async def Watch(
         self, requests: _Requests, _context: object
     ) -> AsyncIterator[rpc_pb2.WatchResponse]:
         """All watches of one client; what they have not seen waits in the kept events,
         not in memory of theirs.
         """
+        # Bounded: a client that sends requests faster than they are handled waits in its own
+        # stream.
         inbox: _Inbox = asyncio.Queue(_INBOX)
         with self._etcd.watching() as (watchers, woken):
+            # A task of the daemon, not of the handler: the stream is read while the handler waits
+            # for changes.
             reader = self._tasks.create_task(
                 _read(requests, inbox, woken), name="etcd-watch-reader"
             )
@@ -202,6 +195,7 @@ class WatchService:
         loop = asyncio.get_running_loop()
         next_tick = loop.time() + PROGRESS_S
         while True:
+            # Cleared before looking: what comes between the look and the wait wakes it again.
             woken.clear()
             if self._take(inbox, watchers):
                 return
@@ -255,13 +249,13 @@ class MaintenanceService:
         self._members = members
         self._header = header
 
-    async def member_list(self, _request: rpc_pb2.MemberListRequest) -> rpc_pb2.MemberListResponse:
+    async def MemberList(self, _request: rpc_pb2.MemberListRequest) -> rpc_pb2.MemberListResponse:
         """One member: this coordinator."""
         urls = [self._members.url]
         member = rpc_pb2.Member(ID=self._member_id, name="embedded", peerURLs=urls, clientURLs=urls)
         return rpc_pb2.MemberListResponse(header=self._header(), members=[member])
 
-    async def status(self, _request: rpc_pb2.StatusRequest) -> rpc_pb2.StatusResponse:
+    async def Status(self, _request: rpc_pb2.StatusRequest) -> rpc_pb2.StatusResponse:
         """Which etcd this is like, how far it is and how large."""
         revision = self._etcd.revision
         live = self._etcd.statistics().live_bytes
@@ -280,7 +274,7 @@ class MaintenanceService:
             ],
         )
 
-    async def alarm(self, request: rpc_pb2.AlarmRequest) -> rpc_pb2.AlarmResponse:
+    async def Alarm(self, request: rpc_pb2.AlarmRequest) -> rpc_pb2.AlarmResponse:
         """List alarms, or raise or take back one; the answer has what changed, as in etcd."""
         alarms = {int(request.alarm)} - {int(rpc_pb2.NONE)}
         if request.action == rpc_pb2.AlarmRequest.ACTIVATE:
@@ -292,25 +286,25 @@ class MaintenanceService:
             alarms = self._etcd.alarms & (alarms or self._etcd.alarms)
         return rpc_pb2.AlarmResponse(header=self._header(), alarms=self._alarm_members(alarms))
 
-    async def defragment(self, _request: rpc_pb2.DefragmentRequest) -> rpc_pb2.DefragmentResponse:
+    async def Defragment(self, _request: rpc_pb2.DefragmentRequest) -> rpc_pb2.DefragmentResponse:
         """Give space back to the disk."""
         await self._etcd.defragment()
         return rpc_pb2.DefragmentResponse(header=self._header())
 
-    async def hash_kv(self, request: rpc_pb2.HashKVRequest) -> rpc_pb2.HashKVResponse:
+    async def HashKV(self, request: rpc_pb2.HashKVRequest) -> rpc_pb2.HashKVResponse:
         """A checksum of the pairs at a revision; comparable between embedded servers only."""
         return await self._etcd.hash_kv(request.revision)
 
-    async def hash(self, _request: rpc_pb2.HashRequest) -> rpc_pb2.HashResponse:
+    async def Hash(self, _request: rpc_pb2.HashRequest) -> rpc_pb2.HashResponse:
         """A checksum of the pairs of now."""
         hashed = await self._etcd.hash_kv(0)
         return rpc_pb2.HashResponse(header=hashed.header, hash=hashed.hash)
 
-    async def auth_status(self, _request: rpc_pb2.AuthStatusRequest) -> rpc_pb2.AuthStatusResponse:
+    async def AuthStatus(self, _request: rpc_pb2.AuthStatusRequest) -> rpc_pb2.AuthStatusResponse:
         """There are no users; mTLS says who may come in."""
         return rpc_pb2.AuthStatusResponse(header=self._header())
 
-    async def authenticate(
+    async def Authenticate(
         self, _request: rpc_pb2.AuthenticateRequest
     ) -> rpc_pb2.AuthenticateResponse:
         """Raises: AuthNotEnabledError: always; etcd's clients then go on without a token."""

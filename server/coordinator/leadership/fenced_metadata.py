@@ -58,6 +58,8 @@ class FencedMetadata:
             outcome.revision = (
                 result.revision if _written(success if result.succeeded else failure) else 0
             )
+        # A failed comparison may be an ordinary conflict. The fence alone is asked, to tell a lost
+        # leader key from one.
         if not result.succeeded and fence and not (await self._meta.txn(fence, ())).succeeded:
             self.leadership.end("the leader's key is no longer ours")
             self.leadership.check()
@@ -67,6 +69,7 @@ class FencedMetadata:
         """Write without other conditions; more than `MAX_OPS` go in several transactions,
         in order.
         """
+        # Not atomic together: used only where each part is a valid state.
         for part in _parts(ops):
             await self.txn((), part)
 
@@ -102,6 +105,8 @@ class FencedMetadata:
             yield outcome
         finally:
             if not outcome.certain:
+                # The transaction may still be carried out: a change of these keys may be our own,
+                # and must not end the term as somebody else's.
                 self._uncertain.update(keys)
             elif outcome.revision:
                 self._own.add(outcome.revision)
@@ -136,6 +141,7 @@ class StateGuard:
         """End the leadership at the first foreign write,
         after `put_back` has restored what must not be lost.
         """
+        # Without a fence the metadata is embedded, which nobody else can write.
         if not self._metadata.leadership.fence:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -160,6 +166,8 @@ class StateGuard:
             "the coordinator's own state was changed: this term ends, the next one reads it afresh",
             reason=reason,
         )
+        # Before stepping down: a limit that was set back or deleted would let the next term hand
+        # out numbers twice.
         for restore in put_back:
             with suppress(NotLeaderError, MetaUnavailableError, TimeoutError):
                 async with asyncio.timeout(_PUT_BACK_S):

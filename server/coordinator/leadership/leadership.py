@@ -70,6 +70,7 @@ class Leadership:
         """Give the right up and interrupt `while_held` blocks. The first reason counts."""
         if not self.ended.is_set():
             self.reason = reason
+        # First: what the interrupted blocks do on their way out must already find the right gone.
         self.ended.set()
         for timeout in self._timeouts:
             timeout.reschedule(0)
@@ -90,6 +91,7 @@ class Leadership:
                     yield
                 finally:
                     self._timeouts.discard(timeout)
+        # A timeout of ours is the end of leading; one that the block raised by itself is passed on.
         except TimeoutError:
             if timeout.expired():
                 raise self.refusal() from None

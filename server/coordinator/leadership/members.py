@@ -11,7 +11,7 @@ the coordinator then says that it does not know, and the client tries another me
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -87,6 +87,8 @@ class Members:
         It ends a leadership of ours that it does not show.
         """
         ours = self.leadership
+        # A reading from before we led says nothing of our leadership; `read_at` is taken before the
+        # request is sent.
         if (
             ours is not None
             and read_at >= ours.since
@@ -101,6 +103,8 @@ class Members:
     async def wait_leaderless(self) -> None:
         """Wait for a new reading that shows no leader."""
         while True:
+            # Cleared before the wait: a reading that was made before the last term ended must not
+            # start the next campaign.
             self._updated.clear()
             await self._updated.wait()
             if self._leader is None:
@@ -144,6 +148,8 @@ class Membership:
     async def _watch_leader(self) -> None:
         while True:
             try:
+                # A watch tells of a change at once; the poll each second is there because a watch
+                # on a dead connection says nothing.
                 async for _ in self._meta.watch(self._keys.path("leader")):
                     self._poll_now.set()
             except CompactedError:
@@ -185,17 +191,13 @@ def _member(value: bytes) -> pdpb_pb2.Member:
 
 
 class MemberService:
-    """GetMembers and GetClusterInfo."""
+    """The servicer of GetMembers and GetClusterInfo, which every coordinator answers."""
 
     def __init__(self, cluster_id: int, members: Members) -> None:
         self._header = pdpb_pb2.ResponseHeader(cluster_id=cluster_id)
         self._members = members
 
-    def calls(self) -> Mapping[str, Any]:
-        """The handlers by the names of their RPCs."""
-        return {"GetMembers": self.get_members, "GetClusterInfo": self.get_cluster_info}
-
-    async def get_members(
+    async def GetMembers(
         self, _request: pdpb_pb2.GetMembersRequest, _context: Any
     ) -> pdpb_pb2.GetMembersResponse:
         """GetMembers: asked before a client knows the cluster id;
@@ -206,7 +208,7 @@ class MemberService:
             header=self._header, members=self._members.listed, leader=leader, etcd_leader=leader
         )
 
-    async def get_cluster_info(
+    async def GetClusterInfo(
         self, _request: pdpb_pb2.GetClusterInfoRequest, _context: Any
     ) -> pdpb_pb2.GetClusterInfoResponse:
         """GetClusterInfo: all services are in this process."""

@@ -68,6 +68,7 @@ class PdHttp:
                 "ErrMethodNotAllowed",
                 f"{request.path[:256]} takes {taken}, not {request.method}",
             )
+        # Answered by every coordinator: by these clients find the leader.
         if request.path.removeprefix(PREFIX) in self._member_routes:
             return self._member_routes[request.path.removeprefix(PREFIX)]()
         return await self._answer_as_leader(handler, request, arguments)
@@ -101,6 +102,7 @@ class PdHttp:
             return fault(503, "ErrNotLeader", self._members.not_leader().message)
         query = f"?{request.raw_query}" if request.raw_query else ""
         location = f"{leader.client_urls[0]}{request.path}{query}"
+        # A line break in the path would end the header and begin one of the client's choice.
         if not location.isascii() or not location.isprintable():
             return fault(400, "ErrAPIInvalidParam", "the path has characters that no URL has")
         return Answer(307, b"", headers=[("Location", location)])
@@ -404,8 +406,10 @@ async def scan_in_turns(regions: Regions, start: bytes, end: bytes) -> AsyncIter
     """
     at = start
     while True:
+        # Taken whole before the loop is given away: the map may change while others are answered.
         part = list(islice(regions.scan(at, end), _SLICE_REGIONS))
         for entry in part:
+            # A region that was merged since begins before `at`; its first part was given already.
             if at == start or entry.region.start_key >= at:
                 yield entry
         if len(part) < _SLICE_REGIONS or not part[-1].region.end_key:

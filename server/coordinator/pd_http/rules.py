@@ -114,6 +114,8 @@ class RuleStore:
                 else Put(self._keys.path(tail(key)), _json(rule))
                 for key, rule in part
             ]
+            # Durable first, then in memory. More rules than a transaction takes are written in
+            # parts, each of them complete by itself.
             await self._metadata.txn((), ops)
             for key, rule in part:
                 if rule is None:

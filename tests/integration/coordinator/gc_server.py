@@ -16,7 +16,7 @@ from kvproto import pdpb_pb2, pdpb_pb2_grpc
 from gcsafepoint.state.compat import Compat
 from gcsafepoint.state.records import GcKeys
 from gcsafepoint.state.service import GcStateManager
-from server.coordinator.gc.service import GcService
+from server.coordinator.gc_service import GcService
 from server.coordinator.header import Headers
 from server.coordinator.leadership.leadership import Leadership
 from server.rpc.server import RpcServer

@@ -56,7 +56,7 @@ def request(count: int, cluster: int = CLUSTER) -> bytes:
 )
 async def test_ranges_never_meet_and_keep_the_order_of_requests(raws: list[bytes]) -> None:
     tso, _ = service()
-    answers = await tso.tso(raws)
+    answers = await tso.Tso(raws)
     assert len(answers) == len(raws)
     last = 0
     for raw, answer in zip(raws, answers, strict=True):
@@ -76,5 +76,5 @@ async def test_ranges_never_meet_and_keep_the_order_of_requests(raws: list[bytes
 
 async def test_a_batch_asks_the_oracle_once() -> None:
     tso, clock = service()
-    await tso.tso([request(100)] * 128)
+    await tso.Tso([request(100)] * 128)
     assert clock.asked == 1
