@@ -47,7 +47,7 @@ def sections() -> dict[str, type[Any]]:
     from server.coordinator.daemon import CoordinatorConfig
     from server.gc_worker.daemon import GCWorkerConfig
     from server.log import LogConfig
-    from server.pump.config import PumpConfig
+    from server.pump.app import PumpConfig
     from server.rpc.credentials import SecurityConfig
     from server.rpc.engine import RpcConfig
     from server.spark.config import SparkConfig

@@ -102,8 +102,7 @@ def run_capture(argv: Sequence[str]) -> int:
 
 def run_pump(argv: Sequence[str]) -> int:
     """`tidemark pump`: receive, match and serve TiDB binlogs."""
-    from server.pump.app import opened
-    from server.pump.config import PumpConfig
+    from server.pump.app import PumpConfig, opened
 
     routes = Routes()
     return run_daemon(

@@ -16,7 +16,7 @@ from tidemarkpb.v1.gc_pb2_grpc import GCServiceStub
 
 from gcsafepoint.worker.election import read_leader
 from gcsafepoint.worker.records import Records
-from server.gc_worker.meta_records import MetaRecords
+from server.gc_worker.view import MetaRecords
 from server.rpc.client import connect, metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient

@@ -28,7 +28,7 @@ from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, checkpoint_of
 from server.coordinator.leadership.members import Members
 from server.coordinator.term import CurrentTerm
-from server.gc_worker.meta_records import MetaRecords
+from server.gc_worker.view import MetaRecords
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.meta.meta import KeyValue, Meta

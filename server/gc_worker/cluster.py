@@ -60,10 +60,12 @@ class TikvCluster:
     async def hold_safe_point(self, safe_point: int) -> LowestService:
         """See `Cluster`."""
         try:
+            # For ever: GC's own safe point must not expire while no worker runs.
             lowest = await self._pd.update_service_gc_safe_point(
                 GC_WORKER_ID, _FOREVER_S, safe_point
             )
         except PdRefusedError as err:
+            # Another worker has moved it further meanwhile; the round ends instead of going back.
             if _DECREASES not in err.message:
                 raise
             raise SafePointDecreasesError(err.message) from err
@@ -99,7 +101,12 @@ class TikvCluster:
     async def scan_locks(self, within: KeyRange, safe_point: int) -> LockPage:
         """See `Cluster`."""
         page = await self._kv.scan_lock(
-            within.start_key, within.end_key, max(0, safe_point - 1), _LOCKS_PER_PAGE
+            # A lock at the safepoint itself is not older than it: its transaction may still be
+            # read.
+            within.start_key,
+            within.end_key,
+            max(0, safe_point - 1),
+            _LOCKS_PER_PAGE,
         )
         more = len(page.locks) == _LOCKS_PER_PAGE
         return LockPage([_lock(info) for info in page.locks], page.next_key, page.route, more=more)
@@ -119,6 +126,7 @@ class TikvCluster:
         assert isinstance(page.region, RegionRoute)
         try:
             await self._kv.resolve_region(page.region, commit_ts_of)
+        # The region has changed since the page was read: its locks are read again.
         except RegionError:
             return False
         return True
@@ -159,6 +167,7 @@ class TikvCluster:
             page = await self._pd.scan_regions(start_key, limit=_REGIONS_PER_PAGE)
             for route in page:
                 yield route
+            # An empty end key is the end of the key space, not its beginning.
             start_key = page[-1].region.end_key or None if page else None
 
 

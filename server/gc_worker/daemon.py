@@ -22,8 +22,8 @@ from server.config import ConfigError, setting
 from server.daemon import Endpoints
 from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
-from server.gc_worker.meta_records import MetaRecords
 from server.gc_worker.service import GCService
+from server.gc_worker.view import MetaRecords
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdUnavailableError
@@ -103,6 +103,8 @@ async def open_gc_worker(
     ):
         records = MetaRecords(meta)
         cluster, server = TikvCluster(pd, kv, records, security), RpcServer(security)
+        # A TSO as identity: unique in the cluster, and it says when this worker began, as TiDB's
+        # does.
         started_ts = await pd.tso()
         election = Election(
             records,
@@ -125,6 +127,8 @@ async def open_gc_worker(
         service = GCService(worker, cluster, records, pd)
         server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
         async with server.listen(config.addr) as bound:
+            # Set before the first tick: the leader's record names the address that the command line
+            # calls.
             election.address = config.advertise_addr or _advertised(bound)
             async with beside(_work(worker, pd, config.tick_seconds)):
                 yield {"gc-worker": bound}
@@ -152,6 +156,7 @@ def _go_time(unix_ms: int) -> str:
 
 async def _work(worker: GCWorker, pd: PdClient, tick_s: float) -> None:
     """Work once there is a store; before that there is nothing to collect."""
+    # Safepoints of a cluster without stores would be refused, and logged as failures.
     while not await _bootstrapped(pd):
         _log.info("waiting for the first store")
         await asyncio.sleep(_BOOTSTRAP_POLL_S)

@@ -105,6 +105,7 @@ class LogAndCount:
         """See `Listener`; only changes are news."""
         ACTIONS.labels("check_leader").inc()
         LEADER.set(leads)
+        # A tick comes every minute; only changes are news.
         if leads != self._leads:
             self._log.info("gc leader" if leads else "gc follower")
             if leads:

@@ -48,6 +48,8 @@ class GCService:
         of this worker's own rounds as they are right now.
         """
         seen, own = await overview(self._records), self._worker.rounds.newest
+        # This worker's own round may be newer than what is recorded: progress is written now and
+        # then.
         candidates = [gc_round for gc_round in (seen.newest, own) if gc_round]
         newest = max(candidates, key=lambda gc_round: (gc_round.id, gc_round is own), default=None)
         return gc_pb2.GetGCStatusResponse(
@@ -81,6 +83,7 @@ class GCService:
         in force at the next tick.
         """
         bounds = self._worker.bounds
+        # Checked with the settings as they would be: mode central needs stores that take KvGC.
         await check_mode(
             self._cluster, (await read_config(self._records)).updated(request.variables, bounds)
         )

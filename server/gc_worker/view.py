@@ -1,10 +1,11 @@
-"""What people are shown of GC, read from the metadata store,
+"""GC's records in the metadata store, what people are shown of them,
 and the same as messages of tidemarkpb.v1.
 
-The metadata store answers whether or not a worker runs, so the command line needs none.
+The metadata store, etcd or PD, answers whether or not a worker runs, so the command line needs
+none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tidemarkpb.v1 import gc_pb2
@@ -18,12 +19,38 @@ from gcsafepoint.worker.records import (
     LAST_RUN_TIME,
     PENDING,
     SAFE_POINT_TS,
+    Record,
     Records,
     load_rounds,
     read_ts,
 )
 from gcsafepoint.worker.round import Round
 from gcsafepoint.worker.times import format_instant
+from storage.meta.meta import Compare, Delete, Meta, Put
+
+
+class MetaRecords:
+    """The `gcsafepoint.worker.records.Records` of a metadata client."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._meta = meta
+
+    async def read(self, prefix: str) -> dict[str, Record]:
+        """See `Records`."""
+        pairs = await self._meta.get_prefix(prefix.encode())
+        return {pair.key.decode(): Record(pair.value.decode(), pair.mod_revision) for pair in pairs}
+
+    async def write(self, changes: Mapping[str, str | None], expect: Mapping[str, int]) -> int:
+        """See `Records`."""
+        # Each write names the revisions that it was decided by: two workers cannot both lead, nor
+        # two clients both set.
+        compares = [Compare.unchanged(key.encode(), revision) for key, revision in expect.items()]
+        ops = [
+            Delete(key.encode()) if value is None else Put(key.encode(), value.encode())
+            for key, value in changes.items()
+        ]
+        result = await self._meta.txn(compares, ops)
+        return result.revision if result.succeeded else 0
 
 
 @dataclass(frozen=True, slots=True)

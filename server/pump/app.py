@@ -1,10 +1,11 @@
-"""The pump put together: storage, service, registry entry, upkeep;
-drained in the opposite order.
+"""The pump daemon: its settings, and the pump put together (storage, service, registry entry,
+upkeep); drained in the opposite order.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,21 @@ import structlog
 from tidemarkpb.v1 import pump_pb2 as stream_pb2
 from tipb import pump_pb2
 
+from server.config import setting
 from server.daemon import Endpoints
 from server.pump import metrics
-from server.pump.admission import Admission
-from server.pump.config import PumpConfig
-from server.pump.disk import DiskWatch
 from server.pump.http_api import HttpApi
-from server.pump.node import ONLINE, Node, node_id
-from server.pump.registry import Registry
-from server.pump.service import PumpService
+from server.pump.registry import ONLINE, Node, Registry, node_id
+from server.pump.service import Admission, PumpService, StreamService
 from server.pump.steering import Steering
-from server.pump.stream_service import StreamService
 from server.pump.unmatched import UnmatchedPrewrites
-from server.pump.upkeep import GarbageCollector, rotate_segments, watch_index, write_heartbeats
+from server.pump.upkeep import (
+    DiskWatch,
+    GarbageCollector,
+    rotate_segments,
+    watch_index,
+    write_heartbeats,
+)
 from server.routes import Routes
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
@@ -35,12 +38,67 @@ from server.rpc.tikv import KvClient
 from storage.model.errors import InvalidError
 from storage.pump.indexer import Recovery
 from storage.pump.storage import PumpStorage, open_pump_storage
+from storage.value_log import SEGMENT_BYTES
 from storage.vfs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]
 _STREAMS = stream_pb2.DESCRIPTOR.services_by_name["PumpService"]
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PumpConfig:
+    """`[pump]`."""
+
+    addr: str = setting("127.0.0.1:8250", "address for binlog.Pump, host:port")
+    advertise_addr: str = setting("", "address that TiDB is told to write to; empty: --addr")
+    http_addr: str = setting(
+        "127.0.0.1:8251", "address for /metrics, /healthz, /readyz, /status, /state and /debug"
+    )
+    coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
+    cluster_id: int = setting(
+        0, "refuse to start in another cluster than this; 0: take the coordinator's"
+    )
+    data_dir: str = setting("data/pump", "directory of the value log (value/) and its index (kv/)")
+    node_id: str = setting(
+        "", "name in the registry, kept in the data directory; empty: hostname:port"
+    )
+    segment_bytes: int = setting(SEGMENT_BYTES, "size at which a value log segment is finalised")
+    segment_seconds: float = setting(
+        3600.0,
+        "age at which a segment is finalised, so that GC can give its space back",
+        least=0.001,
+    )
+    sync_log: bool = setting(True, "fdatasync each group before it is acknowledged")  # noqa: FBT003 - a default
+    stop_write_at_available_bytes: int = setting(
+        1 << 30, "refuse binlogs while the disk has less space than this"
+    )
+    fake_binlog_seconds: float = setting(
+        3.0, "write a heartbeat binlog after this long without a binlog", least=0.001
+    )
+    waiting_prewrites_bytes: int = setting(
+        256 << 20, "refuse prewrites while those without an outcome take more memory than this"
+    )
+    lonely_seconds: float = setting(
+        1.0, "ask the store for the outcome of a prewrite that waits longer than this", least=0.001
+    )
+    txn_timeout_seconds: float = setting(
+        600.0,
+        "a prewrite of which the store knows nothing after this long is rolled back in the store, "
+        "too",
+    )
+    heartbeat_seconds: float = setting(2.0, "how often the registry entry is renewed", least=0.001)
+    close_seconds: float = setting(
+        3600.0, "a pump that is closed waits this long until all readers have everything"
+    )
+    gc_retention_seconds: int = setting(
+        7 * 24 * 3600, "binlogs older than this are removed once all readers have them"
+    )
+    gc_force_seconds: int = setting(
+        10 * 24 * 3600, "binlogs older than this are removed even from connected readers"
+    )
+    gc_interval_seconds: float = setting(3600.0, "how often GC runs", least=0.001)
 
 
 class ClusterMismatchError(InvalidError):
@@ -72,6 +130,8 @@ async def opened(
         _report(storage.recovery)
         disk = DiskWatch(fs, data_dir, config.stop_write_at_available_bytes)
         metrics.watch(storage, disk)
+        # Named after the port is bound, since the name may contain it; others keep this object, not
+        # a copy.
         node = Node(node_id="", host="")
         registry = Registry(node, meta, pd, storage, config.heartbeat_seconds)
         steering = Steering(node, registry, storage, pd, meta, config.close_seconds)
@@ -81,7 +141,7 @@ async def opened(
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = PumpService(storage, admission)
         server = RpcServer(security, suited=Engine.NATIVE)
-        server.add_service(_SERVICE, service, batch={"WriteBinlog": service.write_binlog})
+        server.add_service(_SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
         server.add_service(_STREAMS, StreamService(storage, admission, steering))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
@@ -111,6 +171,7 @@ async def _attended(
     """Online for the block, with everything that runs by itself;
     paused and without readers after it.
     """
+    # Last of the start: from now on TiDB writes here.
     await registry.announce(ONLINE)
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(loop) for loop in loops]
@@ -119,6 +180,8 @@ async def _attended(
         finally:
             for task in running:
                 task.cancel()
+            # Before the readers are let go: TiDB must choose another pump while this one still
+            # answers.
             await registry.leave()
             storage.end_pulls()
 

@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
-from server.pump.registry import PREFIX
+from server.pump.registry import PUMPS
 from server.pump.steering import Steering
 from server.pump.upkeep import GarbageCollector
 from server.routes import Answer, Handler, Request, Route, answered, json_answer
@@ -65,8 +65,8 @@ class HttpApi:
 
     async def _status(self) -> Answer:
         """All pumps of the cluster, as they are in the registry."""
-        pairs = await self._meta.get_prefix(PREFIX)
-        pumps = {pair.key.removeprefix(PREFIX).decode(): json.loads(pair.value) for pair in pairs}
+        pairs = await self._meta.get_prefix(PUMPS)
+        pumps = {pair.key.removeprefix(PUMPS).decode(): json.loads(pair.value) for pair in pairs}
         commit_ts = self._storage.max_commit_ts
         return json_answer(
             {"StatusMap": pumps, "CommitTS": commit_ts, "Checkpoint": {}, "ErrMsg": ""}
@@ -101,6 +101,7 @@ def binlog_text(payload: bytes) -> str:
     except DecodeError:
         return f"not a binlog.Binlog, {len(payload)} bytes: {payload.hex()}\n"
     value = binlog.prewrite_value
+    # Its rows are shown below, decoded; as bytes they would fill the screen.
     binlog.ClearField("prewrite_value")
     parts = [text_format.MessageToString(binlog, as_one_line=True), _rows_text(value)]
     return "\n\n PrewriteValue: \n".join(part for part in parts if part) + "\n"

@@ -1,10 +1,10 @@
 """What the pump counts, and gauges read from its storage when Prometheus asks."""
 
 import time
+from typing import Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from server.pump.disk import DiskWatch
 from storage.model.ts import MAX_TS, physical_ms, physical_s
 from storage.pump.storage import PumpStorage, Statistics
 
@@ -93,7 +93,17 @@ def count(binlogs: int, size: int, refused: int) -> None:
     REFUSED.inc(refused)
 
 
-def watch(storage: PumpStorage, disk: DiskWatch) -> None:
+class Disk(Protocol):
+    """The space left for binlogs: `server.pump.upkeep.DiskWatch`."""
+
+    available_bytes: int
+
+    @property
+    def is_low(self) -> bool:
+        """Whether binlogs are refused."""
+
+
+def watch(storage: PumpStorage, disk: Disk) -> None:
     """Let the gauges show this storage from now on."""
     for gauge, value in (
         (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),

@@ -14,9 +14,16 @@ import signal
 
 import structlog
 
-from server.pump.drainers import drainers_behind
-from server.pump.node import CLOSING, OFFLINE, ONLINE, PAUSED, PAUSING, Node
-from server.pump.registry import Registry
+from server.pump.registry import (
+    CLOSING,
+    OFFLINE,
+    ONLINE,
+    PAUSED,
+    PAUSING,
+    Node,
+    Registry,
+    drainers_behind,
+)
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import ConflictError, InvalidError, NotFoundError, TidemarkError
@@ -65,7 +72,7 @@ class Steering:
         self._pd = pd
         self._meta = meta
         self._close_seconds = close_seconds
-        self._asked = asyncio.Event()
+        self._leaving = asyncio.Event()
 
     async def apply(self, node_id: str, action: str) -> str:
         """Begin to leave; returns the state of now.
@@ -84,20 +91,22 @@ class Steering:
                 f"this pump's state is {self._node.state}, apply {action} failed!"
             )
         try:
+            # In the registry before anything is done: TiDB must stop writing prewrites here first.
             await self._registry.announce(_STATES[action])
         except TidemarkError:
             self._node.state = ONLINE
             raise
-        self._asked.set()
+        self._leaving.set()
         return self._node.state
 
     async def run(self) -> None:
         """Leave when asked to; then the daemon is told to end."""
-        await self._asked.wait()
+        await self._leaving.wait()
         _log.info("pump is leaving", state=self._node.state)
         self._node.leaves_as = (
             OFFLINE if self._node.state == CLOSING and await self._is_drained() else PAUSED
         )
+        # The same way out as an operator's: drain, leave the registry, exit 0.
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _is_drained(self) -> bool:
@@ -117,9 +126,13 @@ class Steering:
     async def _drain(self) -> None:
         last_ts = 0
         while not (last_ts and await self._have_all(last_ts)):
+            # Only when every prewrite has its outcome: a heartbeat above an open one would let
+            # readers pass its commit.
             if not last_ts and self._storage.all_matched:
                 last_ts = await self._last_heartbeat()
             await asyncio.sleep(_POLL_SECONDS)
+        # Heartbeats may follow; Drainer compares its position with this number, and would wait for
+        # ever for a moving one.
         self._node.drained_ts = last_ts
 
     async def _last_heartbeat(self) -> int:

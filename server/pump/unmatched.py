@@ -61,13 +61,15 @@ def outcome_of(info: kvrpcpb.MvccInfo, start_ts: int) -> int | None:
     for write in info.writes:
         if write.start_ts == start_ts:
             return 0 if write.type == kvrpcpb.Rollback else write.commit_ts
+        # TiKV keeps a rollback in the write record of another transaction that committed at this
+        # timestamp.
         if write.commit_ts == start_ts and write.has_overlapped_rollback:
             return 0
     return None
 
 
 class UnmatchedPrewrites:
-    """Finds the outcomes of one storage's lonely prewrites."""
+    """Finds the outcomes of one storage's unmatched prewrites."""
 
     def __init__(
         self, storage: PumpStorage, clock: Coordinator, kv: KvClient, txn_timeout_seconds: float
@@ -86,35 +88,40 @@ class UnmatchedPrewrites:
             try:
                 await self.look()
             except TidemarkError as err:
-                _log.warning("lonely prewrites not resolved", error=str(err))
+                _log.warning("unmatched prewrites not resolved", error=str(err))
 
     async def look(self) -> int:
         """Settle what waited at the last look already and is decided; returns how many that are."""
         oldest = await self._storage.oldest_waiting(ASKED_AT_ONCE)
-        lonely = [(start_ts, pointer) for start_ts, pointer in oldest if start_ts in self._waited]
+        # Only those that have waited for a whole interval: the outcome of most is on its way.
+        unmatched = [
+            (start_ts, pointer) for start_ts, pointer in oldest if start_ts in self._waited
+        ]
         self._waited = {start_ts for start_ts, _ in oldest}
-        if not lonely:
+        if not unmatched:
             return 0
         now_ts = await self._clock.tso()
         answers = await together(
-            self._asked(start_ts, pointer, now_ts) for start_ts, pointer in lonely
+            self._ask_outcome(start_ts, pointer, now_ts) for start_ts, pointer in unmatched
         )
         settled = [binlog for binlog in answers if isinstance(binlog, Binlog)]
         await self._storage.write(settled)
         self._report(
             [
                 (txn[0], err)
-                for txn, err in zip(lonely, answers, strict=True)
+                for txn, err in zip(unmatched, answers, strict=True)
                 if isinstance(err, TidemarkError)
             ]
         )
         if settled:
             _log.info(
-                "lonely prewrites settled", count=len(settled), first_start_ts=settled[0].start_ts
+                "unmatched prewrites settled",
+                count=len(settled),
+                first_start_ts=settled[0].start_ts,
             )
         return len(settled)
 
-    async def _asked(
+    async def _ask_outcome(
         self, start_ts: int, pointer: Pointer, now_ts: int
     ) -> Binlog | TidemarkError | None:
         try:
@@ -133,7 +140,7 @@ class UnmatchedPrewrites:
         if failed:
             start_ts, err = failed[0]
             _log.warning(
-                "lonely prewrites not resolved",
+                "unmatched prewrites not resolved",
                 count=len(failed),
                 first_start_ts=start_ts,
                 error=str(err),
@@ -147,14 +154,19 @@ class UnmatchedPrewrites:
             )
         info = await self._info(prewrite.prewrite_key)
         commit_ts = outcome_of(info, start_ts)
+        # A transaction without a trace may still be on its way to write its primary.
         too_young = physical_ms(now_ts) - physical_ms(start_ts) <= self._timeout_ms
         if commit_ts is not None or too_young:
             return commit_ts
+        # No lock, no record, and GC has passed it: the record may have been collected, so "rolled
+        # back" would be a guess.
         if info.lock.start_ts != start_ts and start_ts <= await self._clock.gc_safe_point():
             raise OutcomeUnknownError(_LOST_OUTCOME)
         lock = kvrpcpb.LockInfo(
             key=prewrite.prewrite_key, primary_lock=prewrite.prewrite_key, lock_version=start_ts
         )
+        # Resolving rolls the primary back for good: without that the transaction could still commit
+        # after we say that it did not.
         if await self._resolver.resolve([lock], 0):
             return None
         return outcome_of(await self._info(prewrite.prewrite_key), start_ts)

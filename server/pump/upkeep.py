@@ -1,13 +1,14 @@
-"""What a pump does by itself: heartbeat binlogs when nobody writes,
-GC of what is older than the retention.
+"""What a pump does by itself: heartbeat binlogs when nobody writes, GC of what is older than the
+retention, a look at the index, at the age of segments and at the space left on disk.
 """
 
 import asyncio
+from pathlib import Path
 
 import structlog
 
 from server.pump import metrics
-from server.pump.drainers import slowest_drainer
+from server.pump.registry import slowest_drainer
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta
 from storage.model.errors import TidemarkError
@@ -15,8 +16,10 @@ from storage.model.ts import compose, physical_ms
 from storage.pump.binlog import fake, parse
 from storage.pump.gc import Collected
 from storage.pump.storage import PumpStorage
+from storage.vfs import FS
 
 _WATCH_SECONDS = 3.0
+_DISK_SECONDS = 3.0
 
 _log = structlog.get_logger(__name__)
 
@@ -28,6 +31,7 @@ async def write_heartbeats(storage: PumpStorage, pd: PdClient, interval_seconds:
     while True:
         written = storage.written
         await asyncio.sleep(interval_seconds)
+        # Binlogs came by themselves, and carry the time with them.
         if storage.written > written:
             continue
         try:
@@ -77,6 +81,7 @@ class GarbageCollector:
         aged_ts, forced_ts = (
             compose(max(0, now_ms - age_ms)) for age_ms in (self._retention_ms, self._force_ms)
         )
+        # Also drainers that are not connected now: they go on from their position.
         needed_ts, drainer = await slowest_drainer(self._meta)
         if needed_ts < aged_ts:
             _log.warning(
@@ -118,3 +123,43 @@ async def rotate_segments(storage: PumpStorage, interval_seconds: float) -> None
     while True:
         await asyncio.sleep(interval_seconds)
         await storage.rotate()
+
+
+class DiskWatch:
+    """The space left where the binlogs are, read again every few seconds."""
+
+    def __init__(self, fs: FS, directory: Path, stop_write_at_bytes: int) -> None:
+        self.stop_write_at_bytes = stop_write_at_bytes
+        self.available_bytes = fs.available_bytes(directory)
+        self._fs = fs
+        self._directory = directory
+
+    @property
+    def is_low(self) -> bool:
+        """Whether binlogs are to be refused."""
+        return self.available_bytes < self.stop_write_at_bytes
+
+    async def run(self) -> None:
+        """Keep reading until cancelled."""
+        while True:
+            await asyncio.sleep(_DISK_SECONDS)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read the space again; a change of mind is logged,
+        a file system that does not answer is taken as before.
+        """
+        was_low = self.is_low
+        try:
+            self.available_bytes = await asyncio.to_thread(
+                self._fs.available_bytes, self._directory
+            )
+        # A network file system that does not answer: keep the last decision rather than refuse
+        # everything.
+        except OSError as err:
+            _log.warning("disk space not known", error=err.strerror)
+        if self.is_low != was_low:
+            phrase = "disk is low, binlogs are refused" if self.is_low else "disk has room again"
+            _log.warning(
+                phrase, available=self.available_bytes, stop_write_at=self.stop_write_at_bytes
+            )

@@ -20,22 +20,18 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdRefusedError
 from server.rpc.server import RpcServer
 from server.store import metrics
-from server.store.admin_service import DebugService, StoreService
+from server.store.admin_service import DebugService, OnlineConfig, StoreService
 from server.store.config import StoreConfig
-from server.store.feed.connection import FeedBackend
 from server.store.feed.hub import FeedHub
-from server.store.feed.service import ChangeDataService
+from server.store.feed.service import ChangeDataService, FeedBackend
 from server.store.gc import AutoGc, Collector, CollectorParts
 from server.store.handover import Handover
 from server.store.identity import Identity, announce, load_identity, report_regions
 from server.store.methods import METHODS
-from server.store.online_config import OnlineConfig
 from server.store.paced_scan import ByteRate
-from server.store.region_calls import RegionBackend
 from server.store.region_table import RegionGate, RegionTable
-from server.store.request_check import TimestampCheck
-from server.store.runner import Runner
-from server.store.service import TikvService
+from server.store.runner import Runner, TimestampCheck
+from server.store.service import RegionBackend, TikvService
 from server.store.split_merge import Merger, SizeCheck, Splitter
 from storage.byte_budget import ByteBudget
 from storage.kv import WriteBatch
@@ -63,6 +59,8 @@ class Database(LevelDB):
 
     def write(self, batch: WriteBatch, *, sync: bool) -> None:
         """See `KV.write`; adds the new counts of the regions it writes to."""
+        # In the same batch: the counts decide whether GC may skip a region, so they must not
+        # survive a write that does not.
         batch.ops.update(self.count(batch.ops))
         super().write(batch, sync=sync)
 
@@ -99,6 +97,8 @@ async def _serving(
     config: StoreConfig, security: SecurityConfig, kv: Database, pd: PdClient, identity: Identity
 ) -> AsyncIterator[str]:
     # reads of the process before this one had smaller timestamps
+    # Reads of the process before this one had smaller timestamps; a fence below them would let a
+    # computed commit_ts slip under a read that saw nothing.
     fence = ReadFence(await pd.tso())
     with ExitStack() as stack:
         threads = _Threads(
@@ -115,8 +115,11 @@ async def _serving(
             service = TikvService(tasks, parts.runner, backend, config.wait_for_lock_timeout)
             feed = ChangeDataService(tasks, parts.feed)
             server = _server(security, parts, service, feed)
+            # Before the port: a request that arrives at once must find the group commit running.
             background = [tasks.create_task(parts.group.run(), name="group-commit")]
             async with server.listen(config.addr) as bound:
+                # After the port is bound: the coordinator hands the address out, and clients call
+                # at once.
                 await announce(pd, identity, config.advertise_addr or bound)
                 _log.info(
                     "store joined", cluster_id=identity.cluster_id, store_id=identity.store_id
@@ -135,6 +138,8 @@ async def _serving(
                 try:
                     yield bound
                 finally:
+                    # Streams have no end of their own; without this the listener would wait for
+                    # their clients until its deadline.
                     service.close()
                     feed.close()
             for task in background:
@@ -194,6 +199,7 @@ class _Parts:
         metrics.OPEN_LOCKS.set(len(locks))
         metrics.REGIONS.set(len(self.gate.regions))
         versions = stored_versions(kv, self.gate.regions)
+        # Set before anything but the identity is written, so that every version is counted.
         kv.count = versions.count
         self.hub = FeedHub(self.gate, locks)
         engine = Engine(kv, fence)

@@ -93,6 +93,7 @@ class BatchStream:
             end = None  # the client is gone
         except* Exception as group:  # noqa: BLE001 - nobody expected it: it is logged and ends this alone
             end = request_error(group, "BatchCommands")
+        # Last, behind all answers: the stream ends when they are sent.
         self._ready.put_nowait(end)
 
     async def _start(
@@ -107,12 +108,16 @@ class BatchStream:
             field = item.WhichOneof("cmd") or ""
             method = BY_STREAM_FIELD.get(field)
             if method is None:
+                # Taken here, in the loop that reads the stream: a client that sends faster than the
+                # store works is held up by its own window.
                 await self._slots.acquire()
                 answering.create_task(self._answer_other(request_id, field, item))
                 continue
             part = reads if method.read else writes
             part.ids.append(request_id)
             part.calls.append(Call(method, getattr(item, field)))
+        # All reads of a message against one snapshot, all writes in one group: that is what the
+        # client batched them for.
         for part, run in ((reads, self._runner.read), (writes, self._runner.write)):
             if part.ids:
                 await self._slots.acquire()
@@ -131,6 +136,7 @@ class BatchStream:
         ):
             field, answer = call.method.stream_field, answered
             # a status would end the stream, and its other commands
+            # A status would end the stream, and the commands of everybody who shares it.
             if isinstance(answer, CorruptError | DefectError):
                 answer = call.method.response(region_error=errorpb.Error(message=str(answer)))
             settled = (

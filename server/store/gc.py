@@ -86,10 +86,14 @@ class Collector:
         returns the deleted versions.
         """
         async with self._one_walk:
+            # Counts from the last walk and the writes since: a region with few old versions is not
+            # read at all.
             counts = self._parts.versions.get(region.region_id)
             if counts is not None and not counts.needs_gc(safe_point, self._parts.ratio_threshold):
                 metrics.GC_SKIPPED.inc()
                 return 0
+            # On disk before the first delete: after a crash a feed that asks for older history must
+            # still be refused.
             if safe_point > self._saved.begun_safe_point:
                 await self.save(self.walk.begun(safe_point))
             with metrics.gc_task("gc"):
@@ -125,6 +129,7 @@ class Collector:
 
     async def _collect(self, region: Region, safe_point: int) -> int:
         parts = self._parts
+        # Between two groups, so that the counts begin exactly where the snapshot ends.
         snapshot = await parts.group.quiet(lambda: self._begin(region))
         work = RangeGC(snapshot, region.start_key, region.end_key, safe_point)
         async with cursor(snapshot, work.batches(), parts.scanners) as batches:
@@ -132,6 +137,8 @@ class Collector:
                 await self._delete(batch)
         await self._write(partial(self._keep_counts, region=region, work=work))
         metrics.observe_gc(work.left.versions + work.deleted_versions, work.deleted_versions)
+        # LevelDB keeps deleted keys until a compaction, and every scan steps over them; few of them
+        # are not worth rewriting the region.
         if work.deleted_versions >= max(_COMPACT_VERSIONS, work.left.versions * _COMPACT_SHARE):
             await asyncio.get_running_loop().run_in_executor(parts.scanners, self._compact, region)
         return work.deleted_versions
@@ -149,6 +156,7 @@ class Collector:
         while True:
             try:
                 (result,) = await self._parts.group.submit([command], size)
+            # Foreground writes fill the queue; GC has time.
             except StoreBusyError:
                 await asyncio.sleep(_BUSY_S)
             else:
@@ -194,6 +202,7 @@ class Collector:
             loop = asyncio.get_running_loop()
             began_s = loop.time()
             result = await loop.run_in_executor(self._parts.scanners, function, *args)
+            # Sleeps in proportion to the work, so the share holds on any disk.
             await asyncio.sleep((loop.time() - began_s) * (1 / self._parts.destroy_share - 1))
             return result
 
@@ -260,6 +269,7 @@ class AutoGc:
             await asyncio.sleep(self.poll_interval_s)
 
     def _heard(self, safe_point: int) -> None:
+        # A coordinator that has just taken over may answer an older one; GC does not go back.
         self.newest = max(self.newest, safe_point)
         self._moved.set()
 
@@ -292,6 +302,8 @@ class AutoGc:
         walk = self.collector.walk
         if self.newest > walk.safe_point:
             walk = walk.switched(self.newest)
+            # Saved before the first region is collected at it: the walk's safepoint on disk is
+            # never behind what was deleted.
             await self.collector.save(walk)
             metrics.GC_SAFE_POINT.set(walk.safe_point)
             if walk.rewind_key:

@@ -122,6 +122,8 @@ class Handover:
         )
         mark = _ADOPTED + region.region_id.to_bytes(8)
         async with self.table.lock:
+            # The offer comes again when its answer was lost. The mark outlives a later handover
+            # back, so an old copy cannot revive the region here.
             if int.from_bytes(self.kv.get(mark) or b"") >= region.conf_ver:
                 return
             if any(
@@ -132,7 +134,11 @@ class Handover:
                     f"region {region.region_id} overlaps regions that store {peers[0].store_id} "
                     "serves"
                 )
+            # The source may have read the empty region at any timestamp up to now; a commit here
+            # must land above it.
             self.fence.read(await self.pd.tso())
+            # What the source collected is gone; feeds that ask for history before it must be
+            # refused here, too.
             await self.collector.save(self.collector.walk.begun(gc_safe_point))
             await self.table.replace([], [region], {mark: region.conf_ver.to_bytes(8)})
         _log.info("region adopted", region_id=region.region_id)
@@ -182,10 +188,13 @@ class Handover:
         async with self.table.lock:
             if gate.regions.get(region.region_id) != region:
                 return False
+            # From here on nobody is admitted; then the group is drained, so nothing admitted
+            # earlier can land after the look.
             gate.leaving = frozenset({region.region_id})
             try:
                 # whatever was admitted before is applied when this is
                 await group.submit([])
+                # Looked at again under the lock: a write may have landed since it was chosen.
                 if not await group.quiet(lambda: is_empty(self.kv, region)):
                     return False
                 await self.table.replace([region], [], {leaving.key: leaving.encode()})
@@ -194,6 +203,7 @@ class Handover:
         return True
 
     async def _deliver_all(self) -> None:
+        # Read from disk each time, so an offer that a crash interrupted goes on after the restart.
         for leaving in self._all_leaving():
             store = await self.pd.store(leaving.store_id)
             await self._offer(store.address, leaving)

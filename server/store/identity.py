@@ -53,6 +53,8 @@ async def load_identity(kv: KV, pd: PdClient, split_keys: list[bytes]) -> Identi
     document = {"format": _FORMAT, "cluster_id": pd.cluster_id, "store_id": store_id}
     batch.put(_STORE_KEY, json.dumps(document).encode())
     batch.put(REGIONS_KEY, encode_regions(regions))
+    # Ids on disk before anybody is told: a store that came back with other ids would be a second
+    # one.
     kv.write(batch, sync=True)
     return Identity(pd.cluster_id, store_id, RegionMap(regions))
 
@@ -68,6 +70,8 @@ async def announce(pd: PdClient, identity: Identity, address: str) -> None:
     regions = list(identity.regions)
     if regions and not await pd.is_bootstrapped():
         last = regions[-1]
+        # Bootstrap takes one region: the last part, which has kept its id. The others are reported
+        # after it, as splits of it.
         whole = Region(last.region_id, last.peer_id)
         try:
             await pd.bootstrap(store, region_message(whole, identity.store_id))

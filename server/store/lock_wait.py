@@ -83,8 +83,11 @@ class LockWaits:
                 await wait.woken
         except TimeoutError:
             self._queue.remove(wait)  # `wake` takes out whom it wakes
+            # One last attempt: the lock may have gone in the same turn as the deadline.
             return await self._attempt(wait.request), False
         except asyncio.CancelledError:
+            # Cancelled after it was woken: the turn must go to the next one, or nobody would try
+            # until another unlock.
             if not wait.woken.done() or wait.woken.cancelled():
                 self._queue.remove(wait)
             else:
@@ -121,8 +124,12 @@ class LockWaits:
 
     def _enlist(self, request: Request, answer: Response, deadline: float) -> Wait | Response:
         locked = next((error.locked for error in answer.errors if error.HasField("locked")), None)
+        # More than `MAX_WAITS` are answered at once: their clients ask again, and the store's
+        # memory stays bounded.
         if locked is None or request.wait_timeout < 0 or len(self._queue) >= MAX_WAITS:
             return answer
+        # Before it queues: two transactions that wait for each other would otherwise both run into
+        # the ceiling.
         cycle = self._queue.cycle(request.start_version, locked.lock_version, locked.key)
         if cycle:
             metrics.DEADLOCKS.inc()

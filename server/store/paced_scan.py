@@ -44,6 +44,8 @@ class Cursor(Generic[T]):
 
     def _step(self) -> T | None:
         with self._lock:
+            # LevelDB's iterator must not be used after its snapshot is released, which would crash
+            # the process.
             return None if self._closed else next(self._steps, None)
 
 
@@ -56,6 +58,7 @@ async def cursor(
     try:
         yield opened
     finally:
+        # In the executor: closing waits for the running step, and the loop must not.
         executor.submit(opened.close)
 
 
@@ -80,6 +83,8 @@ class ByteRate:
         """
         if not self.bytes_per_s:
             return 0.0
+        # Unused time is kept for a tenth of a second only, so that an idle hour does not allow a
+        # flood.
         begin_s = max(self._free_at_s, now_s - _BURST_S)
         self._free_at_s = begin_s + size / self.bytes_per_s
         return max(0.0, begin_s - now_s)

@@ -89,6 +89,7 @@ def put(request: kvrpcpb.RawPutRequest, _: Region) -> Command:
 
 def batch_put(request: kvrpcpb.RawBatchPutRequest, _: Region) -> Command:
     """RawBatchPut: one TTL for all pairs, or one for each."""
+    # Old clients send one `ttl`, newer ones a list.
     ttls: Sequence[int] = request.ttls or [request.ttl]
     ends = [_end_s(ttl) for ttl in ttls] * (len(request.pairs) if len(ttls) == 1 else 1)
     pairs = [

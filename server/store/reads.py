@@ -58,6 +58,7 @@ def batch_get(
             version = snapshot.version(key)
         except KeyIsLockedError as err:
             response.pairs.add(error=key_error(err), key=key)
+            # TiKV's clients look at the first error of the answer, and at each pair's.
             if not response.HasField("error"):
                 response.error.CopyFrom(response.pairs[-1].error)
         else:

@@ -57,6 +57,7 @@ class RegionGate:
         region = self.find(context.region_id, context.region_epoch)
         if isinstance(region, errorpb.Error) or not keys:
             return region
+        # A region is a range: if the least and the greatest key are inside, all are.
         for key in {min(keys), max(keys)}:
             if not region.contains(key if raw else encode_bytes(key)):
                 return outside(key, region)
@@ -70,6 +71,7 @@ class RegionGate:
             return errorpb.Error(
                 message=f"region {region_id} is not on this store", region_not_found=missing
             )
+        # NotLeader makes a client ask the coordinator again, which knows the new store soon.
         if region_id in self.leaving:
             nobody = errorpb.NotLeader(region_id=region_id)
             return errorpb.Error(
@@ -136,6 +138,8 @@ class RegionTable:
         await self.group.submit(
             [partial(_persist, regions=regions, changed=changed, notes=notes or {})]
         )
+        # Durable first, in force between two groups: no group is admitted by the old table and
+        # applied under the new one.
         await self.group.quiet(lambda: self._put_in_force(regions, changed, old, new))
         if new:
             await self._report(new)
@@ -167,4 +171,5 @@ def _persist(
     for key, value in notes.items():
         draft.put(key, value)
     for region_id in changed:
+        # Counts of another range would make GC skip a region that needs it.
         draft.delete(counts_key(region_id))

@@ -63,6 +63,8 @@ class Splitter:
                 await self._split(region, keys)
 
     async def _split(self, region: Region, keys: Sequence[bytes]) -> list[Region]:
+        # Ids from the coordinator, under the table's lock: nobody changes the region between the
+        # ids and the split.
         given = await self._pd.ask_batch_split(
             region_message(region, self._table.gate.store_id), len(keys)
         )
@@ -179,6 +181,8 @@ class SizeCheck:
             if part and size > part * 3 // 2:
                 keys = await loop.run_in_executor(self.scanners, split_keys, self.kv, region, part)
                 await self.splitter.split_unchanged(region, keys)
+        # A region is its value, epoch included: one that changed is a new key, and its time of
+        # quiet begins anew.
         self._seen = {region: self._seen.get(region, now_s) for region in sizes}
         calm = [
             region
@@ -207,6 +211,7 @@ def tiny_neighbours(
             and free.touches(region)
             and sizes[free] + sizes[region] <= most_bytes
         ):
+            # The smaller one goes into the larger one, whose id clients know best.
             source, target = sorted((free, region), key=lambda one: sizes[one])
             pairs.append((source, target))
             free = None

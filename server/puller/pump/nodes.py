@@ -8,8 +8,7 @@ has transactions up to that timestamp.
 import json
 from dataclasses import dataclass
 
-from server.pump.node import OFFLINE
-from server.pump.registry import PREFIX
+from server.pump.registry import OFFLINE, PUMPS
 from server.rpc.pd import PdClient
 from storage.meta.meta import Meta, Put
 from storage.model.errors import CorruptError
@@ -46,9 +45,9 @@ async def read_membership(pd: PdClient, meta: Meta) -> Membership:
         CorruptError: an entry cannot be read.
     """
     ts = await pd.tso()
-    pairs = await meta.get_prefix(PREFIX)
+    pairs = await meta.get_prefix(PUMPS)
     return Membership(
-        ts, tuple(_node(pair.key.removeprefix(PREFIX).decode(), pair.value) for pair in pairs)
+        ts, tuple(_node(pair.key.removeprefix(PUMPS).decode(), pair.value) for pair in pairs)
     )
 
 

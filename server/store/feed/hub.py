@@ -32,8 +32,7 @@ from kvproto import errorpb_pb2 as errorpb
 
 from server.rpc.pd import PdClient, PdRefusedError
 from server.store import metrics
-from server.store.feed.outbox import Failure, Outbox, Resolved, Rows
-from server.store.feed.subscription import Subscription, chunks
+from server.store.feed.outbox import Failure, Outbox, Resolved, Rows, Subscription, chunks
 from server.store.region_table import RegionGate
 from storage.model.errors import UnavailableError
 from storage.mvcc.change_feed import OpenLocks
@@ -82,6 +81,7 @@ class FeedHub:
         """Follow a group that is durable, before its writers are answered."""
         by_region: dict[int, list[Change]] = defaultdict(list)
         for change in changes:
+            # Before any tick can look: rule 2 above rests on it.
             self._locks.apply(change)
             if self._by_region:
                 by_region[self._gate.regions.at(change.encoded).region_id].append(change)
@@ -98,6 +98,7 @@ class FeedHub:
         """End the subscriptions of regions that were split, merged or handed over,
         and take over the new borders.
         """
+        # Locks are grouped by region; with the old borders a lock would hold back the wrong one.
         self._locks.rebuild(self._gate.regions.starts)
         metrics.REGIONS.set(len(self._gate.regions))
         for region in old:
@@ -145,6 +146,8 @@ class FeedHub:
 
     def resolve(self, now_ts: int) -> None:
         """Send resolved timestamps given `now_ts`, taken from the oracle before this call."""
+        # Rule 3: from here on computed commits land above `now_ts`, or are still reserved and lower
+        # the result.
         settled_ts = self._locks.settle(now_ts)
         before, self._resolved = self._resolved, {}
         for region in self._gate.regions:
@@ -161,6 +164,7 @@ class FeedHub:
         by_outbox: dict[Outbox, dict[tuple[int, int], list[int]]] = {}
         for region_id, listed in self._by_region.items():
             for subscription, outbox in listed:
+                # Before INITIALIZED the scan may still send older rows.
                 if subscription.initialized:
                     subscription.resolved_ts = max(
                         subscription.resolved_ts, self._resolved[subscription.region]
@@ -173,6 +177,8 @@ class FeedHub:
 
     def _send(self, subscription: Subscription, outbox: Outbox, changes: Sequence[Change]) -> None:
         for piece, size in chunks(change for change in changes if subscription.covers(change)):
+            # A slow reader loses its subscription, not its writers their speed; it comes again with
+            # its checkpoint.
             if not outbox.offer(Rows(subscription, piece, size)):
                 metrics.FEED_CONGESTED.inc()
                 _log.warning(

@@ -1,4 +1,5 @@
-"""What waits to be sent on one feed connection, in order and bounded in bytes.
+"""What waits to be sent on one feed connection, in order and bounded in bytes;
+and the region subscriptions that it is sent for.
 
 There are two limits, the connection's own and one for all connections of the store (`memory`). Live
 changes are refused when one of them is reached (the subscription is then cut as congested); a scan
@@ -10,18 +11,63 @@ connection's backlog slows the others down and never stops them. Rows are kept a
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.store.feed.subscription import MAX_EVENT_BYTES, Subscription
 from storage.byte_budget import ByteBudget
 from storage.mvcc.engine import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
+from storage.mvcc.region import Region
 
 _CONTROL_BYTES = 64
 _REGION_BYTES = 16
+MAX_EVENT_BYTES = 1 << 20
+MAX_EVENT_ROWS = 1024
+_ROW_BYTES = 64
+# these bits of a txn_source are set by a changefeed that writes here (TiKV's TxnSource)
+_CDC_SOURCE = 0xFF
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Subscription:
+    """What is sent for `region`, within the encoded range `[lower, upper)`,
+    under the client's `request_id`.
+    """
+
+    region: Region
+    request_id: int
+    checkpoint_ts: int
+    lower: bytes
+    upper: bytes
+    old_values: bool
+    filter_loop: bool = False
+    initialized: bool = False
+    ended: bool = False
+    resolved_ts: int = field(default=0)
+
+    def covers(self, change: Change) -> bool:
+        """Whether the client asked for this key, and for this writer."""
+        if self.filter_loop and change.txn_source & _CDC_SOURCE:
+            return False
+        return self.lower <= change.encoded and (not self.upper or change.encoded < self.upper)
+
+
+def chunks(changes: Iterable[Change]) -> Iterator[tuple[list[Change], int]]:
+    """Changes in pieces of at most 1024 and about 1 MiB, with their sizes in bytes;
+    takes one piece at a time.
+    """
+    piece: list[Change] = []
+    size = 0
+    for change in changes:
+        piece.append(change)
+        size += len(change.key) + len(change.value) + len(change.old_value) + _ROW_BYTES
+        if size >= MAX_EVENT_BYTES or len(piece) >= MAX_EVENT_ROWS:
+            yield piece, size
+            piece, size = [], 0
+    if piece:
+        yield piece, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +159,8 @@ class Outbox:
         """Queue resolved timestamps; they replace those of the last tick if nothing came
         between.
         """
+        # A reader that is behind needs only the newest tick; without this ticks alone would fill
+        # its memory.
         if self._items and isinstance(self._items[-1], Resolved):
             self._count(-self._items.pop().size)
         self._append(item)
@@ -121,6 +169,7 @@ class Outbox:
         """End the stream after what is queued."""
         self._closed = True
         self._filled.set()
+        # Wakes whoever waits for room here, to see that the connection has ended.
         self._memory.free(0)
 
     def drop(self) -> None:
@@ -141,6 +190,7 @@ class Outbox:
             await self._filled.wait()
 
     def _fits(self, size: int, own_max: int, all_max: int) -> bool:
+        # An empty queue takes anything, so a change larger than the limit still gets through.
         return not self._items or (
             self._bytes + size <= own_max and self._memory.used_bytes + size <= all_max
         )

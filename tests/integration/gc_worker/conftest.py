@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import gc_pb2, gc_pb2_grpc
 
-from server.gc_worker.meta_records import MetaRecords
+from server.gc_worker.view import MetaRecords
 from server.rpc.client import connect
 from server.rpc.transaction import TransactionClient
 from storage.meta.client import open_meta

@@ -17,11 +17,9 @@ from tidemarkpb.v1 import pump_pb2 as stream_pb2
 from tidemarkpb.v1 import pump_pb2_grpc as stream_grpc
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
-from server.pump.admission import Admission
-from server.pump.disk import DiskWatch
-from server.pump.node import ONLINE, PAUSED, Node
-from server.pump.service import PumpService
-from server.pump.stream_service import StreamService
+from server.pump.registry import ONLINE, PAUSED, Node
+from server.pump.service import Admission, PumpService, StreamService
+from server.pump.upkeep import DiskWatch
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from storage.pump.binlog import fake
@@ -76,7 +74,7 @@ async def started(directory: Path, segment_bytes: int = 1 << 20) -> AsyncIterato
         admission = Admission(storage, CLUSTER_ID, node, disk)
         service = PumpService(storage, admission)
         server = RpcServer()
-        server.add_service(SERVICE, service, batch={"WriteBinlog": service.write_binlog})
+        server.add_service(SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
         server.add_service(STREAMS, StreamService(storage, admission))
         async with server.listen("127.0.0.1:0") as address, connect(address) as channel:
             try:

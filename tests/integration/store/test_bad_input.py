@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.store.request_check import MAX_ENTRY_BYTES
+from server.store.runner import MAX_ENTRY_BYTES
 from tests.integration.store.daemons import Cluster
 from tests.integration.store.stubs import Stubs, stubs_of
 

@@ -10,7 +10,7 @@ from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.changefeed import keys
 from server.puller.source import SourceContext
-from server.pump.registry import PREFIX
+from server.pump.registry import PUMPS
 from server.rpc.client import connect
 from server.rpc.pd import PdClient
 from storage.codec import prefix_end
@@ -108,5 +108,5 @@ async def forget_pumps(context: SourceContext) -> None:
     """No pump is registered any more, nor a reader."""
     assert context.meta is not None
     await context.meta.txn(
-        [], [Delete(prefix, prefix_end(prefix)) for prefix in (PREFIX, keys.DRAINERS)]
+        [], [Delete(prefix, prefix_end(prefix)) for prefix in (PUMPS, keys.DRAINERS)]
     )

@@ -30,7 +30,7 @@ from server.puller.pump.errors import (
 from server.puller.source import SourceContext
 from server.puller.tidb import schemas
 from server.puller.tidb.errors import SchemaGapError
-from server.pump.registry import PREFIX
+from server.pump.registry import PUMPS
 from server.rpc.client import connect
 from storage.meta.meta import Delete
 from storage.model.errors import TidemarkError
@@ -60,9 +60,9 @@ async def reading(replica: Replica, upto_ts: int) -> AsyncIterator[asyncio.Task[
 
 async def name_of(pump: Daemon, context: SourceContext) -> str:
     assert context.meta is not None
-    pairs = await context.meta.get_prefix(PREFIX)
+    pairs = await context.meta.get_prefix(PUMPS)
     return next(
-        pair.key.removeprefix(PREFIX).decode()
+        pair.key.removeprefix(PUMPS).decode()
         for pair in pairs
         if pump.endpoints["pump"].encode() in pair.value
     )
@@ -147,7 +147,7 @@ async def _offline(context: SourceContext, written: Any) -> None:
     last_ts = await written.insert(1)
     assert context.meta is not None
     entry = {"nodeId": "gone", "host": "127.0.0.1:1", "state": "offline", "maxCommitTS": last_ts}
-    await context.meta.put(PREFIX + b"gone", json.dumps(entry).encode())
+    await context.meta.put(PUMPS + b"gone", json.dumps(entry).encode())
 
 
 async def _bare_commit(context: SourceContext, written: Any) -> None:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from server.pump.disk import DiskWatch
+from server.pump.upkeep import DiskWatch
 from tests.memory_fs import MemFS
 
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from server.pump.node import Node, node_id
+from server.pump.registry import Node, node_id
 
 
 def test_the_registry_entry_is_the_one_of_the_original() -> None:

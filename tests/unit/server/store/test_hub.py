@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.store.feed.hub import FeedHub
-from server.store.feed.outbox import Failure, Outbox, Rows
-from server.store.feed.subscription import Subscription
+from server.store.feed.outbox import Failure, Outbox, Rows, Subscription
 from server.store.region_table import RegionGate
 from storage.byte_budget import ByteBudget
 from storage.mvcc.change_feed import OpenLocks

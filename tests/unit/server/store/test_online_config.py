@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.store.online_config import BadSizeError, parse_size
+from server.store.admin_service import BadSizeError, parse_size
 
 
 @pytest.mark.parametrize(

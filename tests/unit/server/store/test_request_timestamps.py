@@ -3,7 +3,7 @@
 import pytest
 from kvproto import errorpb_pb2 as errorpb
 
-from server.store.request_check import MAX_ENTRY_BYTES, TimestampCheck, entry_fault, key_fault
+from server.store.runner import MAX_ENTRY_BYTES, TimestampCheck, entry_fault, key_fault
 from storage.model.errors import UnavailableError
 from storage.model.ts import MAX_TS, compose
 
