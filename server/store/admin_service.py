@@ -25,9 +25,9 @@ from server.store.identity import Identity, region_message
 from server.store.split_merge import Merger
 from storage.kv import Reader
 from storage.model.errors import InvalidError
-from storage.mvcc.draft import Draft
+from storage.mvcc.engine import Draft
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.layout import META, encode_document, reading_document
+from storage.mvcc.record import META, encode_document, reading_document
 from storage.mvcc.region import Region, region_bytes
 
 SETTINGS_KEY: Final = META + b"settings"

@@ -27,10 +27,9 @@ from storage.byte_budget import ByteBudget
 from storage.defect import request_error
 from storage.kv import Snapshot
 from storage.model.errors import ClosedError, CorruptError, InvalidError
-from storage.mvcc.draft import Change
-from storage.mvcc.engine import Engine
+from storage.mvcc.change_feed import changes_since
+from storage.mvcc.engine import Change, Engine
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.history import changes_since
 from storage.mvcc.region import Region
 
 _FEATURES = {"stream-multiplexing"}
