@@ -27,10 +27,10 @@ from storage.kv import Reader
 from storage.model.errors import InvalidError
 from storage.mvcc.engine import Draft
 from storage.mvcc.group_commit import GroupCommit
-from storage.mvcc.record import META, encode_document, reading_document
+from storage.mvcc.record import META_COLUMN, encode_document, reading_document
 from storage.mvcc.region import Region, region_bytes
 
-SETTINGS_KEY: Final = META + b"settings"
+SETTINGS_KEY: Final = META_COLUMN + b"settings"
 _FORMAT: Final = 1
 _UNITS: Final = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
