@@ -87,9 +87,8 @@ class Backlog:
         if not frozen:
             return cls(store, unique_id, ChecksumLog(table_id, dropped_ts), table_id, dropped_ts)
         size = frozen[0]
-        backlog = cls(
-            store, unique_id, ChecksumLog.thaw(table_id, frozen[1 + size :]), table_id, dropped_ts
-        )
+        checksums = ChecksumLog.thaw(table_id, frozen[1 + size :])
+        backlog = cls(store, unique_id, checksums, table_id, dropped_ts)
         numbers = array("Q", frozen[1 : 1 + size])
         backlog.index.blocks, backlog.index.widest_range = numbers[:2]
         backlog._levels.thaw(numbers[2:])
@@ -106,6 +105,7 @@ class Backlog:
             + self._levels.freeze()
         )
         checksums = self.checksums.freeze()
+        # Thawing costs as much as there is to thaw, at each call; and one byte holds the length.
         if len(numbers) + len(checksums) >= _FROZEN_MAX_BYTES:
             return None
         return bytes([len(numbers)]) + numbers + checksums
@@ -140,6 +140,8 @@ class Backlog:
         Raises:
             SorterDiskError: the disk does not take them; what was not written is still in memory.
         """
+        # Settling sorts all that is resolved at once. Of more than a run's bytes that would take
+        # memory just when there is none, so such rows are written as unresolved ones, by the run.
         if self.buffer.pending_bytes < run_bytes:
             self._counted(lambda: self.buffer.settle(resolved_ts))
         self._counted(self._write_ready)
@@ -170,6 +172,7 @@ class Backlog:
             except BlockCorruptError:
                 self._levels.retain(chosen, frozenset())
                 raise
+            # Cleaning deletes blocks, and does not tell the levels.
             alive = {run: entries for run, entries in runs.items() if run in chosen}
             self._levels.retain(chosen, frozenset(alive))
             # When most of them were cleaned meanwhile, others are chosen.
@@ -177,6 +180,8 @@ class Backlog:
                 merged = self._runs_of(
                     alive, Position(self.index.dead_ts + 1, 0), Position.fence(MAX_TS)
                 )
+                # With copies: the checksum log has counted each copy when it came, and a fetch
+                # counts each that it reads.
                 rows = merge(merged, self._store.block_bytes, unique=False)
                 return RunMerge(
                     self.index, frozenset(alive), rows, self._store.spilled_bytes(len(self._levels))
@@ -191,6 +196,8 @@ class Backlog:
             SorterDiskError: there is no room; nothing has changed, and `new` is released.
             BlockCorruptError: the index cannot be read; the same.
         """
+        # Read anew: while the rows were merged without the lock, blocks were cleaned, or moved to
+        # other segments by a compaction.
         try:
             old = [entry for entry in self.index.scan(0, MAX_TS) if entry.run in run_merge.runs]
         except BlockCorruptError:
@@ -230,6 +237,8 @@ class Backlog:
         blocks = sum(len(entries) for entries in on_disk.values())
         self._store.counters.add_lookup(needed=blocks, of_table=self.index.blocks)
         runs = self._runs_of(on_disk, lower, upper)
+        # The batches themselves are kept, not the list: a flush or a cleaning that comes while the
+        # range is read takes nothing away from its reader.
         clipped = [partial(order.clip, rows.batch, lower, upper) for rows in self.buffer.ready]
         if clipped:
             runs.append(Run(self.buffer.ready[0].min_commit_ts, _IN_MEMORY, clipped))
@@ -267,10 +276,12 @@ class Backlog:
             self._store.delete_up_to(self.index, MAX_TS)
 
     def _counted(self, change: Callable[[], object]) -> None:
+        """Apply a change to the buffer, and count by how much its memory changed."""
         before = self.buffer.bytes
         try:
             change()
         finally:
+            # Also after a write that failed half-way: what was written is out of the buffer.
             self._store.counters.change_memory(self.buffer.bytes - before)
 
     def _runs_of(
@@ -313,11 +324,13 @@ class Backlog:
         written, size, run = 0, 0, None
         try:
             for piece in rows.pieces(block_bytes):
+                # Rows that nobody reads any more may have waited in one batch with others.
                 if int(order.commit_ts(piece)[-1]) > self.index.dead_ts:
                     entry = self._store.write(self.index, piece, run)
                     run, size = entry.run, size + entry.pointer.length
                 written += piece.num_rows
         finally:
+            # A full disk loses nothing: what was not written is in memory again, in its old place.
             if written < rows.num_rows:
                 put_back(rows.batch(written))
             if run is not None and merged:

@@ -91,11 +91,13 @@ class SharedBlock:
         Raises:
             BlockCorruptError: they are not there.
         """
-        at = int(np.searchsorted(self.directory["unique_id"], np.uint64(meta.unique_id)))
-        if at < len(self.directory) and meta.number == self.number:
-            entry = self.directory[at]
+        place = int(np.searchsorted(self.directory["unique_id"], np.uint64(meta.unique_id)))
+        if place < len(self.directory) and meta.number == self.number:
+            entry = self.directory[place]
             rows = self.batch.slice(int(entry["first"]), int(entry["rows"]))
             low, high = (int(order.commit_ts(rows)[row]) for row in (0, -1))
+            # The search gives the nearest table, which may be another one; and an index that
+            # points to the wrong block of the right table must be noticed, too.
             stored = BlockMeta(
                 int(entry["unique_id"]),
                 int(entry["table_id"]),
@@ -148,15 +150,18 @@ def encode_shared(number: int, shares: Sequence[Share]) -> tuple[list[BlockMeta]
     )
     timestamps = order.commit_ts(rows)
     entries, metas, first = np.zeros(len(shares), _DIRECTORY_ENTRY), [], 0
-    for at, (share, count) in enumerate(zip(shares, counts, strict=True)):
-        entries[at] = share.unique_id, share.table_id, first, count
+    for place, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        entries[place] = share.unique_id, share.table_id, first, count
         low, high = int(timestamps[first]), int(timestamps[first + count - 1])
         metas.append(BlockMeta(share.unique_id, share.table_id, number, count, low, high))
         first += count
 
+    # In the header of a shared block the table id is the number of tables (docs/format/sorter.md).
     whole = BlockMeta(0, len(shares), number, first, int(timestamps.min()), int(timestamps.max()))
     directory = entries.tobytes()
-    header, payload = _encode(whole, rows, directory + bytes(-len(directory) % ALIGNMENT), SHARED)
+    # The message must begin at a multiple of 64 bytes: Arrow reads its columns where they lie.
+    padding = bytes(-len(directory) % ALIGNMENT)
+    header, payload = _encode(whole, rows, directory + padding, SHARED)
     return metas, header, payload
 
 
@@ -168,6 +173,7 @@ def decode_shared(meta: BlockMeta, data: pa.Buffer) -> SharedBlock:
     """
     verified = _verify(meta, data)
     tables, room = verified.meta.table_id, verified.rest.size - verified.payload_bytes
+    # `frombuffer` would read beyond the directory into the message, and take it for entries.
     if not verified.flags & SHARED or not 0 < tables * _DIRECTORY_ENTRY.itemsize <= room:
         raise corrupt(meta, "it has no directory of tables")
     directory = np.frombuffer(verified.rest, _DIRECTORY_ENTRY, tables)
@@ -198,7 +204,7 @@ def pack(batch: pa.RecordBatch) -> tuple[int, int, pa.RecordBatch]:
         flags, op = flags | ONE_OP, int(ops[0])
         del columns[2]
 
-    # In uint64, a start_ts above its commit_ts is far away.
+    # In uint64, a start_ts above its commit_ts is far away: it wraps around, and the column stays.
     distance = order.commit_ts(batch) - order.start_ts(batch)
     if int(distance.max()) < _FAR:
         flags |= NEAR_START
@@ -208,6 +214,7 @@ def pack(batch: pa.RecordBatch) -> tuple[int, int, pa.RecordBatch]:
 
 def unpack(flags: int, op: int, stored: pa.RecordBatch) -> pa.RecordBatch:
     """The rows of RAW_SCHEMA that `pack` was given."""
+    # In the reverse order of `pack`: each step finds the columns at the places it left them.
     columns, count = list(stored.columns), stored.num_rows
     if flags & NEAR_START:
         commit_ts, distance = (column.to_numpy(zero_copy_only=True) for column in columns[:2])
@@ -247,6 +254,7 @@ class _Verified:
         """Its rows; errors name the block as `meta`, which the caller looked for."""
         stored, flags = self.rest.slice(self.rest.size - self.payload_bytes), self.flags & ~SHARED
         batch = unpack(flags, self.op, pa.ipc.read_record_batch(stored, stored_schema(flags)))
+        # The crc32c holds for what was written, not for what it means: this finds a defect of ours.
         if batch.num_rows != self.meta.rows:
             raise corrupt(meta, f"it has {batch.num_rows} rows, the header says {self.meta.rows}")
         return batch
@@ -291,6 +299,7 @@ def _verify(meta: BlockMeta, data: pa.Buffer) -> _Verified:
     magic, version, flags, op, rows, crc, size, unique_id, table_id, low, high, number = (
         _HEADER.unpack(header)
     )
+    # Before the checksum: of another version's header, the fields that follow mean something else.
     if magic != MAGIC or version != VERSION:
         raise corrupt(
             meta, f"it starts with {header[:5]!r}, not with {MAGIC!r} and version {VERSION}"
@@ -308,13 +317,12 @@ def _verify(meta: BlockMeta, data: pa.Buffer) -> _Verified:
 
 def _sort_each_table(rows: pa.RecordBatch, counts: Any) -> pa.RecordBatch:
     """Sort the rows of each table; copies of a row stay, in the order of their arrival."""
-    table, timestamps = (
-        np.repeat(np.arange(len(counts), dtype=np.uint32), counts),
-        order.commit_ts(rows),
-    )
+    table = np.repeat(np.arange(len(counts), dtype=np.uint32), counts)
+    timestamps = order.commit_ts(rows)
     by_ts = np.lexsort((timestamps, table))
-    there, ts = table[by_ts], timestamps[by_ts]
-    if ((there[1:] == there[:-1]) & (ts[1:] == ts[:-1])).any():
+    sorted_table, sorted_ts = table[by_ts], timestamps[by_ts]
+    same_table = sorted_table[1:] == sorted_table[:-1]
+    if (same_table & (sorted_ts[1:] == sorted_ts[:-1])).any():
         # Some commit_ts came twice: sort by the whole key, which costs more.
         keyed = rows.add_column(0, "table", pa.array(table))
         by_ts = pc.sort_indices(

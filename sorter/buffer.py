@@ -64,6 +64,7 @@ class Buffer:
 
     def add(self, rows: Rows) -> int:
         """Take rows above the resolved_ts; returns how much more memory is taken."""
+        # The checksum log first: what is lost after this line is noticed when it is read.
         self._checksums.add(rows.batch)
         self.pending.append(rows)
         change = rows.bytes - _gather(self.pending)
@@ -72,6 +73,8 @@ class Buffer:
 
     def batches(self) -> list[pa.RecordBatch]:
         """All rows, in the order of their arrival as far as it matters."""
+        # Copies of a row are never in both lists: what waits in `pending` lies above a resolved_ts
+        # that what is `ready` does not exceed.
         return [rows.batch for rows in (*self.ready, *self.pending)]
 
     def clear(self) -> None:
@@ -94,6 +97,8 @@ class Buffer:
         if complete:
             self.pending = waiting
             self.pending_bytes = _size(waiting)
+            # All that was resolved at once is sorted at once: so the batches of `ready` follow one
+            # another, and a later one has higher commit_ts.
             self._append_ready(self._sorted(complete).batch())
 
     def take_ready(self) -> pa.RecordBatch | None:
@@ -122,6 +127,7 @@ class Buffer:
     def put_back_pending(self, batch: pa.RecordBatch) -> None:
         """Undo `take_pending`, for the rows that could not be written."""
         rows = Rows.of(batch)
+        # At the front, where they were: of copies of a row, the one that arrived last is to win.
         self.pending.insert(0, rows)
         self.pending_bytes += rows.bytes
 
@@ -132,6 +138,7 @@ class Buffer:
 
     def _sorted(self, batches: list[pa.RecordBatch]) -> Sorted:
         rows = order.arrange(batches)
+        # A row that came twice was added twice, and will be read once.
         if rows.dropped is not None:
             self._checksums.remove(rows.rows.take(pa.array(rows.dropped)))
         return rows
@@ -149,17 +156,17 @@ def _gather(parts: list[Rows]) -> int:
     """
     if len(parts) % _MANY_SMALL:
         return 0
+    # Only neighbours at the end are joined: so the order of arrival stays.
     small = list(takewhile(lambda rows: rows.bytes < _SMALL_BYTES, reversed(parts)))[::-1]
     if len(small) < _MANY_SMALL // 2:
         return 0
-    first_ts, last_ts = (
+    joined = Rows(
+        pa.concat_batches([rows.batch for rows in small]),
         min(rows.min_commit_ts for rows in small),
         max(rows.max_commit_ts for rows in small),
     )
-    parts[-len(small) :] = [
-        Rows(pa.concat_batches([rows.batch for rows in small]), first_ts, last_ts)
-    ]
-    return _size(small) - parts[-1].bytes
+    parts[-len(small) :] = [joined]
+    return _size(small) - joined.bytes
 
 
 def _size(rows: list[Rows]) -> int:

@@ -102,9 +102,9 @@ class ChecksumLog:
         """Add rows; all of them are above everything that was read."""
         for bucket, checksum in by_bucket(batch, self.shift).items():
             self._add(bucket, checksum)
-        while len(self) > _MOST_BUCKETS and len(
-            {self._end(part) >> self.shift for part in range(len(self))}
-        ) > (_MOST_BUCKETS):
+        # Parts within one bucket become no fewer by widening, so buckets are counted. One look at
+        # the number of parts, which is never less, spares most calls the count.
+        while len(self) > _MOST_BUCKETS and self._buckets() > _MOST_BUCKETS:
             self._widen()
 
     def remove(self, batch: pa.RecordBatch) -> None:
@@ -141,12 +141,17 @@ class ChecksumLog:
             del self._parts[:]
         elif count:
             cut_ts = self._end(count - 1)
-            # inside of a bucket
+            # Inside of a bucket: of what remains of it, the sum begins above `cut_ts`, and not at
+            # the bucket's begin.
             if self._end(count) >> self.shift == cut_ts >> self.shift:
                 self._start_ts = cut_ts
             del self._parts[: _WIDTH * count]
 
+    def _buckets(self) -> int:
+        return len({self._end(part) >> self.shift for part in range(len(self))})
+
     def _add(self, bucket: int, checksum: Checksum) -> None:
+        # New rows are above everything that was read, so they belong to the bucket's last part.
         last_ts = self._last_ts(bucket)
         after = self._after(last_ts)
         if after and self._end(after - 1) == last_ts:
@@ -161,6 +166,8 @@ class ChecksumLog:
         lost.
         """
         parts = [(self._end(part), self._sum(part)) for part in range(len(self))]
+        # Ends of buckets are no ends of ranges: those that are inside of a wider bucket join their
+        # neighbour, the ends of ranges stay.
         borders = {end for end, _ in parts if end == self._last_ts(end >> self.shift)}
         self.shift += 1
         wide, carried = array("Q"), Checksum()
@@ -199,8 +206,10 @@ class ChecksumLog:
         if low == high:  # nothing was added
             ends.append(self._last_ts(bucket))
             sums.append(Checksum())
+        # There are no rows at or below `_start_ts`: a range from there begins with the bucket.
         after = ends[0] if lower_ts - 1 <= self._start_ts else max(lower_ts - 1, ends[0])
         first = bisect.bisect_left(ends, after)
+        # The range begins where no sum does: how many rows it should have is not known.
         if ends[first] != after:
             return
         upto = min(upper_ts, ends[-1])
@@ -212,10 +221,14 @@ class ChecksumLog:
             if rest != Checksum():
                 raise self._lost(after + 1, upto, read - rest, read)
             return
+        # The range ends inside of a part: what was read of it is believed, as far as it can be.
+        # The rest of the part must then add up when it is read.
         if rest.rows < 0 or rest.rows > sums[whole].rows:
             raise self._lost(after + 1, ends[whole + 1], read - rest + sums[whole], read)
         if low < high:
             self._split(low + whole, upto, rest)
+            # A reader that takes tiny ranges would make the log as long as the table: the two
+            # oldest parts of the bucket become one.
             if high - low >= _MOST_PARTS:
                 one, end = self._sum(low), self._end(low + 1)
                 self._put(low + 1, end, one + self._sum(low + 1))
@@ -249,6 +262,7 @@ def by_bucket(batch: pa.RecordBatch, shift: int) -> dict[int, Checksum]:
     buckets = batch.column(0).to_numpy(zero_copy_only=True) >> np.uint64(shift)
     digests = _digests(batch)
     first = buckets[0]
+    # Most batches are of one second: then there is nothing to sort.
     if (buckets == first).all():
         return {int(first): Checksum(len(digests), int(digests.sum()))}
     order = np.argsort(buckets, kind="stable")
@@ -277,6 +291,8 @@ def _digests(batch: pa.RecordBatch) -> Digests:
     key_offsets = _offsets(batch.column(3))
     key_lengths = _lengths(batch.column(3), key_offsets)
     value, old_value = (_lengths(column, _offsets(column)) for column in batch.columns[4:6])
+    # Each column is multiplied and folded before the next one comes in: were they only added, rows
+    # that exchange the values of two columns would have the same sum.
     mixed: Digests = commit_ts * _MULTIPLIERS[0]
     mixed ^= (start_ts + _MULTIPLIERS[1]) * _MULTIPLIERS[2]
     mixed ^= mixed >> _HALF
@@ -306,6 +322,7 @@ def _tails(column: pa.Array, offsets: Any, lengths: Digests) -> Digests:
         return np.zeros(len(column), np.uint64)
     octets, ends = np.frombuffer(data, np.uint8), offsets[1:]
     if len(octets) >= _TAIL_BYTES and (lengths >= _TAIL_BYTES).all():
+        # A view of the bytes as overlapping words, one at each byte: one gather reads all tails.
         words = np.ndarray((len(octets) - _TAIL_BYTES + 1,), "<u8", octets, strides=(1,))
         return np.asarray(words[ends - _TAIL_BYTES], np.uint64)
     tails = np.zeros(len(column), np.uint64)
@@ -320,4 +337,5 @@ def _offsets(column: pa.Array) -> Any:
     buffer = column.buffers()[1]
     if buffer is None:
         return None
+    # A slice shares its parent's buffers, and begins at `offset` in them.
     return np.frombuffer(buffer, np.int32)[column.offset : column.offset + len(column) + 1]

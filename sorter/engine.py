@@ -7,11 +7,14 @@ upstream: nothing survives a restart, the capture pulls again from the checkpoin
 SortEngine, with Arrow batches in the place of rows; see docs/design/0006-sorter.md.
 """
 
-import contextlib
+import fcntl
 import itertools
+import os
+import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +24,6 @@ from prometheus_client import Gauge
 
 from sorter.backlog import Extent
 from sorter.buffer import Rows
-from sorter.directory import DiskStatus, SorterDirectory
 from sorter.errors import (
     EventBatchError,
     SorterClosedError,
@@ -29,17 +31,18 @@ from sorter.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from sorter.spill import Spiller
+from sorter.spill import Compaction, DiskStatus, Spiller
 from sorter.stats import Counters, SorterStats, TableStats
 from sorter.store import BlockStore, open_shards, shard_of
 from sorter.table import Table
-from storage.model.errors import CorruptError
+from storage.leveldb import DirectoryLockedError, DirectoryUnusableError
 from storage.model.event import RAW_SCHEMA, Position
 from storage.model.span import Span
 
 ResolveHook = Callable[[Span, int], None]
 # shared by all tables: one for each would cost more than everything else of an idle table
 _LOCKS: Final = 256
+_LOCK_FILE: Final = "LOCK"
 _DISK_BYTES: Final = Gauge("tidemark_sorter_disk_bytes", "Size of all segments")
 _TABLES: Final = Gauge("tidemark_sorter_tables", "Tables being sorted")
 
@@ -93,7 +96,7 @@ class Sorter:
         )
         self._disk = DiskStatus(settings.disk_retry_s, clock)
         self._spiller = Spiller(self._counters, settings.memory_bytes, settings.block_bytes)
-        self._compaction = _Compaction()
+        self._compaction = Compaction()
         self._block_bytes = settings.block_bytes
         self._clean_interval_s = settings.clean_interval_s
         self._clock = clock
@@ -117,13 +120,12 @@ class Sorter:
                 raise TableExistsError(
                     f"table {span.table_id} is being sorted already; remove it first"
                 )
-            store, unique_id = (
-                self._stores[shard_of(span, len(self._stores))],
-                next(self._unique_ids),
-            )
-            self._tables[span] = Table(
-                span, unique_id, start_ts, store, self._locks[unique_id % _LOCKS]
-            )
+            # A new id for each incarnation: blocks that an earlier one of the span left in the
+            # index are never taken for rows of this one.
+            unique_id = next(self._unique_ids)
+            store = self._stores[shard_of(span, len(self._stores))]
+            lock = self._locks[unique_id % _LOCKS]
+            self._tables[span] = Table(span, unique_id, start_ts, store, lock)
         _TABLES.inc()
 
     def remove_table(self, span: Span) -> None:
@@ -165,6 +167,8 @@ class Sorter:
                 self._spiller.spill()
                 self._disk.record_success()
             except SorterDiskError as err:
+                # The rows are taken and stay in memory; what waits is the caller, so its feed
+                # brings no more.
                 self._disk.record_failure(err)
                 if not self._disk.wait_for_retry():
                     raise _closed() from err
@@ -185,6 +189,8 @@ class Sorter:
         table.resolve(ts)
         for hook in self._hooks:
             hook(span, ts)
+        # A write here only spares a later spill, so a disk that refuses is left alone until it is
+        # to be tried again: `resolve` never waits for it.
         if table.memory_bytes >= self._block_bytes and self._disk.may_write():
             written = self._counters.blocks_written
             try:
@@ -294,15 +300,18 @@ class Sorter:
         self.end_waits()
         for table in tables:
             table.remove()
+        # A spill under way writes to the stores, and so may the compaction that follows it.
         self._spiller.stop()
         # Stores may only be closed when no compaction writes to them.
         self._compaction.stop()
         _TABLES.dec(len(tables))
         for store in self._stores:
             store.close()
+        # Last: another process empties the directory as soon as it has the lock.
         self._directory.close()
 
     def _compact(self, store: BlockStore) -> None:
+        # Only a new segment can have made others sparse since the last look.
         if store.began_segment:
             self._compaction.run(store, list(self._tables.values()))
 
@@ -320,6 +329,44 @@ class Sorter:
             raise _closed()
 
 
+class SorterDirectory:
+    """A locked directory, empty at first; the lock ends with the process, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Lock `path`, and only then remove everything in it:
+        a full disk has room again after that.
+
+        Raises:
+            DirectoryLockedError: another process uses it; its files are left alone.
+            DirectoryUnusableError: it cannot be created, written or emptied.
+        """
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._release = weakref.finalize(self, os.close, fd)
+            # flock belongs to the descriptor: the kernel releases it after kill -9, too, so no
+            # stale lock file ever keeps a capture from starting.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for leftover in path.iterdir():
+                if leftover.is_dir():
+                    shutil.rmtree(leftover)
+                elif leftover.name != _LOCK_FILE:
+                    leftover.unlink()
+        except BlockingIOError as err:
+            raise DirectoryLockedError(
+                f"{path} is in use by another sorter; stop it or choose another"
+            ) from err
+        except OSError as err:
+            raise DirectoryUnusableError(
+                f"cannot use {path}: {err}; check that it exists and is writable"
+            ) from err
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._release()
+
+
 def _closed() -> SorterClosedError:
     return SorterClosedError("the sorter is closed, or about to be; open a new one")
 
@@ -332,43 +379,3 @@ def _check_batch(batch: pa.RecordBatch) -> None:
             raise EventBatchError(
                 f"column {field.name!r} holds nulls; every change has a {field.name}"
             )
-
-
-class _Compaction:
-    """Empties sparse segments, in the thread that writes rows; safe to call from several.
-
-    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied
-    when a quarter of it is alive at most, so at most a third of the space that becomes free is
-    written again, and only when a new segment was begun, so that a sorter that nothing is written
-    to does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._running = threading.Lock()
-
-    def run(self, store: BlockStore, tables: Iterable[Table]) -> None:
-        """Move what is alive in the sparse segments of `store`, if there are several;
-        `tables` are all there are.
-        """
-        # One compaction at a time is enough; a thread that adds rows must not wait for another's.
-        if not self._running.acquire(blocking=False):
-            return
-        try:
-            sparse = store.sparse()
-            if sparse:
-                # It is tried again at the next segment; fetching a damaged block raises its error.
-                with contextlib.suppress(SorterDiskError, CorruptError):
-                    _empty_segments(store, sparse, {table.unique_id: table for table in tables})
-        finally:
-            self._running.release()
-
-    def stop(self) -> None:
-        """Wait for the one that runs, and let none begin."""
-        self._running.acquire()
-
-
-def _empty_segments(store: BlockStore, sparse: frozenset[int], tables: dict[int, Table]) -> None:
-    for unique_id, entries in store.entries_in(sparse):
-        table = tables.get(unique_id)
-        if table is not None:  # it may have been removed meanwhile
-            table.move(entries)

@@ -147,6 +147,7 @@ class IndexDatabase:
         """
         with self._lock:
             try:
+                # LevelDB would refuse this write, too, however much room there is by now.
                 if self._write_failed:
                     self._renew()
                 self._kv.write(batch, sync=False)
@@ -163,7 +164,10 @@ class IndexDatabase:
                 ) from err
             deleted = sum(value is None for value in batch.ops.values())
             self._dead += deleted + replaced
+            # Of the batch's operations, deletes take one away, and replacing puts add none.
             self._live += len(batch) - 2 * deleted - replaced
+            # LevelDB keeps what was deleted until a compaction meets it by chance: a scan would
+            # step over a whole backlog of entries that were cleaned.
             if self._dead >= max(_COMPACT_ENTRIES, self._live):
                 self._kv.compact(b"", b"")
                 self._dead = 0
@@ -187,6 +191,8 @@ class IndexDatabase:
         """
         more = True
         while more:
+            # A new iterator each time: `_renew` may have put another database in the place of this
+            # one since.
             with self._lock:
                 some = list(itertools.islice(self._kv.scan(lower, upper), _COPY_ENTRIES))
             yield from some
@@ -216,6 +222,7 @@ class IndexDatabase:
                     f"cannot renew the sorter's index in {path}: {err}; free some space"
                 ) from err
             undo.pop_all()
+        # Only now, when every entry is in the new one: a copy that failed has lost nothing.
         self._kv.close()
         shutil.rmtree(self._path, ignore_errors=True)
         self._kv, self._path, self._write_failed, self._dead = kv, path, False, 0
@@ -254,6 +261,7 @@ class TableIndex:
 
     def count(self, new: Sequence[Entry], deleted: int) -> None:
         """Count the blocks `new`, and how many were deleted."""
+        # The width never shrinks: which block was the widest is not known once it is deleted.
         for entry in new:
             self.widest_range = max(
                 self.widest_range, entry.meta.max_commit_ts - entry.meta.min_commit_ts
@@ -292,10 +300,11 @@ class TableIndex:
         Raises:
             CorruptError: the index cannot be read.
         """
+        if entry.meta.max_commit_ts <= self.dead_ts:
+            return False
+        # The value holds the place: a block that was moved meanwhile has the same key.
         key, value = encode_entry(entry)
-        return entry.meta.max_commit_ts > self.dead_ts and self._database.scan(
-            key, key + b"\0"
-        ) == [(key, value)]
+        return self._database.scan(key, key + b"\0") == [(key, value)]
 
     def delete_up_to(self, commit_ts: int) -> Iterator[list[Entry]]:
         """Delete the blocks that have no row above `commit_ts`, and yield them, some at a time.
@@ -303,6 +312,7 @@ class TableIndex:
         This succeeds on a full disk, too: entries that cannot be deleted there stay, and `dead_ts`
         hides them.
         """
+        # First: whatever happens to the deletes, `scan` and `runs` leave these blocks out.
         last_dead_ts, self.dead_ts = self.dead_ts, commit_ts
         entries = (
             entry for entry, _ in self._read(0, commit_ts) if entry.meta.max_commit_ts <= commit_ts
@@ -311,8 +321,10 @@ class TableIndex:
             batch = WriteBatch()
             for entry in some:
                 batch.delete(encode_entry(entry)[0])
-            with contextlib.suppress(SorterDiskError):  # deleted the next time
+            # A full disk refuses deletes, too; the next call meets these entries again.
+            with contextlib.suppress(SorterDiskError):
                 self._database.write(batch)
+            # Those of an earlier call that could not be deleted were counted and released then.
             dead = [entry for entry in some if entry.meta.max_commit_ts > last_dead_ts]
             self.blocks -= len(dead)
             yield dead

@@ -69,6 +69,8 @@ def merge(
     unopened = deque(sorted(runs, key=lambda run: run.min_commit_ts))
     opened: list[_OpenRun] = []
     while unopened or opened:
+        # A run costs a block in memory from here on, so it is opened no sooner than the stream
+        # reaches it; and no later, or rows would come out before smaller ones.
         if unopened and all(run.first[0] >= unopened[0].min_commit_ts for run in opened):
             opened.append(_OpenRun(unopened.popleft()))
         else:
@@ -155,17 +157,21 @@ def _take_complete(
     """Take out, in the order of arrival, all rows up to which every run is in memory."""
     limit = _limit(opened, unopened)
     taking = [run for run in opened if limit is None or run.first <= limit]
+    # One run alone, or many: without more rows of each, every step would take a few rows only.
     if len(taking) == 1 or len(taking) > _FEW_RUNS:
         for run in taking:
             run.read_ahead(window_bytes // len(taking))
+        # What was read has moved the ends of runs on.
         limit = _limit(opened, unopened)
         taking = [run for run in opened if limit is None or run.first <= limit]
+    # By number, which is the order of arrival: sorting is stable, and of copies the last one stays.
     taken = [run.take(limit) for run in sorted(taking, key=lambda run: run.number)]
     return [rows for rows in taken if rows.num_rows]
 
 
 def _limit(opened: list[_OpenRun], unopened: deque[Run]) -> SortKey | None:
     """The key up to which the rows of all runs are in memory; None: to the end."""
+    # The next block of a run that stands alone cannot hold anything smaller than what it has.
     ends = [end for run in opened if (end := run.end) is not None] if len(opened) > 1 else []
     if unopened:
         # below its first row: no change has op 0
@@ -195,6 +201,8 @@ def _split(
     """Heads of at most `share` rows each (duplicates aside), at least one row in all,
     and what remains.
     """
+    # The least of the keys at which the shares end: up to it, each part has given all it has, so
+    # what remains is above it.
     bound = min(order.row_key(part, min(share, part.num_rows) - 1) for part in parts)
     counts = [order.count_up_to(part, bound) for part in parts]
     heads = [part.slice(0, count) for part, count in zip(parts, counts, strict=True) if count]
@@ -266,6 +274,8 @@ class RunLevels:
         numbers.
         """
         level = 1 + max(member.level for member in self._runs if member.run in runs)
+        # The lowest number: rows that came in runs which were spilled meanwhile have higher ones,
+        # and win over copies in the merged one.
         merged = LevelRun(min(runs), size, level)
         replaced = runs - {merged.run}
         self._runs = tuple(

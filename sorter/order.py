@@ -81,13 +81,17 @@ def arrange(batches: Sequence[pa.RecordBatch], *, unique: bool = True) -> Sorted
     """
     rows = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     timestamps = commit_ts(rows)
+    # Most batches come sorted, as a store sends a scan or a log its transactions: no copy then.
     if _ascending(timestamps) or (
         np.all(timestamps[1:] >= timestamps[:-1]) and _strictly_sorted(rows)
     ):
         return Sorted(rows, None)
+    # Where no commit_ts comes twice, one column of numbers decides: Arrow's sort of four columns,
+    # one of them bytes, is needed only where it does.
     order = np.argsort(timestamps)
     if _ascending(timestamps[order]):
         return Sorted(rows, order)
+    # Stable, so copies of a row stay in the order of their arrival: the last one is to win.
     order = pc.sort_indices(rows, sort_keys=SORT_KEYS).to_numpy()
     return _without_duplicates(rows, order) if unique else Sorted(rows, order)
 
@@ -108,6 +112,7 @@ def count_up_to(batch: pa.RecordBatch, bound: SortKey) -> int:
     low, high = 0, batch.num_rows
     for column, value in enumerate(bound[:3]):
         low, high = _equal(_numbers(batch, column), value, low, high)
+    # By hand: to search in them, NumPy would first make Python objects of all keys of the batch.
     keys = batch.column(3)
     while low < high:
         middle = (low + high) // 2
@@ -170,21 +175,20 @@ def _rank(timestamps: Timestamps, ts: int, side: Side) -> int:
 
 def _equal(values: Any, value: int, low: int, high: int) -> tuple[int, int]:
     """Where in the sorted `values[low:high]` those equal to `value` begin and end."""
-    part, wanted = values[low:high], values.dtype.type(value)
-    return low + int(np.searchsorted(part, wanted, "left")), low + int(
-        np.searchsorted(part, wanted, "right")
-    )
+    part, number = values[low:high], values.dtype.type(value)
+    begin = int(np.searchsorted(part, number, "left"))
+    end = int(np.searchsorted(part, number, "right"))
+    return low + begin, low + end
 
 
 def _position_rank(batch: pa.RecordBatch, position: Position, side: Side) -> int:
     timestamps = commit_ts(batch)
-    first, end = (
-        _rank(timestamps, position.commit_ts, "left"),
-        _rank(timestamps, position.commit_ts, "right"),
-    )
-    return (
-        first + _rank(start_ts(batch)[first:end], position.start_ts, side) if first < end else first
-    )
+    first = _rank(timestamps, position.commit_ts, "left")
+    end = _rank(timestamps, position.commit_ts, "right")
+    if first == end:
+        return first
+    # start_ts ascends only among rows of one commit_ts.
+    return first + _rank(start_ts(batch)[first:end], position.start_ts, side)
 
 
 def _without_duplicates(rows: pa.RecordBatch, order: Any) -> Sorted:
@@ -194,11 +198,10 @@ def _without_duplicates(rows: pa.RecordBatch, order: Any) -> Sorted:
     )
     if not len(twins):
         return Sorted(rows, order)
+    # Only keys of rows whose numbers are all equal are looked at: few, or none.
     keys = rows.column(3)
     one, other = keys.take(pa.array(order[twins])), keys.take(pa.array(order[twins + 1]))
     earlier = twins[pc.equal(one, other).to_numpy(zero_copy_only=False)]
-    return (
-        Sorted(rows, np.delete(order, earlier), order[earlier])
-        if len(earlier)
-        else Sorted(rows, order)
-    )
+    if not len(earlier):
+        return Sorted(rows, order)
+    return Sorted(rows, np.delete(order, earlier), order[earlier])

@@ -64,6 +64,8 @@ class Segment:
         fd = self._open_file().fd
         try:
             written = os.pwritev(fd, [header, payload], offset)
+            # The kernel may write less than it was given, as it does near the end of a full disk;
+            # only the next call gets the error.
             if written < length:
                 rest = memoryview(header + payload.to_pybytes())
                 while written < length:
@@ -98,6 +100,8 @@ class Segment:
         Raises:
             OSError: the disk does not give them.
         """
+        # The local name keeps the descriptor open: `seal` in another thread drops the other
+        # reference.
         file, data = self._open_file(), pa.allocate_buffer(pointer.length)
         return data.slice(0, os.preadv(file.fd, [data], pointer.offset))
 
@@ -119,7 +123,8 @@ class Segment:
             try:
                 file = _OpenFile(self._path, os.O_RDONLY)
             except FileNotFoundError:
-                file = self._file  # unlinked since
+                # Unlinked since: `unlink` has opened it for readers before.
+                file = self._file
                 if file is None:
                     raise
         return file
@@ -170,6 +175,7 @@ class SegmentLog:
             segment.release(pointer)
             if not segment.live_bytes:
                 del self._segments[pointer.segment]
+                # The next block begins a new one: its file would have no name to be read by.
                 if segment is self._active:
                     self._active = None
                 segment.unlink()
@@ -199,6 +205,7 @@ class SegmentLog:
     def _create(self) -> Segment:
         number = self.created + 1
         segment = Segment(self._directory / f"{number:016d}{_SUFFIX}", number)
+        # Only now: a file that could not be created is tried again under its number.
         self.created = number
         self._segments[number] = segment
         return segment

@@ -1,23 +1,41 @@
-"""Writing rows to disk when memory is short: large tables by themselves,
-small ones together in shared blocks.
+"""Rows on their way to a disk that may be full, and back out of segments that are mostly dead.
+
+`Spiller` writes rows when memory is short: large tables by themselves, small ones together in
+shared blocks. `DiskStatus` knows whether the disk takes writes: while it refuses them, those that
+must write wait, and go on by themselves when it takes them again. `Compaction` gives space back
+that a few blocks of tables which nobody reads would keep.
+
+Invariants: rows of a write that failed are still in memory. Nobody waits for the disk with a lock
+held.
 """
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
 import pyarrow as pa
+import structlog
+from prometheus_client import Gauge
 
+from sorter.errors import SorterDiskError
 from sorter.stats import Counters
 from sorter.store import BlockStore
 from sorter.table import Table
+from storage.model.errors import CorruptError
 
 _MOST_RUN_BYTES: Final = 32 << 20
 # a table with less than this share of a block in memory goes into a shared one
 _SMALL_SHARE: Final = 8
-_SHARED_SHARE: Final = 2  # of which each has about this share of a block
+# a shared block is written once its tables have about this share of a block
+_SHARED_SHARE: Final = 2
+_WAITING: Final = Gauge(
+    "tidemark_sorter_disk_waiting", "Batches that wait until the disk takes rows again"
+)
+
+_log = structlog.get_logger(__name__)
 
 
 class Spiller:
@@ -58,12 +76,13 @@ class Spiller:
 
     def spill(self) -> None:
         """Write the largest tables until three quarters of the memory are enough;
-        other threads that add wait here.
+        other threads that add rows wait here, which holds their feeds back.
 
         Raises:
             SorterDiskError: the disk does not take them; what was not written is still in memory.
         """
         with self._spilling:
+            # Whoever waited for the lock may find that the thread before it has written enough.
             if self._stopped or not self.is_short:
                 return
             # Below the limit by a quarter, so that the next batch does not bring the writers here
@@ -82,6 +101,8 @@ class Spiller:
                         self._remove_written(small.pop(table.store))
                 if self._counters.memory_bytes <= enough:
                     return
+            # Only small tables are left: what has gathered for each store is written now, though
+            # it does not fill a block.
             for store, together in small.items():
                 spill_shared(store, together)
                 self._remove_written(together)
@@ -108,7 +129,9 @@ class Spiller:
         for table in tables:
             if not table.memory_bytes:
                 self._tables.pop(table, None)
-                if table.memory_bytes:  # rows came in between
+                # Rows that came in between found the table still listed, so `add` did not list it
+                # again: without this, they would never be written.
+                if table.memory_bytes:
                     self._tables[table] = None
 
 
@@ -126,6 +149,7 @@ def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
         # Tables share locks: one that was taken twice by this thread would deadlock.
         for lock in dict.fromkeys(table.lock for table in tables):
             locks.enter_context(lock)
+        # A reader finds its table in the block's directory by binary search over unique ids.
         ascending = sorted(tables, key=lambda table: table.unique_id)
         shares = {
             table: share for table in ascending if (share := table.share_of_memory()) is not None
@@ -134,5 +158,109 @@ def spill_shared(store: BlockStore, tables: Sequence[Table]) -> None:
         for table, entry in zip(shares, entries, strict=True):
             if table.moved_to_disk(entry):
                 to_merge.append(table)
+    # Merging takes a table's lock itself, and reads and writes without it.
     for table in to_merge:
         table.merge_runs()
+
+
+class DiskStatus:
+    """Whether one sorter's disk takes rows; safe to call from several threads."""
+
+    def __init__(self, retry_s: float, clock: Callable[[], float]) -> None:
+        """A refused write is tried again after `retry_s`; `clock` gives monotonic seconds."""
+        self.error = ""
+        self.waiting = 0
+        self._retry_s = retry_s
+        self._clock = clock
+        self._retry_at_s = float("-inf")
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def may_write(self) -> bool:
+        """Whether a write that can wait should be tried now."""
+        return not self.error or self._clock() >= self._retry_at_s
+
+    def record_failure(self, err: SorterDiskError) -> None:
+        """Note that a write failed."""
+        with self._changed:
+            if not self.error:
+                _log.warning(
+                    "sorter's disk takes no rows, feeds pause when memory is short",
+                    error=err.message,
+                )
+            self.error = err.message
+            self._retry_at_s = self._clock() + self._retry_s
+
+    def record_success(self) -> None:
+        """Note that a write succeeded; those that wait try again."""
+        # Read without the lock: this is called after each write, and an error that is set just now
+        # is cleared by the next one.
+        if self.error:
+            with self._changed:
+                self.error = ""
+                self._changed.notify_all()
+            _log.info("sorter's disk takes rows again")
+
+    def wait_for_retry(self) -> bool:
+        """Wait until a write should be tried again, at most the retry interval; False:
+        the sorter was closed.
+        """
+        with self._changed:
+            self.waiting += 1
+            _WAITING.inc()
+            try:
+                # `notify_all` of a `close` that came before this wait would not be heard.
+                if not self._closed:
+                    self._changed.wait(self._retry_s)
+            finally:
+                self.waiting -= 1
+                _WAITING.dec()
+            return not self._closed
+
+    def close(self) -> None:
+        """End all waits, and let none begin."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Compaction:
+    """Empties sparse segments, in the thread that writes rows; safe to call from several.
+
+    A few blocks of tables that nobody reads would keep whole segments alive. A segment is emptied
+    when a quarter of it is alive at most, so at most a third of the space that becomes free is
+    written again, and only when a new segment was begun, so that a sorter that nothing is written
+    to does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._running = threading.Lock()
+
+    def run(self, store: BlockStore, tables: Iterable[Table]) -> None:
+        """Move what is alive in the sparse segments of `store`, if there are several;
+        `tables` are all there are.
+        """
+        # One compaction at a time is enough; a thread that adds rows must not wait for another's.
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            sparse = store.sparse()
+            if sparse:
+                # It is tried again at the next segment; fetching a damaged block raises its error.
+                with contextlib.suppress(SorterDiskError, CorruptError):
+                    _empty_segments(store, sparse, {table.unique_id: table for table in tables})
+        finally:
+            self._running.release()
+
+    def stop(self) -> None:
+        """Wait for the one that runs, and let none begin."""
+        # Never released: `run` gives up where it cannot have the lock at once.
+        self._running.acquire()
+
+
+def _empty_segments(store: BlockStore, sparse: frozenset[int], tables: dict[int, Table]) -> None:
+    for unique_id, entries in store.entries_in(sparse):
+        # A table that was removed meanwhile has no blocks to save.
+        table = tables.get(unique_id)
+        if table is not None:
+            table.move(entries)

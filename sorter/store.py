@@ -135,6 +135,7 @@ class BlockStore:
         try:
             new.extend(self.append(index, piece, run) for piece in _regroup(batches, block_bytes))
         except BaseException:
+            # Whatever ended it: blocks that are in no index would keep their segments for ever.
             self.release(new)
             raise
         return new
@@ -151,6 +152,7 @@ class BlockStore:
         except SorterDiskError:
             self.release(new)
             raise
+        # After the index has let go of them: until then, a lookup may lead there.
         self.release(old)
 
     @property
@@ -212,6 +214,8 @@ class BlockStore:
         """Readers of the blocks of a run, in order; they work even after the blocks were
         deleted.
         """
+        # Taken now, not when a block is read: the segments stay readable while this reader goes on,
+        # though cleaning unlinks them.
         segments = {number: self._segments.segment(number) for number in entries.segments}
         return (partial(self._read, segments[entry.pointer.segment], entry) for entry in entries)
 
@@ -290,6 +294,7 @@ class _SharedBlockCache:
 
     def get(self, pointer: Pointer) -> SharedBlock | None:
         """The block, if it is cached."""
+        # Most sorters never read a shared block, and need no lock for each block then.
         if not self._blocks:
             return None
         with self._lock:
@@ -323,6 +328,7 @@ def _regroup(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Record
 def _cut(rows: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
     step, first = max(rows.num_rows * size // rows.nbytes, 1), 0
     while first < rows.num_rows:
+        # The piece goes on to the last copy of its last row: in one run, copies stand in one block.
         last = order.row_key(rows, min(first + step, rows.num_rows) - 1)
         end = order.count_up_to(rows, last)
         yield rows.slice(first, end - first)

@@ -88,6 +88,8 @@ class Table:
         """See `Sorter.add`."""
         with self.lock:
             self._check_present()
+            # Readers may have had the range already: such a row would be missing downstream, and
+            # nobody would notice.
             if rows.min_commit_ts <= self.resolved_ts:
                 raise EventBelowResolvedError(
                     f"table {self.span.table_id} got a row with commit_ts {rows.min_commit_ts}, "
@@ -159,6 +161,8 @@ class Table:
             if self._removed:
                 yield None
             else:
+                # Not in a `finally`: after an error the backlog stays as it is, which is never
+                # wrong, only larger.
                 yield self._thaw()
                 self._freeze()
 
@@ -166,9 +170,12 @@ class Table:
         self, lower: Position, upper: Position, window_bytes: int
     ) -> Iterator[pa.RecordBatch]:
         """See `Sorter.fetch`; what it yields is fixed when this returns."""
+        # The runs are fixed under the lock, and read without it: a reader that takes hours delays
+        # neither the feed nor cleaning.
         with self.lock:
             self._check_range(lower, upper)
             backlog, runs = self._thaw(), list[Run]()
+            # Buckets may become wider while the rows are read; `check` widens the sums then.
             shift = backlog.checksums.shift
             if lower <= upper:
                 runs, blocks, rows = backlog.runs(lower, upper, self.resolved_ts)
@@ -219,6 +226,7 @@ class Table:
 
     def drop_cleaned(self, now_s: float, interval_s: float) -> None:
         """Drop rows that `clean` left because the interval since the last time had not passed."""
+        # Without the lock at first: it is called after every `resolve`, and mostly in vain.
         if self.cleaned.commit_ts > self._dropped_ts:
             with self.lock:
                 self._drop_cleaned(now_s, interval_s)
@@ -248,6 +256,7 @@ class Table:
 
     def _end_merge(self, run_merge: RunMerge, entries: list[Entry]) -> None:
         with self.locked_backlog() as backlog:
+            # The table was removed while its rows were merged: no index will have these blocks.
             if backlog is None:
                 self.store.release(entries)
             else:
@@ -269,6 +278,7 @@ class Table:
                 self._backlog = frozen
 
     def _drop_cleaned(self, now_s: float, interval_s: float) -> None:
+        # Within a commit_ts some transactions are cleaned, others not: its rows stay together.
         dead_ts = (
             self.cleaned.commit_ts if self.cleaned.is_commit_fence else self.cleaned.commit_ts - 1
         )
@@ -295,6 +305,8 @@ class Table:
                 self._fetches.rows_out += batch.num_rows
             yield batch
         with self.lock:
+            # Sums are kept by commit_ts, so a range that cuts one cannot be compared. What was
+            # cleaned meanwhile, or removed, is out of the log already.
             whole = not lower.start_ts and upper.is_commit_fence and lower <= upper
             if whole and lower > self.cleaned and not self._removed:
                 self._thaw().checksums.check(lower.commit_ts, upper.commit_ts, read, shift)

@@ -80,7 +80,7 @@ def test_a_fetch_under_way_is_not_disturbed_and_a_full_disk_leaves_all_where_it_
 ) -> None:
     sorter = opened(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_empty_segments", lambda *_: None)
+        patch.setattr(spill, "_empty_segments", lambda *_: None)
         feed(sorter, 50)
     before = sorter.stats().segments
     batches = sorter.fetch(STUCK, Position(1, 0), Position.fence(50))
