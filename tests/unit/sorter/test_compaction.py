@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sorter import Sorter, SorterSettings, engine
+from sorter import Sorter, SorterSettings, spill
 from sorter.errors import SorterDiskError
 from sorter.store import BlockStore
 from storage.model.event import INSERT, Position, raw_batch
