@@ -35,10 +35,10 @@ from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
-from server.puller.patience import SILENT_S
 from server.puller.source import SourceContext
+from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.stuck_locks import StuckLocks
+from server.puller.tikv.puller import StuckLocks
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient

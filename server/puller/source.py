@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.patience import SILENT_S
+from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.rpc.credentials import SecurityConfig

@@ -14,10 +14,10 @@ from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import DumpingPuller
 from server.puller.pump.puller import Feed, PumpPuller
-from server.puller.pump.registration import Registration
+from server.puller.pump.registry import Registration
 from server.puller.pump.rows import binlog_keys
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.tidb.cluster_tables import ClusterTables
+from server.puller.tidb.schemas import ClusterTables
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 

@@ -20,10 +20,10 @@ from server.capture.worker.host import Host, host_context
 from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
-from server.puller.patience import SILENT_S
 from server.puller.source import SourceContext
+from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.stuck_locks import StuckLocks
+from server.puller.tikv.puller import StuckLocks
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer

@@ -16,8 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from server.puller.pump.errors import BinlogInvalidError
+from storage.model.errors import CorruptError
 from storage.model.ts import MAX_TS
+
+
+class BinlogInvalidError(CorruptError):
+    """A pump sent something that is no committed transaction."""
+
+    code = "ErrBinlogInvalid"
 
 
 class Transaction(NamedTuple):
@@ -61,10 +67,10 @@ class Merge:
 
     @property
     def slowest(self) -> tuple[str, int]:
-        """The pump that holds the others back, and its position; without pumps nobody does."""
-        return min(
-            ((it.position_ts, name) for name, it in self._lanes.items()), default=(MAX_TS, "")
-        )[::-1]
+        """The pump that holds the others back, and its position; ("", MAX_TS) without pumps."""
+        positions = ((lane.position_ts, name) for name, lane in self._lanes.items())
+        position_ts, name = min(positions, default=(MAX_TS, ""))
+        return name, position_ts
 
     def add(self, pump: str) -> int:
         """Wait for one more pump; returns the ts above which it has to be read."""
@@ -97,6 +103,7 @@ class Merge:
                 f"pump {pump} sent a transaction with commit_ts {transaction.commit_ts} after one "
                 f"with {lane.position_ts}"
             )
+        # After a stream broke, a pump may send again what has come out.
         if transaction.commit_ts > self.resolved_ts:
             lane.waiting.append(transaction)
             lane.waiting_bytes += transaction.size_bytes
@@ -116,28 +123,30 @@ class Merge:
         size = 0
         for transaction in self._merged(upto_ts):
             last = taken[-1] if taken else None
+            # Never between transactions of one commit_ts: `resolved_ts` could not say which of
+            # them have come out.
             if size >= most_bytes and last is not None and transaction.commit_ts > last.commit_ts:
                 upto_ts = last.commit_ts
                 break
-            if last is None or (last.commit_ts, last.start_ts) != (
-                transaction.commit_ts,
-                transaction.start_ts,
-            ):
+            # TiDB writes to another pump when one does not answer in time: both may have it.
+            position = (transaction.commit_ts, transaction.start_ts)
+            if last is None or (last.commit_ts, last.start_ts) != position:
                 taken.append(transaction)
                 size += transaction.size_bytes
-        self._forget(upto_ts)
+        self._drop_up_to(upto_ts)
         self.resolved_ts = max(self.resolved_ts, upto_ts)
         return taken
 
     def _merged(self, upto_ts: int) -> Iterator[Transaction]:
-        def of(lane: _Lane) -> Iterator[Transaction]:
+        def complete(lane: _Lane) -> Iterator[Transaction]:
             return (transaction for transaction in lane.waiting if transaction.commit_ts <= upto_ts)
 
         return heapq.merge(
-            *map(of, self._lanes.values()), key=lambda it: (it.commit_ts, it.start_ts)
+            *map(complete, self._lanes.values()),
+            key=lambda transaction: (transaction.commit_ts, transaction.start_ts),
         )
 
-    def _forget(self, upto_ts: int) -> None:
+    def _drop_up_to(self, upto_ts: int) -> None:
         for lane in self._lanes.values():
             while lane.waiting and lane.waiting[0].commit_ts <= upto_ts:
                 lane.waiting_bytes -= lane.waiting.popleft().size_bytes

@@ -18,13 +18,12 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller import metrics
-from server.puller.pump.errors import PumpOfflineError
 from server.puller.pump.merge import Merge, Transaction
-from server.puller.pump.nodes import Membership, PumpNode, read_membership
+from server.puller.pump.registry import Membership, PumpNode, read_membership
 from server.puller.pump.rows import Tables, batches
 from server.puller.pump.stream import PumpStream
 from server.puller.source import Catalog, Peer, Rows, SourceContext
-from server.puller.tidb.change import table_change
+from server.puller.tidb.schema_puller import table_change
 from server.puller.tidb.schemas import Schemas
 from server.puller.tidb.unwritten_rows import unwritten_rows
 from storage.meta.meta import Meta
@@ -37,6 +36,12 @@ _REGISTRY_S: Final = 1.0
 _SLOW_S: Final = 30
 
 _log = structlog.get_logger(__name__)
+
+
+class PumpOfflineError(InvalidError):
+    """A pump went offline with binlogs that were not read."""
+
+    code = "ErrPumpOfflineUnread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,10 @@ class PumpPuller:
         self._register = register
         self._schemas = Schemas(context.pd, context.kv)
         self._merge = Merge(feed.start_ts)
+        # up to where all pumps that may have transactions are in the merge
         self._known_ts = feed.start_ts
         self._streams: dict[str, tuple[PumpStream, asyncio.Task[None]]] = {}
-        self._told_ts = 0
+        self._next_warning_ts = 0
         self._moved = asyncio.Event()
         self._taken = asyncio.Event()
 
@@ -94,6 +100,7 @@ class PumpPuller:
         tables = Tables(history, self._feed.tables)
         for table in self._feed.tables:
             await self._add_unwritten(table, self._feed.start_ts)
+        # Before the first pull: a pump's GC keeps what registered readers need.
         await self._register()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_registry(tasks), name="pumps of the registry")
@@ -104,9 +111,10 @@ class PumpPuller:
             try:
                 membership = await read_membership(self._context.pd, self._meta)
                 self._follow(membership, tasks)
-                self._tell_slowest(membership.ts)
+                self._report_slowest(membership.ts)
                 await self._register()
             except UnavailableError as err:
+                # The streams go on; nothing is resolved beyond the last timestamp that was taken.
                 _log.warning("registry of pumps not read", error=str(err))
             await asyncio.sleep(_REGISTRY_S)
 
@@ -115,20 +123,22 @@ class PumpPuller:
         then all that have some up to the membership's ts are known.
         """
         for node in membership.nodes:
+            # In any other state it may come back with binlogs.
             if node.is_offline:
-                self._let_go(node, membership.ts)
+                self._release(node, membership.ts)
             elif (running := self._streams.get(node.name)) is None or running[0].host != node.host:
                 self._begin(node, tasks)
+        # Only when every pump of the registry is in the merge: `take` goes up to here.
         self._known_ts = max(self._known_ts, membership.ts)
         self._moved.set()
 
-    def _tell_slowest(self, now_ts: int) -> None:
-        """Say which pump the others wait for, once it takes long."""
+    def _report_slowest(self, now_ts: int) -> None:
+        """Log which pump the others wait for, once it takes long."""
         pump, position_ts = self._merge.slowest
         behind_s = max(0, physical_ms(now_ts) - physical_ms(position_ts)) / 1e3 if pump else 0.0
         metrics.PUMP_BEHIND.set(behind_s)
-        if behind_s > _SLOW_S and now_ts >= self._told_ts:
-            self._told_ts = compose(physical_ms(now_ts) + _SLOW_S * 1000)
+        if behind_s > _SLOW_S and now_ts >= self._next_warning_ts:
+            self._next_warning_ts = compose(physical_ms(now_ts) + _SLOW_S * 1000)
             _log.warning(
                 "all wait for one pump",
                 pump=pump,
@@ -137,6 +147,7 @@ class PumpPuller:
             )
 
     def _begin(self, node: PumpNode, tasks: asyncio.TaskGroup) -> None:
+        # A pump that came back elsewhere keeps its place in the merge, and is read on from there.
         if node.name not in self._merge:
             self._merge.add(node.name)
         self._end(node.name)
@@ -155,19 +166,23 @@ class PumpPuller:
         )
         _log.info("pump is read", pump=node.name, host=node.host, state=node.state, last_ts=last_ts)
 
-    def _let_go(self, node: PumpNode, ts: int) -> None:
-        """A pump has nothing more, if it has given us everything."""
-        position_ts = (
-            self._merge.position_ts(node.name)
-            if node.name in self._merge
-            else self._merge.resolved_ts
-        )
+    def _release(self, node: PumpNode, ts: int) -> None:
+        """Wait for an offline pump no more.
+
+        Raises:
+            PumpOfflineError: it has binlogs that were not read.
+        """
+        position_ts = self._merge.resolved_ts
+        if node.name in self._merge:
+            position_ts = self._merge.position_ts(node.name)
         if position_ts < node.max_commit_ts:
             raise PumpOfflineError(
                 f"pump {node.name} is offline with binlogs up to {node.max_commit_ts}, of which "
                 f"this feed has those up to {position_ts}: start the pump again, or set its state "
                 "to paused, until they are read"
             )
+        # It stays in the merge, since what it sent may not have come out; nothing more follows, so
+        # its position moves with the clock.
         if node.name in self._merge:
             self._merge.heartbeat(node.name, ts)
             self._end(node.name)
@@ -178,6 +193,7 @@ class PumpPuller:
 
     async def _read(self, stream: PumpStream) -> None:
         async for transaction in stream.run():
+            # One pump may be far ahead of the slowest one, which all have to wait for.
             while self._merge.waiting_bytes(stream.name) > LANE_BYTES:
                 self._taken.clear()
                 await self._taken.wait()
@@ -198,6 +214,7 @@ class PumpPuller:
                 self._taken.set()
                 if self._merge.resolved_ts == before_ts:
                     break
+                # Added before it is resolved; and the schema changes among them are in force then.
                 await self._add_all(taken, tables)
                 await loop.run_in_executor(
                     self._feed.rows.executor, self._resolve, tables, self._merge.resolved_ts
@@ -247,15 +264,19 @@ class PumpPuller:
     async def _change(self, transaction: Transaction, tables: Tables) -> None:
         job = await self._schemas.job(transaction.ddl_job_id, transaction.commit_ts)
         change = tables.history.apply(job, transaction.commit_ts, late=True)
-        told = table_change(change, self._feed.catalog) if change else None
-        if told is None:
+        taken = table_change(change, self._feed.catalog) if change else None
+        if taken is None:
             return
-        _log.info("schema change", commit_ts=told.commit_ts, job_id=job.id, tables=len(told.tables))
-        await self._feed.catalog.change(told)
-        tables.drop(told.dropped)
-        for table in told.tables:
+        _log.info(
+            "schema change", commit_ts=taken.commit_ts, job_id=job.id, tables=len(taken.tables)
+        )
+        # Durable before any row above it is added: after a crash, readers know the schema of what
+        # they are given.
+        await self._feed.catalog.change(taken)
+        tables.drop(taken.dropped)
+        for table in taken.tables:
             tables.take(table)
-            await self._add_unwritten(table, told.commit_ts)
+            await self._add_unwritten(table, taken.commit_ts)
 
     async def _add_unwritten(self, table: SourceTable, ts: int) -> None:
         loop = asyncio.get_running_loop()

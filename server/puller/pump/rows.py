@@ -12,11 +12,11 @@ from google.protobuf.message import DecodeError
 from tipb import binlog_pb2
 
 from server.changefeed.table import SourceTable
-from server.puller.pump.errors import BinlogInvalidError, TableUnknownError
-from server.puller.pump.merge import Transaction
+from server.puller.pump.merge import BinlogInvalidError, Transaction
 from server.puller.tidb.table import part_spans
 from sink.selected import whole_mounter
 from sink.tidb_mounter import TidbMounter
+from storage.model.errors import CorruptError
 from storage.model.span import Span
 from storage.tidb.mutation import TableMutations
 from storage.tidb.record import record_prefix
@@ -24,6 +24,12 @@ from storage.tidb.schema import TableInfo
 from storage.tidb.schema_history import SchemaHistory
 
 BATCH_ROWS = 16_384
+
+
+class TableUnknownError(CorruptError):
+    """A binlog has rows of a table that no schema change brought."""
+
+    code = "ErrBinlogTableUnknown"
 
 
 class Tables:
@@ -41,12 +47,12 @@ class Tables:
         return [table.span for table in self._taken.values()]
 
     def take(self, table: SourceTable, dropped: Sequence[str] = ()) -> None:
-        """A table has a new form; what had its name or id before is gone."""
+        """Take a table in its new form, in the place of what had its name or id before."""
         self.drop([table.name, *dropped])
         self._taken[int(table.record.table_info["id"])] = table
 
     def drop(self, names: Sequence[str]) -> None:
-        """Tables are gone."""
+        """Remove tables by their names."""
         gone = [number for number, table in self._taken.items() if table.name in names]
         for number in gone:
             del self._taken[number]
@@ -58,11 +64,12 @@ class Tables:
             TableUnknownError: no schema change has brought it.
         """
         table = self._taken.get(table_id)
+        # Not one that the filter leaves out: its rows would be lost in silence.
         if table is None and self.history.table(table_id) is None:
             raise TableUnknownError(
                 f"the transaction committed at {commit_ts} has rows of table {table_id}, which no "
-                "schema change up to "
-                f"{self.history.ts} has brought: a schema change is missing; begin anew from a dump"
+                f"schema change up to {self.history.ts} has brought: a schema change is missing; "
+                "begin anew from a dump"
             )
         return table
 
@@ -76,7 +83,7 @@ def batches(
         BinlogInvalidError, MutationError: a binlog cannot be read.
         TableUnknownError: it is of no table.
     """
-    found: dict[int, tuple[Span, TableMutations]] = {}
+    by_table: dict[int, tuple[Span, TableMutations]] = {}
     for transaction in transactions:
         if not transaction.prewrite_value:
             continue
@@ -84,9 +91,9 @@ def batches(
             table = tables.of(mutation.table_id, transaction.commit_ts)
             if table is None:
                 continue
-            _, mutations = found.setdefault(
-                mutation.table_id, (table.span, TableMutations(_info(table)))
-            )
+            if mutation.table_id not in by_table:
+                by_table[mutation.table_id] = table.span, TableMutations(_info(table))
+            _, mutations = by_table[mutation.table_id]
             if mutation.deleted_ids or mutation.deleted_pks:
                 raise BinlogInvalidError(
                     f"table {mutation.table_id}, commit_ts {transaction.commit_ts}: deletes by "
@@ -100,11 +107,11 @@ def batches(
                 deleted=mutation.deleted_rows,
                 sequence=list(mutation.sequence),
             )
-    for span, mutations in found.values():
+    # A transaction of any size was one binlog: in slices, the sorter can write while it takes.
+    for span, mutations in by_table.values():
         batch = mutations.to_batch()
-        yield from (
-            (span, batch.slice(begin, BATCH_ROWS)) for begin in range(0, batch.num_rows, BATCH_ROWS)
-        )
+        for begin in range(0, batch.num_rows, BATCH_ROWS):
+            yield span, batch.slice(begin, BATCH_ROWS)
 
 
 def binlog_keys(table: SourceTable, keys: pa.Array) -> pa.Array:

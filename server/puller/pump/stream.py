@@ -12,22 +12,34 @@ from tipb import binlog_pb2, pump_pb2
 from tipb.pump_pb2_grpc import PumpStub
 
 from server.puller import metrics
-from server.puller.patience import SILENT_S, Patience, StreamSilentError
-from server.puller.pump.errors import (
-    BinlogInvalidError,
-    BinlogPurgedError,
-    PrewriteMissingError,
-    PumpClusterError,
-)
-from server.puller.pump.merge import Transaction
+from server.puller.pump.merge import BinlogInvalidError, Transaction
+from server.puller.stream_timeout import SILENT_S, StreamSilentError, StreamTimeout
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from storage.backoff import Backoff
-from storage.model.errors import TidemarkError
+from storage.model.errors import CorruptError, InvalidError, TidemarkError
 
 _BACKOFF_S: Final = (0.1, 5.0)
 
 _log = structlog.get_logger(__name__)
+
+
+class PrewriteMissingError(CorruptError):
+    """A transaction is committed, but its rows are not to be had."""
+
+    code = "ErrBinlogPrewriteMissing"
+
+
+class BinlogPurgedError(InvalidError):
+    """A pump's GC has removed what was not read yet."""
+
+    code = "ErrBinlogPurged"
+
+
+class PumpClusterError(InvalidError):
+    """A registered pump serves another cluster."""
+
+    code = "ErrClusterIDMismatch"
 
 
 class PumpStream:
@@ -48,7 +60,7 @@ class PumpStream:
         self._security = security
         self._last_ts = last_ts
         self._backoff = Backoff(*_BACKOFF_S)
-        self._patience = Patience(silent_s)
+        self._timeout = StreamTimeout(silent_s)
 
     async def run(self) -> AsyncIterator[Transaction]:
         """Committed transactions in commit order, without end; waits while the pump is away.
@@ -66,6 +78,7 @@ class PumpStream:
                         yield transaction
             except grpc.aio.AioRpcError as err:
                 _raise_if_final(self.name, self._last_ts, err)
+                # A pump may be away for hours: one line a minute says so.
                 if self._backoff.failures % 10 == 0:
                     _log.warning(
                         "pump does not answer", pump=self.name, host=self.host, error=err.details()
@@ -79,10 +92,10 @@ class PumpStream:
         start = pump_pb2.Pos(offset=self._last_ts)
         request = pump_pb2.PullBinlogReq(clusterID=self._cluster_id, startFrom=start)
         call = PumpStub(channel).PullBinlogs(request)
-        answer = await self._patience.first(call)
+        answer = await self._timeout.first(call)
         while isinstance(answer, pump_pb2.PullBinlogResp):
             yield transaction_of(self.name, self._last_ts, answer.entity.payload)
-            answer = await self._patience.next(call)
+            answer = await self._timeout.next(call)
 
 
 def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
@@ -99,6 +112,7 @@ def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
             f"pump {pump} sent garbage after {last_ts}: {payload[:64].hex()}"
         ) from err
     commit_ts, start_ts = binlog.commit_ts, binlog.start_ts
+    # A pump's fake binlog, by which it says that it has nothing more up to there.
     if binlog.tp == binlog_pb2.Rollback and start_ts == commit_ts > 0:
         return Transaction(commit_ts, start_ts, b"", 0, b"")
     if binlog.tp != binlog_pb2.Commit or not 0 < start_ts < commit_ts:
@@ -117,6 +131,8 @@ def transaction_of(pump: str, last_ts: int, payload: bytes) -> Transaction:
 
 
 def _raise_if_final(pump: str, last_ts: int, err: grpc.aio.AioRpcError) -> None:
+    # PullBinlogs knows no errors but texts: ours has the code, a cluster id is refused in the words
+    # of TiDB's Pump.
     details = err.details() or ""
     error: TidemarkError | None = None
     if BinlogPurgedError.code in details:

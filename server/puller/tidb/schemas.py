@@ -1,23 +1,37 @@
-"""What the store says of a cluster: all schemas as of a timestamp, one DDL job,
+"""The schemas of a TiDB cluster, as its store has them: all of them as of a timestamp, one DDL job,
 the rows of a table or partition.
+
+`ClusterTables` answers for a source what has to do with tables, however their changes come.
+Whatever is read at a timestamp is followed by a look at the GC safepoint: had GC passed the
+timestamp, some of it could be missing without a sign.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final
 
-from server.puller.tidb.errors import HistoryLostError, SchemaGapError
+from server.changefeed.table import SourceTable, TableRecord
+from server.puller.source import SourceContext
+from server.puller.tidb.table import following, keeping_identities, record_of, tidb_table
+from server.puller.tikv.subscription import HistoryLostError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient, Pairs
 from server.rpc.transaction import Snapshot
 from storage.tidb.ddl import SCHEMAS_BEGIN, SCHEMAS_END, Job, history_key, job_key, job_span
 from storage.tidb.record import table_span
+from storage.model.errors import InvalidError
 from storage.tidb.schema_history import SchemaHistory
 
 PAGE_KEYS: Final = 256
 _TIMEOUT_S: Final = 30.0
 _PAUSES_S: Final = (0.1, 0.4, 1.5, 3.0)
+
+
+class SchemaGapError(InvalidError):
+    """A schema change is not to be found, so rows after it cannot be read."""
+
+    code = "ErrSchemaGap"
 
 
 class Schemas:
@@ -57,11 +71,8 @@ class Schemas:
         row = await self._snapshot(commit_ts).get(job_key(job_id))
         if row is not None:
             return Job.of_row(row)
-        # a job moves to the history some time after its transaction
-        for pause_s in (
-            *_PAUSES_S,
-            0.0,
-        ):
+        # A job moves to the history some time after its transaction.
+        for pause_s in (*_PAUSES_S, 0.0):
             text = await self._snapshot(await self._pd.tso()).get(history_key(job_id))
             if text is not None:
                 return Job.parse(text)
@@ -95,6 +106,8 @@ class Schemas:
             GaveUpError: a live transaction kept a key locked for too long, or no store answered.
         """
         page = await self._snapshot(ts).scan(begin, end, limit)
+        # After the read: a safepoint that was read before it says nothing of what was collected
+        # meanwhile.
         await self._check_kept(ts)
         return page
 
@@ -113,9 +126,41 @@ class Schemas:
         if ts < safe_point:
             raise HistoryLostError(
                 f"the store's GC has passed {ts}, it stands at {safe_point}: schemas or rows of "
-                "then are gone; begin "
-                "anew from a dump, and keep the changefeed's service safe point alive"
+                "then are gone; begin anew from a dump, and keep the changefeed's service safe "
+                "point alive"
             )
 
     def _snapshot(self, ts: int) -> Snapshot:
         return Snapshot(self._kv, self._resolver, ts, timeout_s=_TIMEOUT_S)
+
+
+class ClusterTables:
+    """What of `server.puller.source.Source` the cluster's sources answer alike;
+    records are TiDB's TableInfo.
+    """
+
+    keeps_history = True
+    warnings: Sequence[str] = ()
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._schemas = Schemas(context.pd, context.kv)
+
+    async def now(self) -> int:
+        """See `Source.now`."""
+        return await self._context.pd.tso()
+
+    async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:
+        """See `Source.snapshot`: what the meta keys say at `ts`;
+        TiDB gives a reorganized column another id.
+        """
+        earlier_by_id = {record.table_info.get("id"): record for record in before}
+        records: list[TableRecord] = []
+        for record in map(record_of, await self._schemas.at(ts)):
+            earlier = earlier_by_id.get(record.table_info.get("id"))
+            records.append(keeping_identities(record, earlier) if earlier else record)
+        return records
+
+    def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
+        """See `Source.table`."""
+        return tidb_table(record if before is None else following(record, before))

@@ -99,10 +99,10 @@ def following(record: TableRecord, before: TableRecord) -> TableRecord:
     """
     kept = keeping_identities(record, before)
     info, earlier = (TableInfo.parse(each.table_info) for each in (record, before))
-    new = {column.id for column in info.stored_columns} - {
-        column.id for column in earlier.stored_columns
-    }
+    earlier_ids = {column.id for column in earlier.stored_columns}
+    new = {column.id for column in info.stored_columns} - earlier_ids
     modified = record.table_info.get(MODIFIED)
+    # The last one stands in the record until another follows: the table's span is named by it.
     reread = reread_of(before)
     if modified and len(new) > modified["added"]:
         other_keys = any(column.id in new for column in info.key_columns)
@@ -139,6 +139,7 @@ def keeping_identities(record: TableRecord, before: TableRecord) -> TableRecord:
     """
     old, new = (_column_ids(each) for each in (before, record))
     identities = identities_in(before)
+    # TiDB's TableInfo knows nothing of identities: each record has to hand them on to the next.
     kept = {number: identity for number, identity in identities.items() if number in new.values()}
     added = {name: number for name, number in new.items() if number not in old.values()}
     gone = {name: number for name, number in old.items() if number not in new.values()}

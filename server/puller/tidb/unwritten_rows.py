@@ -61,16 +61,15 @@ async def _removed(
 ) -> AsyncIterator[pa.RecordBatch]:
     """Deletes of all rows; but of those keys that are in one of these other partitions by then."""
     for partition_id in removed.partition_ids:
+        # At the DDL's own timestamp, the last one at which they are rows of the table.
         async for rows in schemas.rows(partition_id, removed.ts):
             page = await _without_rewritten(schemas, rows, rewritten_in, removed.ts)
             count = len(page)
-            keys = _keys(page, partition_id if table_id is None else table_id)
-            commit_ts, start_ts = [removed.delete_ts] * count, [removed.ts] * count
             yield raw_batch(
-                commit_ts,
-                start_ts,
+                [removed.delete_ts] * count,
+                [removed.ts] * count,
                 [DELETE] * count,
-                keys,
+                _keys(page, partition_id if table_id is None else table_id),
                 [None] * count,
                 [value for _, value in page],
             )
@@ -83,6 +82,8 @@ async def _without_rewritten(
     users may have written their keys to others.
     """
     handles, rewritten = [key[_ID_END:] for key, _ in page], set[bytes]()
+    # Only binlogs need it (`own_keys`): their keys hold no partition, so the delete would be one of
+    # the row that was written elsewhere.
     for first in range(0, len(partition_ids), _LOOKED_AT_ONCE):
         prefixes = map(record_prefix, partition_ids[first : first + _LOOKED_AT_ONCE])
         row_keys = [prefix + handle for prefix in prefixes for handle in handles]

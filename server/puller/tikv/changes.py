@@ -65,6 +65,7 @@ class Changes:
         self.commit_ts += rows.commit_ts
         self.start_ts += rows.start_ts
         self.key += rows.key
+        # A run of inserts, as most scans and imports are, needs no step for each row.
         if OP_DELETE not in rows.op_type and not any(rows.old_value):
             self.op += [INSERT] * len(rows.key)
             self.value += rows.value
@@ -82,6 +83,7 @@ class Changes:
         self._bytes += size
         if self.on_full is not None and self._bytes >= self.full_bytes:
             batch = self.to_batch()
+            # Emptied first: `on_full` may wait for a disk, and raise.
             for column in (
                 self.commit_ts,
                 self.start_ts,

@@ -17,9 +17,8 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto.cdcpb_pb2_grpc import ChangeDataStub
 
 from server.puller import metrics
-from server.puller.patience import SILENT_S, Patience, StreamSilentError
-from server.puller.tikv.fault import Fault, FeedRefusedError
-from server.puller.tikv.subscription import Subscription
+from server.puller.stream_timeout import SILENT_S, StreamSilentError, StreamTimeout
+from server.puller.tikv.subscription import Fault, FeedRefusedError, Subscription
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 
@@ -34,12 +33,12 @@ _log = structlog.get_logger(__name__)
 class EventFeed:
     """One store's stream and the subscriptions on it."""
 
-    def __init__(self, address: str, cluster_id: int, patience: Patience) -> None:
+    def __init__(self, address: str, cluster_id: int, timeout: StreamTimeout) -> None:
         self.address = address
         self._cluster_id = cluster_id
-        self._patience = patience
+        self._timeout = timeout
         self._subscriptions: dict[int, Subscription] = {}
-        # holds at most two requests a subscription, so the number of regions bounds it
+        # Holds at most two requests a subscription, so the number of regions bounds it.
         self._requests: asyncio.Queue[cdcpb.ChangeDataRequest] = asyncio.Queue()
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -58,10 +57,10 @@ class EventFeed:
         try:
             async with connect(self.address, security) as channel:
                 call = ChangeDataStub(channel).EventFeedV2(self._outgoing(), metadata=_MULTIPLEXING)
-                message = await self._patience.first(call)
+                message = await self._timeout.first(call)
                 while isinstance(message, cdcpb.ChangeDataEvent):
                     await self._deliver(message)
-                    message = await self._patience.next(call)
+                    message = await self._timeout.next(call)
             _log.info("event feed closed by the store", store=self.address)
         except grpc.aio.AioRpcError as err:
             _log.warning(
@@ -72,11 +71,14 @@ class EventFeed:
             )
             fault = _fault_of_status(self.address, err)
         except StreamSilentError as err:
-            if self._subscriptions:  # else nobody asked for anything
+            # A store says nothing on a stream on which nobody has asked for anything.
+            if self._subscriptions:
                 metrics.SILENT_STREAMS.labels("store").inc()
                 _log.warning("event feed is silent", store=self.address, error=err.message)
             fault = _SILENT
         finally:
+            # Without waiting for room, and in the inbox: behind the events that came before, which
+            # are still good, and never lost, or the range would not be pulled again.
             for subscription in self._subscriptions.values():
                 subscription.inbox.put_now((subscription, fault))
             self._subscriptions.clear()
@@ -88,11 +90,16 @@ class EventFeed:
     async def _deliver(self, message: cdcpb.ChangeDataEvent) -> None:
         metrics.BYTES.inc(message.ByteSize())
         for event in message.events:
+            # Of a subscription that has ended; its request id is not used again.
             subscription = self._subscriptions.get(event.request_id)
             if subscription is None:
                 continue
+            # An error is the last event of its subscription: the end of the stream is to add no
+            # second one.
             if event.WhichOneof("event") == "error":
                 del self._subscriptions[event.request_id]
+            # Waiting for one table's inbox stops the stream for all of them; gRPC's flow control
+            # then stops the store.
             await subscription.inbox.put((subscription, event), event.ByteSize())
         if message.HasField("resolved_ts"):
             subscription = self._subscriptions.get(message.resolved_ts.request_id)
@@ -116,7 +123,9 @@ class EventFeeds:
         self._cluster_id = cluster_id
         self._security = security
         self._feeds: dict[str, EventFeed] = {}
-        self._patience: defaultdict[str, Patience] = defaultdict(lambda: Patience(silent_s))
+        self._timeout: defaultdict[str, StreamTimeout] = defaultdict(
+            lambda: StreamTimeout(silent_s)
+        )
         self._running: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -142,7 +151,7 @@ class EventFeeds:
         if feed is None:
             address = subscription.address
             feed = self._feeds[address] = EventFeed(
-                address, self._cluster_id, self._patience[address]
+                address, self._cluster_id, self._timeout[address]
             )
             task = self._tasks.create_task(self._run(feed), name=f"event feed {feed.address}")
             self._running.add(task)
@@ -159,6 +168,7 @@ class EventFeeds:
         try:
             await feed.run(self._security)
         finally:
+            # The next subscription opens a new feed, even before this one's faults are taken.
             if self._feeds.get(feed.address) is feed:
                 del self._feeds[feed.address]
 

@@ -46,6 +46,8 @@ class Frontier:
             if piece.owner is not None:
                 touching = False
                 continue
+            # Neighbours with different timestamps are one range to locate: a region that has merged
+            # covers both.
             start = gaps.pop().start_key if touching else piece.start
             gaps.append(KeyRange(start, piece.end))
             touching = True

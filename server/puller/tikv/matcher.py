@@ -179,12 +179,12 @@ class Matcher:
                 rows.spill()
 
     def end(self) -> None:
-        """Let nobody wait for the disk any more; may be called from any thread."""
+        """Let no thread wait for the disk any more; may be called from any thread."""
         for rows in self._maps:
             rows.end()
 
     def clear(self) -> None:
-        """Forget what waits, on disk, too."""
+        """Drop what waits, in memory and on disk."""
         for rows in self._maps:
             rows.clear()
 
@@ -200,6 +200,8 @@ class Matcher:
             UnmatchedCommitError: a commit without prewrite after INITIALIZED; subscribe again.
             LateCommitError: a change at or below `resolved_ts`; the upstream cannot be trusted.
         """
+        # By runs of one type: a store sends many prewrites, then many commits, and the loops inside
+        # look at the type once.
         for kind, run in groupby(rows, _TYPE):
             if kind == COMMITTED:
                 self._scanned(list(run), out)
@@ -217,6 +219,7 @@ class Matcher:
         """Note the region's promise that no later change has `commit_ts <= ts`;
         returns whether that is news.
         """
+        # Until the scan is through, rows at or below `ts` may still come from it.
         if not self.initialized or ts <= self.resolved_ts:
             return False
         self.resolved_ts = ts
@@ -240,6 +243,8 @@ class Matcher:
         may_be_committed = not self.initialized and len(self._committed) > 0
         for row in rows:
             at = (row.start_ts, row.key)
+            # The scan may bring the prewrite of a transaction that has come out already: the entry
+            # would wait for ever.
             if may_be_committed and at in self._committed:
                 continue
             if waiting.spilled:
@@ -249,9 +254,12 @@ class Matcher:
             if earlier is new:
                 size += ENTRY_BYTES + len(at[1]) + len(new[_VALUE]) + len(new[_OLD_VALUE])
                 continue
+            # A heartbeat's prewrite has no value, and must not take the place of one that has.
             fake = not new[_VALUE] and new[_GENERATION] == earlier[_GENERATION]
+            # But a delete's own has none either: it tells itself by its old value.
             if fake and new[_OLD_VALUE] and not (earlier[_VALUE] or earlier[_OLD_VALUE]):
-                fake = False  # a delete's own behind its fake one
+                fake = False
+            # A pipelined transaction may flush a key again; the last generation is what it commits.
             if not fake and new[_GENERATION] >= earlier[_GENERATION]:
                 memory[at] = new
                 size += (
@@ -289,9 +297,12 @@ class Matcher:
         at = (commit.start_ts, commit.key)
         self._prewrites.load(at)
         prewrite = self._prewrites.memory.get(at)
+        # Kept until the scan is through if the prewrite is still to come, may be a fake one, or may
+        # not be the last of its generations.
         if prewrite is None or not prewrite[_VALUE] or prewrite[_GENERATION] > 0:
             self._early_commits.put(at, (commit.commit_ts, commit.op_type))
         else:
+            # The mark goes in before the prewrite goes out: the scan may send it once more.
             self._committed.put(at, _MARK)
             self._prewrites.pop(at)
             self._emit(_joined([commit], [prewrite]), out)
@@ -300,6 +311,7 @@ class Matcher:
         if self.initialized:
             self._prewrites.pop(at)
         else:
+            # The scan may have read the lock before the rollback, and send its prewrite after it.
             self._early_rollbacks.put(at, _MARK)
 
     def _initialize(self, out: Changes) -> None:
@@ -322,12 +334,16 @@ class Matcher:
                     _joined([commit for commit, _ in pairs], [prewrite for _, prewrite in pairs]),
                     out,
                 )
+        # After the commits: from here on no prewrite comes from the scan, so the marks have done
+        # their work.
         for at, _ in self._early_rollbacks.drain():
             self._prewrites.pop(at)
         self._committed.clear()
 
     def _emit(self, rows: Columns, out: Changes) -> None:
         if min(rows.commit_ts) <= self.resolved_ts:
+            # A store may send what lies at or below the checkpoint it was asked for: no defect, the
+            # sorter has it.
             rows = rows.above(self.start_ts)
             late_ts = min(rows.commit_ts, default=self.resolved_ts + 1)
             if late_ts <= self.resolved_ts:

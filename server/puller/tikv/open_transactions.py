@@ -125,6 +125,8 @@ class OpenTransactions:
         while not self._try_write(batch, added):
             with self._lock:
                 self.waiting += 1
+            # On the map's own event, outside of the lock: a puller that ends is not kept waiting by
+            # a disk that is full, and other maps go on reading.
             try:
                 ended.wait(self._retry_s)
             finally:
@@ -148,6 +150,7 @@ class OpenTransactions:
             CorruptDatabaseError: a file is damaged.
         """
         with self._lock:
+            # The newest first: it hides what older ones, which take no more writes, still have.
             for database in reversed(self._databases):
                 value = database.get(key)
                 if value is not None:
@@ -169,6 +172,8 @@ class OpenTransactions:
                     some.update(part)
                     if len(part) == _BATCH_ENTRIES:
                         ends.append(part[-1][0])
+            # Beyond the shortest of these parts, a database may have entries that were not read,
+            # and that hide those of another.
             last = min(ends, default=upper)
             yield from (
                 (key, some[key]) for key in sorted(some) if some[key] != _GONE and key <= last
@@ -178,7 +183,7 @@ class OpenTransactions:
             lower = last + b"\0"
 
     def stop(self) -> None:
-        """Let nobody wait for the disk any more."""
+        """Let no thread wait for the disk any more."""
         self._stopping.set()
 
     def close(self) -> None:
@@ -197,6 +202,7 @@ class OpenTransactions:
             try:
                 if self._begin_new:
                     self._begin()
+                # Older databases take no deletes: an entry of theirs is hidden by one in the last.
                 if len(self._databases) > 1:
                     batch.ops = {
                         key: _GONE if value is None else value for key, value in batch.ops.items()
@@ -233,6 +239,7 @@ class OpenTransactions:
         with self._lock:
             self.spilled += added
             metrics.OPEN_SPILLED_ROWS.inc(added)
+            # The usual end of it: the space of what a full disk would not let go comes back, too.
             if not self.spilled:
                 self._drop()
 
@@ -251,8 +258,9 @@ class OpenTransactions:
 class OpenRows(Generic[V]):
     """One map of one matcher, used by one thread at a time; `memory` is what is not on disk.
 
-    Who looks at an entry in `memory` calls `load` first when there is something on disk
-    (`spilled`), and tells `grew` what changed there.
+    Callers that use `memory` directly, as the matcher's hot loops do, call `load` before they look
+    at an entry while there is something on disk (`spilled`), and `grew` with the bytes that they
+    added or took.
     """
 
     def __init__(self, shared: OpenTransactions, form: Format[V]) -> None:
@@ -315,6 +323,7 @@ class OpenRows(Generic[V]):
             return
         self.memory[at] = value
         self.grew(self._size(at, value))
+        # In memory only from here on: two values of one entry could tell different things.
         self._delete(at)
 
     def discard(self, at: TxnKey) -> None:
@@ -331,6 +340,7 @@ class OpenRows(Generic[V]):
         Raises:
             OpenTransactionsClosedError: the map was ended while the disk took nothing.
         """
+        # Before the writes: a delete that came after them would remove what was just written.
         self.settle()
         entries = iter(self.memory.items())
         batch, size = WriteBatch(), 0
@@ -342,6 +352,7 @@ class OpenRows(Generic[V]):
                 self._write(batch)
                 batch, size = WriteBatch(), 0
         self._write(batch)
+        # Only when everything is on disk: until then, a write that is given up loses nothing.
         self.memory.clear()
         self.grew(-self._bytes)
 
@@ -363,7 +374,7 @@ class OpenRows(Generic[V]):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries, in memory and on disk."""
         self.settle()
         self.memory.clear()
         self.grew(-self._bytes)
@@ -374,11 +385,12 @@ class OpenRows(Generic[V]):
         self.spilled = 0
 
     def end(self) -> None:
-        """Let nobody wait for the disk with this map; may be called from any thread."""
+        """Let no thread wait for the disk with this map; may be called from any thread."""
         self._ended.set()
 
     def _delete(self, at: TxnKey) -> None:
-        """Forget an entry that is on disk."""
+        """Drop an entry that is on disk."""
+        # Gathered: one write for each commit would cost more than all else that is done with it.
         self._deleted[self._key(at)] = None
         self.spilled -= 1
         if len(self._deleted) >= _BATCH_ENTRIES:

@@ -8,12 +8,17 @@ Invariants:
    twice, never less.
 3. Nothing is kept here that the upstream cannot send again: what is on disk (`open_transactions`)
    is a cache.
+
+`StuckLocks` looks after all pullers of a process. A region's resolved_ts cannot pass an open lock,
+and a store never ends a transaction by itself, so a dead client's locks would stop the table for
+ever. Whoever waits for the region must ask the lock's primary, as a reader would; live transactions
+are left alone.
 """
 
 import asyncio
 import heapq
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,16 +30,23 @@ from kvproto import cdcpb_pb2 as cdcpb
 
 from server.puller import metrics
 from server.puller.tikv.changes import Changes
-from server.puller.tikv.fault import Fault, fault_of
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.frontier import Frontier
-from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
+from server.puller.tikv.subscription import (
+    Delivery,
+    Fault,
+    Inbox,
+    Subscription,
+    fault_of,
+    next_request_id,
+)
+from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, RegionRoute
+from server.rpc.tikv import KvClient
 from storage.backoff import jittered
-from storage.codec import encode_bytes
+from storage.codec import decode_bytes, encode_bytes
 from storage.leveldb import CorruptDatabaseError
 from storage.model.errors import TidemarkError
 from storage.model.span import KeyRange, Span
@@ -46,7 +58,12 @@ _TAKE_BYTES = 8 << 20
 _BATCH_BYTES = 8 << 20
 _SCAN_LIMIT = 128
 _BACKOFF_MS = (20, 2_000)
+# after so long without a failure, the next one is the first again
 _CALM_S = 5.0
+_STUCK_EVERY_S = 1.0
+_STUCK_LAG_MS = 2_000
+_LOCKS_PAGE = 256
+_LOCKS_RANGE_S = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -122,6 +139,7 @@ class TablePuller:
         """Initialized regions whose resolved_ts is more than `lag_ms` behind `now_ts`:
         a lock may hold them.
         """
+        # Before INITIALIZED a region sends no resolved_ts, however well it is.
         before = physical_ms(now_ts) - lag_ms
         return [
             subscription.part
@@ -157,6 +175,7 @@ class TablePuller:
                 tasks.create_task(self._locate(), name=f"locate table {self.span.table_id}")
                 tasks.create_task(self._receive(), name=f"receive table {self.span.table_id}")
         finally:
+            # The inbox first: a feed that waits for room in it keeps all its other tables waiting.
             self._inbox.close()
             for subscription in list(self._subscriptions.values()):
                 self._drop(subscription)
@@ -166,6 +185,7 @@ class TablePuller:
         while True:
             await self._gap.wait()
             await asyncio.sleep(self._pause_s())
+            # Cleared before the gaps are looked at: one that opens meanwhile sets it again.
             self._gap.clear()
             try:
                 for gap in self._frontier.gaps():
@@ -177,6 +197,8 @@ class TablePuller:
                 _log.warning(
                     "regions cannot be located", table_id=self.span.table_id, error=str(err)
                 )
+            # A range that the coordinator knows no region for, as while one splits, or more regions
+            # than one call returns.
             if self._frontier.gaps():
                 self._failed()
 
@@ -194,6 +216,7 @@ class TablePuller:
         return jittered(wait_ms / 1e3)
 
     def _subscribe(self, gap: KeyRange, route: RegionRoute) -> None:
+        # A region without a leader, or whose store's address is not known, stays a gap.
         part = KeyRange(route.region.start_key, route.region.end_key).clip(gap)
         if part is None or not route.address:
             return
@@ -217,6 +240,8 @@ class TablePuller:
         while True:
             deliveries = await self._inbox.take()
             absorbed = await loop.run_in_executor(self._upstream.executor, self._absorb, deliveries)
+            # Only now: the sorter has every row that these timestamps promise. And before the
+            # faults, so that a range is pulled again from the last of its timestamps.
             for request_id, ts in absorbed.resolved.items():
                 self._frontier.advance(request_id, ts)
             for subscription, fault in absorbed.faults:
@@ -235,6 +260,8 @@ class TablePuller:
         absorbed, changes = _Absorbed(), Changes(_BATCH_BYTES, self._add)
         with self._matching:
             for subscription, content in deliveries:
+                # After a fault that we found ourselves, such as an unmatched commit, the store goes
+                # on sending until it is told.
                 if subscription.ended:
                     continue
                 fault = self._apply(subscription, content, changes, absorbed)
@@ -295,11 +322,63 @@ class TablePuller:
             metrics.REGIONS.dec()
         self._frontier.release(subscription.request_id)
         self._upstream.feeds.unsubscribe(subscription)
+        # A thread of the executor may wait for a full disk in it; the clearing queues behind.
         subscription.matcher.end()
-        # the executor is shut down, and the changefeed's files are removed with it
+        # The executor is shut down, and the changefeed's files are removed with it.
         with suppress(RuntimeError):
             self._upstream.executor.submit(self._clear, subscription.matcher)
 
     def _clear(self, matcher: Matcher) -> None:
         with self._matching, suppress(CorruptDatabaseError):
             matcher.clear()
+
+
+class StuckLocks:
+    """Frees the regions of all pullers of a process from locks that dead clients left."""
+
+    def __init__(
+        self, pd: PdClient, kv: KvClient, pullers: Callable[[], Iterable[TablePuller]]
+    ) -> None:
+        self._pd = pd
+        self._kv = kv
+        self._resolver = LockResolver(pd, kv)
+        self._pullers = pullers
+
+    async def run(self) -> None:
+        """Look every second until cancelled."""
+        while True:
+            await asyncio.sleep(_STUCK_EVERY_S)
+            try:
+                await self._free_all()
+            except (TidemarkError, TimeoutError) as err:
+                _log.warning("stuck locks cannot be resolved now", error=str(err))
+
+    async def _free_all(self) -> None:
+        pullers = [puller for puller in self._pullers() if puller.regions]
+        if not pullers:
+            return
+        now_ts = await self._pd.tso()
+        # A set: several changefeeds may pull the same table.
+        for part in {part for puller in pullers for part in puller.stuck(now_ts, _STUCK_LAG_MS)}:
+            async with asyncio.timeout(_LOCKS_RANGE_S):
+                await self._free(part, now_ts)
+
+    async def _free(self, part: KeyRange, now_ts: int) -> None:
+        key: bytes | None
+        key, end_key = raw_bounds(part)
+        while key is not None:
+            page = await self._kv.scan_lock(key, end_key, now_ts, _LOCKS_PAGE)
+            if page.locks:
+                metrics.LOCKS_RESOLVED.inc(len(page.locks))
+                # The primary decides: a lock whose TTL is not over is left to its client.
+                await self._resolver.resolve(page.locks, 0)
+            key = page.next_key
+
+
+def raw_bounds(part: KeyRange) -> tuple[bytes, bytes]:
+    """The raw keys of a range of encoded ones; an empty end key is no end."""
+    return _raw(part.start_key), _raw(part.end_key)
+
+
+def _raw(encoded: bytes) -> bytes:
+    return decode_bytes(encoded)[0] if encoded else b""

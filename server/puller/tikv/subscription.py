@@ -1,27 +1,128 @@
-"""One region of one span, pulled under a request id of its own.
+"""One region of one span, pulled under a request id of its own: what is asked for, where its events
+arrive, and how it ends.
 
 A request id is never used again, so an event that was under way when its subscription ended cannot
-be mistaken for one of the next.
+be mistaken for one of the next. Events wait in an `Inbox`, a queue bounded in bytes: a full one
+stops the store's stream. The pullers of a changefeed share a budget, so that what has arrived for
+any number of tables is bounded, too. A subscription ends with a `Fault`; what follows is either to
+locate its range again, or to stop the puller. The coordinator is asked for the place anew after any
+fault, so a leader hint is not needed.
+
+Source: kvproto cdcpb.proto (Error), TiCDC's region request worker.
 """
 
+import asyncio
 import itertools
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import metapb_pb2 as metapb
 
-from server.puller.tikv.fault import Fault
-from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher
+from storage.byte_budget import ByteBudget
+from storage.model.errors import InvalidError, TidemarkError
 from storage.model.span import KeyRange
 
+# the TiCDC whose protocol we speak; a store that wants a later one says so (`compatibility`)
 _VERSION = "8.5.0"
+_BUSY_MS = 100
 _request_ids = itertools.count(1)
 
+T = TypeVar("T")
 Delivery: TypeAlias = tuple["Subscription", "cdcpb.Event | int | Fault"]
 """An event, a resolved_ts, or the end of a subscription."""
+
+
+class ClusterIdMismatchError(InvalidError):
+    """The store belongs to another cluster."""
+
+    code = "ErrClusterIDMismatch"
+
+
+class FeedRefusedError(InvalidError):
+    """The store will never serve this subscription as it is."""
+
+    code = "ErrEventFeedRefused"
+
+
+class HistoryLostError(InvalidError):
+    """The store's GC has passed a timestamp that is still needed:
+    going on would miss rows (TiCDC's code for it).
+    """
+
+    code = "ErrSnapshotLostByGC"
+
+
+class Inbox(Generic[T]):
+    """Items with their size, in order; many producers, one consumer, all on one event loop."""
+
+    def __init__(self, limit_bytes: int, take_bytes: int, shared: ByteBudget | None = None) -> None:
+        """Hold up to `limit_bytes`, and what the `shared` budget leaves; None:
+        it has one of its own.
+        """
+        self._limit = limit_bytes
+        self._take = take_bytes
+        self._budget = shared or ByteBudget(limit_bytes)
+        self._items: deque[tuple[T, int]] = deque()
+        self._bytes = 0
+        self._filled = asyncio.Event()
+        self._closed = False
+
+    async def put(self, item: T, size: int) -> None:
+        """Append; waits while there is no room.
+
+        An item of any size fits when nothing else is in this inbox.
+        """
+        # An empty inbox takes one item even where others have used up the budget: a backlog of one
+        # table slows the others down, and stops none.
+        while self._bytes and not self._fits(size) and not self._closed:
+            await self._budget.wait_freed()
+        self.put_now(item, size)
+
+    def put_now(self, item: T, size: int = 0) -> None:
+        """Append without waiting: for the few items that must never be lost."""
+        if self._closed:
+            return
+        self._items.append((item, size))
+        self._bytes += size
+        self._budget.take(size)
+        self._filled.set()
+
+    async def take(self) -> list[T]:
+        """Wait for items, and remove up to the take limit in bytes of them, at least one."""
+        await self._filled.wait()
+        taken: list[T] = []
+        size = 0
+        while self._items and (not taken or size + self._items[0][1] <= self._take):
+            item, item_size = self._items.popleft()
+            taken.append(item)
+            size += item_size
+        self._bytes -= size
+        if not self._items:
+            self._filled.clear()
+        self._budget.free(size)
+        return taken
+
+    def close(self) -> None:
+        """The consumer is gone: drop everything, now and later,
+        so that no producer waits for it.
+        """
+        self._closed = True
+        self._items.clear()
+        self._filled.clear()
+        # Freeing wakes the producers, who see that it is closed: the stream that they read serves
+        # other tables, too.
+        self._budget.free(self._bytes)
+        self._bytes = 0
+
+    def _fits(self, size: int) -> bool:
+        return (
+            self._bytes + size <= self._limit
+            and self._budget.used_bytes + size <= self._budget.limit_bytes
+        )
 
 
 def next_request_id() -> int:
@@ -64,3 +165,50 @@ class Subscription:
             request_id=self.request_id,
             deregister=cdcpb.ChangeDataRequest.Deregister(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The end of one subscription; `fatal` set: of the puller."""
+
+    reason: str
+    wait_ms: int = 0
+    fatal: TidemarkError | None = None
+
+
+def fault_of(error: cdcpb.Error) -> Fault:
+    """What a store's error means."""
+    if error.HasField("cluster_id_mismatch"):
+        ids = error.cluster_id_mismatch
+        message = (
+            f"the store is of cluster {ids.current}, we asked for {ids.request}; check "
+            "--coordinator"
+        )
+        return Fault("cluster_id_mismatch", fatal=ClusterIdMismatchError(message))
+    if error.HasField("compatibility"):
+        message = (
+            f"the store asks for version {error.compatibility.required_version} of its clients; "
+            "upgrade tidemark"
+        )
+        return Fault("compatibility", fatal=FeedRefusedError(message))
+    if error.HasField("duplicate_request"):
+        message = (
+            f"the store says region {error.duplicate_request.region_id} is subscribed twice under "
+            "one request id"
+        )
+        return Fault("duplicate_request", fatal=FeedRefusedError(message))
+    # The protocol has no error for it, so our store says it as `server_is_busy`: other clients wait
+    # for what never comes, we know better.
+    code, _, why = error.server_is_busy.reason.partition(" ")
+    if code == f"[TM:{HistoryLostError.code}]":
+        return Fault("snapshot_lost", fatal=HistoryLostError(why))
+    if error.HasField("server_is_busy"):
+        return Fault("server_is_busy", wait_ms=error.server_is_busy.backoff_ms or _BUSY_MS)
+    if error.HasField("congested"):
+        return Fault("congested", wait_ms=_BUSY_MS)
+    # The coordinator knows the region's new place, or will in a moment: no wait.
+    for name in ("not_leader", "epoch_not_match", "region_not_found"):
+        if error.HasField(name):
+            return Fault(name)
+    # An error of a later protocol: trying again is always safe.
+    return Fault("unknown", wait_ms=_BUSY_MS)

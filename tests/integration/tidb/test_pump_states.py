@@ -20,16 +20,12 @@ from server.capture.source.pump import PumpSource
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source import SourceUri
-from server.puller.pump.errors import (
-    BinlogPurgedError,
-    PrewriteMissingError,
-    PumpClusterError,
-    PumpOfflineError,
-    TableUnknownError,
-)
+from server.puller.pump.puller import PumpOfflineError
+from server.puller.pump.rows import TableUnknownError
+from server.puller.pump.stream import BinlogPurgedError, PrewriteMissingError, PumpClusterError
 from server.puller.source import SourceContext
 from server.puller.tidb import schemas
-from server.puller.tidb.errors import SchemaGapError
+from server.puller.tidb.schemas import SchemaGapError
 from server.pump.registry import PUMPS
 from server.rpc.client import connect
 from storage.meta.meta import Delete

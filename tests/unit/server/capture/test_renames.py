@@ -11,7 +11,7 @@ from server.capture.source.tidb import TidbSource
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.records import SchemaRecords
-from server.puller.tidb.change import table_change
+from server.puller.tidb.schema_puller import table_change
 from server.puller.tidb.table import record_of
 from storage.tidb.ddl import Action, Job
 from storage.tidb.schema import Column, TableInfo

@@ -12,7 +12,7 @@ import pytest
 from server.capture.records import Records
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, status_json
-from server.puller.pump.registration import Registration
+from server.puller.pump.registry import Registration
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.ts import compose

@@ -9,8 +9,7 @@ import pytest
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.source import TableChange
-from server.puller.tidb.change import table_change
-from server.puller.tidb.errors import DdlUnsupportedError
+from server.puller.tidb.schema_puller import DdlUnsupportedError, table_change
 from server.puller.tidb.table import (
     Removed,
     Reread,

@@ -14,9 +14,9 @@ import grpc.aio
 
 from storage.model.errors import UnavailableError
 
-LEAST_S: Final = 30.0
-MOST_S: Final = 600.0
+BEGIN_S: Final = 30.0
 SILENT_S: Final = 60.0
+LONGEST_S: Final = 600.0
 
 M = TypeVar("M")
 Call = grpc.aio.UnaryStreamCall[Any, M] | grpc.aio.StreamStreamCall[Any, M]
@@ -28,17 +28,17 @@ class StreamSilentError(UnavailableError):
     code = "ErrStreamSilent"
 
 
-class Patience:
-    """With the streams to one server, one after the other."""
+class StreamTimeout:
+    """The timeouts of the streams to one server, one stream after the other."""
 
     def __init__(self, silent_s: float = SILENT_S) -> None:
         """`silent_s`: how long a stream that has begun may be silent at first."""
-        self._least_s = silent_s
-        self._begun = 0.0
-        self.within_s = LEAST_S
-        """How long the next one may take to begin."""
+        self._least_silent_s = silent_s
+        self._begun_at_s = 0.0
+        self.begin_s = BEGIN_S
+        """How long the next stream may take to begin."""
         self.silent_s = silent_s
-        """How long one may be silent after that."""
+        """How long it may be silent after that."""
 
     async def first(self, call: "Call[M]") -> Any:
         """The first message of a stream, or `grpc.aio.EOF`.
@@ -47,26 +47,29 @@ class Patience:
             StreamSilentError: none came in time; the stream is cancelled.
             grpc.aio.AioRpcError: the stream broke.
         """
-        message = await _read(call, self.within_s)
+        message = await _read(call, self.begin_s)
         if message is None:
-            waited_s, self.within_s = self.within_s, min(2 * self.within_s, MOST_S)
+            waited_s, self.begin_s = self.begin_s, min(2 * self.begin_s, LONGEST_S)
             raise StreamSilentError(
                 f"nothing came for {waited_s:.0f} s; the stream is opened again"
             )
-        self.within_s = LEAST_S
-        self._begun = time.monotonic()
+        self.begin_s = BEGIN_S
+        self._begun_at_s = time.monotonic()
         return message
 
     async def next(self, call: "Call[M]") -> Any:
-        """The next one; raises as `first`."""
+        """The next message; raises as `first`."""
         message = await _read(call, self.silent_s)
         if message is None:
-            waited_s, self.silent_s = self.silent_s, min(2 * self.silent_s, MOST_S)
+            waited_s, self.silent_s = self.silent_s, min(2 * self.silent_s, LONGEST_S)
             raise StreamSilentError(
                 f"it was silent for {waited_s:.0f} s; the stream is opened again"
             )
-        if self.silent_s > self._least_s and time.monotonic() - self._begun > self.silent_s:
-            self.silent_s = self._least_s
+        # One message does not show that the server is well: it may send one, then be busy again.
+        # A stream that has lived longer than the timeout does.
+        lived_s = time.monotonic() - self._begun_at_s
+        if self.silent_s > self._least_silent_s and lived_s > self.silent_s:
+            self.silent_s = self._least_silent_s
         return message
 
 

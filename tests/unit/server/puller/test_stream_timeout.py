@@ -11,15 +11,13 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import cdcpb_pb2_grpc, metapb_pb2
 from tipb import pump_pb2, pump_pb2_grpc
 
-from server.puller import metrics, patience
-from server.puller.patience import Patience, StreamSilentError
+from server.puller import metrics, stream_timeout
 from server.puller.pump.stream import PumpStream
-from server.puller.tikv.fault import Fault
+from server.puller.stream_timeout import StreamSilentError, StreamTimeout
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.inbox import Inbox
 from server.puller.tikv.matcher import Matcher
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.tikv.subscription import Delivery, Subscription, next_request_id
+from server.puller.tikv.subscription import Delivery, Fault, Inbox, Subscription, next_request_id
 from storage.model.span import KeyRange
 from storage.pump.binlog import fake
 
@@ -28,7 +26,7 @@ LIMIT_S = 60
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LEAST_S", 0.1)
+    monkeypatch.setattr(stream_timeout, "BEGIN_S", 0.1)
 
 
 class Silent:
@@ -48,29 +46,29 @@ class Silent:
 
 
 async def test_each_wait_in_vain_is_twice_as_long_until_one_is_not() -> None:
-    begins: Any = Patience()
-    for within_s in (0.1, 0.2):
-        assert begins.within_s == within_s
+    begins: Any = StreamTimeout()
+    for begin_s in (0.1, 0.2):
+        assert begins.begin_s == begin_s
         call = Silent()
         with pytest.raises(StreamSilentError):
             await begins.first(call)
         assert call.cancelled
     assert await begins.first(Silent(7)) == 7
-    assert begins.within_s == 0.1
+    assert begins.begin_s == 0.1
 
 
 async def test_there_is_a_longest_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "MOST_S", 0.15)
-    begins: Any = Patience()
+    monkeypatch.setattr(stream_timeout, "LONGEST_S", 0.15)
+    begins: Any = StreamTimeout()
     with pytest.raises(StreamSilentError):
         await begins.first(Silent())
-    assert begins.within_s == 0.15
+    assert begins.begin_s == 0.15
 
 
 async def test_a_silence_ends_the_stream_and_the_next_one_may_be_twice_as_long_until_one_has_lasted() -> (
     None
 ):
-    waits: Any = Patience(0.05)
+    waits: Any = StreamTimeout(0.05)
     for silent_s in (0.05, 0.1):
         assert waits.silent_s == silent_s
         call = Silent(1, 2)
