@@ -43,6 +43,7 @@ class Acks:
         Raises:
             TableNotFoundError, AckAboveResolvedError, SinkRowsLostError: see `SinkManager.ack`.
         """
+        # A table's acknowledgement takes its own lock, and frees memory: outside of the manager's.
         with self._changed:
             table = self._tables.one(span)
             complete_ts = table.complete_ts
@@ -67,6 +68,8 @@ class Acks:
             )
             busy = self._tables.busy()
         moved, lost = _acknowledged(busy, None, ts)
+        # A table that lost rows keeps its checkpoint, so the shared one must not move: the quiet
+        # tables are acknowledged one by one then.
         with self._changed:
             news = lost is None and self._tables.acknowledge_all(ts)
             quiet = [] if lost is None else list({*self._tables.all()} - {*busy})
@@ -79,6 +82,7 @@ class Acks:
         """The tables' checkpoints moved, or (`news`) those of tables that have nothing."""
         if not tables and not news:
             return
+        # The sorter first: whether a table has rows left is asked below, after it was cleaned.
         for table in tables:
             self._clean(table)
             self._dispatcher.retry(table)
@@ -95,11 +99,13 @@ class Acks:
     def _clean(self, table: TableSink) -> None:
         cleaned_ts = table.cleaned_ts
         if cleaned_ts > table.start_ts:
-            with contextlib.suppress(TableNotFoundError):  # it is being removed
+            # The table may be on its way out of the sorter.
+            with contextlib.suppress(TableNotFoundError):
                 if not self._sorter.is_empty(table.span):
-                    self._sorter.clean(
-                        table.span, Position.fence(min(cleaned_ts, table.resolved_ts))
-                    )
+                    # An acknowledgement of all tables may lie above what this one has resolved, if
+                    # it has ended.
+                    upper = Position.fence(min(cleaned_ts, table.resolved_ts))
+                    self._sorter.clean(table.span, upper)
 
     def _note_empty(self, table: TableSink) -> None:
         with contextlib.suppress(TableNotFoundError):

@@ -98,6 +98,8 @@ def find_cut(extents: Iterable[Extent], start_ts: int, upper_ts: int, bounds: Bo
     if bounds.is_open:
         return upper_ts
     fitting = _Fitting(bounds)
+    # By their first row: once that is beyond what fits, no later extent can change the answer, and
+    # none is read.
     for extent in sorted(extents, key=lambda extent: extent.min_commit_ts):
         if fitting.first_too_many is not None and extent.min_commit_ts > fitting.first_too_many:
             break
@@ -182,13 +184,14 @@ def _weighed(
     timestamps, rows, sizes = [], [], []
     for extent in extents:
         inside = extent.min_commit_ts > start_ts and extent.max_commit_ts <= end_ts
+        # Small against a slice: taken as if all its rows were at its end, it need not be read.
         if inside and extent.bytes * _EXTENTS_PER_SLICE <= slice_bytes:
-            at, count = np.array([extent.max_commit_ts], np.uint64), extent.rows
+            commit_ts, count = np.array([extent.max_commit_ts], np.uint64), extent.rows
         else:
-            at, count = clip_ts(extent.commit_ts(), start_ts + 1, end_ts), 1
-        timestamps.append(at)
-        rows.append(np.full(len(at), count, np.float64))
-        sizes.append(np.full(len(at), count * extent.bytes / extent.rows))
+            commit_ts, count = clip_ts(extent.commit_ts(), start_ts + 1, end_ts), 1
+        timestamps.append(commit_ts)
+        rows.append(np.full(len(commit_ts), count, np.float64))
+        sizes.append(np.full(len(commit_ts), count * extent.bytes / extent.rows))
     if not sum(map(len, timestamps)):
         return None
     ts = np.concatenate(timestamps)

@@ -110,6 +110,7 @@ class Dispatcher:
 
     def wake(self, span: Span) -> None:
         """The table may go further; a table without rows does not need to."""
+        # Without the lock: of 100,000 tables most have nothing when they are resolved.
         if not self._has_rows(span):
             return
         with self._wanted:
@@ -136,12 +137,14 @@ class Dispatcher:
         """Somebody gave memory back."""
         with self._wanted:
             self._short_of_memory = False
+            # A task that gave up meanwhile must not set the flag again: see `_work_on`.
             self._times_freed += 1
             self._wanted.notify()
 
     def _dispatch(self) -> None:
         while (task := self._next_task()) is not None:
             self._channel.put(task)
+        # Behind the tasks that were passed on: each of them runs to its end.
         for _ in self._threads[1:]:
             self._channel.put(_STOP)
 
@@ -151,11 +154,11 @@ class Dispatcher:
         """
         with self._wanted:
             while not self._stopping:
-                task = (
-                    self._take_slowest()
-                    if self._idle_workers and not self._short_of_memory
-                    else None
-                )
+                # Only for an idle worker: a task that waited would hold memory, and the slowest
+                # table of then would not be the slowest when it runs.
+                task = None
+                if self._idle_workers and not self._short_of_memory:
+                    task = self._take_slowest()
                 if task is not None:
                     self._idle_workers -= 1
                     return task
@@ -165,6 +168,7 @@ class Dispatcher:
     def _take_slowest(self) -> SinkTask | None:
         while (progress := self._heap.pop()) is not None:
             table = self._tables[progress.span]
+            # Acknowledged meanwhile, from what readers had of the sorter.
             lower = max(progress.next_lower, Position(table.checkpoint_ts + 1, 0))
             upper_ts = min(
                 self._upper(table),
@@ -177,6 +181,7 @@ class Dispatcher:
             elif self._quota.try_acquire(self._request_bytes):
                 return SinkTask(table, lower, upper)
             else:
+                # It keeps its turn: were a faster table taken instead, the slowest could starve.
                 self._heap.push(progress)
                 self._short_of_memory = True
                 return None
@@ -237,6 +242,7 @@ class Dispatcher:
         return result
 
     def _failed(self, table: TableSink, err: Exception) -> None:
+        # The rows cannot be trusted: no reader may get past them.
         if isinstance(err, TableDamagedError):
             table.lose(err)
         if self._leave_out(table, repr(err)):
@@ -253,6 +259,7 @@ class Dispatcher:
         """
         table.restart()
         with self._wanted:
+            # Removed meanwhile, or added anew.
             if self._tables.get(table.span) is not table:
                 return False
             self._left_out[table.span] = table

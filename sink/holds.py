@@ -20,11 +20,9 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from sink.columns import COLUMN_ID
-from sink.ddl import Ddl
 from sink.errors import RangeHeldError
-from sink.mounted import TableMounter
-from sink.versions import Versions
+from sink.mounter import COLUMN_ID, TableMounter
+from sink.versions import Ddl, Versions
 from storage.model.errors import TidemarkError
 from storage.model.ts import MAX_TS
 
@@ -134,6 +132,8 @@ class Holds:
             window = self._of(end_ts)
             if window is None or end_ts == window.since_ts:
                 return end_ts
+            # A cut that begins before the window ends at its first DDL; one that begins there goes
+            # up to where all tables are complete.
             return window.end_ts if start_ts >= window.since_ts else window.since_ts
 
     def acknowledged(self, ts: int) -> int:
@@ -155,6 +155,7 @@ class Holds:
             window = next((each for each in self._windows if each.has(start_ts)), None)
             if window is None or end_ts <= start_ts:
                 return {}
+            # Invariant 4: a start that is no DDL is where an earlier window ended, before a crash.
             if end_ts >= window.end_ts:
                 is_within = start_ts == window.since_ts or start_ts in ddls
                 return dict(window.tables) if is_within else {}

@@ -33,13 +33,14 @@ def split_key_changes(raw: pa.RecordBatch, key_columns: Sequence[Column]) -> pa.
     split = changed[rows]
     op = np.asarray(raw["op"])[rows]
     op[split] = np.where(second[split], INSERT, DELETE)
-    order = np.lexsort((op != DELETE, _transactions(raw)[rows]))  # stable
-    at = pa.array(rows[order])
-    columns = [raw[name].take(at) for name in ("commit_ts", "start_ts")]
+    # Stable, so deletes stay in their order, and the others in theirs.
+    order = np.lexsort((op != DELETE, _transactions(raw)[rows]))
+    places = pa.array(rows[order])
+    columns = [raw[name].take(places) for name in ("commit_ts", "start_ts")]
     new, old = (pa.array((split & half)[order]) for half in (second, ~second))
-    value = pc.if_else(old, None, raw["value"].take(at))
-    old_value = pc.if_else(new, None, raw["old_value"].take(at))
-    columns += [pa.array(op[order]), raw["key"].take(at), value, old_value]
+    value = pc.if_else(old, None, raw["value"].take(places))
+    old_value = pc.if_else(new, None, raw["old_value"].take(places))
+    columns += [pa.array(op[order]), raw["key"].take(places), value, old_value]
     return pa.RecordBatch.from_arrays(columns, schema=raw.schema)
 
 
@@ -58,6 +59,7 @@ def deletes_first(
     previous: pa.RecordBatch | None = None
     given: Position | None = None
     for each in batches:
+        # A transaction that was read again, whole, may go on over any number of batches.
         batch = each if given is None else _behind(each, given)
         if not batch.num_rows:
             continue

@@ -18,17 +18,15 @@ import pyarrow as pa
 
 from sink import metrics
 from sink.acks import Acks
-from sink.before import WithBefore
 from sink.cut import Bounds, Slice
 from sink.dispatcher import Dispatcher
 from sink.errors import TableDamagedError, TableNotFoundError
 from sink.holds import Holds
 from sink.metrics import SinkStats
-from sink.mounted import Mount
-from sink.mounts import Mounting, Mounts
+from sink.mounter import WithBefore, whole_mounter
+from sink.mounts import Mount, Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
-from sink.selected import whole_mounter
 from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
 from sink.tidb_mounter import TidbMounter
@@ -96,6 +94,8 @@ class SinkManager:
             span.table_id, start_ts, mount if isinstance(mount, Mounting) else Mounting(mount)
         )
         life = next(self._lives)
+        # One step for whoever looks at the tables, and in the order of the locks: the manager's,
+        # then the quota's and the dispatcher's.
         with self._changed:
             table = TableSink(
                 Incarnation(span, life, start_ts, born), mounts, self._quota, self._tables.shared
@@ -105,7 +105,8 @@ class SinkManager:
             self._dispatcher.add_table(table)
             self._changed.notify_all()
         metrics.TABLES.inc()
-        # the sorter's table is to come
+        # It may be resolved already, and would not be told again until something new comes; or the
+        # sorter's table is to come.
         with contextlib.suppress(TableNotFoundError):
             self._on_resolve(span, self._sorter.resolved_ts(span))
 
@@ -323,6 +324,7 @@ class SinkManager:
             table = self._tables.get(span)
             if table is None or ts <= table.resolved_ts:
                 return
+            # Not for each of many tables: all who wait would wake up and look.
             if self._tables.resolve(table, ts) or span in self._awaited:
                 self._changed.notify_all()
             has_rows = not self._sorter.is_empty(span)
@@ -341,7 +343,8 @@ class SinkManager:
             yield
         finally:
             self._awaited[span] -= 1
-            self._awaited += Counter()  # forgets who is awaited no more
+            # Adding nothing removes what stands at zero.
+            self._awaited += Counter()
 
     def _retire(self, span: Span) -> None:
         """The table has ended, and nothing of it can be asked for again."""

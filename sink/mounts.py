@@ -1,70 +1,29 @@
-"""How the rows of one span are mounted: a table's mounts, each in force above the DDL that gave it.
+"""How the rows of one span are mounted: each mount is in force above the DDL that gave it. Pure.
 
-Pure.
-
+A mount makes typed rows of a batch of raw changes. `SequenceMount` mounts the consecutive batches
+of one range, `clip` and `coalesce` cut and join what it gives. `Mounts` are all mounts of a span.
 Every batch that comes out of a mounter must have the rows that went in: `CheckedMount` counts them.
 The sorter compares what comes out of it with what went in (`sorter.checksum_log`); what is staged
 is counted by `sink.staging`.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sink.errors import RangeCrossesDdlError, SinkRowsLostError
-from sink.mounted import Mount
 from storage.model.event import UPDATE
 from storage.model.ts import MAX_TS
 
+Mount = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-class CheckedMount:
-    """A table's mount, whose every batch must have the rows it was given;
-    an update may become delete and insert.
-    """
-
-    __slots__ = ("_mount", "_table_id")
-
-    def __init__(self, table_id: int, mount: Mount) -> None:
-        self._table_id = table_id
-        self._mount = mount
-
-    def __call__(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """Mount a batch of at least one row.
-
-        Raises:
-            SinkRowsLostError: rows are missing, or there are too many.
-        """
-        mounted = self._mount(raw)
-        least, most = _expected_rows(raw, mounted)
-        if not least <= mounted.num_rows <= most or _borders(raw) != _borders(mounted):
-            first_ts, last_ts = _borders(raw)
-            raise SinkRowsLostError(
-                f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} "
-                f"rows that were read, {mounted.num_rows} came out of the mounter; this is a "
-                "defect of the mounter, stop the changefeed",
-                self._table_id,
-                first_ts,
-                last_ts,
-            )
-        return mounted
-
-
-def _expected_rows(raw: pa.RecordBatch, mounted: pa.RecordBatch) -> tuple[int, int]:
-    updates = int(np.count_nonzero(raw.column("op").to_numpy() == UPDATE))
-    if not updates or "_op" not in mounted.schema.names:
-        return raw.num_rows, raw.num_rows + updates
-    kept: int = pc.sum(pc.equal(mounted.column("_op"), "update")).as_py() or 0
-    return raw.num_rows + updates - kept, raw.num_rows + updates - kept
-
-
-def _borders(batch: pa.RecordBatch) -> tuple[int, int]:
-    """The first and the last commit_ts; raw and mounted batches call it differently."""
-    if not batch.num_rows:
-        return 0, 0
-    column = batch.column("_commit_ts" if "_commit_ts" in batch.schema.names else "commit_ts")
-    return column[0].as_py(), column[batch.num_rows - 1].as_py()
+_COMMIT_TS: Final = "_commit_ts"
+_START_TS: Final = "_start_ts"
+_SEQ: Final = "_seq"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +75,7 @@ class Mounts:
         """Rows above `ts` are mounted otherwise; False: that is known already."""
         if ts <= self._newest.ts:
             return False
+        # One assignment: readers in other threads take no lock.
         self._newest = _Since(ts, mounting, self._newest)
         return True
 
@@ -143,13 +103,14 @@ class Mounts:
         if change_ts < end_ts:
             raise crosses(f"table {self._table_id}", start_ts, end_ts, change_ts)
 
-    def forget(self, ts: int) -> None:
-        """No range below `ts` is asked for any more."""
+    def drop_below(self, ts: int) -> None:
+        """Drop mounts that only ranges below `ts` need; nobody asks for those any more."""
         kept, since = [], self._newest
         while since.before is not None and since.ts > ts:
             kept.append(since)
             since = since.before
         if since.before is not None:
+            # The chain is made anew, from its end: a reader may be in the middle of the old one.
             since = _Since(since.ts, since.mounting)
             for later in reversed(kept):
                 since = _Since(later.ts, later.mounting, since)
@@ -162,3 +123,118 @@ def crosses(what: str, start_ts: int, end_ts: int, ddl_ts: int) -> RangeCrossesD
         f"the range ({start_ts}, {end_ts}] of {what} crosses the DDL at {ddl_ts}: end it there, "
         f"take the new schema (describe at ts {ddl_ts}), then go on above it"
     )
+
+
+class CheckedMount:
+    """A table's mount, whose every batch must have the rows it was given;
+    an update may become delete and insert.
+    """
+
+    __slots__ = ("_mount", "_table_id")
+
+    def __init__(self, table_id: int, mount: Mount) -> None:
+        self._table_id = table_id
+        self._mount = mount
+
+    def __call__(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Mount a batch of at least one row.
+
+        Raises:
+            SinkRowsLostError: rows are missing, or there are too many.
+        """
+        mounted = self._mount(raw)
+        least, most = _expected_rows(raw, mounted)
+        # The first and the last commit_ts, too: rows that are as many, but others, are noticed.
+        if not least <= mounted.num_rows <= most or _borders(raw) != _borders(mounted):
+            first_ts, last_ts = _borders(raw)
+            raise SinkRowsLostError(
+                f"table {self._table_id}, commit_ts {first_ts} to {last_ts}: of {raw.num_rows} "
+                f"rows that were read, {mounted.num_rows} came out of the mounter; this is a "
+                "defect of the mounter, stop the changefeed",
+                self._table_id,
+                first_ts,
+                last_ts,
+            )
+        return mounted
+
+
+def _expected_rows(raw: pa.RecordBatch, mounted: pa.RecordBatch) -> tuple[int, int]:
+    updates = int(np.count_nonzero(raw.column("op").to_numpy() == UPDATE))
+    if not updates or "_op" not in mounted.schema.names:
+        return raw.num_rows, raw.num_rows + updates
+    # An update that did not stay one became two rows.
+    kept: int = pc.sum(pc.equal(mounted.column("_op"), "update")).as_py() or 0
+    expected = raw.num_rows + updates - kept
+    return expected, expected
+
+
+def _borders(batch: pa.RecordBatch) -> tuple[int, int]:
+    """The first and the last commit_ts; raw and mounted batches call it differently."""
+    if not batch.num_rows:
+        return 0, 0
+    column = batch.column("_commit_ts" if "_commit_ts" in batch.schema.names else "commit_ts")
+    return column[0].as_py(), column[batch.num_rows - 1].as_py()
+
+
+class SequenceMount:
+    """Mounts the consecutive batches of one range;
+    a transaction that crosses batches keeps counting its `_seq`.
+    """
+
+    def __init__(self, mount: Mount) -> None:
+        self._mount = mount
+        self._last = (-1, -1)
+        self._next_seq = 0
+
+    def __call__(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Mount the next batch of the range; it must not be empty."""
+        mounted = self._mount(raw)
+        if _SEQ not in mounted.schema.names or not mounted.num_rows:
+            return mounted
+        # A mounter numbers from 0 within each batch. Where batches end depends on memory and disk,
+        # and a range must give the same rows whenever it is read.
+        if _transaction(mounted, 0) == self._last:
+            mounted = self._continued(mounted)
+        self._last = _transaction(mounted, mounted.num_rows - 1)
+        self._next_seq = mounted.column(_SEQ)[mounted.num_rows - 1].as_py() + 1
+        return mounted
+
+    def _continued(self, mounted: pa.RecordBatch) -> pa.RecordBatch:
+        commit, start = (
+            mounted.column(name).to_numpy(zero_copy_only=False) for name in (_COMMIT_TS, _START_TS)
+        )
+        same = (commit == self._last[0]) & (start == self._last[1])
+        seq = mounted.column(_SEQ).to_numpy(zero_copy_only=False) + np.where(
+            same, self._next_seq, 0
+        )
+        index = mounted.schema.get_field_index(_SEQ)
+        return mounted.set_column(index, mounted.schema.field(index), pa.array(seq, pa.int64()))
+
+
+def _transaction(mounted: pa.RecordBatch, row: int) -> tuple[int, int]:
+    return mounted.column(_COMMIT_TS)[row].as_py(), mounted.column(_START_TS)[row].as_py()
+
+
+def clip(batch: pa.RecordBatch, start_ts: int, end_ts: int) -> pa.RecordBatch:
+    """The rows with `start_ts` < commit_ts <= `end_ts`, without a copy."""
+    timestamps = batch.column(_COMMIT_TS).to_numpy(zero_copy_only=False)
+    first, end = np.searchsorted(timestamps, [start_ts, end_ts], "right")
+    return batch if end - first == batch.num_rows else batch.slice(int(first), int(end - first))
+
+
+def coalesce(batches: Iterable[pa.RecordBatch], target_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, small batches joined to about `target_bytes`."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= target_bytes:
+            yield _join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

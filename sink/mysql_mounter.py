@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sink.columns import (
+from sink.mounter import (
     META_FIELDS,
     Plain,
     check_dates,
@@ -79,15 +79,16 @@ class MysqlMounter:
         and that those which are equal there do not.
         """
         for place in self._floats:
-            # -0.0 becomes 0.0
+            # -0.0 becomes 0.0: the source holds them equal, and a target that compares bytes does
+            # not.
             columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
         if not (self._dates or self._has_odd_values):
             return
         key = {self.table.columns[place].name: columns[place] for place in self.table.key_places}
         if any(key[name].null_count > rows.null_count for name in self._dates):
             check_dates(self.name, key, self._dates, rows.is_valid())
-        if self._has_odd_values and (found := inexact_key(self.table, rows)) is not None:
-            raise inexact(self.name, key, *found)
+        if self._has_odd_values and (bad_value := inexact_key(self.table, rows)) is not None:
+            raise inexact(self.name, key, *bad_value)
 
 
 def _held(column: Column) -> Plain | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from sink import metrics
 from sink.errors import QuotaClosedError
-from sink.resolved import ResolvedTs
+from sink.progress import ResolvedTs
 from storage.model.span import Span
 
 
@@ -140,6 +140,7 @@ class MemQuota:
             self._room.wait_for(lambda: self._closed or self._ledger.has_room(size))
             if self._closed:
                 raise QuotaClosedError("the memory quota is closed: the sink manager is stopping")
+            # Under the same lock as the look (a Condition's is re-entrant): nobody is between.
             self.force_acquire(size)
 
     def refund(self, size: int) -> None:

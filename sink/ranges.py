@@ -13,7 +13,7 @@ import pyarrow as pa
 from sink import metrics
 from sink.cut import Bounds, Slice, find_cut, sliced, whole
 from sink.errors import NotResolvedError
-from sink.mounted import coalesce
+from sink.mounts import coalesce
 from sink.table_sink import READ_BYTES, TableSink
 from sink.tables import TableSinks
 from sorter import Extent, Sorter
@@ -44,6 +44,7 @@ class Ranges:
         """
         with self._changed:
             upper_ts = self._tables.resolved_ts(span)
+            # Only a reader that is behind has to be checked against each of 100,000 tables.
             may_be_gone = start_ts < self._tables.most_cleaned_ts
             of_all = self._tables.all() if may_be_gone else self._tables.busy()
             tables = of_all if span is None else [self._tables.one(span)]
@@ -117,6 +118,7 @@ class Ranges:
         start_ts = max(start_ts, table.start_ts)
         if end_ts <= start_ts:
             return iter(())
+        # What is staged was mounted without before-images.
         staged = None if before else table.staged_rows(start_ts, end_ts)
         if staged is not None:
             self.reads_staged += 1

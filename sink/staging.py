@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sink import mounted
 from sink.errors import SinkRowsLostError
-from sink.resolved import ResolvedTs
+from sink.mounts import clip
+from sink.progress import ResolvedTs
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Staging:
         """
         moved = 0
         for number, (batch, size) in enumerate(self._appended):
-            below = mounted.clip(batch, -1, resolved.ts)
+            # The last batch may go on with a transaction that is not complete: its memory is
+            # divided by rows.
+            below = clip(batch, -1, resolved.ts)
             share = size * below.num_rows // batch.num_rows
             if below.num_rows:
                 self._staged.append(_Staged(resolved, below))
@@ -60,12 +62,13 @@ class Staging:
         else:
             self._appended.clear()
         self.covered_to = max(self.covered_to, resolved.mark)
+        # Only then is known how many of the rows read so far have a commit_ts up to it.
         if not self._appended and not resolved.is_batch:
             self._counts.complete(resolved.ts)
         return moved
 
     def drop_up_to(self, checkpoint_ts: int) -> bool:
-        """Forget what is acknowledged; returns whether there was something."""
+        """Drop what is acknowledged; returns whether there was something."""
         gone = bisect.bisect_right(
             self._staged, ResolvedTs(checkpoint_ts), key=lambda staged: staged.resolved
         )
@@ -88,7 +91,7 @@ class Staging:
         if start_ts < self.covered_from or end_ts > self.covered_to:
             return None
         parts = [
-            mounted.clip(staged.batch, start_ts, end_ts)
+            clip(staged.batch, start_ts, end_ts)
             for staged in self._staged
             if staged.resolved.ts > start_ts
         ]
@@ -146,10 +149,12 @@ class RowCounts:
                 start_ts + 1,
                 end_ts,
             )
+        # What was handed out is now how many rows there are up to `end_ts`: what follows must add
+        # up to the next counted place.
         if start_least == start_most and end_least != end_most:
-            at = bisect.bisect_right(self._ts, end_ts)
-            self._ts.insert(at, end_ts)
-            self._rows.insert(at, start_least + rows)
+            place = bisect.bisect_right(self._ts, end_ts)
+            self._ts.insert(place, end_ts)
+            self._rows.insert(place, start_least + rows)
 
     def _between(self, ts: int) -> tuple[int, int]:
         """The least and the most rows there may be up to `ts`."""

@@ -15,8 +15,7 @@ from typing import Final
 import pyarrow as pa
 import structlog
 
-from sink import metrics, mounted
-from sink.checkpoint import Checkpoint, CheckpointPosition, SharedCheckpoint
+from sink import metrics
 from sink.errors import (
     NotResolvedError,
     RangeCleanedError,
@@ -25,10 +24,9 @@ from sink.errors import (
     TableDamagedError,
 )
 from sink.key_change import deletes_first
-from sink.mounted import Mount, SequenceMount
-from sink.mounts import Mounts
+from sink.mounts import Mount, Mounts, SequenceMount, coalesce
+from sink.progress import Checkpoint, CheckpointPosition, ResolvedTs, SharedCheckpoint
 from sink.quota import MemQuota
-from sink.resolved import ResolvedTs
 from sink.staging import Staging
 from sorter import Sorter
 from storage.model.event import Position
@@ -125,6 +123,8 @@ class TableSink:
     def reopen(self, ts: int) -> None:
         """A table that had ended has rows again, above `ts`; there are none between."""
         with self._lock:
+            # There is nothing to acknowledge between its end and `ts`; a checkpoint that stayed at
+            # its end would hold back all tables.
             if self.checkpoint_ts >= self.end_ts:
                 self._checkpoint.raise_to(CheckpointPosition(ts, ts))
             self.end_ts = MAX_TS
@@ -132,6 +132,7 @@ class TableSink:
     def append(self, batch: pa.RecordBatch, size: int) -> None:
         """See `Staging.append`."""
         with self._lock:
+            # A worker may still run a task of a table that was removed: its memory is nobody's.
             if self._removed:
                 self._quota.refund(size)
             else:
@@ -144,6 +145,8 @@ class TableSink:
                 size = self._stage().advance(resolved)
                 if size:
                     self._quota.record(self.span, resolved, size)
+                # Readers may have had the rows from the sorter, and acknowledged them, while they
+                # were staged.
                 self._drop_acknowledged()
 
     def restart(self) -> None:
@@ -160,12 +163,14 @@ class TableSink:
         """
         with self._lock:
             self._check_whole()
+            # What was acknowledged of all tables becomes this one's own first: else the range would
+            # lie above a gap, and the checkpoint would wait for it.
             self._checkpoint.raise_to(self._shared.position)
             before = self.checkpoint_ts
             moved = self._checkpoint.ack(before if start_ts is None else start_ts, end_ts) > before
             if moved:
                 self._drop_acknowledged()
-                self.mounts.forget(self.cleaned_ts)
+                self.mounts.drop_below(self.cleaned_ts)
             return moved
 
     def settle(self) -> None:
@@ -238,7 +243,7 @@ class TableSink:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of `(start_ts, end_ts]`, mounted by `mount`, straight from the sorter."""
         raw = self.fetch(sorter, Position(start_ts + 1, 0), Position.fence(end_ts))
-        return self._whole(mounted.coalesce(map(SequenceMount(mount), raw), READ_BYTES))
+        return self._whole(coalesce(map(SequenceMount(mount), raw), READ_BYTES))
 
     def fetch(self, sorter: Sorter, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
         """As `Sorter.fetch`, within one version of the table;

@@ -14,9 +14,9 @@ import heapq
 import itertools
 from typing import Generic, TypeVar
 
-from sink.checkpoint import CheckpointPosition, SharedCheckpoint
 from sink.errors import TableExistsError, TableNotFoundError
 from sink.holds import Holds
+from sink.progress import CheckpointPosition, SharedCheckpoint
 from sink.table_sink import TableSink
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
@@ -55,6 +55,8 @@ class Slowest(Generic[Key]):
     def least(self) -> tuple[int, Key] | None:
         """The least timestamp and whose it is."""
         heap = self._heap
+        # Entries are set right only when they come up: `move` then costs nothing, however often a
+        # table moves between two looks.
         while heap:
             ts, serial, key = heap[0]
             now = self._ts.get(key)
@@ -67,6 +69,7 @@ class Slowest(Generic[Key]):
         return None
 
     def _tidy(self) -> None:
+        # Tables that come and go leave entries above the least one, which never come up.
         if len(self._heap) > 2 * len(self._ts):
             self._heap = [(ts, next(self._serials), key) for key, ts in self._ts.items()]
             heapq.heapify(self._heap)
@@ -101,8 +104,8 @@ class TableSinks:
             raise TableExistsError(
                 f"table {table.span.table_id} is in the sink already; remove it first"
             )
+        # What was acknowledged of all tables was not of this one: it begins below.
         if table.start_ts < self.shared.position.checkpoint_ts:
-            # what was acknowledged of all tables was not of this one
             self.settle()
         self._tables[table.span] = table
         self._resolved.add(table.span, table.resolved_ts)
@@ -187,6 +190,7 @@ class TableSinks:
         returns whether that is news.
         """
         moved = self.shared.move(ts)
+        # Only tables that ended can leave the minimum by it; the others are not visited.
         for table in self._ended.values():
             self._note_checkpoint(table)
         self.most_cleaned_ts = max(self.most_cleaned_ts, self.shared.position.previous_ts)
@@ -205,6 +209,8 @@ class TableSinks:
         """
         whole_ts = self.checkpoint_ts(None)
         for table in self._ended.values():
+            # A reader that acknowledges table by table does not come back to one that has ended:
+            # its `cleaned_ts`, the checkpoint before the last, would stay below its end.
             if table.end_ts <= table.checkpoint_ts < whole_ts and table.lost is None:
                 table.ack(None, whole_ts)
         return [table for table in self._ended.values() if table.cleaned_ts >= table.end_ts]

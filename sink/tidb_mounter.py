@@ -8,7 +8,7 @@ Invariants:
 2. Mounting has no state: the same batch always gives the same rows. `_seq` numbers the rows of one
    transaction (commit_ts, start_ts) from 0 within the batch; a transaction that crosses batches is
    numbered on by whoever reads them in order, from the begin of a range
-   (`sink.mounted.SequenceMount`), so reading the range again gives the same.
+   (`sink.mounts.SequenceMount`), so reading the range again gives the same.
 3. All columns are nullable, and of the types Spark reads.
 """
 
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sink.columns import (
+from sink.key_change import split_key_changes
+from sink.mounter import (
     META_FIELDS,
     check_dates,
     meta_columns,
@@ -28,7 +29,6 @@ from sink.columns import (
     with_column_id,
     with_default,
 )
-from sink.key_change import split_key_changes
 from storage.model.errors import CorruptError, InvalidError
 from storage.model.event import DELETE
 from storage.tidb.cell import arrow_array, arrow_integers, arrow_type, arrow_value, parse_default
@@ -119,7 +119,8 @@ class TidbMounter:
         and that those which are equal there do not.
         """
         for place in self._float_keys:
-            # -0.0 becomes 0.0
+            # -0.0 becomes 0.0: the source holds them equal, and a target that compares bytes does
+            # not.
             columns[place] = pc.add(columns[place], pa.scalar(0, columns[place].type))
         if any(columns[place].null_count for place in self._date_keys):
             key = {self._columns[place].name: columns[place] for place in self._key_places}

@@ -10,22 +10,92 @@ Invariants:
    for cuts.
 3. Nothing depends on when something was learned: whoever asks about a ts that is resolved always
    gets the same answer.
+
+`Change` is what a DDL statement did as its source says it, `Ddl` the same as readers see it.
 """
 
 import bisect
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
-from sink.ddl import Change, Ddl, Table
 from sink.errors import DdlOrderError, RangeCleanedError
-from sink.mounted import TableMounter
+from sink.mounter import TableMounter
 from sink.mounts import crosses
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 
 DDLS_MAX: Final = 1000
+
+
+class Table(Protocol):
+    """One table in one version, as its source reads it."""
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        ...
+
+    @property
+    def span(self) -> Span:
+        """Where its rows are."""
+        ...
+
+    @property
+    def mounter(self) -> TableMounter:
+        """What makes typed rows of its changes."""
+        ...
+
+
+class Change(Protocol):
+    """What one DDL statement did; see `server.puller.source.TableChange`."""
+
+    @property
+    def commit_ts(self) -> int:
+        """Rows up to it have the old schema."""
+        ...
+
+    @property
+    def query(self) -> str:
+        """The statement."""
+        ...
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """Tables that are new, or have another schema, name or span."""
+        ...
+
+    @property
+    def dropped(self) -> Sequence[str]:
+        """Names without rows from now on."""
+        ...
+
+    @property
+    def truncated(self) -> Sequence[str]:
+        """Names whose rows are all gone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """A DDL as readers see it: `tables` have a new schema above `ts`,
+    `dropped` end there; `renamed` is (old, new).
+    """
+
+    ts: int
+    query: str
+    tables: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    truncated: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name it concerns."""
+        return frozenset(
+            {*self.tables, *self.dropped, *self.truncated, *(old for old, _ in self.renamed)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +149,7 @@ class Versions:
             DdlOrderError: see `is_known`; nothing was changed.
         """
         with self._lock:
+            # A source reports its DDLs once more after a restart.
             if self._is_known(change):
                 return None
             ddl = self._ddl(change)
@@ -87,6 +158,7 @@ class Versions:
             replaced = {
                 version.name for table in change.tables if (version := self._newest(table.span))
             }
+            # All are closed before any is opened: one statement may exchange the names of tables.
             for name in {*ddl.dropped, *ddl.tables, *replaced}:
                 self._close(name, ddl.ts)
             for table in change.tables:
@@ -207,6 +279,7 @@ class Versions:
         """Nobody asks about a ts below this one any more."""
         with self._lock:
             self.start_ts = max(self.start_ts, ts)
+            # A DDL at the checkpoint itself is kept: a reader that begins there has to follow it.
             passed = self._ts[: bisect.bisect_left(self._ts, self.start_ts)]
             for name in {name for each in passed for name in self._ddls.pop(each).names}:
                 self._forget_name(name)

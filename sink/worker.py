@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from sink import metrics
-from sink.mounted import SequenceMount
+from sink.mounts import SequenceMount
+from sink.progress import Acquire, ResolvedTs, acquire_mode, advance_to
 from sink.quota import MemQuota
-from sink.resolved import Acquire, ResolvedTs, acquire_mode, advance_to
 from sink.table_sink import TableSink
 from sorter import Sorter
 from sorter.order import commit_ts
@@ -79,9 +79,11 @@ class TaskRun:
         table, upper = self._task.table, self._task.upper
         try:
             if not self._stage(sorter):
+                # The sorter compares sums at the end of a fetch, which this one did not reach.
                 table.verify(sorter, self._next_lower.commit_ts - 1)
                 return TaskResult(self._next_lower, gave_up=True)
-            self._book(sorter)
+            # Before the rows are announced: readers must not get what does not add up.
+            self._verify_read(sorter)
             table.advance(ResolvedTs(upper.commit_ts))
         finally:
             self._quota.refund(self._spare_bytes)
@@ -98,8 +100,8 @@ class TaskRun:
             self._note_last(raw)
         return True
 
-    def _book(self, sorter: Sorter) -> None:
-        """The sorter has compared what it gave, if the task began with a commit_ts;
+    def _verify_read(self, sorter: Sorter) -> None:
+        """See that the sorter compares what it gave: it has, if the task began with a commit_ts;
         else let it do so now.
         """
         table, upper_ts = self._task.table, self._task.upper.commit_ts
@@ -141,6 +143,7 @@ class TaskRun:
 
     def _acquire(self, mode: Acquire, size: int) -> bool:
         """Exchange the memory that is too little for `size`: who waits for memory holds none."""
+        # Else all workers could wait for what the others hold (`sink.quota`).
         spare, self._spare_bytes = self._spare_bytes, 0
         self._quota.refund(spare)
         metrics.ACQUIRED.labels(mode.value).inc()

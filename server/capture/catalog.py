@@ -20,9 +20,8 @@ from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source, TableChange
-from sink.ddl import Ddl
 from sink.holds import Holds
-from sink.versions import Version, Versions
+from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
 
 _log = structlog.get_logger(__name__)

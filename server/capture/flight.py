@@ -21,7 +21,6 @@ from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.runner import note_job
 from server.changefeed.info import State
-from sink.before import schema_of
 from sink.cut import Slice as SinkSlice
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import (
@@ -32,6 +31,7 @@ from sink.flight.feeds import (
     TableDescription,
     TableNotExistsError,
 )
+from sink.mounter import schema_of
 from sink.versions import Version, Versions
 from storage.model.errors import TidemarkError
 from storage.model.span import Span

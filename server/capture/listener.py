@@ -17,8 +17,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import connections_per_address
 from server.rpc.limits import Limits
 from sink.flight.feeds import Feeds
-from sink.flight.server import FlightServer, FlightTls, open_server
-from sink.flight.token import read_token
+from sink.flight.server import FlightServer, FlightTls, open_server, read_token
 from storage.tasks import beside
 
 

@@ -13,8 +13,8 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
-from sink.columns import META_FIELDS
 from sink.errors import TableNotFoundError
+from sink.mounter import META_FIELDS
 from sink.versions import Version
 from storage.model.span import Span
 from storage.model.ts import MAX_TS

@@ -20,9 +20,8 @@ from server.capture.processor import Assignment
 from server.capture.pulling import Gate, Intake, Pulling, SorterRows
 from server.capture.repairs import Repairs
 from sink.cut import Bounds
-from sink.ddl import Ddl
 from sink.manager import SinkManager
-from sink.versions import Version
+from sink.versions import Ddl, Version
 from sorter.errors import TableDamagedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS

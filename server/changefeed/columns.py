@@ -18,8 +18,7 @@ from typing import Final
 
 from server.changefeed.filter import TableFilter
 from server.changefeed.table import SourceTable, TableRecord
-from sink.columns import META_FIELDS
-from sink.selected import whole_mounter
+from sink.mounter import META_FIELDS, whole_mounter
 from storage.model.errors import InvalidError
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 

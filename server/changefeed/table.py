@@ -13,9 +13,7 @@ from pyspark_tidemark.names import check_distinct as check_distinct_names
 from pyspark_tidemark.names import check_names as check_target_names
 from pyspark_tidemark.names import renaming
 
-from sink.columns import META_FIELDS
-from sink.mounted import TableMounter
-from sink.selected import SelectedMounter
+from sink.mounter import META_FIELDS, SelectedMounter, TableMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.tidb.field_type import NULL_DATES, ZERO_DATES

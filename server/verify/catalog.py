@@ -18,7 +18,7 @@ from server.changefeed.source import find_kind, load, scheme_of
 from server.changefeed.table import SourceTable, TableRecord
 from server.verify.errors import VerifyChangefeedError, VerifyMovedError
 from server.verify.spans import KeySpans
-from sink.columns import META_FIELDS
+from sink.mounter import META_FIELDS
 from storage.meta.meta import Meta
 
 

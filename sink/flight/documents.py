@@ -146,6 +146,7 @@ class JobReport:
         code = _text(doc, "code")
         if not _CODE.fullmatch(code):
             raise FlightRequestError("`code` must be Err and at most 60 letters and digits")
+        # It is shown to people, in terminals and logs: no line of a report may look like another's.
         message = _CONTROL.sub(" ", _optional_text(doc, "message") or "")[:_MESSAGE_CHARACTERS_MAX]
         return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message))
 

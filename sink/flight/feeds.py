@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from sink.ddl import Ddl
+from sink.versions import Ddl
 from storage.model.errors import ConflictError, NotFoundError
 
 

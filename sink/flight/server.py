@@ -3,14 +3,20 @@ all it knows comes from `Feeds`.
 
 Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps,
 else FlightServerError.
+
+Where the capture has a readers' token, each call brings `authorization: Bearer <token>`, compared
+in constant time, beside TLS. The token is in no message, log or repr of ours.
 """
 
+import hashlib
+import hmac
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -29,9 +35,8 @@ from sink.flight.documents import (
     planned,
 )
 from sink.flight.feeds import Feeds
-from sink.flight.token import TokenGuard
 from storage.defect import request_error
-from storage.model.errors import Kind, UnavailableError
+from storage.model.errors import InvalidError, Kind, UnavailableError
 
 _ROWS_SENT = Counter("tidemark_flight_rows_total", "mounted rows handed to readers")
 _BYTES_SENT = Counter("tidemark_flight_sent_bytes_total", "Arrow buffers handed to readers")
@@ -39,9 +44,10 @@ _CALL_SECONDS = Histogram(
     "tidemark_flight_call_seconds", "time of one call, with its waiting", ["call"]
 )
 
-
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
+_AUTHORIZATION: Final = "authorization"
+_BEARER: Final = "bearer"
 _ACTIONS = {
     "describe": "a changefeed's state, positions, tables and their schemas",
     "latest": "the end of the next cut",
@@ -120,6 +126,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             schema, batches = self._feeds.read(
                 request.changefeed, request.table, request.start, request.end, before=request.before
             )
+            # The batches are made when gRPC asks for them: an error among them has to cross the
+            # wire there, too (`_streamed`).
             return fl.GeneratorStream(schema, _streamed(batches))
 
     def _describe(self, body: bytes) -> Answer:
@@ -183,6 +191,7 @@ def open_server(
 
 
 def _known(action: str) -> str:
+    """The action as a label: whatever a client sends must not make metrics without end."""
     return action if action in _ACTIONS else "unknown"
 
 
@@ -205,3 +214,73 @@ def _errors_cross_the_wire(where: str) -> Iterator[None]:
         if error.kind in _RETRYABLE:
             raise fl.FlightUnavailableError(str(error)) from err
         raise fl.FlightServerError(str(error)) from err
+
+
+class TokenFileError(InvalidError):
+    """The file with the readers' token cannot be used."""
+
+    code = "ErrTokenFile"
+
+
+class TokenGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
+    """Lets calls with the token pass; keeps a digest of it only."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        # Digests have one length: what is compared tells nothing of the token's.
+        self._digest = _digest(token.encode())
+
+    def start_call(self, info: Any, headers: Mapping[str, Sequence[str | bytes]]) -> None:  # noqa: ARG002 - the base's
+        """Refuse a call without the token.
+
+        Raises:
+            FlightUnauthenticatedError: there is none, or another one.
+        """
+        sent = [
+            value
+            for name, values in headers.items()
+            if name.lower() == _AUTHORIZATION
+            for value in values
+        ]
+        if not sent:
+            raise _refused("this capture wants a token; give its file as option tokenFile")
+        if not any(hmac.compare_digest(self._digest, _digest(_token(value))) for value in sent):
+            raise _refused(
+                "the token is not the one of this capture; compare tokenFile with its "
+                "--flight-token-file"
+            )
+
+
+def read_token(path: str) -> str:
+    """The token of a file, without white space around it.
+
+    Raises:
+        TokenFileError: it cannot be read, or holds none that a header can carry.
+    """
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as err:
+        why = err.strerror if isinstance(err, OSError) else "it is not ASCII text"
+        raise TokenFileError(
+            f"cannot read the token file {path}: {why}; see --flight-token-file"
+        ) from None
+    if not token or not token.isprintable() or " " in token:
+        raise TokenFileError(
+            f"the token file {path} must hold one line of printable characters without spaces"
+        )
+    return token
+
+
+def _token(value: str | bytes) -> bytes:
+    text = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    scheme, _, token = text.partition(b" ")
+    return token.strip() if scheme.lower() == _BEARER.encode() else b""
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _refused(why: str) -> Exception:
+    refused: Exception = fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {why}")
+    return refused

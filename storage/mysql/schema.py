@@ -34,7 +34,7 @@ class Column:
     elems: tuple[str, ...] = ()
     """The names of an ENUM's or SET's members."""
     held: str | int | float | None = field(default=None, compare=False)
-    """What rows hold that are older than the column, as JSON (`sink.columns`); None: null,
+    """What rows hold that are older than the column, as JSON (`sink.mounter`); None: null,
     or not known.
     """
     id: int = field(default=0, compare=False)

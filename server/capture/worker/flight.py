@@ -15,9 +15,9 @@ from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
 from server.capture.owner import Owner
 from server.capture.worker.host import Host
 from server.capture.worker.remote import WorkerRowsOnlyError
-from sink.before import schema_of
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, Slice, TableNotExistsError
+from sink.mounter import schema_of
 
 
 class ShareFeeds:

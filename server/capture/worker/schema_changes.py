@@ -17,7 +17,7 @@ from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
 from server.changefeed.table import SourceTable
 from server.puller.source import TableChange
-from sink.ddl import Ddl
+from sink.versions import Ddl
 from storage.model.span import Span
 
 _BARRIER_EVERY_S = 0.05

@@ -32,7 +32,7 @@ from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.session.query_threads import Askers
-from sink.selected import source_columns
+from sink.mounter import source_columns
 from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes

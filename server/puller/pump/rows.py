@@ -14,7 +14,7 @@ from tipb import binlog_pb2
 from server.changefeed.table import SourceTable
 from server.puller.pump.merge import BinlogInvalidError, Transaction
 from server.puller.tidb.table import part_spans
-from sink.selected import whole_mounter
+from sink.mounter import whole_mounter
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.span import Span

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
-from sink.columns import COLUMN_ID
+from sink.mounter import COLUMN_ID
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import InvalidError
 from storage.model.span import Span

@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sink.columns import COLUMN_ID, DEFAULT
 from sink.manager import SinkManager
+from sink.mounter import COLUMN_ID, DEFAULT
 from sink.mounts import Mounting
 from sink.tidb_mounter import TidbMounter
 from sorter import Sorter, SorterSettings

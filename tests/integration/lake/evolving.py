@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
 
-from sink.columns import plain, with_default
+from sink.mounter import plain, with_default
 
 _ENVELOPE = [
     ("_op", pa.string()),

@@ -16,7 +16,7 @@ import pytest
 from server.puller.mysql.ddl.statement import read_statement
 from server.puller.mysql.session.errors import DdlUnknownError, RowsMovedError, StatementLoggedError
 from server.puller.source import TableChange
-from sink.columns import COLUMN_ID, DEFAULT
+from sink.mounter import COLUMN_ID, DEFAULT
 from storage.meta.client import EtcdMeta
 from storage.model.errors import TidemarkError
 from tests.integration.mysql.replica import Feed, following

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.checkpoint import Checkpoint
+from sink.progress import Checkpoint
 
 ranges = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.defaults import defaults_of, scalar, without_metadata
 
-from sink.before import schema_of
-from sink.columns import DEFAULT, plain, with_default
+from sink.mounter import DEFAULT, plain, schema_of, with_default
 from sink.tidb_mounter import TidbMounter
 from storage.model.event import INSERT, raw_batch
 from storage.tidb.field_type import Type

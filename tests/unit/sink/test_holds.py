@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sink.columns import with_column_id
 from sink.errors import RangeHeldError
 from sink.holds import Holds
+from sink.mounter import with_column_id
 from sink.versions import Versions
 from storage.model.span import Span
 

@@ -15,8 +15,7 @@ from pyspark_tidemark.lake.fold import fold
 
 from sink.key_change import deletes_first
 from sink.manager import SinkManager
-from sink.mounted import SequenceMount
-from sink.mounts import Mounting
+from sink.mounts import Mounting, SequenceMount
 from sink.tidb_mounter import TidbMounter
 from sorter import Sorter, SorterSettings
 from storage.model.event import DELETE, INSERT, UPDATE, Position, raw_batch

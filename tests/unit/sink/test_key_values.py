@@ -14,7 +14,7 @@ from server.capture.source.mysql import mysql_table
 from server.changefeed.table import TableRecord
 from server.puller.mysql.ddl.stored_values import change_of_values
 from server.puller.mysql.ddl.tokens import Dialect
-from sink.columns import DEFAULT
+from sink.mounter import DEFAULT
 from sink.mysql_mounter import MysqlMounter
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import KeyValueError

@@ -21,7 +21,7 @@ from sink.errors import (
     TableNotFoundError,
 )
 from sink.manager import SinkManager
-from sink.resolved import ResolvedTs
+from sink.progress import ResolvedTs
 from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span

@@ -29,7 +29,7 @@ def test_what_is_in_force_and_what_is_next_stay_known_above_what_was_forgotten(
     for ts in changes:
         assert mounts.change(ts, mounting(ts)) == (ts > since[-1])
         since += [ts] if ts > since[-1] else []
-    mounts.forget(forgotten_ts)
+    mounts.drop_below(forgotten_ts)
     for ts in range(forgotten_ts, START + 42):
         assert in_force(mounts, ts) == max(it for it in since if it <= ts)
         assert mounts.next_change(ts) == min((it for it in since if it > ts), default=MAX_TS)
@@ -39,6 +39,6 @@ def test_a_table_that_is_altered_more_often_than_calls_nest_is_forgotten_all_the
     mounts, count = Mounts(7, 0, mounting(0)), 2 * sys.getrecursionlimit()
     for ts in range(1, count):
         mounts.change(ts, mounting(ts))
-    mounts.forget(1)
+    mounts.drop_below(1)
     assert in_force(mounts, 1) == 1
     assert (mounts.next_change(1), in_force(mounts, count)) == (2, count - 1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sink.errors import QuotaClosedError
+from sink.progress import Acquire, ResolvedTs, acquire_mode
 from sink.quota import MemQuota, QuotaLedger
-from sink.resolved import Acquire, ResolvedTs, acquire_mode
 from storage.model.span import Span
 
 SPANS = [Span(1, b"a", b"b"), Span(2, b"b", b"c")]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from sink.progress import Acquire, acquire_mode
 from sink.quota import QuotaLedger
-from sink.resolved import Acquire, acquire_mode
 
 Transactions = tuple[tuple[int, ...], ...]  # sizes of batches
 

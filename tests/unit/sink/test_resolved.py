@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.resolved import Acquire, ResolvedTs, acquire_mode, advance_to
+from sink.progress import Acquire, ResolvedTs, acquire_mode, advance_to
 from storage.model.event import Position
 
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sink.errors import RangeCrossesDdlError
 from sink.manager import SinkManager
-from sink.mounted import Mount
+from sink.mounts import Mount
 from sorter import Sorter, SorterSettings
 from storage.model.event import INSERT, Position, raw_batch
 from storage.model.span import Span

@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.mounted import SequenceMount, clip, coalesce
-from sink.resolved import ResolvedTs
+from sink.mounts import SequenceMount, clip, coalesce
+from sink.progress import ResolvedTs
 from sink.staging import Staging
 
 

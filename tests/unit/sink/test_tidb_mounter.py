@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sink.before import WithBefore, schema_of
-from sink.mounted import SequenceMount
+from sink.mounter import WithBefore, schema_of
+from sink.mounts import SequenceMount
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch

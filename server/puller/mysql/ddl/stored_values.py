@@ -138,7 +138,7 @@ class UnclearValueError(Exception):
 
 
 def held_value(column: Column, definition: ColumnDef, dialect: Dialect) -> Value:
-    """The value as JSON has it (`sink.columns`); None: null.
+    """The value as JSON has it (`sink.mounter`); None: null.
 
     Raises:
         UnclearValueError: it is not known from the statement.

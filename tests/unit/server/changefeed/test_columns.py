@@ -15,7 +15,7 @@ from server.changefeed.filter import FilterRuleError, TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, check_names
 from server.puller.source import TableChange
-from sink.selected import SelectedMounter, source_columns, whole_mounter
+from sink.mounter import SelectedMounter, source_columns, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import Type

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sink.ddl import Ddl
 from sink.flight.documents import Plan, Ticket, described, planned
 from sink.flight.feeds import FeedDescription, Slice, TableDescription
+from sink.versions import Ddl
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "flight.json"
 TS = 470615457568391169

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from sink.ddl import Ddl
 from sink.errors import NotResolvedError, RangeCleanedError
 from sink.flight.feeds import (
     ChangefeedNotExistsError,
@@ -20,6 +19,7 @@ from sink.flight.feeds import (
     TableNotExistsError,
 )
 from sink.flight.server import FlightPortError, open_server
+from sink.versions import Ddl
 
 SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
 

@@ -5,7 +5,7 @@ import json
 import pyarrow.flight as fl
 import pytest
 
-from sink.flight.token import TokenFileError, TokenGuard, read_token
+from sink.flight.server import TokenFileError, TokenGuard, read_token
 from tests.unit.sink.flight.test_server import Capture, serving, ticket
 
 TOKEN = "a-long-token-of-readers"

@@ -20,7 +20,7 @@ from server.puller.tidb.table import (
     reread_of,
     tidb_table,
 )
-from sink.columns import COLUMN_ID
+from sink.mounter import COLUMN_ID
 from storage.model.errors import InvalidError, TidemarkError
 from storage.tidb.ddl import Action, Job
 from storage.tidb.field_type import Flag, Type

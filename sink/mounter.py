@@ -1,0 +1,297 @@
+"""What a mounter is, what those of all sources have in common, and two that wrap others. Pure.
+
+A mounter makes typed rows of a table's raw changes. First come the columns that say what happened
+to a row (`META_FIELDS`), then those of the table. A field's metadata tells what a column is beside
+its type. `tidemark.column_id` is a decimal number: a column keeps it through renames, moves and
+changes of type, and no other column of the table ever has it. Readers compare columns by it.
+`tidemark.default` is what rows hold that were written before the column was added: JSON text of the
+value as the rows' batches would show it; numbers and text; decimals, dates and times as text, bytes
+as base64. Without it such rows show null. See docs/format/flight.md.
+
+`SelectedMounter` gives some columns of a table only, and some by other names: what a changefeed's
+column rules leave out goes to no reader.
+1. The key's columns are always there, so rows are the same rows.
+2. Rows are mounted whole and cut afterwards: whatever else a mounter promises holds.
+
+`WithBefore` tells before-images, too: what each row was before its change, as one more last column
+`_before`. An update and a delete have one, where the source gives old values; an insert has none.
+It is mounted as a delete of the old row would be, so its columns have the same values as the row's
+own had.
+"""
+
+import base64
+import datetime as dt
+import json
+from collections.abc import Collection, Mapping
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.model.errors import CorruptError, KeyValueError
+from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
+
+META_FIELDS: Final = (
+    pa.field("_op", pa.string()),
+    pa.field("_commit_ts", pa.int64()),
+    pa.field("_start_ts", pa.int64()),
+    pa.field("_seq", pa.int64()),
+)
+_SHOWN_CHARACTERS: Final = 500
+_OP_NAMES = pa.array(
+    [{DELETE: "delete", UPDATE: "update", INSERT: "insert"}.get(op) for op in range(INSERT + 1)]
+)
+DEFAULT: Final = b"tidemark.default"
+COLUMN_ID: Final = b"tidemark.column_id"
+Plain: TypeAlias = str | int | float
+"""A value as JSON has it."""
+BEFORE: Final = "_before"
+
+
+class TableMounter(Protocol):
+    """Makes typed rows of a table's raw changes; immutable,
+    so any number of threads may share it.
+    """
+
+    @property
+    def name(self) -> str:
+        """`schema.table`."""
+        ...
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what `mount` gives: `_op, _commit_ts, _start_ts, _seq`,
+        then the columns of the table.
+        """
+        ...
+
+    def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes of `raw` as `mount` gives them, one by one:
+        an update may be a delete and an insert.
+        """
+        ...
+
+    def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Mount a batch of RAW_SCHEMA, in its order.
+
+        Raises:
+            CorruptError: a key or row is not what the source writes for this table.
+        """
+        ...
+
+
+class SelectedMounter:
+    """Implements `TableMounter` by `whole`, with the columns `selected`,
+    `renamed` by their names; immutable.
+    """
+
+    def __init__(
+        self,
+        whole: TableMounter,
+        selected: Collection[str],
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        self.whole = whole
+        self.name: str = whole.name
+        names = renamed or {}
+        self.key_columns: tuple[str, ...] = tuple(
+            names.get(column, column) for column in whole.key_columns
+        )
+        kept = {*selected, *whole.key_columns}
+        own = [
+            place
+            for place in range(len(META_FIELDS), len(whole.schema))
+            if whole.schema.field(place).name in kept
+        ]
+        self._places = [*range(len(META_FIELDS)), *own]
+        """A column of the table may be called like one of ours, so they are told apart by place."""
+        fields = [whole.schema.field(place) for place in own]
+        self.source_columns: frozenset[str] = frozenset(field.name for field in fields)
+        """Those that are taken, by the source's names."""
+        shown = [field.with_name(names.get(field.name, field.name)) for field in fields]
+        self.schema: pa.Schema = pa.schema([*META_FIELDS, *shown])
+
+    def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """See `TableMounter.split`."""
+        return self.whole.split(raw)
+
+    def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """See `TableMounter.mount`."""
+        mounted = self.whole.mount(raw)
+        return pa.RecordBatch.from_arrays(
+            [mounted.column(place) for place in self._places], schema=self.schema
+        )
+
+
+def whole_mounter(mounter: TableMounter) -> TableMounter:
+    """The one that knows all columns."""
+    return mounter.whole if isinstance(mounter, SelectedMounter) else mounter
+
+
+def source_columns(mounter: TableMounter) -> frozenset[str]:
+    """The table's columns that are taken, by the source's names."""
+    if isinstance(mounter, SelectedMounter):
+        return mounter.source_columns
+    return frozenset(mounter.schema.names[len(META_FIELDS) :])
+
+
+class WithBefore:
+    """A mounter that tells before-images, too."""
+
+    def __init__(self, mounter: TableMounter) -> None:
+        self._mounter = mounter
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Of what `mount` gives."""
+        return schema_of(self._mounter, before=True)
+
+    def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """See `TableMounter.mount`."""
+        # Split first: `mount` splits, too, and each row needs its own before-image. Splitting what
+        # is split changes nothing.
+        raw = self._mounter.split(raw)
+        mounted = self._mounter.mount(raw)
+        return pa.RecordBatch.from_arrays([*mounted.columns, self._before(raw)], schema=self.schema)
+
+    def _before(self, raw: pa.RecordBatch) -> pa.Array:
+        op = np.asarray(raw["op"])
+        has_before = (op == DELETE) | ((op != INSERT) & np.asarray(raw["old_value"].is_valid()))
+        # Only these rows are mounted a second time, and spread over all rows afterwards.
+        old = _deletes(raw.take(pa.array(np.flatnonzero(has_before))))
+        columns = self._mounter.mount(old).columns[len(META_FIELDS) :]
+        fields = list(self.schema.field(BEFORE).type)
+        rows = pa.StructArray.from_arrays(columns, fields=fields)
+        place = np.cumsum(has_before) - 1
+        return rows.take(pa.array(place, pa.int64(), mask=~has_before))
+
+
+def schema_of(mounter: TableMounter, *, before: bool) -> pa.Schema:
+    """The schema of a mounter's rows, with `before` with one more field:
+    a struct of the table's columns.
+    """
+    if not before:
+        return mounter.schema
+    own = [field.remove_metadata() for field in list(mounter.schema)[len(META_FIELDS) :]]
+    return mounter.schema.append(pa.field(BEFORE, pa.struct(own)))
+
+
+def _deletes(raw: pa.RecordBatch) -> pa.RecordBatch:
+    """The same changes as if each had deleted its row."""
+    count = raw.num_rows
+    op, value = pa.array(np.full(count, DELETE, np.uint8)), pa.nulls(count, pa.binary())
+    columns = [raw["commit_ts"], raw["start_ts"], op, raw["key"], value, raw["old_value"]]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def row_values(raw: pa.RecordBatch) -> pa.Array:
+    """What each change of a batch of RAW_SCHEMA tells of its row: the new value,
+    or a delete's old one.
+
+    Raises:
+        CorruptError: an insert or update has no new value.
+    """
+    deletes = pc.equal(raw["op"], pa.scalar(DELETE, pa.uint8()))
+    if pc.any(pc.and_not(raw["value"].is_null(), deletes)).as_py():
+        raise CorruptError(
+            "an insert or update without a row; a puller must give each change its value"
+        )
+    # Most batches have no deletes: their column of values goes on as it is, without a copy.
+    if not pc.any(deletes).as_py():
+        return raw["value"]
+    return pc.if_else(deletes, raw["old_value"], raw["value"])
+
+
+def check_dates(
+    table: str, key: Mapping[str, pa.Array], dates: Collection[str], has_key: pa.Array
+) -> None:
+    """See that no date of a key, in its columns by name, became null;
+    `has_key` are the rows of which there is a key.
+
+    Raises:
+        KeyValueError: such rows would be one row at the reader.
+    """
+    for name in dates:
+        unknown = pc.and_(key[name].is_null(), has_key)
+        if pc.any(unknown, min_count=0).as_py():
+            raise KeyValueError(
+                f"a row of {table}{_others(key, name, pc.index(unknown, True).as_py())} has a "
+                f"date in its key column {name} that no calendar has, such as 0000-00-00; as null "
+                "it would be one row with others like it. Create the changefeed anew, with a new "
+                "target and --zero-dates key-text (all DATE, DATETIME and TIMESTAMP columns of "
+                "keys are text then), or correct such rows at the source and create it anew with "
+                "a dump"
+            )
+
+
+def inexact(
+    table: str, key: Mapping[str, pa.Array], name: str, row: int, reason: str
+) -> KeyValueError:
+    """A key column has a value in a row that readers are shown as another one."""
+    return KeyValueError(
+        f"a row of {table}{_others(key, name, row)} has {reason} in its key column {name}: it "
+        "would be one row with others. Correct it, or the column's type or character set, at the "
+        "source, and create the changefeed anew with a dump; or leave the table out"
+    )
+
+
+def _others(key: Mapping[str, pa.Array], name: str, row: int) -> str:
+    """A row by the values of its key but for one column."""
+    values = ", ".join(
+        f"{other} = {column[row].as_py()!r}" for other, column in key.items() if other != name
+    )
+    return f" ({values[:_SHOWN_CHARACTERS]})" if values else ""
+
+
+def meta_columns(raw: pa.RecordBatch) -> list[pa.Array]:
+    """The columns of `META_FIELDS`, of a batch of RAW_SCHEMA."""
+    commit_ts, start_ts = (
+        np.asarray(raw[name]).astype(np.int64) for name in ("commit_ts", "start_ts")
+    )
+    ops = _OP_NAMES.take(raw["op"].cast(pa.int64()))
+    return [ops, pa.array(commit_ts), pa.array(start_ts), pa.array(_seq(commit_ts, start_ts))]
+
+
+def _seq(
+    commit_ts: npt.NDArray[np.int64], start_ts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Each row's number within its transaction."""
+    rows = np.arange(len(commit_ts), dtype=np.int64)
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
+    return rows - np.maximum.accumulate(np.where(begins, rows, 0))
+
+
+def with_default(field: pa.Field, value: Plain | None) -> pa.Field:
+    """The field with the metadata for a value; as it is for None."""
+    return field if value is None else _with(field, DEFAULT, json.dumps(value))
+
+
+def with_column_id(field: pa.Field, number: int) -> pa.Field:
+    """The field with the identity of its column; as it is for 0, which is none."""
+    return _with(field, COLUMN_ID, str(number)) if number else field
+
+
+def _with(field: pa.Field, key: bytes, value: str) -> pa.Field:
+    return field.with_metadata({**(field.metadata or {}), key: value.encode()})
+
+
+def plain(value: Any) -> Plain | None:
+    """What stands for a value that `pa.array` takes."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, dt.date):
+        return value.isoformat()
+    number_or_text: Plain | None = value
+    return number_or_text
