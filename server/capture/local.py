@@ -25,8 +25,7 @@ from server.capture.run import LocalSink, Run
 from server.changefeed.table import SourceTable
 from server.puller.source import Peer, SourceContext
 from server.puller.tikv.open_transactions import OpenTransactions
-from server.puller.tikv.puller import RegionProgress, TablePuller
-from server.puller.tikv.stuck_locks import raw_bounds
+from server.puller.tikv.puller import RegionProgress, TablePuller, raw_bounds
 from server.rpc.tikv import KvClient
 from sorter import Sorter, SorterSettings
 from storage.model.errors import TidemarkError

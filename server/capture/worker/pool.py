@@ -34,7 +34,7 @@ from server.capture.directory import control_socket, flight_socket, make_sockets
 from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
-from server.puller.patience import SILENT_S
+from server.puller.stream_timeout import SILENT_S
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES

@@ -18,9 +18,9 @@ from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient, Pairs
 from server.rpc.transaction import Snapshot
+from storage.model.errors import InvalidError
 from storage.tidb.ddl import SCHEMAS_BEGIN, SCHEMAS_END, Job, history_key, job_key, job_span
 from storage.tidb.record import table_span
-from storage.model.errors import InvalidError
 from storage.tidb.schema_history import SchemaHistory
 
 PAGE_KEYS: Final = 256
