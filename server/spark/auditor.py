@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
-from pyspark_tidemark.lake.mode import APPEND
+from pyspark_tidemark.lake.format import APPEND
 
 from server.capture.audit import Finding
 from server.capture.runner import utc_now

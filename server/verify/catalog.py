@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyspark_tidemark.lake.mode import UPSERT
+from pyspark_tidemark.lake.format import UPSERT
 
 from server.changefeed import keys
 from server.changefeed.history import History

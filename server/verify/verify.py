@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_tidemark.lake.mode import APPEND
+from pyspark_tidemark.lake.format import APPEND
 
 from server.capture.audit import Finding
 from server.changefeed import keys

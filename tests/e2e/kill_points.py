@@ -83,7 +83,11 @@ def main() -> int:
     """Run the job until it dies."""
     step, cut, delay_ms, way, *arguments = sys.argv[1:]
     if way == "tasks":
-        changes.FEW_ROWS, changes.HERE_BYTES, changes.ARROW_BYTES = 0, -1, -1
+        changes.FEW_ROWS_MAX, changes.DRIVER_READ_MAX_BYTES, changes.ARROW_READ_MAX_BYTES = (
+            0,
+            -1,
+            -1,
+        )
     Death(step, int(cut), int(delay_ms) / 1000).plan()
     return job.main(arguments)
 

@@ -23,7 +23,8 @@ from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
-from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, VALID_FROM, VALID_TO
+from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -5,7 +5,7 @@ Spark imports every installed `pyspark_*` package to look for `DefaultSource`, s
 opens no sockets and reads no files. It needs pyspark and pyarrow only, and knows no other package
 of this repository: what both sides agree on is the Arrow Flight contract
 (docs/design/0007-lake-apply.md). Daemons that take one pure module from here, such as
-`lake.sink_uri`, do not load pyspark: the data source is imported when somebody asks for it.
+`sink_uri`, do not load pyspark: the data source is imported when somebody asks for it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
 """What jobs do, done once in a JVM that archives its classes when it ends.
 
-`class_archive.make` runs it: `python -m pyspark_tidemark.class_training ARCHIVE SCRATCH`.
+`java.make_class_archive` runs it: `python -m pyspark_tidemark.class_training ARCHIVE SCRATCH`.
 """
 
 import sys
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pyspark_tidemark.class_archive import QUIET
 from pyspark_tidemark.jars import default_directory, present
+from pyspark_tidemark.java import QUIET
 from pyspark_tidemark.lake.session import open_session
 
 

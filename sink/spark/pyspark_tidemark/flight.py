@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from pyspark_tidemark.column_metadata import column_ids, defaults_of, without_metadata
 from pyspark_tidemark.connection import (
     RETRYABLE,
     call_options,
@@ -23,7 +24,6 @@ from pyspark_tidemark.connection import (
     first_answer,
     last_good_first,
 )
-from pyspark_tidemark.defaults import column_ids, defaults_of, without_metadata
 from pyspark_tidemark.errors import MOVED_BACK, SourceError, from_text
 from pyspark_tidemark.options import Options
 
@@ -49,7 +49,7 @@ class TableMeta:
     schema_ts: int = 0
     """The commit_ts of the DDL that gave this schema; the changefeed's start for the first one."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    """What rows hold that are older than a column, by column, as JSON (`defaults`);
+    """What rows hold that are older than a column, by column, as JSON (`column_metadata`);
     null where nothing is said.
     """
     table_id: int = 0

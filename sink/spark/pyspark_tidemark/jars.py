@@ -17,9 +17,8 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from pyspark_tidemark.class_archive import archive_path, make
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.java import check_java
+from pyspark_tidemark.java import archive_path, check_java, make_class_archive
 from pyspark_tidemark.lake.formats import FORMATS
 
 JARS = {name: record.jars for name, record in FORMATS.items() if record.jars is not None}
@@ -146,7 +145,7 @@ def _make_class_archive(directory: Path) -> None:
         return
     sys.stderr.write("archiving the classes of Spark's JVM, once (half a minute)\n")
     try:
-        make(directory, jars)
+        make_class_archive(directory, jars)
     except (SourceError, OSError) as err:
         sys.stderr.write(f"no class archive was made, so jobs start more slowly: {err}\n")
 

@@ -35,21 +35,150 @@ from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.kept import Keeper
 from pyspark_tidemark.lake.manifest import check_mode
-from pyspark_tidemark.lake.offset_log import logged_range
-from pyspark_tidemark.lake.progress import BatchListener
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
+from pyspark_tidemark.progress import BatchListener
 
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
 
 
-class _StoppedError(Exception):
-    """Raised in a batch that begins after the job was told to stop:
-    Spark must not count it as done.
+_LOG_VERSION, _LOG_LINES = "v1", 3
+"""Of Spark's offset log: its lines are a version, metadata, and the one source's offset."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job; returns the exit code."""
+    try:
+        arguments = Arguments.parse(argv)
+        check_java()
+        if arguments.follow_parent:
+            threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
+        return _reported(arguments, _own_output())
+    except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
+        if not isinstance(err, SourceError) or err.__cause__ is not None:
+            traceback.print_exc()
+        error = named(err)
+        sys.stderr.write(f"{error}\n")
+        return EXIT_AGAIN if error.retryable else EXIT_ERROR
+
+
+def _reported(arguments: Arguments, out: IO[str]) -> int:
+    """Run the job, and tell the captures how it ended."""
+    changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
+    reporter = Reporter(changefeed)
+    try:
+        status = _run(arguments, changefeed, reporter, out)
+    except Exception as err:
+        reporter.failed(named(err))
+        raise
+    reporter.stopped()
+    return status
+
+
+def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
+    session = functools.cache(
+        lambda: open_session(
+            master=arguments.master,
+            driver_memory=arguments.driver_memory,
+            directory=arguments.checkpoint_dir,
+            lake=arguments.target.format,
+            extra=arguments.conf,
+        )
+    )
+    if arguments.target.has_place:
+        # Before the manifest is opened, which stops the job that had it: whoever cannot read the
+        # changefeed must not stop a job that can.
+        changefeed.describe()
+    with opened_manifest(arguments, session) as manifest:
+        check_mode(manifest.last, arguments.mode)
+        described = changefeed.describe()
+        skipped = skip(manifest, described, arguments.mode)
+        if skipped is not None:
+            _show_skipped(skipped, out)
+        start_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
+        arguments = _ending(arguments, described.target_ts)
+        if arguments.until_ts is not None and start_ts >= arguments.until_ts:
+            if start_ts > described.checkpoint_ts:
+                # An earlier job died between its last cut and the acknowledgement.
+                changefeed.ack(start_ts)
+            _finish(changefeed, start_ts, out)
+            return EXIT_OK
+        spark = session()
+        target = open_target(arguments, spark)
+        applier = CutApplier(
+            changefeed,
+            arguments.changefeed,
+            target,
+            manifest,
+            policy=arguments.policy,
+            writers=TableWriters(
+                source_options=arguments.source_options, spark=spark, parallel=arguments.parallel
+            ),
+        )
+        keeper = Keeper(target, manifest, arguments.keep_hours)
+        job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, job.stop)
+        reporter.start(0 if manifest.last is None else start_ts)
+        job.run(spark, start_ts)
+        keeper.close()
+        spark.stop()
+        if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
+            _finish(changefeed, applier.applied_ts, out)
+    return EXIT_OK
+
+
+def _ending(arguments: Arguments, target_ts: int | None) -> Arguments:
+    """The job ends where its changefeed does, if not before."""
+    if target_ts is None or (arguments.until_ts is not None and arguments.until_ts <= target_ts):
+        return arguments
+    return dataclasses.replace(arguments, until_ts=target_ts)
+
+
+def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
+    """A query goes on from its own checkpoint, so one begins anew above what was skipped."""
+    if last is None or not last.skipped:
+        return arguments
+    return dataclasses.replace(
+        arguments, checkpoint_dir=arguments.checkpoint_dir / f"after-{last.skipped[-1][1]}"
+    )
+
+
+def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
+    """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
+    _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
+    sys.stderr.write(
+        f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, "
+        f"{cut.end_ts}]: this "
+        f"lake does not have them. `tidemark cli verify -c {cut.changefeed}` shows the rows that "
+        "differ, and --repair "
+        "mends them\n"
+    )
+
+
+def _finish(changefeed: Changefeed, ts: int, out: IO[str]) -> None:
+    """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts.
+
+    There the changefeed has to finish, too: a capture that dies before it has kept the last
+    acknowledgement hears of it from nobody else.
     """
+    deadline = time.monotonic() + _FINISH_S
+    while time.monotonic() < deadline and _awaits(changefeed.describe(), ts):
+        changefeed.ack_again(ts)
+        time.sleep(_FINISH_STEP_S)
+    _write_line(out, {"finished": {"at_ts": ts}})
+
+
+def _awaits(described: ChangefeedMeta, ts: int) -> bool:
+    """Whether a changefeed runs that ends at `ts`."""
+    return described.target_ts == ts and described.state in ("normal", "warning")
+
+
+class _StoppedError(Exception):
+    """Raised in a batch that begins after the job was told to stop."""
 
 
 class Job:
@@ -90,7 +219,7 @@ class Job:
             while query.isActive and not self._stop.wait(0.1) and self._reporter.failure is None:
                 pass
             stopped = self._stop.is_set()
-            # a cut that is being applied gets finished, and is not interrupted
+            # A cut that is being applied ends first: `query.stop` interrupts its threads.
             with self._in_batch:
                 self._stop.set()
         finally:
@@ -127,6 +256,7 @@ class Job:
     def _apply(self, cuts: DataFrame, batch: int, logged: tuple[int, int] | None) -> None:
         with self._in_batch:
             if self._stop.is_set():
+                # An exception, not a return: Spark must not count the batch as done.
                 raise _StoppedError
             try:
                 for start_ts, end_ts in cuts.collect() if logged is None else [logged]:
@@ -193,130 +323,32 @@ def _query_failure(failed: BaseException | None) -> SourceError:
     return SourceError("ErrQueryFailed", f"the query ended by itself: {failed}", retryable=True)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the job; returns the exit code."""
-    try:
-        arguments = Arguments.parse(argv)
-        check_java()
-        if arguments.follow_parent:
-            threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
-        return _reported(arguments, _own_output())
-    except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
-        if not isinstance(err, SourceError) or err.__cause__ is not None:
-            traceback.print_exc()
-        error = named(err)
-        sys.stderr.write(f"{error}\n")
-        return EXIT_AGAIN if error.retryable else EXIT_ERROR
+def logged_range(checkpoint: Path, batch: int, first_ts: int) -> tuple[int, int] | None:
+    """`(start_ts, end_ts)` of a batch, from the offset log in the query's checkpoint directory;
+    the first batch starts at `first_ts`.
 
-
-def _reported(arguments: Arguments, out: IO[str]) -> int:
-    """Run the job, and tell the captures how it ended."""
-    changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
-    reporter = Reporter(changefeed)
-    try:
-        status = _run(arguments, changefeed, reporter, out)
-    except Exception as err:
-        reporter.failed(named(err))
-        raise
-    reporter.stopped()
-    return status
-
-
-def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
-    session = functools.cache(
-        lambda: open_session(
-            master=arguments.master,
-            driver_memory=arguments.driver_memory,
-            directory=arguments.checkpoint_dir,
-            lake=arguments.target.format,
-            extra=arguments.conf,
-        )
-    )
-    if arguments.target.has_place:
-        changefeed.describe()  # who cannot read it must not stop a job that can
-    with opened_manifest(arguments, session) as manifest:
-        check_mode(manifest.last, arguments.mode)
-        described = changefeed.describe()
-        skipped = skip(manifest, described, arguments.mode)
-        if skipped is not None:
-            _show_skipped(skipped, out)
-        start_ts = described.checkpoint_ts if manifest.last is None else manifest.last.end_ts
-        arguments = _ending(arguments, described.target_ts)
-        if arguments.until_ts is not None and start_ts >= arguments.until_ts:
-            if start_ts > described.checkpoint_ts:
-                # a job that died before it could say so
-                changefeed.ack(start_ts)
-            _finish(changefeed, start_ts, out)
-            return EXIT_OK
-        spark = session()
-        target = open_target(arguments, spark)
-        applier = CutApplier(
-            changefeed,
-            arguments.changefeed,
-            target,
-            manifest,
-            policy=arguments.policy,
-            writers=TableWriters(
-                source_options=arguments.source_options, spark=spark, parallel=arguments.parallel
-            ),
-        )
-        keeper = Keeper(target, manifest, arguments.keep_hours)
-        job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, job.stop)
-        reporter.start(0 if manifest.last is None else start_ts)
-        job.run(spark, start_ts)
-        keeper.close()
-        spark.stop()
-        if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
-            _finish(changefeed, applier.applied_ts, out)
-    return EXIT_OK
-
-
-def _ending(arguments: Arguments, target_ts: int | None) -> Arguments:
-    """The job ends where its changefeed does, if not before."""
-    if target_ts is None or (arguments.until_ts is not None and arguments.until_ts <= target_ts):
-        return arguments
-    return dataclasses.replace(arguments, until_ts=target_ts)
-
-
-def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
-    """A query goes on from its own checkpoint, so one begins anew above what was skipped."""
-    if last is None or not last.skipped:
-        return arguments
-    return dataclasses.replace(
-        arguments, checkpoint_dir=arguments.checkpoint_dir / f"after-{last.skipped[-1][1]}"
-    )
-
-
-def _finish(changefeed: Changefeed, ts: int, out: IO[str]) -> None:
-    """The lake is where the job was to end: at --until-ts, or at the changefeed's target_ts.
-
-    There the changefeed has to finish, too: a capture that dies before it has kept the last
-    acknowledgement hears of it from nobody else.
+    None where the log is not as we know it: another version of Spark may write another one.
     """
-    deadline = time.monotonic() + _FINISH_S
-    while time.monotonic() < deadline and _awaits(changefeed.describe(), ts):
-        changefeed.ack_again(ts)
-        time.sleep(_FINISH_STEP_S)
-    _write_line(out, {"finished": {"at_ts": ts}})
+    # The batch's one row says the same, but to collect it is a Spark job with a Python worker:
+    # half of a small cut's CPU. The log is written before the batch begins.
+    start_ts = first_ts if batch == 0 else _logged(checkpoint, batch - 1)
+    end_ts = _logged(checkpoint, batch)
+    return None if start_ts is None or end_ts is None else (start_ts, end_ts)
 
 
-def _awaits(described: ChangefeedMeta, ts: int) -> bool:
-    """Whether a changefeed runs that ends at `ts`."""
-    return described.target_ts == ts and described.state in ("normal", "warning")
-
-
-def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
-    """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
-    _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
-    sys.stderr.write(
-        f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, "
-        f"{cut.end_ts}]: this "
-        f"lake does not have them. `tidemark cli verify -c {cut.changefeed}` shows the rows that "
-        "differ, and --repair "
-        "mends them\n"
-    )
+def _logged(checkpoint: Path, batch: int) -> int | None:
+    try:
+        lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    if len(lines) != _LOG_LINES or lines[0] != _LOG_VERSION:
+        return None
+    try:
+        offset = json.loads(lines[-1])
+    except ValueError:
+        return None
+    ts = offset.get("ts") if isinstance(offset, dict) else None
+    return ts if isinstance(ts, int) else None
 
 
 def _write_line(out: IO[str], document: dict[str, Any]) -> None:
@@ -325,8 +357,9 @@ def _write_line(out: IO[str], document: dict[str, Any]) -> None:
 
 
 def _own_output() -> IO[str]:
-    """Keep standard output for our lines: whatever else writes there, the JVM too,
-    goes to standard error.
+    """Keep standard output for the job's lines; whatever else writes there goes to standard error.
+
+    The JVM, too: it inherits the descriptors.
     """
     kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -334,6 +367,7 @@ def _own_output() -> IO[str]:
 
 
 def _follow_parent() -> None:
+    """End at once when standard input closes, as it does when the supervisor dies."""
     while os.read(0, 4096):
         pass
     os._exit(EXIT_ERROR)

@@ -4,7 +4,7 @@ from the progress that Spark reports after each batch.
     spark.streams.addListener(LagListener(print))
 
 Lag has two parts: what the changefeed is behind the clock, and what the query is behind the
-changefeed.
+changefeed. `BatchListener` is the lake job's own: it also shows where the time of a batch goes.
 """
 
 import dataclasses
@@ -36,6 +36,66 @@ class Lag:
     """What the query is behind the clock of this machine."""
 
 
+class LagListener(StreamingQueryListener):
+    """Calls `report` with the lag of each tidemark source after each batch."""
+
+    def __init__(self, report: Callable[[Lag], None]) -> None:
+        self._report = report
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: there is no progress yet."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Report the lag of each source."""
+        for lag in lags(event.progress, time.time()):
+            self._report(lag)
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: the query has read nothing."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: whoever started the query sees how it ended."""
+
+
+class BatchListener(StreamingQueryListener):
+    """Calls `say` with `{"progress": …}`, a line of the lake job, after each batch; in Spark's own
+    thread.
+    """
+
+    def __init__(self, say: Callable[[dict[str, Any]], None]) -> None:
+        self._say = say
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: the job writes a line by itself when it is ready."""
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """One batch was committed to Spark's log."""
+        progress = document(event.progress, time.time())
+        if progress is not None:
+            self._say({"progress": progress})
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: the query has read nothing."""
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        """Do nothing: the job ends with its query."""
+
+
+def document(progress: Any, now_s: float) -> dict[str, Any] | None:
+    """The line of a batch; None before the first."""
+    lag = next(lags(progress, now_s), None)
+    if lag is None:
+        return None
+    return {
+        "batch": lag.batch,
+        "end_ts": lag.end_ts,
+        "resolved_ts": lag.resolved_ts,
+        "spark_lag_s": round(lag.query_s, 3),
+        "captures_lag_s": round(max(0.0, lag.total_s - lag.query_s), 3),
+        "ms": {name: int(ms) for name, ms in progress.durationMs.items()},
+    }
+
+
 def lags(progress: Any, now_s: float) -> Iterator[Lag]:
     """The lag of each of our sources in a `StreamingQueryProgress`;
     sources without a position yet are left out.
@@ -45,7 +105,7 @@ def lags(progress: Any, now_s: float) -> Iterator[Lag]:
         if end is None:
             continue
         end_ts, latest = int(end["ts"]), _offset(source.latestOffset)
-        # before Spark 4.2 nobody tells
+        # Before 4.2 Spark does not ask sources for their newest offset.
         resolved_ts = max(int(latest["ts"]) if latest else 0, end_ts)
         yield Lag(
             query=progress.name or str(progress.id),
@@ -59,31 +119,10 @@ def lags(progress: Any, now_s: float) -> Iterator[Lag]:
         )
 
 
-class LagListener(StreamingQueryListener):
-    """Calls `report` with the lag of each tidemark source after each batch."""
-
-    def __init__(self, report: Callable[[Lag], None]) -> None:
-        self._report = report
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Nothing is known yet."""
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Report."""
-        for lag in lags(event.progress, time.time()):
-            self._report(lag)
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Nothing has changed."""
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """It said how by itself."""
-
-
 def _offset(text: str | None) -> dict[str, Any] | None:
     """A position, if the source is ours: Spark names the classes of sources, not their formats."""
     # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the
-    # batch after a restart
+    # batch after a restart.
     offset = json.loads(text) if text and text != "None" else None
     return offset if isinstance(offset, dict) and offset.keys() >= {"ts", "changefeed"} else None
 

@@ -1,21 +1,37 @@
-"""Reading a range: its slices packed into Spark partitions on the driver,
-their batches fetched on executors.
+"""Reading a range: its slices packed into Spark partitions on the driver, their batches fetched on
+executors; as a table's own columns, or in the envelope.
+
+The envelope is one schema for the changes of all tables, with key, row before and row after as JSON
+text. It never changes, so schema changes pass through it: they come as rows themselves, `_op` is
+`ddl`, `after` has the statement and what it did to the table, and rows with a larger `_commit_ts`
+have the new columns.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.barrier import check_schema, segments
-from pyspark_tidemark.envelope import ddl_rows, enveloped
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Slice
+from pyspark_tidemark.flight import BEFORE, Changefeed, ChangefeedMeta, Ddl, Slice
+from pyspark_tidemark.json_text import objects
 from pyspark_tidemark.options import Options
 
 _APART = "a batch has one set of columns: read up to it and from it on apart (endTs, startTs)"
+META = ("_op", "_commit_ts", "_start_ts", "_seq")
+ENVELOPE_SCHEMA = pa.schema(
+    [
+        ("_op", pa.string()),
+        *((name, pa.int64()) for name in META[1:]),
+        *((name, pa.string()) for name in ("_table", "key", "before", "after")),
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +57,42 @@ class DdlPartition(InputPartition):
         super().__init__((ddl, tables))
         self.ddl = ddl
         self.tables = tables
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read.format("tidemark")`."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Plan the range; it begins at the checkpoint and ends at what is resolved now,
+        unless options say else.
+
+        Raises:
+            SourceError: ErrSchemaChanged, the table's columns change within the range;
+                ErrOptionInvalid, it is empty.
+        """
+        changefeed, options = Changefeed(self._options), self._options
+        now = changefeed.describe()
+        start_ts = now.checkpoint_ts if options.start_ts is None else options.start_ts
+        end_ts = now.resolved_ts if options.end_ts is None else options.end_ts
+        if options.end_ts is not None and end_ts < start_ts:
+            raise SourceError(
+                "ErrOptionInvalid",
+                f"option 'endTs' ({end_ts}) is before the checkpoint, {start_ts}",
+            )
+        partitions: list[InputPartition] = []
+        for start, end, described in segments(changefeed.describe, start_ts, end_ts):
+            if options.table is not None and not options.envelope:
+                check_schema(described, options.table, start, self._schema, hint=_APART)
+            partitions += planned(options, start, end, described)
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Runs on executors."""
+        return batches(self._options, partition)
 
 
 def planned(
@@ -92,37 +144,54 @@ def batches(options: Options, partition: InputPartition | None) -> Iterator[Any]
                 yield enveloped(batch, part.slice.table, part.key) if options.envelope else batch
 
 
-class BatchReader(DataSourceReader):
-    """`spark.read.format("tidemark")`."""
+def enveloped(rows: Any, table: str, key: Sequence[str]) -> Any:
+    """Mounted rows of one table in the envelope; a table without a key has null keys."""
+    names = [name for name in rows.schema.names if name not in (*META, BEFORE)]
+    row = objects(names, [rows[name] for name in names])
+    is_delete = pc.equal(rows["_op"], "delete")
+    nothing = pa.nulls(len(rows), pa.string())
+    before = _before(rows[BEFORE], names) if BEFORE in rows.schema.names else nothing
+    columns = [
+        *(rows[name] for name in META),
+        pa.repeat(pa.scalar(table), len(rows)),
+        objects(key, [rows[name] for name in key]) if key else nothing,
+        pc.if_else(is_delete, row, before),
+        pc.if_else(is_delete, None, row),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self._options = options
-        self._schema = schema
 
-    def partitions(self) -> Sequence[InputPartition]:
-        """Plan the range; it begins at the checkpoint and ends at what is resolved now,
-        unless options say else.
+def ddl_rows(ddl: Ddl, tables: Sequence[str]) -> Any:
+    """A schema change, a row for each of `tables`."""
+    after = [
+        json.dumps({"query": ddl.query} | dict(_deeds(ddl, name)), ensure_ascii=False)
+        for name in tables
+    ]
+    count = len(tables)
+    columns = [
+        ["ddl"] * count,
+        [ddl.ts] * count,
+        [ddl.ts] * count,
+        range(count),
+        tables,
+        *[[None] * count] * 2,
+        after,
+    ]
+    arrays = [
+        pa.array(column, field.type) for column, field in zip(columns, ENVELOPE_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE_SCHEMA)
 
-        Raises:
-            SourceError: ErrSchemaChanged, the table's columns change within the range;
-                ErrOptionInvalid, it is empty.
-        """
-        changefeed, options = Changefeed(self._options), self._options
-        now = changefeed.describe()
-        start_ts = now.checkpoint_ts if options.start_ts is None else options.start_ts
-        end_ts = now.resolved_ts if options.end_ts is None else options.end_ts
-        if options.end_ts is not None and end_ts < start_ts:
-            raise SourceError(
-                "ErrOptionInvalid",
-                f"option 'endTs' ({end_ts}) is before the checkpoint, {start_ts}",
-            )
-        partitions: list[InputPartition] = []
-        for start, end, described in segments(changefeed.describe, start_ts, end_ts):
-            if options.table is not None and not options.envelope:
-                check_schema(described, options.table, start, self._schema, hint=_APART)
-            partitions += planned(options, start, end, described)
-        return partitions
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Runs on executors."""
-        return batches(self._options, partition)
+def _deeds(ddl: Ddl, name: str) -> Iterator[tuple[str, Any]]:
+    for deed in ("dropped", "truncated"):
+        if name in getattr(ddl, deed):
+            yield deed, True
+    for old, new in ddl.renamed:
+        if name in (old, new):
+            yield ("renamed_to", new) if name == old else ("renamed_from", old)
+
+
+def _before(images: Any, names: Sequence[str]) -> Any:
+    columns = [pc.struct_field(images, [name]) for name in names]
+    return pc.if_else(images.is_valid(), objects(names, columns), None)

@@ -6,12 +6,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark import envelope
 from pyspark_tidemark.barrier import spark_schema, table_of
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
-from pyspark_tidemark.reader import BatchReader
+from pyspark_tidemark.reader import ENVELOPE_SCHEMA, BatchReader
 from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, RowStreamReader
 
 
@@ -33,7 +32,7 @@ class DefaultSource(DataSource):
         """
         options = self._parsed()
         if options.envelope:
-            return from_arrow_schema(envelope.SCHEMA)
+            return from_arrow_schema(ENVELOPE_SCHEMA)
         if options.table is None:
             return from_arrow_schema(CUT_SCHEMA)
         return _columns(options, options.table)

@@ -18,18 +18,45 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.admission import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark_tidemark.barrier import check_schema, check_truncated
 from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
 from pyspark_tidemark.reader import batches, planned
+
+# Spark has admission control from 4.2 on. Before that nothing asks for a limit or sets one, and
+# `latestOffset` is called without arguments: the stand-ins only let the classes below be defined.
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Marks a reader that can end at what is there when its query starts."""
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """How much a batch may hold."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """Everything."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """So many rows."""
+
+        def __init__(self, max_rows: int) -> None:
+            self.max_rows = max_rows
+
+    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
+        """So many bytes."""
+
+        def __init__(self, max_bytes: int) -> None:
+            self.max_bytes = max_bytes
+
 
 CUT_SCHEMA = pa.schema([("start_ts", pa.int64()), ("end_ts", pa.int64())])
 _REPORT_S = 1.0
@@ -43,9 +70,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
         self._options = options
         self._changefeed = Changefeed(options)
-        self._position: int | None = (
-            None  # where the last planned batch ended; unknown after a restart
-        )
+        # Where the last planned batch ended; unknown after a restart.
+        self._position: int | None = None
         self._target: int | None = options.end_ts
         self._acked = -1
         self._ack_again_at = 0.0
@@ -79,11 +105,13 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Offset:
         """The end of the next batch; waits up to `pollMs` at the server when nothing is new."""
         position = self._position if start is None else self._ts(start)
-        # None before 4.2 after a restart: a limit from the checkpoint on could fall behind Spark.
+        # Before 4.2 Spark does not say after a restart where it is. A limit that counts from the
+        # checkpoint could end below that, so there is none.
         if position is None:
             return self._offset(
                 self._capped(self._changefeed.latest(self._changefeed.describe().checkpoint_ts))
             )
+        # Spark asks from `start` on when everything below is committed: invariant 3.
         if start is not None:
             self._acknowledge(position)
         rows, size = self._limits(limit)
@@ -100,7 +128,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if time.monotonic() >= self._report_at:
             described = self._changefeed.describe(known=self._known)
-            # only positions are wanted here
+            # Only positions are needed here, so captures leave the tables out.
             self._known = Known(described.checkpoint_ts, {})
             self._reported = self._offset(described.resolved_ts)
             self._report_at = time.monotonic() + _REPORT_S
@@ -118,8 +146,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """See that rows above `position` may be read by this query."""
 
     def _acknowledge(self, ts: int) -> None:
-        """A new position at once; the last one now and then, as a capture may have died before it
-        kept that.
+        """Acknowledge a new position at once, and the last one again every `ACK_AGAIN_S`: a capture
+        may have died before it kept it.
         """
         now_s = time.monotonic()
         if not self._options.ack or ts < self._acked:
@@ -244,7 +272,8 @@ class RowStreamReader(_StreamReader):
             if position != self._first_position:
                 check_truncated(described, table, position)
         except SourceError:
-            # so that a query started again is given the columns above it
+            # A query that is started again gets the columns above the changefeed's checkpoint: it
+            # has to be at the barrier by then.
             self._acknowledge(position)
             raise
 

@@ -74,7 +74,7 @@ def test_every_version_of_a_row_has_the_time_in_which_it_was_valid(
 def test_a_changelog_holds_every_change_once_and_its_checksum_says_so(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
-    for most in ("HERE_BYTES", "ARROW_BYTES"):
+    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
         monkeypatch.setattr(changes, most, here_bytes)
     ends = CUTS[1:] if here_bytes > 0 else CUTS[2:]
     _, _, cuts = keep(spark, changefeed, captures, tmp_path, "append", ends)

@@ -278,13 +278,13 @@ def test_delta_follows_ddls_of_a_small_table_without_spark_jobs_as_delta_itself_
 
 
 @pytest.mark.parametrize(
-    "arrow_bytes", [changes.ARROW_BYTES, -1], ids=["by the driver", "by tasks"]
+    "arrow_bytes", [changes.ARROW_READ_MAX_BYTES, -1], ids=["by the driver", "by tasks"]
 )
 @pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
 def test_whoever_reads_the_newest_version_sees_a_table_before_it_is_emptied_or_refilled(
     place, arrow_bytes, monkeypatch
 ):
-    monkeypatch.setattr(changes, "ARROW_BYTES", arrow_bytes)
+    monkeypatch.setattr(changes, "ARROW_READ_MAX_BYTES", arrow_bytes)
     columns = {"id": pa.int32(), "name": pa.string()}
     feed = EvolvingFeed()
     feed.create(0, "bank.t", **columns)

@@ -5,7 +5,7 @@ and by ours at any cut.
 from types import SimpleNamespace
 
 import pytest
-from pyspark_tidemark.defaults import with_column_ids
+from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
@@ -73,7 +73,7 @@ def held(upstream, ts):
 def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, here_bytes
 ):
-    for most in ("HERE_BYTES", "ARROW_BYTES"):
+    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
         monkeypatch.setattr(changes, most, here_bytes)
     keep(spark, changefeed, captures, tmp_path, CUTS if here_bytes > 0 else CUTS[:3])
     end_ts = CUTS[-1] if here_bytes > 0 else CUTS[2]

@@ -67,7 +67,7 @@ def test_a_key_that_is_inserted_again_is_replaced_counted_and_told(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch, caplog, way
 ):
     if way.by_tasks:
-        for most in ("HERE_BYTES", "ARROW_BYTES"):
+        for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
             monkeypatch.setattr(changes, most, -1)
         monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1)
     ends = CUTS[:2] if way.by_tasks else CUTS

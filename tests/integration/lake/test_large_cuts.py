@@ -4,7 +4,7 @@ and as a changelog.
 
 import pyarrow as pa
 import pytest
-from pyspark_tidemark.lake.changes import FEW_ROWS
+from pyspark_tidemark.lake.changes import FEW_ROWS_MAX
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.reading import as_of_cut
 
@@ -12,7 +12,7 @@ from tests.integration.lake.test_delta_modes import keep
 from tests.integration.spark.upstream import Upstream
 
 pytestmark = pytest.mark.timeout(400)
-KEYS = FEW_ROWS + 1_000
+KEYS = FEW_ROWS_MAX + 1_000
 CHANGED, GONE, AGAIN, NEW = 11_000, 8_000, 500, 2_000
 
 
@@ -52,7 +52,7 @@ def test_a_cut_that_the_driver_reads_equals_the_replay(
     """A table with a property that is not ours is written by Delta alone."""
     ends = (10, upstream.end_ts)
     path = f"{tmp_path}/bank/accounts"
-    assert len(upstream.accounts.between(*ends)) > FEW_ROWS
+    assert len(upstream.accounts.between(*ends)) > FEW_ROWS_MAX
     keep(spark, changefeed, captures, tmp_path, "upsert", ends[:1])
     if foreign:
         spark.sql(

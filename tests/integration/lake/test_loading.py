@@ -29,7 +29,7 @@ def upstream() -> Upstream:
 def test_delta_appends_large_chunks_and_merges_only_what_may_be_there(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch
 ):
-    for most in ("HERE_BYTES", "ARROW_BYTES"):
+    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
         monkeypatch.setattr(changes, most, -1)
     test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
     path = f"{tmp_path}/bank/accounts"

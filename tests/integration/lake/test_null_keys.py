@@ -34,7 +34,7 @@ def test_a_row_with_a_null_in_its_key_stops_the_job_before_the_table_has_it(
     monkeypatch.setattr(upstream.kinds, "rows", rows)
     keep(100)
     before = held()
-    for most in ("HERE_BYTES", "ARROW_BYTES"):
+    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
         monkeypatch.setattr(changes, most, -1)
     monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1)
     with pytest.raises(

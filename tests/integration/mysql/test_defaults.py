@@ -7,7 +7,7 @@ What is certain is computed from the statement; else the table is read again. No
 from typing import Any
 
 import pytest
-from pyspark_tidemark.defaults import defaults_of, scalar
+from pyspark_tidemark.column_metadata import defaults_of, scalar
 
 from server.dump.job import DumpRecords
 from storage.meta.client import EtcdMeta

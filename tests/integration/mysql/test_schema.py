@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pyspark_tidemark.defaults import defaults_of, scalar
+from pyspark_tidemark.column_metadata import defaults_of, scalar
 
 from server.capture.source.mysql import MySqlSource
 from server.changefeed.source import SourceUri

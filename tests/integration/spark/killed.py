@@ -57,7 +57,11 @@ class Kill:
 def main() -> int:
     step, batch, way, *arguments = sys.argv[1:]
     if way == "merge":
-        changes.FEW_ROWS, changes.HERE_BYTES, changes.ARROW_BYTES = 0, -1, -1
+        changes.FEW_ROWS_MAX, changes.DRIVER_READ_MAX_BYTES, changes.ARROW_READ_MAX_BYTES = (
+            0,
+            -1,
+            -1,
+        )
     Kill(step, int(batch)).follow()
     return job.main(arguments)
 

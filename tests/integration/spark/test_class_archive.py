@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from pyspark_tidemark.class_archive import java_options
 from pyspark_tidemark.jars import default_directory, installed
+from pyspark_tidemark.java import java_options
 
 pytestmark = pytest.mark.timeout(600)
 

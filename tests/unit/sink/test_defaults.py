@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from pyspark_tidemark.defaults import defaults_of, scalar, without_metadata
+from pyspark_tidemark.column_metadata import defaults_of, scalar, without_metadata
 
 from sink.mounter import DEFAULT, plain, schema_of, with_default
 from sink.tidb_mounter import TidbMounter

@@ -6,7 +6,7 @@ Invariants:
 2. A step is made only to a table that is not ahead of the DDL, and can be made again: a crash
    repeats the barrier.
 3. A table is written to only with the schema that the target has for it.
-4. A table is told by the upstream's id: one of a name that an earlier, dropped table had begins
+4. A table is known by the upstream's id: one of a name that an earlier, dropped table had begins
    empty, whatever columns the earlier one had.
 """
 
@@ -16,13 +16,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidemark.defaults import column_ids, scalar, with_column_ids, without_metadata
+from pyspark_tidemark.column_metadata import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
-from pyspark_tidemark.lake.format import DROP, EVOLVE, EXCEPTION, IGNORE, KEEP
+from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, KEEP, UPSERT
 from pyspark_tidemark.lake.manifest import Manifest
-from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, UPSERT, lake_schema, own_columns
-from pyspark_tidemark.lake.schema import SchemaChange, difference
+from pyspark_tidemark.lake.schema import (
+    ENVELOPE,
+    SchemaChange,
+    difference,
+    lake_schema,
+    own_columns,
+)
 from pyspark_tidemark.lake.target import Target
 
 
@@ -37,7 +42,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Crossed:
-    """The tables above a barrier, and what ended or got another name at it."""
+    """The tables above a barrier, and those that ended or got another name at it."""
 
     tables: dict[str, TableMeta]
     dropped: tuple[str, ...] = ()
@@ -75,10 +80,12 @@ class Barrier:
         now = self._changefeed.describe(ts, known=self._known)
         self._known = Known(ts, now.tables)
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
+        # The first cut makes its tables as they are above `ts`.
         if first or not ddls:
             return Crossed(now.tables)
         before = self._changefeed.describe(ts - 1)
         self._require_allowed(ddls, before)
+        # Of each DDL the renames first: a new table may take a name that a renamed one has left.
         dropped: list[str] = []
         renamed: list[tuple[str, str]] = []
         recreated: list[str] = []
@@ -147,6 +154,7 @@ class Barrier:
         if self._policy.evolution == IGNORE:
             self._check_key(table, [name for name in table.key if name not in actual.names])
             return _frozen(table, actual, self._policy.mode)
+        # The target is ahead of the DDL, so it had the DDL's schema once (invariant 2).
         if position > table.schema_ts:
             raise SourceError(
                 "ErrTargetSchema",
@@ -159,7 +167,7 @@ class Barrier:
                 self._target.truncate(table, table.schema_ts)
                 change = change.replacing
             elif self._policy.evolution == EVOLVE and self._target.is_empty(table):
-                # it has no rows that could need the old types
+                # It has no rows that could need the old types.
                 self._target.replace(table, table.schema_ts, change.replacing)
                 return table
         self._alter(table, change)
@@ -211,9 +219,8 @@ class Barrier:
         )
 
     def _filling(self, table: TableMeta, change: SchemaChange) -> SchemaChange:
-        """With the values of rows that are older than the added columns;
-        a changelog's rows are of their own time.
-        """
+        """The change with the values that existing rows get in the added columns."""
+        # A changelog's rows stay as they were sent.
         if self._policy.mode == APPEND:
             return change
         defaulted = [field for field in change.added if field.name in table.defaults]
@@ -241,22 +248,18 @@ class Barrier:
         """Give tables their new names, one after the other,
         and go on behind the last step that is done already.
 
-        A name may come free by one step and be taken by the next. So what is there under the old
-        name of a step may be another table already, and only the newest step that is done tells
-        that those before it are done, too. Where tables change places, one of them has a name of
-        its own for a while. When all others are where they belong, the manifest notes it: else
-        nobody could tell the names of afterwards from those of before.
-
         Returns the (old, new) names of all steps, in order.
         """
         chosen = [
             (old, new) for old, new in ddl.renamed if old in before.tables and new in now.tables
         ]
         names = _in_order(chosen, ddl.ts)
+        # Names between two, of tables that change places, are in neither description.
         metas = {**now.tables, **before.tables}
         metas |= {
             new: dataclasses.replace(metas[old], name=new) for old, new in names if new not in metas
         }
+        # The first step of those that come last: from a name between to the new one.
         last = next(
             (number for number, (old, _) in enumerate(names) if old not in before.tables),
             len(names),
@@ -264,6 +267,10 @@ class Barrier:
         noted = last < len(names) and self._manifest.moved_at(ddl.ts)
 
         steps = [(metas[old], metas[new]) for old, new in names]
+        # A name may come free by one step and be taken by the next. So the table under a step's old
+        # name may be another one already, and only the newest step that is done says that those
+        # before it are done, too. Of tables that change places, the last steps look done before
+        # anything is: the manifest's note tells the names of afterwards from those of before.
         certain = steps if noted else steps[:last]
         made = [
             number
@@ -328,7 +335,7 @@ class Barrier:
         except SourceError as err:
             if err.code != "ErrTargetForeign":
                 raise
-            # a database whose table has its new name, while the table's row has yet to get it
+            # A database whose table has its new name, while the table's row has yet to get it.
             return False
 
     def _behind(self, table: TableMeta, ts: int) -> bool:
@@ -337,7 +344,7 @@ class Barrier:
 
 
 def _key(table: TableMeta) -> list[tuple[str, int]]:
-    """Its columns by name and identity: another one may have got the name of one that was."""
+    """The key's columns by name and identity: another column may have taken the name of one."""
     return [(name, table.column_ids.get(name, 0)) for name in table.key]
 
 

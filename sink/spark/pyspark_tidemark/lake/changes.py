@@ -4,7 +4,7 @@ else by the executors.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -17,24 +17,24 @@ from pyspark.sql.types import StructType
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.schema import fitted
 
 DELETE, INSERT = "delete", "insert"
-FEW_ROWS = 20_000
-"""Up to here a cut's changes of one table are few: plans over them are not worth compiling."""
-HERE_BYTES = 8 << 20
-"""Up to here they go through the driver: executors cost a Python worker,
-and have to read twice to count.
+FEW_ROWS_MAX = 20_000
+"""Up to this many changes of a table in a cut, plans over them are not worth compiling."""
+DRIVER_READ_MAX_BYTES = 8 << 20
+"""Changes up to this size are read in the driver; larger ones by executors, which cost a Python
+worker, and have to read twice to count.
 
 Several tables are written at a time, and their rows are in the JVM, too, whose heap has 1 GiB by
 default.
 """
-ARROW_BYTES = 64 << 20
-"""So many where the JVM never sees the rows."""
+ARROW_READ_MAX_BYTES = 64 << 20
+"""The same where the driver writes the files itself: the JVM never has the rows."""
 _CELL_BYTES = 8
-"""What a column takes in memory at least, in Arrow and in Spark,
-where captures count a byte or two, as for nulls.
+"""What a cell takes in memory at least, in Arrow and in Spark: captures count a byte or two, as for
+nulls.
 """
 _COUNTED = pa.schema([("rows", pa.int64()), ("checksum", pa.string())])
 
@@ -72,19 +72,18 @@ class Changes:
     @property
     def few(self) -> bool:
         """Whether there are few of them."""
-        return self.planned_rows <= FEW_ROWS
+        return self.planned_rows <= FEW_ROWS_MAX
 
     @property
     def here(self) -> bool:
-        """Whether the driver reads them; as one task's data they are also less than the 128 MiB
-        that Spark allows.
-        """
-        return self._bytes <= HERE_BYTES
+        """Whether the driver reads them, also into a DataFrame."""
+        # As one task's data they are then less than the 128 MiB that Spark allows in a message.
+        return self._bytes <= DRIVER_READ_MAX_BYTES
 
     @property
     def in_arrow(self) -> bool:
         """Whether the driver reads them to write files itself."""
-        return self._bytes <= ARROW_BYTES
+        return self._bytes <= ARROW_READ_MAX_BYTES
 
     @property
     def _bytes(self) -> int:
@@ -133,14 +132,12 @@ class Changes:
             "endTs": str(self.end_ts),
         }
         frame = _with_keys(self.table, reader.options(**bounds).load())
-        return (
-            frame
-            if self.read_schema is None
-            else frame.select(*_fitted(frame.schema, self.spark_schema))
-        )
+        if self.read_schema is None:
+            return frame
+        return frame.select(*_fitted(frame.schema, self.spark_schema))
 
     def counted(self, session: SparkSession) -> Counted:
-        """Rows and checksum; what executors read, they read once more for it."""
+        """Rows and checksum; executors read their rows once more for it."""
         if self.here or "arrow" in self.__dict__:
             rows, total = checksum([self.arrow])
             return Counted(rows, hexadecimal(total))
@@ -149,26 +146,9 @@ class Changes:
         return Counted(sum(part.rows for part in parts), hexadecimal(total))
 
 
-def map_in_arrow(
-    frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
-) -> DataFrame:
-    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too:
-    Spark takes those for fields.
-    """
-    names = list(frame.columns)
-    if not any("." in name or "`" in name for name in names):
-        return frame.mapInArrow(task, schema)
-
-    def named(batches: Iterator[Any]) -> Iterator[Any]:
-        return task(batch.rename_columns(names) for batch in batches)
-
-    return frame.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(named, schema)
-
-
 def _check_keys(table: TableMeta, batch: Any) -> None:
-    """Nothing would find a row again whose key is null: it could not be changed,
-    and would come twice.
-    """
+    """Refuse a null in a key."""
+    # Nothing finds a row again whose key is null: it could not be changed, and would come twice.
     for name in table.key:
         if name in batch.schema.names and batch.column(name).null_count:
             raise _null_key(table, name)

@@ -1,4 +1,4 @@
-"""One cut after another: barrier, plan, all tables in parallel, manifest, acknowledgement;
+"""One cut after another: plan, barrier, all tables in parallel, manifest, acknowledgement;
 so nothing is ever lost.
 
 A crash may come between any two steps. The cut is then replayed: tables that hold it already say so
@@ -27,7 +27,7 @@ from pyspark_tidemark.lake.target import Target, path_part
 _logger = logging.getLogger(__name__)
 _OFFER_WAIT_MS = 10_000
 NO_BATCH = -1
-"""In the record of a stretch that was skipped: no batch of Spark's has brought it."""
+"""In the record of a stretch that was skipped: no batch of Spark's delivered it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class TableWriters:
-    """What writes the tables of a cut: how many at a time, and how each reads its rows."""
+    """How the tables of a cut are written: so many at a time, by this session, from this source."""
 
     source_options: dict[str, str]
     spark: SparkSession | None
@@ -95,6 +95,8 @@ class CutApplier:
         if last is not None and cut.end_ts <= last.end_ts:
             return last
         start_ts = self._start_ts(cut, last)
+        # Announced before anything is written, the barrier included: after a takeover the successor
+        # writes a cut with the same end, which the tables' fences can tell (docs/design/0028).
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
         crossed = self._crossed(start_ts, last)
         self._forget(crossed)
@@ -113,12 +115,12 @@ class CutApplier:
         )
         self._manifest.commit(record)
         self._altered |= crossed.changed
-        # another job began a shorter one
+        # Another job had begun a shorter cut: the rest of Spark's batch is one more.
         return record if end_ts >= cut.end_ts else self.apply(cut)
 
     def take_altered(self) -> list[str]:
-        """Tables that schema changes made, emptied, altered or renamed,
-        or whose rows came anew, since it was asked.
+        """Tables that schema changes made, emptied, altered or renamed, or whose rows came anew,
+        since the last call.
         """
         altered, self._altered = sorted(self._altered), set()
         return altered
@@ -149,8 +151,9 @@ class CutApplier:
         return self._barrier.cross(start_ts, first=last is None)
 
     def _forget(self, crossed: Crossed) -> None:
-        """Tables that are others from here on, and names that mean another one."""
-        # also where the columns are the same, and the key is not; one without rows may begin anew
+        """Drop what is remembered of tables that are others from here on."""
+        # Also where the columns are the same: the key may be another one, and a table without rows
+        # may begin anew.
         for name in (
             *crossed.changed,
             *crossed.dropped,
@@ -191,7 +194,8 @@ class CutApplier:
             for name in names
         ]
         writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]
-        # when one has failed, too: nobody else may write before all have ended
+        # Also when one has failed: the job ends then, and gives the lake up with no table still
+        # being written.
         wait(writing)
         return [_result(name, table) for name, table in zip(names, writing, strict=True)]
 
@@ -208,10 +212,13 @@ class CutApplier:
             position = self._target.position(table)
         if position is None:
             self._check_moved(table.name)
+        # An earlier try has applied the cut to this table.
         if position is not None and position >= end_ts:
             self._positions[table.name] = position
             changes = self._changes(table, table, start_ts, end_ts, slices)
             return TableCut(table.name, changes.planned_rows, self._target.version(table))
+        # The table is inside of the cut, as where another job had announced a shorter one: it gets
+        # the rest only, and its rows of before stay.
         if position is not None and position > start_ts:
             start_ts, slices, emptied = (
                 position,
@@ -234,8 +241,8 @@ class CutApplier:
         )
 
     def _check_moved(self, name: str) -> None:
-        """A table whose name is escaped in paths, and that an earlier version wrote without,
-        must not begin anew.
+        """Refuse to begin a table anew that an earlier version wrote under its name without
+        escapes.
         """
         parts = name.partition(".")[::2]
         if tuple(map(path_part, parts)) == parts or self._manifest.last is None:
@@ -268,11 +275,11 @@ class CutApplier:
 
 
 def skip(manifest: Manifest, described: ChangefeedMeta, mode: str) -> CutRecord | None:
-    """Bring a lake over what its changefeed was told to skip, up to the checkpoint; None:
-    there is nothing to skip.
+    """Bring a lake over the ranges that its changefeed was told to skip, up to the checkpoint;
+    None: there is nothing to skip.
 
     The stretch is committed as a cut without changes that says so, and every later cut says it,
-    too. Needs no table, so a crash before it repeats it, and after it there is nothing left to do.
+    too. No table changes, so a crash before the commit repeats it, and after it nothing is left.
 
     Raises:
         SourceError: ErrCutGap, changes after the lake's end were neither delivered to it nor given
@@ -326,7 +333,7 @@ def _ended_tables(
 
 
 def _result(name: str, writing: "Future[TableCut]") -> TableCut:
-    """What came of one table; its error names it, as one table holds the cuts of all up."""
+    """The record of one table; its error names the table, which holds up the cuts of all."""
     try:
         return writing.result()
     except Exception as err:

@@ -19,8 +19,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
-from pyspark_tidemark.lake.mode import IS_CURRENT, VALID_FROM, VALID_TO
-from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_FROM, VALID_TO
 
 _ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
 

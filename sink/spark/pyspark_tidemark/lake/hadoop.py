@@ -1,4 +1,7 @@
-"""Directories on HDFS and in object stores, by the file systems of Spark's own JVM.
+"""Files and directories on HDFS and in object stores, by the file systems of Spark's own JVM.
+
+`HadoopFiles` is one directory of small files, as the manifest needs them; `move` and `remove` are
+for directories of tables, wherever they are.
 
 Invariant: a file is created exclusively and whole, whatever dies and whoever else creates it. An
 object store that writes an object when its stream is closed does so if none is there
@@ -17,16 +20,19 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.sink_uri import RENAMING
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What file systems say who can create an object if there is none; S3A can from Hadoop 3.4.2 on."""
 _EXISTS = ("FileAlreadyExistsException", "RemoteFileChangedException")
 _NO_CLASS = ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError")
 _GONE = "java.io.FileNotFoundException"
+_ASIDE = "_tidemark-removed-"
+"""Begins the name of a directory that is being removed; readers skip names with an underscore."""
 
 
 class HadoopFiles:
-    """One directory; see `lake.files.Files`."""
+    """One directory; implements `lake.files.Files`."""
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         """The directory need not be there.
@@ -79,7 +85,7 @@ class HadoopFiles:
                 stream.close()
 
     def create(self, name: str, text: str) -> bool:
-        """See `Files`. One request; elsewhere two, and those that writing a file takes."""
+        """See `Files`; in an object store that can do so, one request."""
         return self.create_bytes(name, text.encode())
 
     def create_bytes(self, name: str, content: bytes) -> bool:
@@ -154,7 +160,7 @@ class HadoopFiles:
 
 @contextmanager
 def explained(uri: str) -> Iterator[None]:
-    """What Java throws as SourceErrors.
+    """Turn what Java throws into SourceErrors.
 
     Raises:
         SourceError: ErrTargetUnusable, the file system is not known here, or refuses us;
@@ -186,3 +192,60 @@ def explained(uri: str) -> Iterator[None]:
 
 def _class(err: Any) -> str:
     return str(err.java_exception.getClass().getName())
+
+
+def move(spark: SparkSession, old: str, new: str) -> None:
+    """Rename a directory; nothing if it is done already.
+
+    Raises:
+        SourceError: ErrRenameUnsupported, the file system cannot do so in one step;
+            ErrTargetForeign, there is something else of the new name.
+    """
+    source, target = _hadoop_path(spark, old), _hadoop_path(spark, new)
+    system = _system(spark, source)
+    if not system.exists(source):
+        return
+    if system.exists(target):
+        raise SourceError(
+            "ErrTargetForeign", f"{old} cannot become {new}, which is there already: move that away"
+        )
+    if not _renames_at_once(old):
+        scheme = old.partition("://")[0]
+        raise SourceError(
+            "ErrRenameUnsupported",
+            f"{scheme} cannot rename the directory {old} in one step; start a new changefeed and "
+            "target",
+        )
+    system.mkdirs(target.getParent())
+    system.rename(source, target)
+
+
+def remove(spark: SparkSession, path: str) -> None:
+    """Remove a directory and what is in it; nothing if it is not there."""
+    directory = _hadoop_path(spark, path)
+    system = _system(spark, directory)
+    if not _renames_at_once(path):
+        system.delete(directory, True)  # noqa: FBT003 - Java's signature: recursive
+        return
+    # Put aside first, in one step: a death amid the removal must not leave a table with half of its
+    # log, which readers would take for the table.
+    aside = _hadoop_path(spark, f"{directory.getParent()}/{_ASIDE}{directory.getName()}")
+    system.delete(aside, True)  # noqa: FBT003 - what an earlier death has left
+    if system.exists(directory):
+        system.rename(directory, aside)
+        system.delete(aside, True)  # noqa: FBT003 - see above
+
+
+def _renames_at_once(path: str) -> bool:
+    """Whether the file system renames a directory in one step."""
+    scheme, colon, _ = path.partition("://")
+    return not colon or scheme in RENAMING
+
+
+def _hadoop_path(spark: SparkSession, path: str) -> Any:
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no call for file systems
+    return jvm.org.apache.hadoop.fs.Path(path)
+
+
+def _system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001 - see above

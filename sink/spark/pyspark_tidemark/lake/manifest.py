@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.claims import Claims
 from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
+from pyspark_tidemark.lake.fencing import Claims, Lock, WriteRight
 from pyspark_tidemark.lake.files import Files, LocalFiles
-from pyspark_tidemark.lake.lock import Lock
 
 DIRECTORY = "_tidemark_cuts"
 ROLL_UP_FILES = 256
@@ -72,29 +71,13 @@ class Manifest(Protocol):
         """
 
 
-class Right(Protocol):
-    """The right to write a lake in files."""
-
-    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
-        """See `Manifest`."""
-
-    def publish(self, end_ts: int, text: str) -> None:
-        """Write the file of the announced cut."""
-
-    def republish(self, start_ts: int, end_ts: int, text: str) -> None:
-        """Write the file of the newest cut anew."""
-
-    def tidy(self) -> None:
-        """Remove what it needs no more."""
-
-
 class FileManifest:
     """The manifest of a lake that is a directory."""
 
-    def __init__(self, files: Files, right: Right, last: CutRecord | None) -> None:
+    def __init__(self, files: Files, right: WriteRight, last: CutRecord | None) -> None:
         self._files = files
         self._right = right
-        # files may have been left by an earlier life
+        # An earlier run of the job may have left files that are due.
         self._since_tidied = ROLL_UP_FILES
         self.last = last
 
@@ -122,9 +105,11 @@ class FileManifest:
             SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the
                 directory; then nobody has.
         """
+        # Checked before the takeover, which stops whoever writes: who may not write stops nobody.
         check_mode(_own(_steady(lambda: _newest(files)), changefeed, root), mode)
         right = Claims(files, claims)
         right.take()
+        # Read after the takeover: until then the predecessor could publish one more cut.
         last = _steady(lambda: _newest(files))
         right.inherit(None if last is None else last.end_ts)
         return cls(files, right, last)
@@ -162,27 +147,25 @@ class FileManifest:
         return cuts_in(self._files)
 
     def tidy(self, horizon: datetime) -> None:
-        """Once for so many cuts, roll their files up,
-        and forget whole roll-ups from before `horizon`.
+        """Once in `ROLL_UP_FILES` cuts, roll their files up, and forget whole roll-ups from before
+        `horizon`.
         """
         self._since_tidied += 1
         if self._since_tidied >= ROLL_UP_FILES:
             self._since_tidied = 0
-            # a predecessor that knows no better does the same
+            # A predecessor that does not know yet that it was overtaken may do the same.
             with suppress(FileNotFoundError):
                 self.roll_up()
                 self.forget(horizon)
             self._right.tidy()
 
     def roll_up(self) -> None:
-        """Put the files of many cuts into one, when there are many; a crash in between repeats it.
-
-        Empty files stay: they stand where a predecessor would publish.
-        """
+        """Put the files of many cuts into one, when there are many; a crash repeats it."""
         listed = _listed(self._files)
         single = [file.name for file in listed if file.single]
         if len(single) < ROLL_UP_FILES:
             return
+        # Empty files stay: they stand where a predecessor would publish.
         texts = {name: text for name in single if (text := self._files.read(name))}
         chosen = list(texts)[:ROLL_UP_FILES]
         if len(chosen) < ROLL_UP_FILES:
@@ -191,6 +174,7 @@ class FileManifest:
         older = _read(self._files, [file for file in listed if not file.single])
         before = [cut for cut in older if cut.end_ts < new[0].end_ts]
         name = f"{new[0].end_ts:020d}-{new[-1].end_ts:020d}.json"
+        # In this order: readers may see a cut twice, and never miss one.
         self._files.create(name, _text(rolled(before, new)))
         self._files.remove(chosen)
 
@@ -291,7 +275,7 @@ def _text(cuts: Sequence[CutRecord]) -> str:
 
 
 def _steady(read: Callable[[], _T]) -> _T:
-    """What `read` finds, again if files were rolled up between its listing and its reading."""
+    """The result of `read`, called again if files were rolled up amid it."""
     for _ in range(3):
         with suppress(FileNotFoundError):
             return read()
@@ -306,6 +290,7 @@ def _newest(files: Files) -> CutRecord | None:
         cuts = _read(files, [file])
         if cuts:
             return cuts[-1]
+        # One with a claim is empty where a successor took the cut over (`fencing`).
         if file.claim < 0:
             raise SourceError(
                 "ErrManifestCorrupt",

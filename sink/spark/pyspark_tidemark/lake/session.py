@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pyspark_tidemark.class_archive import java_options
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed
+from pyspark_tidemark.java import java_options
 from pyspark_tidemark.lake.formats import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

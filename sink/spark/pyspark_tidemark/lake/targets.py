@@ -8,13 +8,12 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.claims import DIRECTORY as CLAIMS
-from pyspark_tidemark.lake.claims import check_idle
 from pyspark_tidemark.lake.connector import open_connector
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
+from pyspark_tidemark.lake.fencing import CLAIMS, check_idle
 from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.hadoop import HadoopFiles

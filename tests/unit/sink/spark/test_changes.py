@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
-from pyspark_tidemark.lake.changes import FEW_ROWS, HERE_BYTES, Changes
+from pyspark_tidemark.lake.changes import DRIVER_READ_MAX_BYTES, FEW_ROWS_MAX, Changes
 from pyspark_tidemark.options import parse
 
 CHANGEFEED = Changefeed(
@@ -22,10 +22,10 @@ def planned(*slices, columns=8):
     ("slices", "here"),
     [
         ((), True),
-        (((1, HERE_BYTES),), True),
-        (((1, HERE_BYTES + 1),), False),
-        (((1, HERE_BYTES - 1), (1, 1)), True),
-        (((1, HERE_BYTES), (1, 1)), False),
+        (((1, DRIVER_READ_MAX_BYTES),), True),
+        (((1, DRIVER_READ_MAX_BYTES + 1),), False),
+        (((1, DRIVER_READ_MAX_BYTES - 1), (1, 1)), True),
+        (((1, DRIVER_READ_MAX_BYTES), (1, 1)), False),
     ],
 )
 def test_the_driver_reads_up_to_so_many_bytes_of_a_table(slices, here):
@@ -39,7 +39,7 @@ def test_columns_that_the_store_holds_in_a_byte_count_as_in_memory():
 
 
 def test_many_small_rows_are_read_here_but_are_not_few():
-    changes = planned((FEW_ROWS + 1, 1 << 20))
+    changes = planned((FEW_ROWS_MAX + 1, 1 << 20))
     assert changes.here
     assert not changes.few
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
-from pyspark_tidemark.lake.delta.log import Listing, beginning, fence, replayed, told
+from pyspark_tidemark.lake.delta.log import Listing, commit_info, creation, fence, replayed
 from pyspark_tidemark.lake.schema import SchemaChange
 
 PROPERTIES = {"delta.enableDeletionVectors": "true"}
@@ -21,9 +21,9 @@ def table(tmp_path):
     """A table of one version, and its log."""
     (tmp_path / "_delta_log").mkdir()
     actions = [
-        told("CUT", {}, -1),
+        commit_info("CUT", {}, -1),
         fence("tidemark:shop", 7),
-        *beginning(SCHEMA, {"id": 1, "text": 2}, PROPERTIES),
+        *creation(SCHEMA, {"id": 1, "text": 2}, PROPERTIES),
     ]
     found = put(Listing.before_the_first(str(tmp_path)), actions)
     rows = pa.table(
@@ -54,7 +54,8 @@ def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
         without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})),
     )
     known = put(
-        known, [told("CUT", {}, known.version), fence("tidemark:shop", 9), fence("another", 1)]
+        known,
+        [commit_info("CUT", {}, known.version), fence("tidemark:shop", 9), fence("another", 1)],
     )
     renamed = SchemaChange(renamed=(("text", "id"), ("id", "text")), ids={"text": 1, "id": 2})
     known = altered(known, renamed)

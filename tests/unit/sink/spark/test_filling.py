@@ -5,7 +5,7 @@ import pytest
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.barrier import IGNORE, Barrier, Policy
 from pyspark_tidemark.lake.databases.text import as_quoted
-from pyspark_tidemark.lake.mode import lake_schema
+from pyspark_tidemark.lake.schema import lake_schema
 
 OLD = pa.schema(
     [

@@ -19,7 +19,7 @@ from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg import table_keys as iceberg
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 
-from tests.unit.sink.spark import test_spans
+from tests.unit.sink.spark import test_fold_versions
 from tests.unit.sink.spark.test_delta_files import LAKE, compacted, layout_of, shown
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
 
@@ -83,7 +83,7 @@ def test_any_history_with_inserts_of_living_keys_equals_the_replay_and_the_count
 def test_no_key_ever_has_two_current_versions(history, as_inserts, ends):
     rows = spelled(history, as_inserts)
     with tempfile.TemporaryDirectory() as root:
-        inserted, listing, start = Inserted(), test_spans.empty_table(root), 0
+        inserted, listing, start = Inserted(), test_fold_versions.empty_table(root), 0
         for end in (*sorted(ends), 99):
             changes = pa.Table.from_pylist(
                 [row for row in rows if start < row["_commit_ts"] <= end], schema=SCHEMA
@@ -96,7 +96,7 @@ def test_no_key_ever_has_two_current_versions(history, as_inserts, ends):
             listing = listing.after(
                 json.loads(json.dumps(replaced(listing, versions(changes, KEY), ends_now)))
             )
-            assert test_spans.shown(listing) == test_spans.expected(
+            assert test_fold_versions.shown(listing) == test_fold_versions.expected(
                 [row for row in rows if row["_commit_ts"] <= end]
             )
             assert inserted.replaced("t") == again_in(rows, start, end)

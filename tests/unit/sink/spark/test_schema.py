@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.defaults import column_ids, with_column_ids
+from pyspark_tidemark.column_metadata import column_ids, with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.schema import difference, fitted, widens
 

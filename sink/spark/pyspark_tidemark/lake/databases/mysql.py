@@ -12,10 +12,10 @@ from pymysql.constants import CR, ER
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.databases.database import STAGED, password
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.lake.databases.text import as_values
-from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
 

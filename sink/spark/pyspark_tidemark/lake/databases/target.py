@@ -8,24 +8,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_tidemark.defaults import with_column_ids
+from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, columns_of, explained
-from pyspark_tidemark.lake.mode import (
-    APPEND,
-    SCD2,
-    UPSERT,
+from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.schema import (
+    SchemaChange,
     check_held,
     check_key,
     lake_columns,
     lake_key,
     lake_schema,
 )
-from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
 _UNTIL_BYTES_MAX = 63

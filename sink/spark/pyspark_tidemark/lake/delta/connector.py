@@ -7,9 +7,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.lake.arguments import Arguments
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.connector import LakeConnector, Repair, StoredTable
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.target import Target
 
 _NO_CHANGE: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")

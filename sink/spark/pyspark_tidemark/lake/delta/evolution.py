@@ -15,8 +15,9 @@ from typing import Any
 
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
-from pyspark_tidemark.defaults import COLUMN_ID
+from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.columns import with_columns
 from pyspark_tidemark.lake.delta.compaction import affordable
 from pyspark_tidemark.lake.delta.files import all_removed, joined
 from pyspark_tidemark.lake.delta.log import Listing, has_times_without_zone, with_features
@@ -27,9 +28,7 @@ from pyspark_tidemark.lake.delta.tables import (
     identified,
     needs_mapping,
 )
-from pyspark_tidemark.lake.literal import with_columns
-from pyspark_tidemark.lake.mode import lake_schema
-from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 
 _WITHOUT_ZONE = {"delta.feature.timestampNtz": "supported"}
 _WIDENING = {"delta.enableTypeWidening": "true"}
@@ -37,7 +36,7 @@ _MODE, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
 _ID, _PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
 _TYPE_CHANGES = "delta.typeChanges"
 Field = Mapping[str, Any]
-"""A column as the log tells it."""
+"""A column as the log has it."""
 
 
 def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
@@ -56,14 +55,11 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
 def evolved(
     metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: SchemaChange
 ) -> Actions:
-    """What a change commits, if anything; columns that rows hold a value in are left to who
-    rewrites the rows.
+    """The actions of a change, if there are any; without the columns that existing rows hold a
+    value in, which come with the rewritten rows.
     """
-    schema, configuration, features = (
-        json.loads(metadata["schemaString"]),
-        dict(metadata["configuration"]),
-        [],
-    )
+    schema = json.loads(metadata["schemaString"])
+    configuration, features = dict(metadata["configuration"]), []
     fields = schema["fields"]
     if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
         fields = _mapped(fields, configuration)
@@ -93,8 +89,8 @@ def evolved(
 
 
 def _filled(listing: Listing, change: SchemaChange) -> Actions:
-    """What a change commits with the values that rows hold in added columns;
-    nothing if the rows are many.
+    """The actions of a change with the values that rows hold in added columns;
+    none if the rows are many.
     """
     files = list(listing.files.values())
     if not affordable([files]):
@@ -136,7 +132,7 @@ def _added(field: Any, configuration: dict[str, str]) -> Field:
     if configuration.get(_MODE) == "name":
         number = int(configuration[_MAX_ID]) + 1
         configuration[_MAX_ID] = str(number)
-        # A name of its own: files may still have a dropped column under the logical name.
+        # A physical name of its own: files may still have a dropped column under the logical one.
         column["metadata"] = {_ID: number, _PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
     return column
 

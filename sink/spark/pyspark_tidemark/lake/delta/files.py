@@ -29,9 +29,8 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.delta import roaring
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.lake.mode import VALID_TO
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
-from pyspark_tidemark.lake.schema import fitted
+from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
 _FIELD_ID = b"PARQUET:field_id"
 _PIECE_ROWS = 8192

@@ -1,5 +1,5 @@
-"""The keys of a cut's inserts that a table has already: their rows are replaced,
-counted and told, never doubled.
+"""The keys of a cut's inserts that a table has already: their rows are replaced and counted, never
+doubled (docs/design/0030-net-underneath.md).
 """
 
 from functools import reduce
@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, meeting, numbered
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
-from pyspark_tidemark.lake.mode import IS_CURRENT
+from pyspark_tidemark.lake.schema import IS_CURRENT
 
 _FEWEST_BYTES_A_ROW: Final = 8
 
@@ -49,8 +49,8 @@ class Inserted:
         return again
 
     def replacing(self, table: str, rows: int) -> None:
-        """So many rows are replaced by the cut that is being applied;
-        an earlier try of the same cut does not count.
+        """Note how many rows the cut replaces that is being applied; an earlier try of the same cut
+        does not count.
         """
         self._replaced[table] = rows
 
@@ -59,7 +59,7 @@ class Inserted:
         return self._replaced.pop(table, 0)
 
     def forget(self, table: str) -> None:
-        """The table is gone."""
+        """Drop the index of a table that is gone."""
         self._index.forget(table)
 
     def _hits(

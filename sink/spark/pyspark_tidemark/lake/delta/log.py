@@ -27,7 +27,7 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.defaults import COLUMN_ID
+from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.lake.delta.files import DataFile, Layout, now_ms
 
 CHECKPOINT_EVERY = 50
@@ -38,24 +38,23 @@ _KNOWN_PROPERTIES = {
     "delta.columnMapping.maxColumnId",
     "delta.enableTypeWidening",
 }
-# old writer versions name these, too; without a property they ask for nothing
-_OF_OLD = [
-    "appendOnly",
-    "invariants",
-]
+# Old writer versions imply these; without a property they ask for nothing.
+_IMPLIED_FEATURES = ["appendOnly", "invariants"]
 _KNOWN_FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "typeWidening", "typeWidening-preview"),
-    *_OF_OLD,
+    *_IMPLIED_FEATURES,
 }
 _FRESH_S = 3600.0
-"""So long a version is known without looking: Delta keeps the commits of weeks."""
+"""For this long a version is taken for the newest without looking: a commit on top of an older one
+fails, as its file is there. Delta keeps the commits of weeks, so the file cannot be gone by then.
+"""
 _READ = ("protocol", "metaData", "remove", "add", "txn")
 _COMMIT = re.compile(r"\d{20}\.json")
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """What one version of a table shows."""
+    """What one version of a table shows: its files, its columns, and its transactions."""
 
     version: int
     layout: Layout
@@ -71,7 +70,7 @@ class Listing:
 
     @classmethod
     def before_the_first(cls, root: str) -> "Listing":
-        """Of a table that is not there yet."""
+        """The listing of a table that is not there yet."""
         return cls(-1, Layout(root, pa.schema([]), {}, {}), {}, time.monotonic())
 
     @property
@@ -80,9 +79,11 @@ class Listing:
         return time.monotonic() - self.read_at < _FRESH_S
 
     def after(self, actions: Sequence[Mapping[str, Any]]) -> "Listing":
-        """The next version; the order of its actions says nothing."""
+        """The listing of the next version, which commits these actions."""
+        # By kind, not one after the other: the order of actions in a commit means nothing.
         by_kind = {kind: [each[kind] for each in actions if kind in each] for kind in _READ}
         metadata, layout, files_before = self.metadata, self.layout, self.files
+        # Other columns may have the files' old names: bounds are read again by the new layout.
         for metadata in by_kind["metaData"]:
             layout = _layout(metadata, layout.root)
             files_before = {
@@ -133,7 +134,7 @@ def positions(snapshot: Any) -> Mapping[str, int]:
 
 
 def replayed(root: str) -> Listing | None:
-    """What the commits of a local table's log come to, which is the same without a Spark job.
+    """The listing that the commits of a local table's log come to, read without a Spark job.
 
     None: there is no table, only Delta may write to it, or Delta must read it, since its log has a
     checkpoint.
@@ -141,6 +142,7 @@ def replayed(root: str) -> Listing | None:
     log = Path(root) / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
     commits = [name for name in names if _COMMIT.fullmatch(name)]
+    # Behind a checkpoint Delta cleans up commits: what is left does not make the table.
     whole = commits == [_commit_name(version) for version in range(len(commits))]
     if not commits or not whole or any("checkpoint" in name for name in names):
         return None
@@ -155,7 +157,7 @@ def replayed(root: str) -> Listing | None:
     return reduce(Listing.after, versions, Listing.before_the_first(root))
 
 
-def beginning(
+def creation(
     schema: Any, ids: Mapping[str, int], properties: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """The actions that make a table with the columns of `schema` (pyarrow.Schema),
@@ -169,7 +171,7 @@ def beginning(
         "minReaderVersion": 3,
         "minWriterVersion": 7,
         "readerFeatures": [],
-        "writerFeatures": _OF_OLD,
+        "writerFeatures": _IMPLIED_FEATURES,
     }
     protocol = with_features(
         least, ["deletionVectors", *(["timestampNtz"] if has_times_without_zone(schema) else [])]
@@ -200,12 +202,13 @@ def has_times_without_zone(fields: Iterable[Any]) -> bool:
 
 
 def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Write a version with these actions; whether it was not there yet."""
+    """Write a version with these actions; False if the version is there already."""
     lines = jvm.java.util.ArrayList()
     for action in actions:
         lines.add(json.dumps(action))
     path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     rows = jvm.org.apache.spark.api.python.PythonUtils.toSeq(lines).iterator()
+    # By Delta's own log store: it knows how this file system creates a file only if there is none.
     try:
         log.store().write(path, rows, False, log.newDeltaHadoopConf())  # noqa: FBT003 - Java's signature: overwrite
     except Py4JJavaError as err:
@@ -216,8 +219,8 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
 
 
 def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
-    """When a version was written, by the clock of what keeps the log; None:
-    the log does not go back so far.
+    """When a version was written, by the clock of the log's file system; None: the log does not go
+    back so far.
     """
     path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     try:
@@ -229,8 +232,8 @@ def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
     return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
 
 
-def told(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:
-    """The action that says what a commit of ours is."""
+def commit_info(operation: str, parameters: Mapping[str, str], read_version: int) -> dict[str, Any]:
+    """The action that describes a commit, as `DESCRIBE HISTORY` shows it."""
     info: dict[str, Any] = {
         "timestamp": now_ms(),
         "readVersion": read_version,
@@ -245,7 +248,7 @@ def told(operation: str, parameters: Mapping[str, str], read_version: int) -> di
 
 
 def fence(app_id: str, end_ts: int) -> dict[str, Any]:
-    """The action that says up to where a table is applied."""
+    """The action that says up to where a table is applied: Delta's transaction identifier."""
     return {"txn": {"appId": app_id, "version": end_ts, "lastUpdated": now_ms()}}
 
 
@@ -254,6 +257,7 @@ def _commit_name(version: int) -> str:
 
 
 def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
+    """Whether we know all that the table asks of its writers (invariant 2)."""
     properties, features = metadata["configuration"], protocol.get("writerFeatures")
     return (
         properties.get("delta.enableDeletionVectors") == "true"

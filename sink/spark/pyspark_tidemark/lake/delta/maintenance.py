@@ -1,5 +1,5 @@
 """What Delta tables need between cuts: compaction after some commits,
-removal of old files once in a while.
+and now and then the removal of old files.
 
 Both are bounded in what they do at a time: the driver joins small files, as much as of a cut;
 Delta's OPTIMIZE, which is slow to begin, rewrites only full files with many masked rows; and a
@@ -21,17 +21,17 @@ from pyspark_tidemark.lake.target import Health, Kept
 
 VACUUM_EVERY_S = 3600.0
 VACUUM_MARGIN_S = 3600.0
-"""Files are kept so much longer than they must be:
-the clocks of this machine and of what keeps the log differ.
+"""Files are kept this much longer than they must be: the clocks of this machine and of the log's
+file system differ.
 """
 _TRIES = 3
 _SETTINGS = {
     "spark.databricks.delta.optimize.maxFileSize": str(128 << 20),
     "spark.databricks.delta.optimize.minFileSize": str(64 << 20),
-    # the manifest says what is kept
+    # The manifest says which versions are kept, not Delta's week.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     "spark.databricks.delta.vacuum.parallelDelete.enabled": "false",
-    # else listing is ten thousand tasks
+    # Otherwise listing a large table is ten thousand tasks.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 
@@ -43,12 +43,12 @@ class Maintenance:
         self._tables = tables
         self._compact_every = compact_every
         self._soon = max(1, compact_every // 4)
-        """After so many commits a compaction goes on that was too much for one time."""
+        """After this many commits a compaction goes on that was too much for one time."""
         self._commits: dict[str, int] = {}
         self._vacuumed: dict[str, float] = {}
 
     def committed(self, name: str, *, grown: bool) -> None:
-        """A commit to a table; one that rewrote it whole begins the count anew."""
+        """Count a commit to a table; one that added no file begins the count anew."""
         self._commits[name] = self._commits.get(name, 0) + 1 if grown else 0
         self._vacuumed.setdefault(name, time.monotonic())
 
@@ -91,7 +91,8 @@ class Maintenance:
                 if compaction.too_large(groups):
                     break
                 return sum(map(len, parts)) == sum(map(len, groups))
-        else:  # somebody else commits again and again
+        else:
+            # Somebody else commits again and again: the next time.
             return False
         self._sql(name, f"OPTIMIZE {self._tables.sql_name(name)}")
         return True
@@ -107,12 +108,12 @@ class Maintenance:
             )
 
     def retention_s(self, name: str, kept: Kept) -> float | None:
-        """For how long a file stays that was taken out of the table; None: for ever,
-        as the log does not say enough.
-
-        A compaction takes out files that the cut before it shows. So what was taken out since the
-        oldest version of a kept cut stays, however old that version is.
+        """For how long a file stays that was taken out of the table; None: for ever, as the log
+        does not say since when.
         """
+        # VACUUM goes by the time when a file was taken out, and a compaction takes out files that
+        # the cut before it shows. So all that was taken out since the oldest version of a kept cut
+        # stays, however old that version is.
         oldest = min(kept.versions(name), default=None)
         shown_since = kept.horizon if oldest is None else self._tables.committed_at(name, oldest)
         if shown_since is None:

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.files import (
     DataFile,
     DeletionVectors,
@@ -41,10 +42,9 @@ from pyspark_tidemark.lake.fold import (
     versions,
     versions_frame,
 )
-from pyspark_tidemark.lake.mode import IS_CURRENT, SCD2, VALID_TO, lake_columns
-from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.format import SCD2
 from pyspark_tidemark.lake.ranges import any_near
-from pyspark_tidemark.lake.schema import fitted
+from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns
 
 MOST_SEARCHED_BYTES = 128 << 20
 """So much of a table the driver reads to find the versions that a cut ends;

@@ -1,5 +1,8 @@
-"""The Delta tables under one directory: their sessions, their snapshots,
-and commits that carry the fence.
+"""The Delta tables under one directory, by name: what each of them shows, and commits that carry
+the fence, by Spark or without it.
+
+Invariant: a table's listing is dropped with every commit that Spark makes, and whenever a commit of
+ours fails: the next look reads the table again.
 """
 
 import json
@@ -18,25 +21,25 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.defaults import COLUMN_ID, with_column_ids, without_metadata
+from pyspark_tidemark.column_metadata import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.files import Layout, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
     CHECKPOINT_EVERY,
     Listing,
-    beginning,
     commit,
+    commit_info,
     committed_at,
+    creation,
     fence,
     listing,
     positions,
     replayed,
-    told,
     version_of,
 )
-from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path
 
@@ -48,9 +51,9 @@ PROPERTIES = {
 }
 MAPPING = {"delta.columnMapping.mode": "name"}
 _UNWRITABLE = frozenset(" ,;{}()\n\t=")
-"""What no column's name may hold unless the table maps its columns by name."""
-# plans over a few thousand rows: compiling them costs more than interpreting them
-_FEW = {
+"""Characters that no column's name may have unless the table maps its columns by name."""
+# Of plans over a few thousand rows, which cost more to compile than to interpret.
+_FEW_ROWS_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -90,9 +93,8 @@ class DeltaTables:
         return f"delta.{quoted(self.path(name))}"
 
     def session(self, name: str) -> SparkSession:
-        """A table's own session: the fence is session configuration,
-        and tables are written in parallel.
-        """
+        """A table's own session."""
+        # The fence is configuration of a session, and tables are written in parallel.
         with self._lock:
             if name not in self._sessions:
                 self._sessions[name] = self._spark.newSession()
@@ -109,11 +111,12 @@ class DeltaTables:
         return self._log(name).update(False, none, none)  # noqa: FBT003 - Scala's signature: staleness is acceptable
 
     def settle(self) -> None:
-        """Wait for what is under way beside the cuts."""
+        """Wait for checkpoints that are being written beside the cuts."""
+        # One thread: a task behind them ends when they have ended.
         self._beside.submit(int).result()
 
     def forget(self, name: str) -> None:
-        """The table's directory was moved or removed behind Delta's back."""
+        """Let Delta forget a table, whose directory was moved or removed."""
         path = self._jvm.org.apache.hadoop.fs.Path(self.path(name))
         self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - see _jvm
         self._listings.pop(name, None)
@@ -192,11 +195,11 @@ class DeltaTables:
         self._write(changes, frame, PROPERTIES | (MAPPING if needs_mapping(frame.columns) else {}))
 
     def _begin(self, changes: Changes, rows: Any) -> None:
-        """Make the table without Spark."""
+        """Make the table without Spark: its first version has protocol, metadata and rows."""
         name, schema = changes.table.name, without_metadata(rows.schema)
         nothing = Listing.before_the_first(self.path(name))
         layout = Layout(self.path(name), schema, {column: column for column in schema.names}, {})
-        made = beginning(schema, changes.table.column_ids, PROPERTIES)
+        made = creation(schema, changes.table.column_ids, PROPERTIES)
         self._log(name).createLogDirectoriesIfNotExists()
         if not self.commit(changes, nothing, [*made, *written(layout, rows)]):
             raise SourceError("ErrTargetBusy", f"somebody else makes {name}", retryable=True)
@@ -236,7 +239,7 @@ class DeltaTables:
             self.change(name, lambda current: evolved(current.metadata, current.protocol))
             return
         version, metadata, protocol = version_of(self.snapshot(name))
-        actions = [told(_ALTERED, {}, version), *evolved(metadata, protocol)]
+        actions = [commit_info(_ALTERED, {}, version), *evolved(metadata, protocol)]
         if len(actions) > 1 and not commit(self._log(name), self._jvm, version + 1, actions):
             raise SourceError(
                 "ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True
@@ -246,7 +249,7 @@ class DeltaTables:
         """Commit other columns without Spark, as `made` from what is there,
         and again if somebody else was faster.
 
-        False: only Delta may write to the table, or there is nothing to commit.
+        False: only Delta may write to the table, or `made` commits nothing.
 
         Raises:
             SourceError: ErrTargetBusy.
@@ -256,7 +259,7 @@ class DeltaTables:
             actions = made(current) if current is not None else ()
             if current is None or not actions:
                 return False
-            if self._put(name, current, [told(_ALTERED, {}, current.version), *actions]):
+            if self._put(name, current, [commit_info(_ALTERED, {}, current.version), *actions]):
                 return True
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
@@ -275,7 +278,7 @@ class DeltaTables:
         return current
 
     def forget_listing(self, name: str) -> None:
-        """The table was changed by somebody else."""
+        """Read the table again when it is used next: somebody else has changed it."""
         self._listings.pop(name, None)
 
     def apply(self, changes: Changes, made: Callable[[Listing], Actions]) -> bool:
@@ -297,15 +300,17 @@ class DeltaTables:
         raise SourceError("ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True)
 
     def commit(self, changes: Changes, current: Listing, actions: Actions) -> bool:
-        """Put a version beside `known`, fenced by the cut's end; False if somebody else was faster.
+        """Put a version on top of `current`, fenced by the cut's end; False if somebody else was
+        faster.
 
         Raises:
             SourceError: ErrTargetBusy, that was this cut.
         """
         name = changes.table.name
-        info = told("CUT", {"end_ts": str(changes.end_ts)}, current.version)
+        info = commit_info("CUT", {"end_ts": str(changes.end_ts)}, current.version)
         if self._put(name, current, [info, fence(self._app_id, changes.end_ts), *actions]):
             return True
+        # Made anew from the newer version, the same cut would be applied twice.
         if (self.position(name) or 0) >= changes.end_ts:
             raise SourceError(
                 "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
@@ -313,11 +318,11 @@ class DeltaTables:
         return False
 
     def rewrite(self, name: str, current: Listing, actions: Actions) -> bool:
-        """Put a version with the same rows beside `known`: no cut, so no fence.
+        """Put a version with the same rows on top of `current`; False if somebody else was faster.
 
-        False if somebody else was faster.
+        It applies no cut, so it has no fence.
         """
-        return self._put(name, current, [told("COMPACT", {}, current.version), *actions])
+        return self._put(name, current, [commit_info("COMPACT", {}, current.version), *actions])
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
         version = current.version + 1
@@ -331,10 +336,9 @@ class DeltaTables:
 
     def _checkpoint(self, name: str) -> None:
         """Spare readers the log before the newest version,
-        and remove what of it is older than the log's retention.
-
-        Without it they read more of it.
+        and remove its part that is older than the log's retention.
         """
+        # Beside the cuts, and a failure is no error: without it readers read more of the log.
         try:
             self._log(name).checkpointAndCleanUpDeltaLog(
                 self.snapshot(name), self._jvm.scala.Option.empty()
@@ -349,12 +353,14 @@ class DeltaTables:
         """The table's session, in which commits are Delta's transaction of this cut."""
         session = self.session(changes.table.name)
         settings = {f"{_FENCE}txnAppId": self._app_id, f"{_FENCE}txnVersion": str(changes.end_ts)}
-        settings |= _FEW if changes.few else {}
+        settings |= _FEW_ROWS_SETTINGS if changes.few else {}
         for name, value in settings.items():
             session.conf.set(name, value)
         try:
             yield session
         finally:
+            # Spark has committed, or may have. And the session's next statement may be no cut: a
+            # transaction of this one would be skipped as done.
             self._listings.pop(changes.table.name, None)
             for name in settings:
                 session.conf.unset(name)

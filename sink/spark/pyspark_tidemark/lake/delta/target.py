@@ -13,9 +13,9 @@ from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.directory import move, remove
-from pyspark_tidemark.lake.mode import APPEND, SCD2, UPSERT, check_held, check_key
-from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.hadoop import move, remove
+from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
 _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {

@@ -11,7 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from pyspark_tidemark.defaults import column_ids
+from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (

@@ -12,14 +12,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import map_in_arrow
+from pyspark_tidemark.lake.columns import map_in_arrow, with_columns
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
-from pyspark_tidemark.lake.literal import with_columns
-from pyspark_tidemark.lake.mode import lake_schema
-from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 
 NO_PARENT = None
 """Of columns of the table itself: without it a dot in a name would mean a field of a struct."""

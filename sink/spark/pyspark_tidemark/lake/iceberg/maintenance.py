@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.changes import map_in_arrow
+from pyspark_tidemark.lake.columns import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot

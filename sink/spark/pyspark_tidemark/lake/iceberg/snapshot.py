@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.types import field_ids
-from pyspark_tidemark.lake.predicate import quoted
 
 _FILES = StructType([StructField("_file", StringType()), StructField("_sequence", LongType())])
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"

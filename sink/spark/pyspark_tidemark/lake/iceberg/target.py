@@ -9,12 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_tidemark.defaults import with_column_ids
+from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes, map_in_arrow
-from pyspark_tidemark.lake.directory import remove
+from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
+from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
+from pyspark_tidemark.lake.format import APPEND, UPSERT
+from pyspark_tidemark.lake.hadoop import remove
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.evolution import add_filled, begin_anew, evolve
 from pyspark_tidemark.lake.iceberg.files import (
@@ -29,10 +31,8 @@ from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
 from pyspark_tidemark.lake.iceberg.types import storable
-from pyspark_tidemark.lake.mode import APPEND, UPSERT, check_key, lake_schema
-from pyspark_tidemark.lake.predicate import quoted
 from pyspark_tidemark.lake.ranges import any_near
-from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.lake.schema import SchemaChange, check_key, lake_schema
 from pyspark_tidemark.lake.target import Applied, Health, Kept, table_path
 
 

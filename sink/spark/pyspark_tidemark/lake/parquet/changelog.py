@@ -26,14 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from pyspark_tidemark.defaults import with_column_ids
+from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.directory import move, remove
 from pyspark_tidemark.lake.files import Files, LocalFiles, sync
-from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.mode import APPEND
+from pyspark_tidemark.lake.format import APPEND
+from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
 

@@ -1,13 +1,13 @@
-"""Who may write a lake that several drivers can reach: whoever has made the newest claim.
+"""The right to write a lake in files, which one driver has at a time: `Lock` on a disk of this
+machine or a mounted one, `Claims` where several drivers can reach the lake.
 
-No clock, no lease.
-
-Claims are numbered files, `.claims/<number>`, each created exclusively and never changed. A driver
-makes one when it starts, and one for every cut before it writes a table, which says where the cut
-ends. The cut is then published under a name that ends with the claim's number. So whatever a driver
-does next, it has to create one of two files: the next claim, or the name of the cut that it has
-claimed. A new driver creates both (the name with an empty file), and is then the only one that can
-claim or publish anything; its predecessor, dead, slow or asleep, finds out when it tries.
+A lock is one of the operating system, of the manifest's directory. Claims need no clock and no
+lease: they are numbered files, `.claims/<number>`, each created exclusively and never changed. A
+driver makes one when it starts, and one for every cut before it writes a table, which says where
+the cut ends. The cut is then published under a name that ends with the claim's number. So whatever
+a driver does next, it has to create one of two files: the next claim, or the name of the cut that
+it has claimed. A new driver creates both (the name with an empty file), and is then the only one
+that can claim or publish anything; its predecessor, dead, slow or asleep, fails when it tries.
 
 Invariants:
 1. Claims follow each other without a gap: only the newest one's maker can make the next, or
@@ -20,17 +20,97 @@ Design, and what this does not fence: docs/design/0028-remote-lakes.md.
 """
 
 import dataclasses
+import fcntl
 import json
+import os
 import socket
 import time
 import uuid
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.files import Files
+from pyspark_tidemark.lake.files import Files, LocalFiles
 
-DIRECTORY = ".claims"
+CLAIMS = ".claims"
 FORMAT = 1
+
+
+class WriteRight(Protocol):
+    """The right to write a lake in files."""
+
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
+        """See `manifest.Manifest`."""
+
+    def publish(self, end_ts: int, text: str) -> None:
+        """Write the file of the announced cut."""
+
+    def republish(self, start_ts: int, end_ts: int, text: str) -> None:
+        """Write the file of the newest cut anew."""
+
+    def tidy(self) -> None:
+        """Remove files that are needed no more."""
+
+
+class Lock:
+    """The lock of a directory, for as long as its block runs."""
+
+    def __init__(self, files: LocalFiles) -> None:
+        self._files = files
+
+    @classmethod
+    @contextmanager
+    def held(cls, directory: Path) -> Iterator["Lock"]:
+        """The lock for the block; the directory is made if there is none.
+
+        Raises:
+            SourceError: ErrTargetUnusable, ErrTargetBusy.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as err:
+            raise SourceError(
+                "ErrTargetUnusable", f"cannot write to {directory}: {err.strerror}"
+            ) from None
+        try:
+            _lock(descriptor, directory)
+            # Who goes by claims takes no lock: both at once would write one lake.
+            if (directory / CLAIMS).exists():
+                raise SourceError(
+                    "ErrTargetUnusable",
+                    f"{directory.parent} is written through Hadoop, as FORMAT+SCHEME://…; go on "
+                    "like that",
+                )
+            yield cls(LocalFiles(directory))
+        finally:
+            os.close(descriptor)
+
+    def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:  # noqa: ARG002 - nobody else begins
+        """See `WriteRight`."""
+        return end_ts
+
+    def publish(self, end_ts: int, text: str) -> None:
+        """See `WriteRight`."""
+        self._files.replace(f"{end_ts:020d}.json", text)
+
+    def republish(self, start_ts: int, end_ts: int, text: str) -> None:  # noqa: ARG002 - see `announce`
+        """See `WriteRight`."""
+        self.publish(end_ts, text)
+
+    def tidy(self) -> None:
+        """Do nothing: a lock leaves no files behind."""
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SourceError(
+            "ErrTargetBusy", f"another job writes to {directory.parent}; stop it first"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,26 +178,29 @@ class Claims:
             numbers = [int(name) for name in self._claims.names()]
             try:
                 last = Claim.from_json(self._claims.read(_name(numbers[-1]))) if numbers else None
-            except FileNotFoundError:  # somebody else is taking over
+            except FileNotFoundError:
+                # Somebody else is taking over, and has removed it.
                 continue
             number = 1 if last is None else last.number + 1
             begun = (None, None, None) if last is None else (last.start_ts, last.end_ts, last.cut)
             mine = Claim(number, self._driver, self._host, number, *begun)
             if self._made(mine):
                 break
-        # perhaps this one had been made before, and removed
+        # A driver that was slow since it read may have made a claim again that had been made and
+        # removed before: the newer one goes on.
         if int(self._claims.names()[-1]) > number:
             raise self.taken_over()
+        # The other file that a predecessor could create next. From here on it can do nothing.
         if mine.published_as is not None:
             self._cuts.create(mine.published_as, "")
         if last is not None:
             self._claims.remove([_name(old) for old in numbers if last.taken < old <= last.number])
 
     def inherit(self, newest_ts: int | None) -> None:
-        """Told where the lake ends once it is taken:
-        whether the newest claimed cut was published.
+        """Find out, by where the lake ends once it is taken, whether the newest claimed cut was
+        published.
         """
-        mine = self._held()
+        mine = self._current()
         self._unpublished = mine.end_ts is not None and (
             newest_ts is None or newest_ts < mine.end_ts
         )
@@ -132,7 +215,7 @@ class Claims:
         Raises:
             SourceError: ErrTargetBusy, somebody has taken the lake over; ErrCutGap.
         """
-        last = self._held()
+        last = self._current()
         if self._unpublished:
             if last.start_ts != start_ts:
                 raise SourceError(
@@ -158,7 +241,7 @@ class Claims:
         Raises:
             SourceError: ErrTargetBusy, somebody has taken the lake over.
         """
-        mine = self._held()
+        mine = self._current()
         assert (mine.end_ts, mine.cut) == (end_ts, mine.number), (
             "a cut is claimed before it is published"
         )
@@ -186,7 +269,7 @@ class Claims:
         """Remove the claims that only this driver made and nobody needs:
         those between its first and its last.
         """
-        mine = self._held()
+        mine = self._current()
         old = [int(name) for name in self._claims.names()]
         self._claims.remove([_name(number) for number in old if mine.taken < number < mine.number])
 
@@ -204,14 +287,15 @@ class Claims:
         self._mine = claim
         return True
 
-    def _held(self) -> Claim:
+    def _current(self) -> Claim:
         assert self._mine is not None, "the lake is taken first"
         return self._mine
 
 
 def check_idle(claims: Files, seconds: float) -> None:
-    """See that nobody claims anything for so long: a courtesy,
-    the claims themselves keep the lake whole.
+    """See that nobody claims anything for `seconds`.
+
+    A courtesy to a job that runs: the claims themselves keep the lake whole.
 
     Raises:
         SourceError: ErrTargetBusy.
@@ -231,7 +315,8 @@ def created(files: Files, name: str, text: str) -> bool:
         return True
     try:
         return files.read(name) == text
-    except FileNotFoundError:  # its maker has ended and was tidied up after
+    except FileNotFoundError:
+        # Somebody else's, who has ended and whose claims were removed.
         return False
 
 

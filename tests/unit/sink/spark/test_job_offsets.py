@@ -3,7 +3,7 @@ whatever looks otherwise is left to Spark itself.
 """
 
 import pytest
-from pyspark_tidemark.lake.offset_log import logged_range
+from pyspark_tidemark.job import logged_range
 
 
 def write(checkpoint, batch, *lines):

@@ -1,4 +1,4 @@
-from pyspark_tidemark.lake.predicate import quoted
+from pyspark_tidemark.lake.columns import quoted
 
 
 def test_identifiers_are_quoted():

@@ -1,5 +1,7 @@
-"""What the metadata of a field says of its column: its identity,
-and what rows hold that are older than it. Pure.
+"""What the metadata of an Arrow field says of its column: the column's identity, and the value of
+rows that are older than the column. Pure.
+
+Captures send both (docs/format/flight.md); targets keep the identities with their own columns.
 """
 
 import base64
@@ -41,12 +43,12 @@ def with_column_ids(schema: Any, ids: Mapping[str, int]) -> Any:
 
 
 def without_metadata(schema: Any) -> Any:
-    """The schema with types only, as Spark and the targets compare it."""
+    """The schema with names and types only, as Spark and the targets compare it."""
     return pa.schema([field.remove_metadata() for field in schema])
 
 
 def scalar(value: Any, kind: Any) -> Any:
-    """The pyarrow.Scalar of the type `found` that `value` stands for."""
+    """The pyarrow.Scalar of the type `kind` for a value of `defaults_of`."""
     if pa.types.is_binary(kind):
         value = base64.b64decode(value)
     elif pa.types.is_decimal(kind):

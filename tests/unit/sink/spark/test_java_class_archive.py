@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pyspark_tidemark.class_archive import archive_path, java_options
+from pyspark_tidemark.java import archive_path, java_options
 
 JARS = (Path("/jars/a.jar"), Path("/jars/b.jar"))
 

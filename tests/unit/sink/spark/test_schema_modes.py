@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.mode import APPEND, ENVELOPE, SCD2, UPSERT, check_held
+from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.schema import ENVELOPE, check_held
 
 
 def table(*columns: str) -> TableMeta:

@@ -1,8 +1,8 @@
 import json
 
 import pyarrow as pa
-from pyspark_tidemark.envelope import SCHEMA, ddl_rows, enveloped
 from pyspark_tidemark.flight import Ddl
+from pyspark_tidemark.reader import ENVELOPE_SCHEMA, ddl_rows, enveloped
 
 META = [
     ("_op", pa.string()),
@@ -33,7 +33,7 @@ def images(batch, name):
 
 def test_deletes_have_a_before_the_others_an_after():
     batch = enveloped(mounted(before=False), "shop.t", ("id",))
-    assert batch.schema == SCHEMA
+    assert batch.schema == ENVELOPE_SCHEMA
     assert batch["_table"].to_pylist() == ["shop.t"] * 3
     assert images(batch, "key") == [{"id": 1}] * 3
     assert images(batch, "after") == [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}, None]
@@ -49,7 +49,7 @@ def test_with_before_images_updates_have_both():
 def test_a_schema_change_is_a_row_for_each_table():
     ddl = Ddl(7, "rename table a to b", dropped=("s.a",), renamed=(("s.a", "s.b"),))
     batch = ddl_rows(ddl, ["s.a", "s.b"])
-    assert batch.schema == SCHEMA
+    assert batch.schema == ENVELOPE_SCHEMA
     assert images(batch, "after") == [
         {"query": ddl.query, "dropped": True, "renamed_to": "s.b"},
         {"query": ddl.query, "renamed_from": "s.a"},

@@ -1,0 +1,46 @@
+"""Columns of Spark DataFrames with names and values of the upstream: any name, any value."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_type
+
+
+def quoted(name: str) -> str:
+    """`name` as an identifier of SQL: unquoted, a dot would mean a field of a struct."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(value: Any, kind: Any) -> Column:
+    """`value` (pyarrow.Scalar of the type `kind`; None: null) as a column."""
+    # By way of text: Spark would shift a Python datetime by the session's time zone.
+    if value is None or pa.types.is_binary(kind):
+        plain = None if value is None else value.as_py()
+    else:
+        plain = pa.array([value.as_py()], kind).cast(pa.string())[0].as_py()
+    return F.lit(plain).cast(from_arrow_type(kind))
+
+
+def with_columns(frame: Any, added: Any, filled: dict[str, Any]) -> Any:
+    """A DataFrame with more columns (pyarrow fields), the same in each row: `filled` or null."""
+    return frame.withColumns(
+        {field.name: literal(filled.get(field.name), field.type) for field in added}
+    )
+
+
+def map_in_arrow(
+    frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
+) -> DataFrame:
+    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too."""
+    # Spark takes those for fields, so it gets numbers for names and the task gets them back.
+    names = list(frame.columns)
+    if not any("." in name or "`" in name for name in names):
+        return frame.mapInArrow(task, schema)
+
+    def named(batches: Iterator[Any]) -> Iterator[Any]:
+        return task(batch.rename_columns(names) for batch in batches)
+
+    return frame.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(named, schema)

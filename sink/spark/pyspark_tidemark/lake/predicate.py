@@ -1,6 +1,0 @@
-"""SQL identifiers."""
-
-
-def quoted(name: str) -> str:
-    """An identifier."""
-    return "`" + name.replace("`", "``") + "`"
