@@ -130,7 +130,7 @@ def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
     return (
         f"the audit is behind since {audit.on_time or 'it was asked for'}: the process of the "
         "lake's job does it (`tidemark spark run` or `keep`), which needs --coordinator, and "
-        "gives way while the lake is behind; its log says more"
+        "gives way while the lake is behind; see its log"
     )
 
 

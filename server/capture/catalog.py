@@ -1,7 +1,7 @@
 """The tables of one changefeed on this capture: what a source asks,
 and how its schema changes come in force.
 
-Order: a change is durable in the metadata, then readers see it, then whoever runs the changefeed
+Order: a change is durable in the metadata, then readers see it, then the changefeed's run
 opens its tables, and only then the source goes on. A crash anywhere before the source goes on
 repeats the change, which changes nothing.
 """

@@ -45,7 +45,7 @@ class PackedExtent:
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """What one process says: no cut within the bounds ends above `end_ts`,
+    """One process's part: no cut within the bounds ends above `end_ts`,
     and these are its rows up to there.
     """
 

@@ -2,7 +2,7 @@
 
 A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE:
 readers wait and ask again. After a restart the rows are pulled anew, so ranges above what is
-resolved so far are waited for (`Waiting`); whoever waits is let go when the server closes.
+resolved so far are waited for (`Waiting`); calls that wait are ended when the server closes.
 
 Which table a name means is a question of ts: the changefeed's versions answer it (`sink.versions`).
 No cut, slice or read crosses a DDL.
@@ -74,7 +74,7 @@ class Waiting:
 
 
 class OwnerFeeds:
-    """Implements `sink.flight.feeds.Feeds`; `close` lets go of whoever waits."""
+    """Implements `sink.flight.feeds.Feeds`; `close` ends calls that wait."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -92,7 +92,7 @@ class OwnerFeeds:
         before: bool = False,
         known_ts: int | None = None,
     ) -> FeedDescription:
-        """See `Feeds.describe`; a changefeed that does not run stands at its checkpoint."""
+        """See `Feeds.describe`; one that does not run is at its checkpoint."""
         feed = self._owner.feed(changefeed)
         processor, versions = feed.processor, feed.catalog.versions
         at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
@@ -298,12 +298,12 @@ def _read_again(
 
 def _description(feed: Feed, version: Version, *, before: bool) -> TableDescription:
     """A table above some ts; one whose end is acknowledged has left the sink."""
-    sink, stands = feed.processor.sink, feed.processor.start_ts
+    sink, start_ts = feed.processor.sink, feed.processor.start_ts
     try:
-        resolved_ts = sink.resolved_ts(version.span) if sink else stands
-        checkpoint_ts = sink.checkpoint_ts(version.span) if sink else stands
+        resolved_ts = sink.resolved_ts(version.span) if sink else start_ts
+        checkpoint_ts = sink.checkpoint_ts(version.span) if sink else start_ts
     except TableNotFoundError:
-        resolved_ts = checkpoint_ts = version.to_ts if version.to_ts < MAX_TS else stands
+        resolved_ts = checkpoint_ts = version.to_ts if version.to_ts < MAX_TS else start_ts
     return TableDescription(
         table=version.name,
         table_id=version.span.table_id,

@@ -198,7 +198,7 @@ def slowest_tables(
     processor: LocalProcessor, tables: Sequence[SourceTable], most: int
 ) -> tuple[list[pb.TableBlockers], list[tuple[pb.RegionBlockers, RegionProgress]]]:
     """The tables, the slowest first, and of the slowest one the region whose locks are to be read,
-    if it stands.
+    if it has stood still.
     """
     pullers = {puller.span: puller for puller in processor.table_pullers}
     positions = [(table, _pulled_ts(processor, pullers, table)) for table in tables]

@@ -78,7 +78,7 @@ _TICDC_STATUS = {
 def lags_s(
     now_s: float, pulled_ts: int, sorted_ts: int, resolved_ts: int, checkpoint_ts: int
 ) -> dict[str, float]:
-    """Seconds by stage, never below 0; a position that is not told (0) is no stage,
+    """Seconds by stage, never below 0; a position that is not known (0) is no stage,
     and counts with the next.
     """
     lags, before_s = {}, now_s

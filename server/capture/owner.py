@@ -110,7 +110,7 @@ class Owner:
             self.feeds.clear()
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
-        """Bring a change to its end, even if whoever asked for it goes away meanwhile;
+        """Run a change to its end, even if the client goes away meanwhile;
         raises what it raises.
         """
         if self._tasks is None:
@@ -156,7 +156,7 @@ class Owner:
     async def check(self, new: NewChangefeed) -> Checked:
         """What `create` would do; nothing is made, and nothing is kept.
 
-        Tables that cannot be replicated are told, not raised; raises as `create` otherwise.
+        Tables that cannot be replicated are reported, not raised; raises as `create` otherwise.
         """
         new = replace(new, ignore_ineligible=True)
         source = await self._source_of(new)
@@ -259,22 +259,17 @@ class Owner:
             check_sink_uri(sink_uri)
         async with self._changing:
             feed = self._owned_feed(changefeed)
-            sink_uri = sink_uri or feed.info.sink_uri
-            check_same_sink(feed.info.sink_uri, sink_uri)
+            info = await self._updated_info(feed.info, sink_uri, on_unclear_ddl, audit_s)
             for table in feed.tables:
-                check_names(table, format_of(sink_uri))
-            audit_s = feed.info.audit_s if audit_s is None else audit_s
-            await self._check_audit(audit_s, sink_uri, feed.info.source_uri)
-            source_uri = with_option(feed.info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
-            source = (
-                self._factory.make_source(feed.id, source_uri)
-                if source_uri != feed.info.source_uri
-                else None
-            )
-            info = replace(feed.info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
+                check_names(table, format_of(info.sink_uri))
+            # Made before anything is saved: a source refuses options that it does not know.
+            source: Source | None = None
+            if info.source_uri != feed.info.source_uri:
+                source = self._factory.make_source(feed.id, info.source_uri)
+
             await self._records.save({}, {feed.id: info})
             feed.info = info
-            if not audit_s:
+            if not info.audit_s:
                 await self._records.forget_audit(feed.id)
                 feed.audit = Audit()
             if source is not None:
@@ -334,6 +329,17 @@ class Owner:
                 "--audit reads the rows of the source, and TiDB's pumps have only changes: the "
                 "cluster has no store"
             )
+
+    async def _updated_info(
+        self, info: ChangefeedInfo, sink_uri: str, on_unclear_ddl: str, audit_s: int | None
+    ) -> ChangefeedInfo:
+        """A changefeed's record with what is to be updated; raises as `update`."""
+        sink_uri = sink_uri or info.sink_uri
+        check_same_sink(info.sink_uri, sink_uri)
+        audit_s = info.audit_s if audit_s is None else audit_s
+        await self._check_audit(audit_s, sink_uri, info.source_uri)
+        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
+        return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         chosen = await new.chosen(source, start_ts)

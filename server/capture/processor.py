@@ -109,7 +109,7 @@ class ProcessorStats:
 
 
 def _least_known(one: int, other: int) -> int:
-    # 0 stands for "not known": the least of both would be 0 as soon as one part has not spoken.
+    # 0 stands for "not known": the least of both would be 0 as soon as one part has not reported.
     return min(one, other) if one and other else one or other
 
 
@@ -118,7 +118,7 @@ class Processor(Protocol):
 
     @property
     def start_ts(self) -> int:
-        """Where `run` begins, and where the changefeed stands while it does not run."""
+        """Where `run` begins, and the changefeed's position while it does not run."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class Processor(Protocol):
 
 
 class ProcessorPosition:
-    """Where a processor stands: as its sink tells while it runs,
+    """A processor's position: that of its sink while it runs,
     and where `run` begins while it does not.
     """
 

@@ -64,7 +64,7 @@ class Run:
         self.sink.withhold(assignment.catalog.holds)
         if assignment.target_ts:
             self.sink.limit_ts(assignment.target_ts)
-        # Whoever limits this share has not spoken yet: without a barrier readers could pass a
+        # The owner has not sent a barrier for this share yet: without one readers could pass a
         # schema change that is still on its way here.
         if assignment.limited:
             self.sink.update_barrier_ts(self._start_ts)

@@ -4,7 +4,7 @@ docs/format/dump.md.
     …/changefeed/source/<id>/dump/job            one document
     …/changefeed/source/<id>/dump/table/<id>     one for each table, of the job it names
 
-The job is written by whoever is asked, in a transaction that compares; tables by the capture that
+The job is written by any capture, in a transaction that compares; tables by the capture that
 runs the changefeed. Both go with the changefeed.
 """
 
@@ -67,7 +67,7 @@ class Job:
         )
 
     def priority_of(self, name: str) -> int:
-        """What its name says, else the greatest that a pattern says."""
+        """That of its name, else the greatest of the patterns that match it."""
         if name in self.priority:
             return self.priority[name]
         return max(

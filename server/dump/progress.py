@@ -241,7 +241,7 @@ class TableDump:
         return self._ranges[chunk.place] if self.is_now(chunk.place, chunk.epoch) else None
 
     def is_now(self, place: int, epoch: int) -> bool:
-        """Whether what `ahead` told at that epoch of a range still is so."""
+        """Whether the range is still in that epoch, so that what `ahead` gave is true."""
         return place < len(self._ranges) and self._ranges[place].epoch == epoch
 
     def settle(self, checkpoint_ts: int) -> bool:

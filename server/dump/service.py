@@ -57,7 +57,7 @@ class DumpScope:
     """The filter of one that does not run: it may have stopped at the statement that brings a
     table.
     """
-    stands: str = ""
+    stopped_by: str = ""
     """Why it does not run."""
 
     @classmethod
@@ -76,7 +76,7 @@ class DumpScope:
         return (
             scope
             if info.state.is_running
-            else replace(scope, awaited=info.rules, stands=_stands(info))
+            else replace(scope, awaited=info.rules, stopped_by=_stop_reason(info))
         )
 
     def check(self, job: Job) -> None:
@@ -126,7 +126,7 @@ def _exact(patterns: Iterable[str]) -> Iterable[str]:
     return (pattern for pattern in patterns if not _WILDCARD.search(pattern))
 
 
-def _stands(info: ChangefeedInfo) -> str:
+def _stop_reason(info: ChangefeedInfo) -> str:
     """Why it does not run, and what helps: a resume alone does not where the error would come
     again.
     """
@@ -264,11 +264,13 @@ class DumpService:
         scope, records, job = await self._existing(changefeed)
         tables = await records.tables(job)
         others = scope.others(job, {each.name for each in tables})
-        stands = scope.stands or (await self._waits(records, job) if job.state == PAUSED else "")
-        if scope.stands:
+        waits_for = scope.stopped_by or (
+            await self._waits(records, job) if job.state == PAUSED else ""
+        )
+        if scope.stopped_by:
             tables = [replace(each, rows_per_s=0) for each in tables]
         return {
-            "dump": dump_message(changefeed, job, tables, stands),
+            "dump": dump_message(changefeed, job, tables, waits_for),
             "status": table_messages(changefeed, job, tables, others),
         }
 

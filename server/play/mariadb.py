@@ -60,29 +60,7 @@ class MariaDb:
         await _ensure(directory, log)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *(
-                    "setpriv",
-                    "--pdeathsig",
-                    "TERM",
-                    program,
-                    "--no-defaults",
-                    f"--datadir={directory}",
-                    *_as_user(),
-                ),
-                *(
-                    "--socket=s",
-                    "--pid-file=pid",
-                    "--bind-address=127.0.0.1",
-                    f"--port={port}",
-                    "--skip-name-resolve",
-                ),
-                *(
-                    "--server-id=1",
-                    "--character-set-server=utf8mb4",
-                    "--default-time-zone=+00:00",
-                    *_BINLOG,
-                    *_SMALL,
-                ),
+                *_server_command(program, directory, port),
                 stdin=PIPE,
                 stdout=DEVNULL,
                 stderr=output,
@@ -147,6 +125,20 @@ class MariaDb:
             if where.rstrip("/") == str(directory):
                 return
             await asyncio.sleep(_ASK_SECONDS)
+
+
+def _server_command(program: str, directory: Path, port: int) -> list[str]:
+    """The server's command line; it ends when this process does."""
+    return [
+        *("setpriv", "--pdeathsig", "TERM"),
+        *(program, "--no-defaults", f"--datadir={directory}", *_as_user()),
+        # Relative to the data directory, whose own path may be too long for a socket.
+        *("--socket=s", "--pid-file=pid"),
+        *("--bind-address=127.0.0.1", f"--port={port}", "--skip-name-resolve"),
+        *("--server-id=1", "--character-set-server=utf8mb4", "--default-time-zone=+00:00"),
+        *_BINLOG,
+        *_SMALL,
+    ]
 
 
 async def _ensure(directory: Path, log: Path) -> None:

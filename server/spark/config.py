@@ -79,27 +79,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         ConfigError: a setting without which there is nothing to run, a Spark setting without a
             value, or with a secret.
     """
-    missing = [
-        f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)
-    ]
-    if missing:
-        raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
-    unnamed = [
-        text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text
-    ]
-    if unnamed:
-        raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
-    secret = [
-        name
-        for name in (text.partition("=")[0] for text in config.conf)
-        if _SECRET_SETTING.search(name)
-    ]
-    if secret:
-        raise ConfigError(
-            f"--conf {secret[0]}: a secret among a process's arguments is seen by everybody on "
-            "the machine; write it "
-            "into Hadoop's or Spark's own files (HADOOP_CONF_DIR, SPARK_CONF_DIR)"
-        )
+    _check(config)
     flags = {
         "--endpoint": config.endpoint,
         "--changefeed": config.changefeed,
@@ -123,6 +103,31 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     given = [part for flag, value in flags.items() if value for part in (flag, value)]
     given += [f"--conf={text}" for text in config.conf]
     return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]
+
+
+def _check(config: SparkConfig) -> None:
+    """Refuse settings with which no job could run; raises ConfigError as `job_command`."""
+    missing = [
+        f"--{name}" for name in ("endpoint", "changefeed", "target") if not getattr(config, name)
+    ]
+    if missing:
+        raise ConfigError(f"tidemark spark run needs {', '.join(missing)}")
+    unnamed = [
+        text for text in config.conf if not text.partition("=")[0].strip() or "=" not in text
+    ]
+    if unnamed:
+        raise ConfigError(f"--conf is NAME=VALUE, not {', '.join(map(repr, unnamed))}")
+    secret = [
+        name
+        for name in (text.partition("=")[0] for text in config.conf)
+        if _SECRET_SETTING.search(name)
+    ]
+    if secret:
+        raise ConfigError(
+            f"--conf {secret[0]}: a secret among a process's arguments is seen by everybody on "
+            "the machine; write it "
+            "into Hadoop's or Spark's own files (HADOOP_CONF_DIR, SPARK_CONF_DIR)"
+        )
 
 
 class JavaMissingError(InvalidError):

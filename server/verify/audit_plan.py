@@ -1,4 +1,4 @@
-"""Which ranges of which tables an audit compares next. Pure: whoever asks says what time it is.
+"""Which ranges of which tables an audit compares next. Pure: the caller gives the time.
 
 A table has one round after the other, each as long as the audit's period. In a round each of its
 ranges is compared once, in random order, evenly over the time; the last ones are due two turns

@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PeerAccess:
-    """How captures speak to each other: the same files everywhere."""
+    """How captures connect to each other: with the same files everywhere."""
 
     security: SecurityConfig
     flight_token_file: str = ""
@@ -68,12 +68,12 @@ class PeerCapture:
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """Its name in messages."""
         return f"capture {self.record.id} at {self.record.address}"
 
     @property
     def location(self) -> str:
-        """What readers are told to connect to for its tables' rows."""
+        """The Flight location of its tables' rows, as `plan` gives it to readers."""
         scheme = "grpc+tls" if self._access.security.enabled else "grpc"
         return f"{scheme}://{self.record.flight_address}"
 

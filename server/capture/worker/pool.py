@@ -57,12 +57,12 @@ class Worker(Protocol):
 
     @property
     def name(self) -> str:
-        """What people are told; unlike any other."""
+        """Its name in messages; unique."""
         ...
 
     @property
     def location(self) -> str:
-        """What readers are told to connect to for its tables' rows."""
+        """The Flight location of its tables' rows, as `plan` gives it to readers."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Worker(Protocol):
         ...
 
     def kill(self) -> None:
-        """It is silent: nothing that it says later counts."""
+        """End it, or leave it out: it is silent, and what it answers later must not count."""
         ...
 
 
@@ -139,7 +139,7 @@ class WorkerProcess:
 
     @property
     def location(self) -> str:
-        """What readers are told to connect to for its tables' rows."""
+        """The Flight location of its tables' rows, as `plan` gives it to readers."""
         port = self.child.endpoints["flight"].rpartition(":")[2]
         return f"{self._scheme}://{self._advertise_host}:{port}"
 
@@ -160,7 +160,7 @@ class WorkerProcess:
 
     @property
     def name(self) -> str:
-        """What people are told."""
+        """Its name in messages."""
         return f"worker {self.number} of this capture"
 
     def connect(self) -> grpc.aio.Channel:

@@ -43,7 +43,7 @@ from storage.model.span import Span
 T = TypeVar("T")
 RUN_METADATA = "tidemark-run"
 SILENCE_S = 60.0
-"""A worker says something every second; one that is silent for so long is given up."""
+"""A worker reports every second; one that is silent for so long is given up."""
 _STOP_S = 30.0
 _PEER_STOP_S = 3.0
 """Another capture may hang, and a share that it goes on with harms nobody."""
@@ -127,7 +127,7 @@ class Mirror:
             self.checkpoint_ts = max(self.checkpoint_ts, checkpoint_ts)
 
     def ended(self, ends: int) -> None:
-        """At least so many pullers have; to be told before the checkpoint_ts that comes with it."""
+        """At least so many pullers have ended; noted before the checkpoint_ts with it."""
         with self._lock:
             self.ends = max(self.ends, ends)
 
@@ -171,7 +171,7 @@ class RemoteShare:
     async def run(
         self, target_ts: int, moved: Callable[[], None], *, limited: bool = False
     ) -> None:
-        """Run the share until cancelled; `moved` is called whenever it has told something.
+        """Run the share until cancelled; `moved` is called at each report of it.
 
         One that is `limited` gives no rows above what `limit` says.
 

@@ -3,7 +3,7 @@
 Pure but for its sending.
 
 A span stays with its worker whatever it is called; a name may go from one worker to another, when
-its table gets a new span. So each worker is told which names end in its spans and which begin
+its table gets a new span. So each worker gets the names that end in its spans and those that begin
 there, and nothing of the others.
 """
 
@@ -41,7 +41,7 @@ class _Part:
 def changes_by_worker(
     catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]
 ) -> dict[Worker, TableChange]:
-    """A change that is in force in `catalog`, as the workers concerned are told it."""
+    """A change that is in force in `catalog`, as it is sent to the workers concerned."""
     parts: dict[Worker, _Part] = {}
     for versions in catalog.versions.spans_of(ddl):
         part = parts.setdefault(owner(versions[0].span), _Part())

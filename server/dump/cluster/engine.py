@@ -9,7 +9,8 @@ is above S behind it. Invariants:
 2. What is written of a table's progress is at or below the durable checkpoint (`TableDump.settle`);
    when it is pulled anew, its rows may be lost with the puller, so nothing ahead of the checkpoint
    counts any more.
-3. GC cannot have passed S when the chunk was read: the store says so, or it is read again.
+3. GC has not passed S when the chunk was read: it is asked for afterwards, or the chunk is read
+   again.
 """
 
 import asyncio

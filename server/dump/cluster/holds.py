@@ -5,7 +5,7 @@ its resolved_ts is held below the chunk's until that was added.
 
 Nothing that was promised is taken back: where the table was resolved before `hold`, it stays, and S
 must be above. Invariants:
-1. Between `hold_below(S)` and the end of the hold, what stands behind is resolved to S - 1 at most.
+1. Between `hold_below(S)` and the end of the hold, the table is resolved to S - 1 at most.
 2. What the puller has promised meanwhile is passed on when the hold ends, so nothing waits for the
    next promise.
 3. Of a log that brings all tables each can be held by itself (`HoldableLogRows`). While a schema
@@ -170,7 +170,7 @@ class HoldablePuller:
 
     @property
     def resolved_ts(self) -> int:
-        """See `Puller.resolved_ts`: whoever ends the puller there has what was held."""
+        """See `Puller.resolved_ts`: a puller that ends there has passed on what was held."""
         return min(self._puller.resolved_ts, self._rows.resolved_ts)
 
     async def run(self) -> None:
@@ -219,7 +219,7 @@ class HoldableLogRows:
 
 
 class HoldableLogCatalog:
-    """Implements `server.puller.source.Catalog` by another one, of whose changes `rows` is told."""
+    """Implements `server.puller.source.Catalog` by another one; its changes go to `rows`, too."""
 
     def __init__(self, catalog: Catalog, rows: HoldableLogRows) -> None:
         self._catalog = catalog

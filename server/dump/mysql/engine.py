@@ -375,7 +375,7 @@ class DumpEngine:
                     dump.moved_to(dump.durable.state, error)
 
     async def _commit(self, unique_identifier: str, kind: int) -> None:
-        """Write a watermark; the listener is told at once, as the log may be ahead of this loop."""
+        """Write a watermark, and note when it was committed."""
         server = await self._threads.connected()
 
         def write() -> None:

@@ -34,7 +34,7 @@ class DumpListener:
     def __init__(
         self, changefeed: str, tables: Sequence[SourceTable], holds: Holds | None = None
     ) -> None:
-        """While tables are read again, `holds` is told when they are complete."""
+        """`holds` keeps cuts back while tables are read again, until they are complete."""
         self._changefeed = changefeed
         self._holds = holds or Holds()
         self._rereading: dict[int, str] = {}
@@ -77,7 +77,7 @@ class DumpListener:
                     metrics.VERIFIED.inc(each.chunk.read.checked)
                     metrics.REPLACED.inc(len(each.chunk.keys) - each.rows.num_rows)
             self._end_again(commit_ts)
-        # Without the lock: whoever is woken takes it.
+        # Called without the lock: the engine takes it when it wakes up.
         self.on_news()
         return [(span, rows) for span, rows in batches if rows.num_rows]
 
@@ -199,7 +199,7 @@ class DumpListener:
             return len(self._windows)
 
     def cannot_read_again(self, table_id: int, error: str) -> None:
-        """A table cannot be read: if cuts wait for it, the changefeed says so."""
+        """A table cannot be read: if cuts wait for it, the changefeed shows the error."""
         with self._lock:
             self._tell_failed(table_id, error)
 
@@ -229,7 +229,7 @@ class DumpListener:
             self._lags.forget(unique_identifier)
 
     def lags(self) -> dict[str, float]:
-        """How long watermarks have taken through the log, in seconds, each told once."""
+        """How long watermarks have taken through the log, in seconds, each returned once."""
         with self._lock:
             return self._lags.taken()
 
@@ -239,7 +239,7 @@ class DumpListener:
             return dict(self._tables)
 
     def looking(self) -> threading.Lock:
-        """Held while a `TableDump` is looked into or told something."""
+        """The lock, to be held while a `TableDump` is read or changed."""
         return self._lock
 
     def all_dumps(self) -> Collection[TableDump]:

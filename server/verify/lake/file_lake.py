@@ -114,7 +114,7 @@ class FileLake:
         session: SparkSession | None = None,
         cores: str = "*",
     ) -> None:
-        """`manifest` is the lake's, open and so locked, for whoever repairs;
+        """`manifest` is the lake's, open and so locked, for a repair;
         `cores` are how many read, `*` all.
         """
         self._uri = uri

@@ -136,7 +136,7 @@ def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
 
     When standard input ends, so does this process, in the middle of a question, too.
 
-    Whoever asked is gone then, however it died; Spark's JVM ends with this process.
+    The process that asked is gone then, however it died; Spark's JVM ends with this one.
     """
     for line in sys.stdin:
         questions.put(line)

@@ -29,12 +29,12 @@ REFUSED = RunningError(
 )
 async def test_a_resume_is_advised_only_where_it_is_all_that_is_missing(meta, state, error, advice):
     await meta.put(keys.info("feed"), replace(INFO, state=state, error=error).to_json())
-    assert (await DumpScope.of(meta, "feed")).stands == advice
+    assert (await DumpScope.of(meta, "feed")).stopped_by == advice
 
 
 async def test_of_a_failure_its_own_advice_comes_first(meta):
     await meta.put(keys.info("feed"), replace(INFO, state=State.FAILED, error=REFUSED).to_json())
-    stands = (await DumpScope.of(meta, "feed")).stands
+    stands = (await DumpScope.of(meta, "feed")).stopped_by
     assert (
         stands.index("--start-ts 9")
         < stands.index("where its cause is gone")
