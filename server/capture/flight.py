@@ -164,9 +164,13 @@ class OwnerFeeds:
         def plan() -> list[Slice]:
             for span in [None] if spans is None else spans:
                 self._waiting.resolved(sink, span, end_ts, _CALL_WAIT_S)
+            # Tables that are read again are planned by themselves: their rows do not begin where
+            # the cut does, and `holds` says from where on they are in it.
             ddls = {ddl.ts for ts in (start_ts, end_ts) for ddl in versions.ddls(ts, 1)}
             again = feed.catalog.holds.tables(start_ts, end_ts, ddls)
-            others = spans if not spans else [span for span in spans if span.table_id not in again]
+            others = spans
+            if spans:
+                others = [span for span in spans if span.table_id not in again]
             parts = sink.plan_tables(others, start_ts, end_ts, slice_bytes)
             parts = [part for part in parts if part.span.table_id not in again]
             for span, since_ts in _read_again(versions, again, start_ts, end_ts).items():

@@ -106,12 +106,15 @@ def shown_state(
     """
     if info.state is not State.NORMAL:
         return info.state, info.error
-    states = {FAILED: State.FAILED, RETRYING: State.WARNING}
-    state = None if job is None else states.get(job.state(now_s))
-    if job is not None and state is not None:
-        return state, RunningError(job.report.code, job.report.message, job.time)
-    differs = audit_error(info, audit)
-    return (info.state, info.error) if differs is None else (State.WARNING, differs)
+    if job is not None:
+        states = {FAILED: State.FAILED, RETRYING: State.WARNING}
+        state = states.get(job.state(now_s))
+        if state is not None:
+            return state, RunningError(job.report.code, job.report.message, job.time)
+    difference = audit_error(info, audit)
+    if difference is not None:
+        return State.WARNING, difference
+    return info.state, info.error
 
 
 def failed_for_s(info: ChangefeedInfo, job: JobReport | None, now: datetime) -> float:

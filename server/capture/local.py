@@ -211,15 +211,21 @@ def slowest_tables(
         message.checkpoint_ts = (
             processor.sink.checkpoint_ts(table.span) if processor.sink else processor.start_ts
         )
-        regions = pullers[table.span].slowest(most) if table.span in pullers else []
-        for progress in regions:
-            region = message.regions.add(
-                region_id=progress.region_id, resolved_ts=progress.resolved_ts, store=progress.store
-            )
-            if not stuck and progress.part is not None and _is_stuck(progress.resolved_ts):
-                stuck.append((region, progress))
-        for peer in () if table.span in pullers else processor.slowest_peers:
-            message.regions.add(pump=peer.name, store=peer.address, resolved_ts=peer.position_ts)
+        if table.span in pullers:
+            for progress in pullers[table.span].slowest(most):
+                region = message.regions.add(
+                    region_id=progress.region_id,
+                    resolved_ts=progress.resolved_ts,
+                    store=progress.store,
+                )
+                # Locks of the slowest region are enough: it is the one that holds the table back.
+                if not stuck and progress.part is not None and _is_stuck(progress.resolved_ts):
+                    stuck.append((region, progress))
+        else:
+            for peer in processor.slowest_peers:
+                message.regions.add(
+                    pump=peer.name, store=peer.address, resolved_ts=peer.position_ts
+                )
         shown.append(message)
     return shown, stuck
 

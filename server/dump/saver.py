@@ -100,9 +100,12 @@ class ProgressSaver:
         TABLES_FAILED.labels(self._changefeed).set(failed)
 
     def _measure(self, dump: TableDump) -> None:
-        """How fast a table goes, over some seconds."""
-        rows, now = dump.durable.rows, time.monotonic()
-        rows_before, before = self._measured.setdefault(dump.durable.table_id, (rows, now))
-        if now - before >= _MEASURE_S or rows < rows_before:
-            dump.goes_at(int(max(rows - rows_before, 0) / max(now - before, _SETTLE_S)))
-            self._measured[dump.durable.table_id] = rows, now
+        """How fast a table is read, over some seconds."""
+        table_id, rows, now_s = dump.durable.table_id, dump.durable.rows, time.monotonic()
+        rows_before, before_s = self._measured.setdefault(table_id, (rows, now_s))
+        passed_s, is_restarted = now_s - before_s, rows < rows_before
+        if passed_s < _MEASURE_S and not is_restarted:
+            return
+        rows_per_s = max(rows - rows_before, 0) / max(passed_s, _SETTLE_S)
+        dump.goes_at(int(rows_per_s))
+        self._measured[table_id] = rows, now_s
