@@ -9,6 +9,7 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.capture.api_v2.documents import ReplicaConfig
 from server.changefeed.view import check_document, detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
@@ -46,6 +47,12 @@ AUDIT_HELP = (
 )
 _LARGE_GAP_S = 86_400
 _NOW = "now"
+
+
+class ConfigFileError(InvalidError):
+    """The file of --config cannot be read."""
+
+    code = "ErrConfigFileInvalid"
 
 
 class TablesFileError(InvalidError):
@@ -95,6 +102,13 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         metavar="TABLE=COLUMN,…",
         help="which columns are taken of a table, and by which names, such as 'shop.orders=id,name' or "
         "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
+    )
+    create.add_argument(
+        "--config",
+        default="",
+        metavar="FILE",
+        help="TOML file with TiCDC's keys: [filter] rules, [sink] column-selectors, "
+        "ignore-ineligible-table; the rules of --filter and --columns follow those of the file",
     )
     create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
     create.add_argument(
@@ -199,6 +213,8 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
             f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
             "since?"
         )
+    config = read_config(arguments.config) if arguments.config else ReplicaConfig()
+    ignore_ineligible = arguments.ignore_ineligible_table or config.ignore_ineligible_table
     request = pb.CreateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
@@ -206,17 +222,17 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         target_ts=arguments.target_ts,
         tables=read_tables(arguments.tables) if arguments.tables else [],
         source_uri=arguments.source_uri,
-        filter=arguments.filter,
-        columns=arguments.columns,
+        filter=[*config.rules, *arguments.filter],
+        columns=[*config.columns, *arguments.columns],
         zero_dates=arguments.zero_dates,
-        ignore_ineligible_table=arguments.ignore_ineligible_table,
+        ignore_ineligible_table=ignore_ineligible,
         on_unclear_ddl=arguments.on_unclear_ddl,
         audit_s=arguments.audit,
     )
     async with remote.capture() as channel:
         if arguments.dry_run:
             checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
-            return _checked(checked, ignore_ineligible=arguments.ignore_ineligible_table)
+            return _checked(checked, ignore_ineligible=ignore_ineligible)
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
 
@@ -335,6 +351,19 @@ async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 def ts_or_now(text: str) -> int | str:
     """A timestamp, or `now`; raises ArgumentTypeError."""
     return _NOW if text == _NOW else timestamp(text)
+
+
+def read_config(path: str) -> ReplicaConfig:
+    """The configuration of a --config file.
+
+    Raises:
+        ConfigFileError: it cannot be read.
+        ParameterError: it asks for something that there is not.
+    """
+    try:
+        return ReplicaConfig.parse_toml(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigFileError(f"cannot read {path}: {err}") from err
 
 
 def read_tables(path: str) -> list[pb.Table]:

@@ -7,8 +7,10 @@ members that have no meaning here are taken as long as they hold the value that 
 """
 
 import json
+import tomllib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -149,32 +151,84 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
     """
     members = _Members(document_of(body))
     _check_upstream(members)
-    config = _Members(members.take("replica_config", _is_object, default={}), "replica_config.")
-    chosen = _Members(config.take("filter", _is_object, default={}), "replica_config.filter.")
+    config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
     tables = members.take("tables", _is_tables, default=[])
-    rules = chosen.take("rules", _is_texts, default=[])
     request = pb.CreateChangefeedRequest(
         id=members.take("changefeed_id", _is_text, default="") or str(uuid.uuid4()),
         sink_uri=members.take("sink_uri", _is_text, default=""),
         source_uri=members.take("source_uri", _is_text, default=""),
         start_ts=members.take("start_ts", _is_ts, default=0),
         target_ts=members.take("target_ts", _is_ts, default=0),
-        columns=members.take("columns", _is_texts, default=[]),
+        columns=[*config.columns, *members.take("columns", _is_texts, default=[])],
         zero_dates=members.take("zero_dates", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
         audit_s=members.take("audit_seconds", _is_uint32, default=0),
-        filter=rules or ([] if tables else [ALL_TABLES]),
+        filter=config.rules or ([] if tables else [ALL_TABLES]),
         tables=[
             pb.Table(
                 schema_name=table["schema_name"], table_info_json=json.dumps(table["table_info"])
             )
             for table in tables
         ],
-        ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
+        ignore_ineligible_table=config.ignore_ineligible_table,
     )
     members.check_empty()
-    _check_idle(config.left | {"filter": chosen.left})
     return request
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """What of TiCDC's replica_config means something here; all else must ask for nothing."""
+
+    rules: Sequence[str] = ()
+    """Of the table filter."""
+    columns: Sequence[str] = ()
+    """TiCDC's column selectors, as rules about columns."""
+    ignore_ineligible_table: bool = False
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> "ReplicaConfig":
+        """Read the object of a request's body.
+
+        Raises:
+            ParameterError: a member has a wrong type, or asks for something that there is not.
+        """
+        config = _Members(document, "replica_config.")
+        chosen = _Members(config.take("filter", _is_object, default={}), "replica_config.filter.")
+        sink = _Members(config.take("sink", _is_object, default={}), "replica_config.sink.")
+        parsed = cls(
+            rules=chosen.take("rules", _is_texts, default=[]),
+            columns=[
+                f"{table}={','.join(selector['columns'])}"
+                for selector in sink.take("column_selectors", _is_selectors, default=[])
+                for table in selector["matcher"]
+            ],
+            ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
+        )
+        _check_idle(config.left | {"filter": chosen.left, "sink": sink.left})
+        return parsed
+
+    @classmethod
+    def parse_toml(cls, text: str) -> "ReplicaConfig":
+        """Read a file of `cdc cli changefeed create --config`, whose keys have hyphens.
+
+        Raises:
+            ParameterError: it is no TOML, or as `parse`.
+        """
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as err:
+            raise ParameterError(f"the changefeed's configuration is no TOML: {err}") from err
+        return cls.parse(_with_underscores(document))
+
+
+def _with_underscores(value: Any) -> Any:
+    """The keys of the file as the API has them."""
+    if isinstance(value, dict):
+        return {key.replace("-", "_"): _with_underscores(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_underscores(each) for each in value]
+    return value
 
 
 def update(changefeed: str, body: bytes) -> pb.UpdateChangefeedRequest:
@@ -285,6 +339,16 @@ def _is_tables(value: Any) -> bool:
         and _is_text(table["schema_name"])
         and _is_object(table["table_info"])
         for table in value
+    )
+
+
+def _is_selectors(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        _is_object(each)
+        and each.keys() == {"matcher", "columns"}
+        and _is_texts(each["matcher"])
+        and _is_texts(each["columns"])
+        for each in value
     )
 
 

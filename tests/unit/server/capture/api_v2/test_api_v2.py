@@ -12,6 +12,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
 from server.capture.api_v2.api import Api
+from server.capture.api_v2.documents import ReplicaConfig
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openapi
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.routes import Request
@@ -240,3 +241,46 @@ async def test_answers_have_the_members_that_the_document_promises():
     assert SCHEMAS["Changefeed"]["properties"].keys() <= answer.keys()
     _, answer, _ = await asked("GET", "/api/v2/status")
     assert SCHEMAS["ServerStatus"]["properties"].keys() == answer.keys()
+
+
+TOML = """
+case-sensitive = false
+ignore-ineligible-table = true
+
+[filter]
+rules = ["shop.*", "!shop.tmp_*"]
+
+[[sink.column-selectors]]
+matcher = ["shop.users", "crm.*"]
+columns = ["*", "!phone"]
+
+[mounter]
+worker-num = 16
+"""
+
+
+def test_ticdcs_configuration_file_gives_what_a_body_gives():
+    config = ReplicaConfig.parse_toml(TOML)
+    assert config.rules == ["shop.*", "!shop.tmp_*"]
+    assert config.columns == ["shop.users=*,!phone", "crm.*=*,!phone"]
+    assert config.ignore_ineligible_table
+    selector = {"matcher": ["shop.users"], "columns": ["id"]}
+    body = {"sink_uri": "delta:///d", "replica_config": {"sink": {"column_selectors": [selector]}}}
+    assert list(documents.creation(json.dumps(body).encode()).columns) == ["shop.users=id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[filter", "no TOML"),
+        ("[sink]\nprotocol = 'canal-json'", "replica_config.sink.protocol is not supported"),
+        ("[filter]\nrules = 'shop.*'", "replica_config.filter.rules cannot be"),
+        ("[[sink.column-selectors]]\nmatcher = ['a.b']", "replica_config.sink.column_selectors"),
+        ("case-sensitive = true", "replica_config.case_sensitive is not supported"),
+        ("enable-old-value = true", "replica_config.enable_old_value is not supported"),
+    ],
+)
+def test_a_key_that_asks_for_something_else_is_an_error(text, said):
+    with pytest.raises(ParameterError) as refused:
+        ReplicaConfig.parse_toml(text)
+    assert said in refused.value.message
