@@ -55,8 +55,8 @@ def prepare(session: Session) -> None:
     Raises:
         MySqlPrivilegeError, MySqlStatementError: the user may not, or the server only reads.
     """
-    # CREATE … IF NOT EXISTS needs the right to create also where the table is there. Looked up
-    # first, an administrator may make it, and the user needs only to write it.
+    # Looked up first: CREATE … IF NOT EXISTS needs the right to create also where the table is
+    # there.
     if not session.row(_EXISTS, (WATERMARK_SCHEMA, WATERMARK_TABLE))[0]:
         for statement in CREATE:
             session.execute(statement)
