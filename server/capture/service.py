@@ -3,11 +3,17 @@
 Every capture takes every call. Only the owner of the changefeeds can carry a call of
 ChangefeedService out, so another capture forwards it there, once. `Blockers` answers GetBlockers:
 what holds the changefeeds of this capture back, the one that is furthest behind first.
+
+`new_changefeed` reads a request; `changefeed_message` and `check_response` show a changefeed as it
+is now, and one that could be created.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -15,21 +21,42 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
+from server.capture.audit import audit_silence
+from server.capture.creation import Checked, NewChangefeed
 from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
+from server.capture.job_report import failed_by_job, shown_state
 from server.capture.membership import Membership
-from server.capture.message import checked_message, message, new_changefeed
 from server.capture.owner import Owner
+from server.changefeed.info import State
+from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.errors import passed_on
+from sink.errors import TableNotFoundError
+from sink.mounter import META_FIELDS
+from sink.versions import Version
+from storage.model.span import Span
+from storage.model.ts import MAX_TS
+from storage.tidb.field_type import NULL_DATES
 
-A = TypeVar("A")
 _FORWARDED = "tidemark-forwarded"
 _FORWARD_S = 30.0
-LIMIT, LIMIT_MAX = 3, 100
-_LOOKED_AT = 16
+BLOCKERS, BLOCKERS_MAX = 3, 100
+"""Slowest tables of a changefeed in an answer: how many by default, and at most."""
+_LOCKS_READ_OF = 16
 """Changefeeds whose locks are read in one call: those that are furthest behind."""
+_CHANGES_SHOWN: Final = 20
+_STORED_VALUES: Final = "a DDL changed stored values"
+_STATES: Final = {
+    State.NORMAL: pb.CHANGEFEED_STATE_NORMAL,
+    State.STOPPED: pb.CHANGEFEED_STATE_STOPPED,
+    State.WARNING: pb.CHANGEFEED_STATE_WARNING,
+    State.FAILED: pb.CHANGEFEED_STATE_FAILED,
+    State.FINISHED: pb.CHANGEFEED_STATE_FINISHED,
+    State.REMOVED: pb.CHANGEFEED_STATE_REMOVED,
+}
+A = TypeVar("A")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -47,7 +74,7 @@ class ChangefeedService:
         async def create() -> pb.CreateChangefeedResponse:
             change = self._owner.create(new_changefeed(request))
             return pb.CreateChangefeedResponse(
-                changefeed=message(await self._owner.carry_out(change))
+                changefeed=changefeed_message(await self._owner.carry_out(change))
             )
 
         return await self._by_owner("CreateChangefeed", request, context, create)
@@ -56,7 +83,7 @@ class ChangefeedService:
         """Say what CreateChangefeed would do."""
 
         async def check() -> pb.CheckChangefeedResponse:
-            return checked_message(await self._owner.check(new_changefeed(request)))
+            return check_response(await self._owner.check(new_changefeed(request)))
 
         return await self._by_owner("CheckChangefeed", request, context, check)
 
@@ -64,7 +91,9 @@ class ChangefeedService:
         """All changefeeds."""
 
         async def listed() -> pb.ListChangefeedsResponse:
-            return pb.ListChangefeedsResponse(changefeeds=map(message, self._owner.feeds.values()))
+            return pb.ListChangefeedsResponse(
+                changefeeds=map(changefeed_message, self._owner.feeds.values())
+            )
 
         return await self._by_owner("ListChangefeeds", request, context, listed)
 
@@ -72,7 +101,9 @@ class ChangefeedService:
         """One changefeed."""
 
         async def queried() -> pb.QueryChangefeedResponse:
-            return pb.QueryChangefeedResponse(changefeed=message(self._owner.feed(request.id)))
+            return pb.QueryChangefeedResponse(
+                changefeed=changefeed_message(self._owner.feed(request.id))
+            )
 
         return await self._by_owner("QueryChangefeed", request, context, queried)
 
@@ -81,7 +112,7 @@ class ChangefeedService:
 
         async def pause() -> pb.PauseChangefeedResponse:
             feed = await self._owner.carry_out(self._owner.pause(request.id))
-            return pb.PauseChangefeedResponse(changefeed=message(feed))
+            return pb.PauseChangefeedResponse(changefeed=changefeed_message(feed))
 
         return await self._by_owner("PauseChangefeed", request, context, pause)
 
@@ -93,7 +124,7 @@ class ChangefeedService:
             feed = await self._owner.carry_out(
                 self._owner.resume(request.id, ts, with_now=with_now)
             )
-            return pb.ResumeChangefeedResponse(changefeed=message(feed))
+            return pb.ResumeChangefeedResponse(changefeed=changefeed_message(feed))
 
         return await self._by_owner("ResumeChangefeed", request, context, resume)
 
@@ -106,7 +137,7 @@ class ChangefeedService:
                 request.id, request.sink_uri, request.on_unclear_ddl, audit_s
             )
             feed = await self._owner.carry_out(updating)
-            return pb.UpdateChangefeedResponse(changefeed=message(feed))
+            return pb.UpdateChangefeedResponse(changefeed=changefeed_message(feed))
 
         return await self._by_owner("UpdateChangefeed", request, context, update)
 
@@ -115,7 +146,7 @@ class ChangefeedService:
 
         async def remove() -> pb.RemoveChangefeedResponse:
             feed = await self._owner.carry_out(self._owner.remove(request.id))
-            return pb.RemoveChangefeedResponse(changefeed=message(feed))
+            return pb.RemoveChangefeedResponse(changefeed=changefeed_message(feed))
 
         return await self._by_owner("RemoveChangefeed", request, context, remove)
 
@@ -144,12 +175,12 @@ class Blockers:
 
     async def list(self, limit: int = 0) -> list[capturepb.ChangefeedBlockers]:
         """Every changefeed that runs here; of each the `limit` slowest tables (0: 3)."""
-        most = min(limit or LIMIT, LIMIT_MAX)
+        most = min(limit or BLOCKERS, BLOCKERS_MAX)
         feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
         feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
         async with asyncio.TaskGroup() as tasks:
             lookups = [
-                tasks.create_task(_changefeed(feed, most, with_locks=place < _LOOKED_AT))
+                tasks.create_task(_changefeed(feed, most, with_locks=place < _LOCKS_READ_OF))
                 for place, feed in enumerate(feeds)
             ]
         return [task.result() for task in lookups]
@@ -194,3 +225,186 @@ class CaptureService:
             for member in await self._membership.members()
         ]
         return capturepb.ListCapturesResponse(captures=captures)
+
+
+def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
+    """What a request asks for."""
+    return NewChangefeed(
+        id=request.id,
+        sink_uri=request.sink_uri,
+        source_uri=with_option(request.source_uri, ON_UNCLEAR_DDL, request.on_unclear_ddl),
+        start_ts=request.start_ts,
+        target_ts=request.target_ts,
+        tables=[(table.schema_name, table.table_info_json) for table in request.tables],
+        rules=list(request.filter),
+        columns=list(request.columns),
+        zero_dates=request.zero_dates or NULL_DATES,
+        ignore_ineligible=request.ignore_ineligible_table,
+        audit_s=request.audit_s,
+    )
+
+
+def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
+    """What a changefeed would replicate, with the columns that readers would see."""
+    return pb.CheckChangefeedResponse(
+        start_ts=checked.start_ts,
+        tables=[
+            pb.EligibleTable(
+                name=table.name,
+                table_id=table.span.table_id,
+                key=table.mounter.key_columns,
+                columns=[
+                    pb.EligibleColumn(name=column.name, type=str(column.type))
+                    for column in list(table.mounter.schema)[len(META_FIELDS) :]
+                ],
+            )
+            for table in checked.tables
+        ],
+        ineligible=[
+            pb.IneligibleTable(name=name, reason=reason)
+            for name, reason in sorted(checked.refused.items())
+        ],
+    )
+
+
+def changefeed_message(feed: Feed) -> pb.Changefeed:
+    """A changefeed as it is now."""
+    info, processor = feed.info, feed.processor
+    state, error = shown_state(info, feed.job, feed.audit, time.monotonic())
+    return pb.Changefeed(
+        id=info.id,
+        state=_STATES[state],
+        sink_uri=info.shown_sink_uri,
+        start_ts=info.start_ts,
+        target_ts=info.target_ts,
+        checkpoint_ts=processor.checkpoint_ts,
+        resolved_ts=processor.resolved_ts,
+        create_time=info.create_time,
+        error=pb.RunningError(code=error.code, message=error.message, time=error.time)
+        if error
+        else None,
+        tables=_tables(feed),
+        source_uri=info.source_uri,
+        filter=info.rules,
+        columns=info.columns,
+        zero_dates=info.zero_dates,
+        ignored_tables=info.ignored,
+        schema_changes=_changes(feed),
+        holding=_holding(feed),
+        lake_job=_lake_job(feed),
+        warnings=[
+            *feed.source.warnings,
+            *filter(None, [audit_silence(info, feed.audit, datetime.now(UTC))]),
+        ],
+        rereads=_rereads(feed),
+        skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
+        audit_s=info.audit_s,
+        reading=_reading(feed),
+    )
+
+
+def _reading(feed: Feed) -> pb.Reading | None:
+    """Of a changefeed that runs: since when nobody reads it."""
+    if not feed.info.state.is_running:
+        return None
+    # `asked_s` is of this owner only: a checkpoint that has moved proves that somebody read before.
+    never = feed.reading.asked_s is None and feed.checkpoint_ts == feed.info.start_ts
+    return pb.Reading(idle_s=int(feed.reading.idle_s(time.monotonic())), never=never)
+
+
+def _rereads(feed: Feed) -> pb.Rereads | None:
+    """Tables that are read again, for which cuts wait; None: there are none."""
+    holds, versions = feed.catalog.holds, feed.catalog.versions
+    names = {
+        each.span.table_id: each.name
+        for of_span in versions.spans(versions.start_ts)
+        for each in of_span
+    }
+    tables = [
+        pb.Reread(table=names.get(table_id, str(table_id)), since_ts=ts, reason=reason)
+        for table_id, (ts, reason) in holds.waiting.items()
+    ]
+    tables += [
+        pb.Reread(table=table.name, since_ts=table.reread_ts, reason=_STORED_VALUES)
+        for table in feed.tables
+        # A table that is still to come has no position: it counts as one below its DDL.
+        if table.reread_ts and _position(feed, table.span, 0)[0] <= table.reread_ts
+    ]
+    since_ts = min((each.since_ts for each in tables), default=0)
+    return pb.Rereads(since_ts=holds.open_since or since_ts, tables=tables) if tables else None
+
+
+def _lake_job(feed: Feed) -> pb.LakeJob | None:
+    job = feed.job
+    if job is None:
+        return None
+    report, own = job.report, feed.info
+    error = (
+        pb.RunningError(code=report.code, message=report.message, time=job.time)
+        if report.code
+        else None
+    )
+    return pb.LakeJob(
+        state=job.state(time.monotonic()),
+        cut_ts=report.cut_ts,
+        time=job.time,
+        error=error,
+        failed_changefeed=failed_by_job(own, job),
+    )
+
+
+def _tables(feed: Feed) -> list[pb.TableStatus]:
+    """The tables that have rows above the checkpoint, in each of their spans the newest."""
+    versions = [
+        of_span[-1] for of_span in feed.catalog.versions.spans(feed.processor.checkpoint_ts)
+    ]
+    return [_table(feed, version) for version in versions]
+
+
+def _table(feed: Feed, version: Version) -> pb.TableStatus:
+    resolved_ts, checkpoint_ts = _position(feed, version.span, version.from_ts)
+    return pb.TableStatus(
+        name=version.name,
+        table_id=version.span.table_id,
+        resolved_ts=resolved_ts,
+        checkpoint_ts=checkpoint_ts,
+        schema_ts=version.from_ts,
+        state=_table_state(feed, version),
+    )
+
+
+def _position(feed: Feed, span: Span, otherwise: int) -> tuple[int, int]:
+    """How far a table is sorted, and acknowledged; `otherwise` while it is coming or going."""
+    sink, start_ts = feed.processor.sink, feed.processor.start_ts
+    if sink is None:
+        return start_ts, start_ts
+    try:
+        return sink.resolved_ts(span), sink.checkpoint_ts(span)
+    except TableNotFoundError:
+        return otherwise, otherwise
+
+
+def _table_state(feed: Feed, version: Version) -> pb.TableState.ValueType:
+    if feed.processor.sink is None:
+        return pb.TABLE_STATE_PENDING if feed.info.state.is_running else pb.TABLE_STATE_STOPPED
+    if version.span in feed.processor.repairing:
+        return pb.TABLE_STATE_REPAIRING
+    return pb.TABLE_STATE_REPLICATING if version.to_ts == MAX_TS else pb.TABLE_STATE_ENDING
+
+
+def _changes(feed: Feed) -> list[pb.SchemaChange]:
+    return [
+        pb.SchemaChange(
+            commit_ts=change.commit_ts,
+            query=change.query,
+            tables=[table.name for table in change.tables],
+            dropped=change.dropped,
+            truncated=change.truncated,
+        )
+        for change in feed.catalog.history.last(_CHANGES_SHOWN)
+        if change.query
+    ]
+
+
+def _holding(feed: Feed) -> pb.Holding:
+    return pb.Holding(**asdict(feed.processor.stats()))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.capture.audit import Audit, Finding, audit_silence, check_audit
 from server.capture.errors import AuditUnsupportedError, ParameterError
 from server.capture.flight import OwnerFeeds
-from server.capture.message import message
+from server.capture.service import changefeed_message
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.view import detail, summary
@@ -51,7 +51,7 @@ async def owner(capture, upstream):
 
 def shown(owner):
     """State and code as `changefeed list` shows them."""
-    short = summary(message(owner.feed("feed")), 0.0)["summary"]
+    short = summary(changefeed_message(owner.feed("feed")), 0.0)["summary"]
     return short["state"], short["error"] and short["error"]["code"]
 
 
@@ -93,11 +93,11 @@ async def test_a_difference_is_a_warning_with_the_command_that_mends_it_until_it
     capture, owner, meta
 ):
     assert shown(owner) == ("normal", None)
-    assert detail(message(owner.feed("feed")))["audit_seconds"] == 3600
+    assert detail(changefeed_message(owner.feed("feed")))["audit_seconds"] == 3600
     records = AuditRecords(meta, "feed")
     await records.save(FOUND)
     await until(lambda: shown(owner) == ("warning", "TM:ErrAuditDiffers"))
-    told = detail(message(owner.feed("feed")))["error"]["message"]
+    told = detail(changefeed_message(owner.feed("feed")))["error"]["message"]
     assert (
         "bank.accounts (id below 7): `tidemark cli verify -c feed --table bank.accounts --repair` "
         "mends it" in told

@@ -17,8 +17,8 @@ from server.capture.errors import (
 )
 from server.capture.flight import OwnerFeeds
 from server.capture.job_report import READY_EXPIRES_S, RETRYING_EXPIRES_S, JobReport, accepted
-from server.capture.message import message
 from server.capture.metrics import FeedCollector
+from server.capture.service import changefeed_message
 from server.changefeed import keys
 from server.changefeed.info import State
 from server.changefeed.view import detail, summary
@@ -48,7 +48,7 @@ async def owner(capture, upstream):
 
 def shown(owner):
     """State and code as `changefeed list` shows them."""
-    short = summary(message(owner.feed("feed")), 0.0)["summary"]
+    short = summary(changefeed_message(owner.feed("feed")), 0.0)["summary"]
     return short["state"], short["error"] and short["error"]["code"]
 
 
@@ -62,22 +62,22 @@ async def test_an_error_is_shown_until_the_job_applies_cuts_again(owner):
     assert shown(owner) == ("warning", "TM:ErrTargetUnavailable")
     tell(owner, GAVE_UP)
     assert shown(owner) == ("failed", "TM:ErrTargetRefused")
-    document = detail(message(owner.feed("feed")))
+    document = detail(changefeed_message(owner.feed("feed")))
     assert document["error"]["message"] == "shop.t: PostgreSQL says: no"
     assert document["lake_job"]["state"] == "failed"
     tell(owner, Report(READY, 1010))
     assert shown(owner) == ("normal", None)
-    assert detail(message(owner.feed("feed")))["lake_job"]["cut_tso"] == 1010
+    assert detail(changefeed_message(owner.feed("feed")))["lake_job"]["cut_tso"] == 1010
 
 
 async def test_a_changefeed_that_starts_is_pending_and_one_that_is_paused_is_stopped(owner):
     feed = owner.feed("feed")
     sink, feed.processor.sink = feed.processor.sink, None
-    document = detail(message(feed))
+    document = detail(changefeed_message(feed))
     assert {table["state"] for table in document["tables"]} == {"pending"}
     assert document["reading"] == {"idle_seconds": 0, "never": True}
     feed.processor.sink = sink
-    document = detail(message(await owner.pause("feed")))
+    document = detail(changefeed_message(await owner.pause("feed")))
     assert {table["state"] for table in document["tables"]} == {"stopped"}
     assert "reading" not in document
 
@@ -201,7 +201,7 @@ async def test_jobs_are_counted_and_their_states_scraped(owner):
 
 async def test_an_older_client_reads_the_state_where_it_always_was(owner):
     tell(owner, GAVE_UP)
-    found = message(owner.feed("feed"))
+    found = changefeed_message(owner.feed("feed"))
     assert found.state == pb.CHANGEFEED_STATE_FAILED
     assert found.error.code == "ErrTargetRefused"
     assert owner.feed("feed").info.error is None

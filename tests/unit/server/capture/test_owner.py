@@ -22,7 +22,7 @@ from server.capture.errors import (
 )
 from server.capture.flight import OwnerFeeds
 from server.capture.local import LocalProcessor
-from server.capture.message import message
+from server.capture.service import changefeed_message
 from server.capture.source.tidb import TidbSource
 from server.changefeed import keys
 from storage.defect import DefectError
@@ -441,7 +441,7 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     assert feed.info.state == "normal"
     assert await asyncio.to_thread(feeds.ack, "feed", None, 1015) == 1015
     await until(lambda: feed.released)
-    assert (feed.info.state, feed.checkpoint_ts, message(feed).state) == (
+    assert (feed.info.state, feed.checkpoint_ts, changefeed_message(feed).state) == (
         "finished",
         1015,
         pb.CHANGEFEED_STATE_FINISHED,

@@ -9,7 +9,7 @@ from server.capture import checkpoint_saver
 from server.capture.catalog import FeedCatalog
 from server.capture.errors import ParameterError, StartTsInFutureError, TableIneligibleError
 from server.capture.flight import OwnerFeeds
-from server.capture.message import message
+from server.capture.service import changefeed_message
 from server.changefeed.info import State
 from sink.errors import RangeCleanedError, RangeCrossesDdlError
 from storage.tidb.field_type import Type
@@ -104,7 +104,7 @@ async def test_cuts_wait_while_a_table_is_read_again_and_a_target_ts_in_there_fa
     log.resolve(1040)
     assert await latest(feeds, 1000) == 1020
     assert await latest(feeds, 1020, 0.1) == 1020
-    (told,) = message(feed).rereads.tables
+    (told,) = changefeed_message(feed).rereads.tables
     assert (told.table, told.since_ts, told.reason) == (
         "bank.accounts",
         1020,
@@ -120,12 +120,12 @@ async def test_a_table_that_a_source_tells_anew_is_shown_until_all_of_it_is_sort
     _, feed, feeds = await started(capture)
     log.ddl(1020, "MODIFY", ACCOUNTS, tidemark_reread={"ts": 1020, "emptied": False})
     assert await latest(feeds, 1000) == 1020
-    (told,) = message(feed).rereads.tables
+    (told,) = changefeed_message(feed).rereads.tables
     assert (told.table, told.since_ts) == ("bank.accounts", 1020)
     log.rows(1030, ACCOUNTS, {"id": 1, "balance": 5})
     log.resolve(1040)
     assert await latest(feeds, 1020) == 1040
-    assert not message(feed).HasField("rereads")
+    assert not changefeed_message(feed).HasField("rereads")
 
 
 async def test_a_reader_that_has_yet_to_take_a_ddl_is_told_the_tables_before_it_however_late_it_comes(

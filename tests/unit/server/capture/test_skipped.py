@@ -5,7 +5,7 @@ taken back where it is not delivered past.
 import pytest
 
 from server.capture.flight import OwnerFeeds
-from server.capture.message import message
+from server.capture.service import changefeed_message
 from server.changefeed.info import ChangefeedInfo, Skipped
 from tests.unit.server.capture.conftest import new
 
@@ -54,7 +54,9 @@ async def test_a_resume_that_skips_is_shown_and_told_to_readers_after_a_restart(
     await capture.stop()
     owner = await capture.start()
     feed = owner.feed("feed")
-    assert [(each.start_ts, each.end_ts) for each in message(feed).skipped] == [(1000, 1500)]
+    assert [(each.start_ts, each.end_ts) for each in changefeed_message(feed).skipped] == [
+        (1000, 1500)
+    ]
     assert OwnerFeeds(owner).describe("feed").skipped == ((1000, 1500),)
 
 
