@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if arguments[0] in ("-V", "--version", "version"):
         print(
-            f"tidemark {importlib.metadata.version('tidemark')} (Python "
+            f"tidemark {importlib.metadata.version('tidemark-cdc')} (Python "
             f"{platform.python_version()})"
         )
         return 0

@@ -29,7 +29,7 @@ SOURCES = (
     "gcsafepoint",
     "proto",
 )
-OURS = {"tidemark", "pyspark-tidemark"}
+OURS = {"tidemark-cdc", "pyspark-tidemark"}
 LISTENERS = ("coordinator", "store", "capture", "flight", "pump", "gc-worker", "http")
 
 
@@ -126,13 +126,13 @@ def tidemark(installed: Path, *arguments: str) -> str:
 
 def requirements(installed: Path) -> str:
     """What the wheel of the daemons asks pip for."""
-    script = "import importlib.metadata; print(*importlib.metadata.requires('tidemark'))"
+    script = "import importlib.metadata; print(*importlib.metadata.requires('tidemark-cdc'))"
     return subprocess.check_output([installed / "python", "-c", script], text=True, cwd="/", env={})
 
 
 def test_the_command_says_its_version_and_is_the_wheels_own(installed):
     assert tidemark(installed, "--version").startswith(
-        f"tidemark {importlib.metadata.version('tidemark')} "
+        f"tidemark {importlib.metadata.version('tidemark-cdc')} "
     )
     script = "import server, pyspark_tidemark; print(server.__file__, pyspark_tidemark.__file__)"
     where = subprocess.check_output(
