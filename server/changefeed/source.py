@@ -109,7 +109,7 @@ def find_kind(scheme: str) -> SourceKind:
 
 
 def load(entry_point: str) -> Any:
-    """What `module:name` names."""
+    """Import what `module:name` names."""
     module, _, name = entry_point.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -175,17 +175,17 @@ class SourceUri:
         addresses = tuple(_address(server) for server in servers.split(",") if server)
         return cls(text, parts.scheme, unquote(login), addresses, unquote(parts.path), options)
 
-    def check_options(self, known: Collection[str]) -> None:
+    def check_options(self, option_names: Collection[str]) -> None:
         """Refuse options that the source does not know.
 
         Raises:
             SourceUriError: with those that it does.
         """
-        unknown = sorted(self.options.keys() - set(known))
+        unknown = sorted(self.options.keys() - set(option_names))
         if unknown:
             raise SourceUriError(
                 f"{self.scheme}:// sources have no option {', '.join(unknown)}; they have "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(option_names))}"
             )
 
 

@@ -89,12 +89,12 @@ def summary(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
 
 
 def state_of(changefeed: pb.Changefeed) -> str:
-    """Its state, as TiCDC calls it."""
+    """The name of its state, as TiCDC has it."""
     return pb.ChangefeedState.Name(changefeed.state).removeprefix("CHANGEFEED_STATE_").lower()
 
 
 def error_of(changefeed: pb.Changefeed) -> dict[str, str] | None:
-    """Why it is in that state, if it tells."""
+    """Why it is in that state, where there is an error."""
     if not changefeed.HasField("error"):
         return None
     return _running_error(changefeed.error)

@@ -127,6 +127,7 @@ class ForeignClient:
         while True:
             snapshot = self._inner.snapshot(ts, False)  # noqa: FBT003 - the foreign signature
             page = await guarded(snapshot.scan(start, end, _PAGE))
+            # The next page begins behind the last key: no key lies between it and key + b"\0".
             pairs.update((bytes(key), bytes(value)) for key, value in page)
             if len(page) < _PAGE:
                 return pairs

@@ -176,7 +176,7 @@ class Day:
         ) as client:
             span = tables.SPANS[tables.ACCOUNTS_NAME]
             accounts = len(await client.scan(span.start_key, span.end_key, await client.now()))
-            # An earlier run's bank goes on as it is.
+            # An earlier run's bank goes on as it is: its lake has those accounts already.
             bank = self._bank = Bank(accounts or self._config.accounts)
             print(
                 f"bank of {bank.accounts} accounts, total {bank.total}, {client.name}, seed "

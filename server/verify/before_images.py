@@ -111,6 +111,8 @@ class BeforeImages:
         if part.num_rows:
             parts.append(part)
             self._bytes += part.nbytes
+        # By what has come since the last time: with a fixed limit, a table whose keys alone reach
+        # it would be compacted at each batch.
         if self._bytes > self._compacted_bytes + _COMPACT_BYTES:
             self._compact()
 

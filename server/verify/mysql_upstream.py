@@ -45,6 +45,8 @@ from storage.meta.meta import Meta
 from storage.model.event import snapshot_rows
 from storage.mysql.schema import Table as Columns
 
+# The rows are compared while they arrive, so the server may have to wait to send more: its default
+# net_write_timeout of 60 s would end the session, and the snapshot with it.
 _SNAPSHOT: Final = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     "SET SESSION net_write_timeout = 3600",
@@ -138,6 +140,8 @@ def query_rows(session: Session, query: str) -> Iterator[pa.Array]:
         MySqlUnavailableError: the connection broke.
     """
     session.execute(_STORED_BYTES)
+    # A statement takes the table's metadata lock for the whole transaction. Rolling back to the
+    # savepoint lets it go and keeps the snapshot.
     session.execute(f"SAVEPOINT {_SAVEPOINT}")
     statement = Statement(session, query)
     yield from statement.pieces()
@@ -157,8 +161,7 @@ def chunked_rows(session: Session, table: SourceTable) -> Iterator[pa.Array]:
     part, size, at_end = Range(), ChunkSize(), False
     while not at_end:
         limit, began_s = size.rows, time.monotonic()
-        # Rolling back to the savepoint before the rows are given out frees the table's metadata
-        # lock, not the snapshot.
+        # Rolled back to before the rows are given out, which may take long.
         session.execute(f"SAVEPOINT {_SAVEPOINT}")
         statement = Statement(session, query.sql(after=part.after is not None, until=False))
         rows = statement.rows(query.parameters(part, limit))

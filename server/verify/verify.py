@@ -90,6 +90,7 @@ async def verify(cluster: Cluster, request: Request, progress: Progress) -> Repo
     info, options = await changefeed_info(cluster.meta, request.changefeed), request.options
     check_sink(info)
     async with AsyncExitStack() as stack:
+        # The lake's lock keeps its job from applying a cut: what is repaired is what was compared.
         locked = options.repair and not options.dry_run
         lake = await stack.enter_async_context(
             Lake.open(info.sink_uri, info.id, locked=locked, gently=request.gently)

@@ -143,7 +143,7 @@ def _alphabet(seen: Iterable[bytes], place: int) -> bytes:
     return next((each for each in _ALPHABETS if used <= set(each)), _ALL)
 
 
-class Outlook:
+class RowEstimate:
     """How many rows the ranges of a table still have: by the density of what was seen of each,
     or of all.
     """
@@ -163,7 +163,7 @@ class Outlook:
         self.counted = frozenset(place for place, part in enumerate(parts) if part.rows is not None)
 
     def saw(self, place: int, begin: bytes, last: bytes, rows: int) -> None:
-        """There are so many rows from `begin` to `last` in a range."""
+        """A range has `rows` rows from `begin` to `last`."""
         if rows and place not in self.counted:
             scale = self._scales[place]
             before, width = self._seen.get(place, (0, 0))

@@ -15,7 +15,7 @@ from server.dump.cluster.plan import (
     ChunkPace,
     Extent,
     KeyScale,
-    Outlook,
+    RowEstimate,
     key_ranges,
     planned_ranges,
 )
@@ -59,7 +59,7 @@ class Surveyed:
 
     generation: Hashable
     ranges: Sequence[KeyRange]
-    outlook: Outlook
+    estimate: RowEstimate
     pace: ChunkPace = field(default_factory=ChunkPace)
 
     def begin(self, place: int, at: Range) -> bytes:
@@ -68,13 +68,13 @@ class Surveyed:
 
     def saw(self, place: int, page: Page, read: PageRead) -> None:
         """A page was read."""
-        self.outlook.saw(place, page.begin, read.last, read.rows)
+        self.estimate.saw(place, page.begin, read.last, read.rows)
         self.pace.took(read.rows, read.size_bytes, read.seconds)
 
     def left(self, dump: TableDump) -> int:
         """How many rows there still seem to be."""
         ahead = ((place, dump.ahead(place)[0]) for place in range(len(self.ranges)))
-        return self.outlook.left(
+        return self.estimate.left(
             [(place, self.begin(place, at)) for place, at in ahead if not at.done]
         )
 
@@ -107,7 +107,7 @@ class Surveyor:
             ranges = key_ranges(planned, parts)
             assert ranges is not None, "ranges of these parts"
             dump.planned(planned, 0)
-        surveyed = Surveyed(pulled.generation, ranges, Outlook(ranges, extents))
+        surveyed = Surveyed(pulled.generation, ranges, RowEstimate(ranges, extents))
         await self._sample(surveyed, dump, ts)
         dump.expected(dump.rows_ahead + surveyed.left(dump))
         return surveyed
@@ -122,7 +122,7 @@ class Surveyor:
 
     async def _sample(self, surveyed: Surveyed, dump: TableDump, ts: int) -> None:
         unknown = (
-            place for place in range(len(surveyed.ranges)) if place not in surveyed.outlook.counted
+            place for place in range(len(surveyed.ranges)) if place not in surveyed.estimate.counted
         )
         left = [place for place in unknown if not dump.ahead(place)[0].done]
         for first in range(0, len(left), _AT_A_TIME):
@@ -135,6 +135,6 @@ class Surveyor:
         begin = surveyed.begin(place, dump.ahead(place)[0])
         keys = await self._store.keys(begin, surveyed.ranges[place].end_key, ts, _SAMPLE_ROWS)
         if len(keys) == _SAMPLE_ROWS:
-            surveyed.outlook.saw(place, keys[0], keys[-1], len(keys))
+            surveyed.estimate.saw(place, keys[0], keys[-1], len(keys))
         elif keys:
-            surveyed.outlook.saw(place, begin, surveyed.ranges[place].end_key, len(keys))
+            surveyed.estimate.saw(place, begin, surveyed.ranges[place].end_key, len(keys))

@@ -99,6 +99,7 @@ class Lake:
         )
 
     async def _ask(self, do: str, **members: Any) -> dict[str, Any]:
+        # One question at a time: answers come in order and have no number.
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do} | members).encode() + b"\n")

@@ -107,7 +107,7 @@ def open_lake(
 ) -> LakeSide:
     """The lake of a URI."""
     if uri.is_database:
-        # drivers that other lakes do not need
+        # Imported here: these drivers are not needed for other lakes.
         from server.verify.lake.database_lake import (
             DatabaseLake,
         )
@@ -141,7 +141,9 @@ def _follow_parent(questions: "queue.SimpleQueue[str | None]") -> None:
     for line in sys.stdin:
         questions.put(line)
     questions.put(None)
-    time.sleep(_GRACE_S)  # an idle process ends by itself, and in order
+    # An idle process ends by itself, and in order. One in the middle of a question is ended here:
+    # Python cannot interrupt a call into Spark.
+    time.sleep(_GRACE_S)
     for directory in _directories:
         shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
@@ -157,8 +159,10 @@ def main(argv: list[str]) -> int:
     threading.Thread(
         target=_follow_parent, args=(questions,), name="questions", daemon=True
     ).start()
+    # Answers go to a copy of standard output, whose own number then means standard error: what
+    # else writes there, the JVM too, would break the lines of JSON.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else writes, the JVM too, goes to standard error
+    os.dup2(2, 1)
     with contextlib.ExitStack() as stack:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-verify-"))

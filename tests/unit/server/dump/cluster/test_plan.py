@@ -15,7 +15,7 @@ from server.dump.cluster.plan import (
     Extent,
     KeyRange,
     KeyScale,
-    Outlook,
+    RowEstimate,
     cursor_of,
     cuts,
     key_ranges,
@@ -138,16 +138,16 @@ def test_the_outlook_of_even_keys_is_near_from_the_first_samples_on(
     plan = Extent(span, KeyScale([*keys[:4096], keys[-1]]))
     ranges = key_ranges(planned_ranges([plan]), [span])
     assert ranges is not None
-    outlook = Outlook(ranges, [plan])
+    estimate = RowEstimate(ranges, [plan])
     for place, each in enumerate(ranges):
         begin = bisect.bisect_left(keys, each.start_key)
         seen = keys[begin : min(begin + 64, bisect.bisect_left(keys, each.end_key))]
         if seen and place % 3 == 0:  # the others are taken to be like these
-            outlook.saw(place, seen[0], seen[-1], len(seen))
-    left = outlook.left([(place, each.start_key) for place, each in enumerate(ranges)])
+            estimate.saw(place, seen[0], seen[-1], len(seen))
+    left = estimate.left([(place, each.start_key) for place, each in enumerate(ranges)])
     assert 0.5 * len(keys) < left < 2 * len(keys)
-    assert outlook.left([(len(ranges) - 1, keys[-1])]) == 0
-    small = Outlook(
+    assert estimate.left([(len(ranges) - 1, keys[-1])]) == 0
+    small = RowEstimate(
         [KeyRange(span.start_key, span.end_key)], [Extent(span, KeyScale(keys), rows=len(keys))]
     )
     assert small.left([(0, span.start_key)]) == len(keys)
