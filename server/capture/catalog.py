@@ -117,11 +117,11 @@ class FeedCatalog:
 
     @property
     def tables(self) -> tuple[SourceTable, ...]:
-        """Those in force after all that is known."""
+        """The tables in force after all schema changes that are known."""
         return self.at(self._newest_ts)
 
     def at(self, ts: int) -> tuple[SourceTable, ...]:
-        """Those in force for rows above `ts`; raises RangeCleanedError."""
+        """The tables in force for rows above `ts`; raises RangeCleanedError."""
         return tuple(map(self.of, self.versions.at(ts)))
 
     def of(self, version: Version) -> SourceTable:

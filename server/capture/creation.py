@@ -173,8 +173,8 @@ async def chosen_tables(
 
 
 def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Chosen:
-    """Those that can be replicated to the changefeed's target, with the columns that it takes of
-    them; the filter is not asked.
+    """The tables that can be replicated to the changefeed's target, with the columns that it takes
+    of them; whatever its filter.
 
     Raises as `chosen_tables`.
     """

@@ -36,7 +36,7 @@ class PackedExtent:
     counts: npt.NDArray[np.int64]
 
     def unpacked(self) -> Extent:
-        """As the sorter gave it, within the range that was packed."""
+        """The extent as the sorter gave it, within the range that was packed."""
         first, last = int(self.commit_ts[0]), int(self.commit_ts[-1])
         return Extent(
             first, last, self.rows, self.bytes, partial(np.repeat, self.commit_ts, self.counts)

@@ -125,7 +125,7 @@ class Feed:
 
     @property
     def tables(self) -> tuple[SourceTable, ...]:
-        """Those in force after all schema changes that are known."""
+        """The tables in force after all schema changes that are known."""
         return self.catalog.tables
 
     def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:

@@ -289,7 +289,7 @@ def _slice(versions: Versions, part: SinkSlice, locations: tuple[str, ...]) -> S
 def _read_again(
     versions: Versions, again: Mapping[int, int | None], start_ts: int, end_ts: int
 ) -> dict[Span, int]:
-    """Of tables that are read again, and are in force in a cut,
+    """Tables that are read again and are in force in a cut:
     from where on their rows are in it.
     """
     spans = {version.span: again.get(version.span.table_id) for version in versions.at(start_ts)}

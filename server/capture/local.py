@@ -71,7 +71,7 @@ class LocalProcessor(ProcessorPosition):
 
     @property
     def table_pullers(self) -> tuple[TablePuller, ...]:
-        """Those of this process that pull regions."""
+        """The pullers of this process that pull regions."""
         run = self._run
         return tuple(run.pulling.table_pullers) if run and run.pulling else ()
 

@@ -44,7 +44,7 @@ class Member:
 
 
 class Membership:
-    """This capture's; `settled` is set once it is known who owns the changefeeds."""
+    """This capture's membership; `settled` is set once it is known who owns the changefeeds."""
 
     def __init__(self, meta: Meta, identity: str, owner: Owner, records: Records) -> None:
         self.settled = asyncio.Event()

@@ -99,11 +99,11 @@ class FeedCollector(Collector):
         self._feeds = feeds
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Nothing is known before it is asked."""
+        """No family is known before `collect`."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """One family a gauge, and the states."""
+        """Yield one family a gauge, and the states."""
         feeds = list(self._feeds())
         values = [(feed.id, _values(feed)) for feed in feeds]
         for name, text in _GAUGES.items():
@@ -181,7 +181,7 @@ def _stage_lags(feeds: Iterable[Feed]) -> GaugeMetricFamily:
 
 
 def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
-    """Of changefeeds whose lake job has reported."""
+    """State and lag of the lake jobs that have reported."""
     states = GaugeMetricFamily(
         "tidemark_capture_job_state",
         "1 for the state that the lake job is in",
@@ -206,7 +206,7 @@ def _jobs(feeds: Iterable[Feed]) -> Iterator[GaugeMetricFamily]:
 
 
 def _unread(feeds: Iterable[Feed]) -> GaugeMetricFamily:
-    """Of changefeeds that run."""
+    """How long running changefeeds have not been read."""
     family = GaugeMetricFamily(
         "tidemark_capture_unread_seconds",
         "for how long nobody has asked for the changefeed's rows",

@@ -87,7 +87,7 @@ class Owner:
         return feed
 
     def pullers(self) -> list[TablePuller]:
-        """Of all changefeeds, at this moment."""
+        """The pullers of all changefeeds, at this moment."""
         return [puller for feed in self.feeds.values() for puller in feed.processor.table_pullers]
 
     async def run(self, started: Callable[[], None]) -> None:

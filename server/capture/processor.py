@@ -114,7 +114,7 @@ def _least_known(one: int, other: int) -> int:
 
 
 class Processor(Protocol):
-    """One changefeed's; lives as long as `run`."""
+    """What runs one changefeed; its pullers and its sink live as long as `run`."""
 
     @property
     def start_ts(self) -> int:
@@ -138,7 +138,7 @@ class Processor(Protocol):
 
     @property
     def table_pullers(self) -> Sequence[TablePuller]:
-        """Those of this process that pull regions."""
+        """The pullers of this process that pull regions."""
         ...
 
     @property

@@ -136,7 +136,7 @@ class Pulling:
 
     @property
     def table_pullers(self) -> list[TablePuller]:
-        """Those that pull regions."""
+        """The pullers that pull regions."""
         pullers: Iterable[Puller] = (
             *(pulled.puller for pulled in list(self._pulled.values())),
             *self._others,
@@ -154,7 +154,7 @@ class Pulling:
 
     @property
     def slowest_peers(self) -> list[Peer]:
-        """Of each log that is merged of several, the one that the others wait for."""
+        """For each log that is merged of several, the one that the others wait for."""
         merging = (puller for puller in self._others if isinstance(puller, Merging))
         return [peer for puller in merging if (peer := puller.slowest_peer)]
 

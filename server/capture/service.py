@@ -304,7 +304,7 @@ def changefeed_message(feed: Feed) -> pb.Changefeed:
 
 
 def _reading(feed: Feed) -> pb.Reading | None:
-    """Of a changefeed that runs: since when nobody reads it."""
+    """Since when nobody reads the changefeed; None: it does not run."""
     if not feed.info.state.is_running:
         return None
     # `asked_s` is of this owner only: a checkpoint that has moved proves that somebody read before.

@@ -152,7 +152,7 @@ class ChangefeedInfo:
         return self.error is None or self.error.code not in _HISTORY_LOST
 
     def moved_to(self, state: State, error: RunningError | None = None) -> "ChangefeedInfo":
-        """The same changefeed in another state."""
+        """A copy of the record in another state."""
         return replace(self, state=state, error=error)
 
     def continuing_at(self, start_ts: int, checkpoint_ts: int, time: str) -> "ChangefeedInfo":

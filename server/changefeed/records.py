@@ -99,7 +99,7 @@ def delete_others(changefeed: str, commit_ts: int) -> list[Delete]:
 
 
 def parts(ops: Iterable[Op]) -> Iterator[list[Op]]:
-    """The same writes in transactions that etcd takes; a write that is too large goes alone."""
+    """Split writes into transactions that etcd takes; a write that is too large goes alone."""
     part: list[Op] = []
     size = 0
     for op in ops:

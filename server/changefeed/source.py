@@ -57,7 +57,7 @@ class SourceKind:
 
     @property
     def shown(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return f"{self.scheme}://" if self.scheme else "the cluster's own change feed"
 
 

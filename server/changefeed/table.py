@@ -57,7 +57,7 @@ class TableRecord:
 
     @property
     def whole(self) -> "TableRecord":
-        """As the upstream has it, whatever is taken of it."""
+        """The record as the upstream has it, whatever is taken of it."""
         ours = (_SELECTED, _RENAMED, ZERO_DATES)
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
@@ -65,7 +65,7 @@ class TableRecord:
     def selecting(
         self, columns: Sequence[str], renamed: Mapping[str, str] | None = None
     ) -> "TableRecord":
-        """The same table, of which these columns are taken, and those of its key,
+        """A record of which these columns are taken, and those of its key,
         some by other names.
         """
         info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
@@ -80,7 +80,7 @@ class TableRecord:
         return self.table_info.get(ZERO_DATES)
 
     def showing(self, zero_dates: str) -> "TableRecord":
-        """The same table, whose dates are shown so."""
+        """A record whose dates that no calendar has are shown as `zero_dates`."""
         if zero_dates == (self.zero_dates or NULL_DATES):
             return self
         return TableRecord(self.schema_name, {**self.table_info, ZERO_DATES: zero_dates})

@@ -76,7 +76,7 @@ class Job:
         )
 
     def foremost(self, dumps: Iterable[TableDump]) -> list[TableDump]:
-        """Of the tables that have something to read now, those of the greatest priority."""
+        """The tables of the greatest priority among those that have something to read now."""
         ready = [
             each
             for each in dumps

@@ -20,7 +20,7 @@ from storage.model.errors import CorruptError
 
 
 class TableState(enum.Enum):
-    """Of one table of a dump."""
+    """The state of one table of a dump."""
 
     WAITING = "waiting"
     DUMPING = "dumping"
@@ -179,7 +179,7 @@ class _Reading:
 
     @property
     def closed(self) -> Range | None:
-        """As far as windows have closed."""
+        """The range as far as its windows have closed; None: none has."""
         return _moved(self.at, self.unsettled[-1][1]) if self.unsettled else None
 
 
@@ -221,7 +221,7 @@ class TableDump:
         return True
 
     def again(self, chunk: Read) -> bool:
-        """It must be read again, and what was read behind it;
+        """Read a chunk again, and what was read behind it;
         returns whether it was not set back before.
         """
         reading = self._reading(chunk)

@@ -95,7 +95,7 @@ class PlayConfig:
 
 
 class Progress:
-    """One line a second: what goes on."""
+    """Prints one line a second: what goes on."""
 
     def __init__(self, now: str) -> None:
         self.now = now
@@ -278,7 +278,7 @@ Ctrl-C ends everything. The data stay, and the next run goes on from there."""
 
 
 def _from_here(path: Path) -> str:
-    """As it can be pasted in this directory."""
+    """The path as it can be pasted in this directory."""
     here = Path.cwd()
     return shlex.quote(str(path.relative_to(here)) if path.is_relative_to(here) else str(path))
 

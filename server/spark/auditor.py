@@ -72,7 +72,7 @@ class AuditSettings:
 
 
 def audit_settings(section: JobSettings, security: SecurityConfig) -> AuditSettings:
-    """Of the audits of one process."""
+    """The settings that all audits of one process share."""
     return AuditSettings(
         coordinator=section.coordinator,
         rows_per_s=section.audit_rows_per_s,

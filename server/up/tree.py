@@ -71,7 +71,7 @@ class TreeCollector(Collector):
         self._daemons = daemons
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before the daemons are asked."""
+        """No family is known before the daemons are asked."""
         return []
 
     def collect(self) -> Iterator[Metric]:

@@ -90,7 +90,7 @@ class AuditPlan:
         return bool(self._rounds)
 
     def keep(self, tables: Collection[str]) -> None:
-        """These are the tables now: others are forgotten."""
+        """Keep the plans of these tables and forget all others."""
         self._rounds = {name: each for name, each in self._rounds.items() if name in tables}
         self._failing = {name: each for name, each in self._failing.items() if name in tables}
         self._altered &= set(tables)

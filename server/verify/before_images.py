@@ -117,7 +117,7 @@ class BeforeImages:
             self._compact()
 
     def resolve(self, span: Span, ts: int) -> None:
-        """Nothing: a log is read up to a place, not up to a ts."""
+        """Do nothing: a log is read up to a place, not up to a ts."""
 
     def changed(self, table_id: int) -> ChangedKeys:
         """The canonical keys that changed after the cut."""

@@ -62,7 +62,7 @@ class Table:
         return self.source.mounter.key_columns
 
     def only(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of its rows that are compared."""
+        """The rows that are compared."""
         return rows if self.spans is None else rows.filter(self.spans.inside(rows))
 
     @property

@@ -49,7 +49,7 @@ class Repaired:
 
 @dataclass(slots=True)
 class TableReport:
-    """What came out for one table."""
+    """The result of comparing one table."""
 
     table: str
     upstream_rows: int

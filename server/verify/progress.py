@@ -10,7 +10,7 @@ LAKE: Final = "the lake's reader"
 
 
 class Progress:
-    """Of one comparison; only on the event loop."""
+    """The progress of one comparison; lives on the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Progress:
         self._tables_total, self._tables_s = count, self._clock()
 
     def end_table(self) -> None:
-        """One of them is done."""
+        """Count a table that is compared."""
         self._tables_done += 1
         self._rows_expected = 0
 
@@ -46,7 +46,7 @@ class Progress:
         self._rows_total += rows
 
     def expect(self, rows: int) -> None:
-        """One side has counted the table's rows."""
+        """Note how many rows one side has counted in the table."""
         self._rows_expected = max(self._rows_expected, rows)
 
     @contextmanager

@@ -37,7 +37,7 @@ class KeySpans:
         return reduce(pc.or_, (_between(column, span) for span in self.spans), nothing)
 
     def condition(self, quoted: Callable[[str], str]) -> str:
-        """The same as SQL."""
+        """The condition in SQL."""
         return " OR ".join(f"({_sql(quoted(self.column), span)})" for span in self.spans) or "1 = 0"
 
     def each(self) -> list["KeySpans"]:

@@ -87,13 +87,13 @@ class Api:
         return json_answer(document)
 
     async def health(self, _request: Request) -> dict[str, Any]:
-        """Nothing, once an owner is elected."""
+        """Answer with an empty document once an owner is elected."""
         if not any(capture.is_owner for capture in await self._members()):
             raise NotOwnerError("no capture owns the changefeeds at this moment; ask again")
         return {}
 
     async def status(self, _request: Request) -> dict[str, Any]:
-        """This capture."""
+        """Describe this capture."""
         own = [capture for capture in await self._members() if capture.id == self._id]
         return {
             "version": CREATOR_VERSION,

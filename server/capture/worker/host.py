@@ -126,7 +126,7 @@ class Host:
             hosted.cancel()
 
     def pullers(self) -> list[TablePuller]:
-        """Of all shares, at this moment."""
+        """The pullers of all shares, at this moment."""
         return [
             puller for hosted in self._hosted.values() for puller in hosted.processor.table_pullers
         ]

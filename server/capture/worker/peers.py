@@ -48,7 +48,7 @@ class PeerAccess:
 
     @property
     def credentials(self) -> Credentials:
-        """Of a Flight reader."""
+        """The same as a Flight reader takes it."""
         security = self.security
         return Credentials(
             security.ca_path, security.cert_path, security.key_path, self.flight_token_file

@@ -84,7 +84,7 @@ class Worker(Protocol):
         ...
 
     def lost(self) -> None:
-        """It does not answer."""
+        """Note that it does not answer."""
         ...
 
     def kill(self) -> None:
@@ -93,7 +93,7 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """Those that a changefeed is divided among."""
+    """The workers that a changefeed is divided among."""
 
     executor: Executor
     """For asking several of them at the same time."""
@@ -104,7 +104,7 @@ class Workers(Protocol):
         ...
 
     def workers(self) -> Sequence[Worker]:
-        """Those that can be used now; at least one."""
+        """The workers that can be used now; at least one."""
         ...
 
     def wipe(self, changefeed: str) -> None:
@@ -168,7 +168,7 @@ class WorkerProcess:
         return connect(self.control)
 
     def lost(self) -> None:
-        """Nothing: it is started again when it has ended."""
+        """Do nothing: it is started again when it has ended."""
 
     @property
     def http(self) -> str:
@@ -192,7 +192,7 @@ class Scraped(Protocol):
 
 
 class WorkersRegistry(CollectorRegistry):
-    """This process's metrics, and in the same families those of its workers."""
+    """Collects this process's metrics, and in the same families those of its workers."""
 
     def __init__(self) -> None:
         super().__init__()

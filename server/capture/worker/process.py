@@ -32,7 +32,7 @@ from server.rpc.tikv import KvClient
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """As its capture sets it; nobody else starts workers."""
+    """The settings of a worker process, which its capture gives it on its command line."""
 
     number: int = setting(0, "its number, from 0")
     data_dir: str = setting("./data/capture", "the capture's data directory")

@@ -192,7 +192,7 @@ class WorkersProcessor(ProcessorPosition):
     def _shared_out(
         self, placement: TablePlacement[Worker], workers: Sequence[Worker]
     ) -> dict[Worker, RemoteShare]:
-        """One share for each worker that has tables of this changefeed,
+        """Make a share for each worker that has tables of this changefeed,
         and for each of `workers`.
         """
         tables: dict[Worker, list[SourceTable]] = {worker: [] for worker in workers}

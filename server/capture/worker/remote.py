@@ -305,7 +305,7 @@ class RemoteShare:
         return answer.checkpoint_ts
 
     def dump(self, table_id: int, pages: Sequence[pb.DumpPage]) -> pb.DumpTableResponse:
-        """One round of a dump of a table."""
+        """Run one round of a dump of a table."""
         request = pb.DumpTableRequest(changefeed=self._changefeed, table_id=table_id, pages=pages)
         return self._ask(lambda stub: stub.DumpTable(request, timeout=_DUMP_S, metadata=self._run))
 
@@ -332,7 +332,7 @@ class RemoteShare:
         )
 
     def known_blockers(self, limit: int, problem: str) -> list[capture_pb2.TableBlockers]:
-        """The same as far as it was known before `problem`."""
+        """The tables furthest behind, as far as they were known before `problem`."""
         tables = heapq.nsmallest(
             limit, self.tables.values(), key=lambda table: self.resolved_ts(table.span)
         )

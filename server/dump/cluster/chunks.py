@@ -109,7 +109,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class PageRead:
-    """What came of it; `last` is the key of the last row, empty if there was none."""
+    """The result of a page; `last` is the key of the last row, empty if there was none."""
 
     rows: int
     size_bytes: int
@@ -148,7 +148,7 @@ class Chunks(Protocol):
         ...
 
     async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
-        """One round; all of it was added, or nothing that counts.
+        """Read and add one round: all of it, or nothing that counts.
 
         Raises:
             TidemarkError: not now.
@@ -162,7 +162,7 @@ class Dumpable(Protocol):
 
     @property
     def chunks(self) -> "LocalChunks":
-        """Of the tables that this process pulls."""
+        """The chunks of the tables that this process pulls."""
         ...
 
     def dump(self, chunks: Chunks) -> Dump | None:

@@ -58,7 +58,7 @@ class _Pick:
 
 
 class ClusterDump:
-    """Of one run of one changefeed; on the event loop."""
+    """Dumps the tables of one run of one changefeed; lives on the event loop."""
 
     def __init__(
         self, changefeed: str, records: DumpRecords, surveyor: Surveyor, chunks: Chunks
@@ -174,7 +174,7 @@ class ClusterDump:
             self._note(dump, str(err))
 
     def _is_taken(self, job: Job, table_id: int, pulled: Pulled) -> bool:
-        """One that was taken stays the job's, whatever it is renamed to."""
+        """Whether the job takes the table; one that it took stays, whatever it is renamed to."""
         return table_id in self._dumps or job.takes(pulled.table.name)
 
     def _is_over(self, table_id: int) -> bool:
@@ -221,7 +221,7 @@ class ClusterDump:
         return True
 
     async def _round(self, job: Job, pick: _Pick) -> tuple[int, int]:
-        """One chunk of each range, at one timestamp; returns how many rows and bytes were read."""
+        """Read one chunk of each range, at one timestamp; returns how many rows and bytes."""
         dump, surveyed = pick.dump, pick.surveyed
         limit = surveyed.pace.limit(job, len(pick.places))
         at = [(place, *dump.ahead(place)) for place in pick.places]

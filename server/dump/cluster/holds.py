@@ -146,12 +146,12 @@ class PulledTables:
             self.end(table.span)
 
     def begin(self, table: SourceTable, rows: HoldableRows) -> None:
-        """A table is pulled."""
+        """Note a table that is pulled from now on."""
         self._begun += 1
         self._pulled[table.span] = HoldableTable(table, rows, self._begun)
 
     def end(self, span: Span) -> None:
-        """It is not, any more."""
+        """Forget a table that is not pulled any more."""
         del self._pulled[span]
         self.ends += 1
 

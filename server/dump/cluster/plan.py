@@ -170,7 +170,7 @@ class RowEstimate:
             self._seen[place] = before + rows, width + max(scale.at(last) - scale.at(begin), 1)
 
     def left(self, at: Collection[tuple[int, bytes]]) -> int:
-        """In the ranges that are not done, from these keys on."""
+        """How many rows there seem to be from these keys on, in the ranges that are not done."""
         density = {place: rows / width for place, (rows, width) in self._seen.items()}
         usual = sum(density.values()) / max(len(density), 1)
         rows = 0.0

@@ -65,26 +65,26 @@ Text = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Of the rows of a range."""
+    """The sums of a range's rows."""
 
     rows: int
     digest: int
 
     def __str__(self) -> str:
-        """As messages show it."""
+        """The text for messages."""
         return f"{self.rows} rows, {self.digest:016x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Of rows by their canonical keys."""
+    """Digests of rows, by their canonical keys."""
 
     keys: pa.Array
     digests: npt.NDArray[np.uint64]
 
     @property
     def total(self) -> Total:
-        """Of all of them."""
+        """The sums of all these rows."""
         return Total(
             len(self.keys), int(np.bitwise_xor.reduce(self.digests)) if len(self.digests) else 0
         )
@@ -149,7 +149,7 @@ class Check:
         return f"SELECT {keys}, {self._digest} {self._of(part)}"
 
     def ours(self, keys: pa.Array, rows: pa.Array) -> Digests:
-        """Of rows behind their format byte, as their readers decode them.
+        """The digests of rows behind their format byte, as their readers decode them.
 
         Raises:
             CorruptError: they are not of this table.
@@ -254,7 +254,7 @@ def unexplained(mismatch: ChunkMismatch | None, changed: Sequence[pa.Array]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """One column's: `sql` is never NULL, `text` gives a binary array without nulls."""
+    """How a column is compared: `sql` is never NULL, `text` gives a binary array without nulls."""
 
     sql: str
     text: Text

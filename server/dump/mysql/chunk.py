@@ -191,7 +191,7 @@ def _repeated(cursor: Cursor) -> list[Cell]:
 
 
 def selected(column: Column) -> str:
-    """As docs/format/mysql-rows.md wants it: ENUM and SET as numbers,
+    """How a column is selected (docs/format/mysql-rows.md): ENUM and SET as numbers,
     what a log tells as bytes as bytes.
     """
     return f"{quoted(column.name)} | 0" if column.type in {Type.ENUM, Type.SET} else stored(column)

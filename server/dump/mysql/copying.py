@@ -55,7 +55,7 @@ class DumpCopying:
         """
 
     def taken_up(self, job: Job | None) -> None:
-        """This is what the metadata asks for."""
+        """Take up the job that is in the metadata."""
         self._job = job
         self._looked.set()
 

@@ -79,7 +79,7 @@ GIL_INTERVAL: Final = GilInterval()
 
 
 class DumpEngine:
-    """Of one changefeed; its rows are added by the log, through `listener`."""
+    """The dump of one changefeed; its rows are added by the log, through `listener`."""
 
     def __init__(
         self, changefeed: str, options: MySqlOptions, records: DumpRecords, listener: DumpListener
@@ -316,7 +316,7 @@ class DumpEngine:
     async def _read(
         self, job: Job, server: Server, pick: Pick
     ) -> ReadChunk | Refused | MySqlUnavailableError | None:
-        """One chunk of a round; anything else: there is none."""
+        """Read one chunk of a round; returns something else if there is none."""
         described = self._listener.known_at(pick.table_id, pick.place, pick.epoch)
         if described is None:
             return None

@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class DumpListener:
-    """Of one changefeed; `tables` are those in force where its log begins to be read."""
+    """One changefeed's listener; `tables` are those in force where its log begins to be read."""
 
     def __init__(
         self, changefeed: str, tables: Sequence[SourceTable], holds: Holds | None = None
@@ -214,17 +214,17 @@ class DumpListener:
             )
 
     def expect(self, unique_identifier: str) -> None:
-        """A watermark is about to be written."""
+        """Expect a watermark that is about to be written."""
         with self._lock:
             self._lags.expect(unique_identifier)
 
     def written(self, unique_identifier: str) -> None:
-        """It was committed just now."""
+        """Note that a watermark was committed just now."""
         with self._lock:
             self._lags.written(unique_identifier, time.monotonic())
 
     def forget(self, unique_identifier: str) -> None:
-        """It may never arrive."""
+        """Expect a watermark no longer: it may never arrive."""
         with self._lock:
             self._lags.forget(unique_identifier)
 
@@ -234,7 +234,7 @@ class DumpListener:
             return self._lags.taken()
 
     def tables(self) -> dict[int, SourceTable]:
-        """Those in force as far as the log was read."""
+        """The tables in force as far as the log was read."""
         with self._lock:
             return dict(self._tables)
 
@@ -243,11 +243,11 @@ class DumpListener:
         return self._lock
 
     def all_dumps(self) -> Collection[TableDump]:
-        """Those of the job's tables; call it `looking`."""
+        """The dumps of the job's tables; to be called while `looking` is held."""
         return self._dumps.values()
 
     def dump(self, table_id: int) -> TableDump | None:
-        """One of them; call it `looking`."""
+        """One table's dump; to be called while `looking` is held."""
         return self._dumps.get(table_id)
 
     def take_up(self, dumps: Mapping[int, TableDump]) -> None:
@@ -258,7 +258,7 @@ class DumpListener:
             self._repairs.clear()
 
     def add(self, table_id: int, dump: TableDump) -> None:
-        """One more table."""
+        """Add a table to the job."""
         with self._lock:
             self._dumps[table_id] = dump
 
@@ -299,7 +299,7 @@ class DumpListener:
                 self._dumps[chunk.table_id].read(chunk.read)
 
     def give_up(self, high: str, chunks: Sequence[Chunk] = ()) -> None:
-        """Nothing comes of the round: its chunks are read again."""
+        """Give a round up: its chunks are read again."""
         with self._lock:
             self._windows.give_up(high)
             for chunk in chunks:

@@ -117,11 +117,11 @@ class Refusals:
         return final
 
     def over(self, table_id: int) -> None:
-        """It was read."""
+        """Forget the refusals of a table that was read."""
         self._refused.pop(table_id, None)
 
     def clear(self) -> None:
-        """All are tried anew."""
+        """Forget all refusals: every table is tried anew."""
         self._refused.clear()
 
 
@@ -207,11 +207,11 @@ class Lags:
         self._measured: dict[str, float] = {}
 
     def expect(self, unique_identifier: str) -> None:
-        """It is about to be written."""
+        """Expect a watermark that is about to be written."""
         self._written[unique_identifier] = None
 
     def written(self, unique_identifier: str, at: float) -> None:
-        """It was committed."""
+        """Note when it was committed."""
         if unique_identifier in self._written:
             self._written[unique_identifier] = at
             self._match(unique_identifier)
@@ -223,7 +223,7 @@ class Lags:
             self._match(unique_identifier)
 
     def forget(self, unique_identifier: str) -> None:
-        """It may never arrive."""
+        """Expect it no longer: it may never arrive."""
         self._written.pop(unique_identifier, None)
         self._arrived.pop(unique_identifier, None)
 

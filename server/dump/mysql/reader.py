@@ -137,7 +137,7 @@ class Server:
             return self._session.execute(query, values or None)
 
     def reader(self) -> "ChunkReader":
-        """One that nobody uses; give it back by `done`.
+        """A reader that is not in use; give it back by `done`.
 
         Raises:
             MySqlUnavailableError: the server is gone, or lets nobody in any more, which is no fault
@@ -156,7 +156,7 @@ class Server:
         return ChunkReader(session)
 
     def done(self, reader: "ChunkReader") -> None:
-        """It can be used again."""
+        """Give a reader back."""
         self._idle.append(reader)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ def chunk_query(ask: Ask, table: SourceTable, where: str = "") -> ChunkQuery:
 
 
 def _misordered(ask: Ask, name: TableName, uuids: Sequence[str]) -> frozenset[str]:
-    """Those of a table's UUID columns that hold what is of no known version and variant.
+    """The UUID columns of a table that hold values of no known version and variant.
 
     MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY
     key` passes over rows (seen on 10.11: 1043 of 2000).
@@ -270,7 +270,7 @@ def keys_of(table: Table, rows: pa.Array) -> pa.Array:
 
 
 class ServerThreads:
-    """Of one dump; on the event loop."""
+    """The server of one dump, asked from the event loop."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         self._changefeed = changefeed
@@ -295,5 +295,5 @@ class ServerThreads:
             self._server = None
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """End all sessions and threads."""
         self.hang_up()

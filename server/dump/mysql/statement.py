@@ -33,7 +33,7 @@ _EXECUTED = struct.Struct("<BIBI")
 
 
 class Statement:
-    """One prepared statement of a session; its thread's only.
+    """One prepared statement of a session; only the session's thread may use it.
 
     It lives as long as the session does.
     """

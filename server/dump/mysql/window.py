@@ -120,7 +120,7 @@ class Windows:
                 each.chunks, each.xa_prepared = chunks, xa_prepared
 
     def give_up(self, high: str) -> None:
-        """Nothing will be made of the round, whatever of it was, or will be, written."""
+        """Give a round up, whatever of it was, or will be, written."""
         self._rounds = deque(each for each in self._rounds if each.high != high)
 
     def changed(self, table_id: int, keys: pa.Array) -> None:

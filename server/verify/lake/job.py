@@ -69,7 +69,7 @@ class Job:
         self._directory = directory
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One answer."""
+        """Answer one question."""
         do = request["do"]
         if do == "cut":
             return self._lake.cut(request["at"])

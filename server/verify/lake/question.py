@@ -50,7 +50,7 @@ class Question:
 
     @property
     def answer_schema(self) -> Any:
-        """Of the rows that `chosen_rows` gives; the key's columns have numbers:
+        """The schema of the rows that `chosen_rows` gives; the key's columns have numbers:
         a table's may be called `key`, too.
         """
         own = [self.schema.field(name).with_name(str(place)) for place, name in enumerate(self.key)]
@@ -98,7 +98,7 @@ def key_schema(question: Question) -> Any:
 
 
 def whole_extent(parts: Iterable[tuple[int, Any, Any]]) -> Extent:
-    """Of a whole table, of what `Question.extent` gave for its parts."""
+    """The extent of a whole table, from those that `Question.extent` gave for its parts."""
     extents = list(parts)
     least = min((int(low) for _, low, _ in extents if low is not None), default=None)
     greatest = max((int(high) for _, _, high in extents if high is not None), default=None)
