@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from server.cli.cli import cli_parser
 from server.cli.config import config_parser, sections
 from server.cli.daemon import SPARK_VERBS, daemon_parser, demo_parser
+from server.cli.health import health_parser
 from server.cli.main import COMMANDS
 from server.cli.parser import Parser
 from server.cli.play import play_parser
@@ -67,6 +68,7 @@ def _command(name: str, text: str) -> Command:
         "completion": completion_parser,
         "config": config_parser,
         "demo": demo_parser,
+        "health": health_parser,
         "play": play_parser,
     }
     if name in own:

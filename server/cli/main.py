@@ -35,6 +35,7 @@ COMMANDS = {
     "spark": "the Spark jobs that keep lake tables current: spark run, spark keep",
     "cli": "ask and steer a cluster: changefeeds, captures, GC, TSO",
     "config": "check a configuration file, or print all settings",
+    "health": "whether a daemon on this machine is ready, for containers and service managers",
     "completion": "a script by which bash, zsh or fish completes commands and flags",
     "play": "a MariaDB with a shop, a lake that follows it, and SQL to try on both",
     "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
@@ -97,7 +98,7 @@ def _run(arguments: list[str]) -> int:
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
-    if command in ("cli", "config", "completion", "play"):
+    if command in ("cli", "config", "completion", "health", "play"):
         run = importlib.import_module(f"server.cli.{command}").run
     else:
         # `run_up`, `run_coordinator`, and so on.

@@ -1,0 +1,78 @@
+"""`tidemark health`: it asks the port that the daemon would take from the same settings."""
+
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from server import http
+from server.cli import main
+from server.cli.config import sections
+from server.cli.health import ROLES
+from tests.ports import free_port
+
+
+@pytest.fixture
+def daemon():
+    """The HTTP port of a daemon, and a switch for what it says."""
+    serving = [True]
+    with http.listen(
+        "127.0.0.1:0", ready=lambda: serving[0], registry=CollectorRegistry()
+    ) as address:
+        yield address, serving
+
+
+def test_a_daemon_that_serves_is_ready_and_one_that_drains_is_not(daemon, capsys):
+    address, serving = daemon
+    assert main.main(["health", "store", "--http-addr", address]) == 0
+    assert capsys.readouterr().out == f"store at {address} is ready\n"
+    serving[0] = False
+    assert main.main(["health", "store", "--http-addr", address]) == 1
+    assert "not ready: starting or stopping" in capsys.readouterr().err
+
+
+def test_nobody_at_the_port_is_an_error_that_names_it(capsys):
+    address = f"127.0.0.1:{free_port()}"
+    assert main.main(["health", "pump", "--http-addr", address]) == 1
+    assert f"[TM:ErrDaemonNotReady] nothing answers at {address}" in capsys.readouterr().err
+
+
+def test_the_port_comes_from_the_environment_of_the_daemon(daemon, monkeypatch, capsys):
+    port = daemon[0].rpartition(":")[2]
+    monkeypatch.setenv("TIDEMARK_GC_WORKER_HTTP_ADDR", f"0.0.0.0:{port}")
+    assert main.main(["health", "gc-worker"]) == 0
+    assert f"127.0.0.1:{port}" in capsys.readouterr().out
+
+
+def test_the_port_comes_from_the_file_of_the_daemon(daemon, tmp_path):
+    path = tmp_path / "tidemark.toml"
+    path.write_text(f'[pump]\nhttp-addr = "{daemon[0]}"\nnode-id = "one"\n')
+    assert main.main(["health", "pump", "--config", str(path)]) == 0
+
+
+def test_a_port_that_the_kernel_chose_is_not_guessed(capsys):
+    assert main.main(["health", "spark", "--http-addr", "127.0.0.1:0"]) == 1
+    assert "give it a fixed http-addr" in capsys.readouterr().err
+
+
+def test_every_daemon_with_an_http_port_is_a_role():
+    with_port = [
+        name
+        for name, section in sections().items()
+        if "http_addr" in {field.name for field in fields(section)}
+    ]
+    assert with_port == list(ROLES)
+
+
+def test_a_probe_imports_no_daemon():
+    code = (
+        "import sys; from server.cli import main\n"
+        "main.main(['health', 'store', '--http-addr', '127.0.0.1:9'])\n"
+        "sys.exit(any(name.split('.')[0] in ('grpc', 'pyarrow', 'asyncio') for name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
