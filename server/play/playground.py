@@ -271,9 +271,10 @@ def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
   {sql} -e "{_PRODUCTS}"
   {sql}        # a Spark SQL shell over the lake: shop.customers, shop.products, shop.orders
   {cli} changefeed query -c {CHANGEFEED}
+  {cli} doctor     # what is slow or stuck, and what helps
   {cli} verify -c {CHANGEFEED}
 
-The last one compares the lake with MariaDB at one cut. The tables are Delta tables in {_from_here(data / "lake")}.
+The last one compares the lake with MariaDB at one cut. A browser shows all of it at http://{endpoints["capture"]}/. The tables are Delta tables in {_from_here(data / "lake")}.
 Ctrl-C ends everything. The data stay, and the next run goes on from there."""
 
 
