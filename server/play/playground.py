@@ -274,7 +274,8 @@ def hints(data: Path, config: PlayConfig, endpoints: Mapping[str, str]) -> str:
   {cli} doctor     # what is slow or stuck, and what helps
   {cli} verify -c {CHANGEFEED}
 
-The last one compares the lake with MariaDB at one cut. A browser shows all of it at http://{endpoints["capture"]}/. The tables are Delta tables in {_from_here(data / "lake")}.
+The last one compares the lake with MariaDB at one cut. The tables are Delta tables in {_from_here(data / "lake")}.
+A browser shows how the changefeed is, at http://{endpoints["capture"]}/.
 Ctrl-C ends everything. The data stay, and the next run goes on from there."""
 
 
