@@ -14,10 +14,16 @@ from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
 from server.capture.owner import Owner
 from server.capture.worker.host import Host
-from server.capture.worker.remote import WorkerRowsOnlyError
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, Slice, TableNotExistsError
 from sink.mounter import schema_of
+from storage.model.errors import InvalidError
+
+
+class WorkerRowsOnlyError(InvalidError):
+    """A worker's Flight port hands out rows; everything else is asked of the capture."""
+
+    code = "ErrWorkerRowsOnly"
 
 
 class ShareFeeds:

@@ -380,9 +380,3 @@ class RemoteShare:
 def _chained(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from others
-
-
-class WorkerRowsOnlyError(InvalidError):
-    """A worker's Flight port hands out rows; everything else is asked of the capture."""
-
-    code = "ErrWorkerRowsOnly"
