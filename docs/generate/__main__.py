@@ -12,7 +12,7 @@ from docs.generate import command_line, errors, metrics, types
 from docs.generate.notebook import notebook
 from docs.generate.source import ROOT, modules
 from server.cli import config
-from server.cli.commands import tidemark
+from server.cli.completion import tidemark
 
 _SETTINGS_HEAD = """# Settings
 

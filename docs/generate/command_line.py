@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from server.cli.commands import Argument, Command
+from server.cli.completion import Argument, Command
 
 _HEAD = """# Command line
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 
 from docs.generate.source import ROOT
-from server.cli.commands import Command
+from server.cli.completion import Command
 
 CATALOGUE = "docs/reference/errors.toml"
 _CODE = re.compile(r"Err[A-Z][A-Za-z0-9]+")

@@ -1,14 +1,17 @@
-"""What flags of several commands share: numbers, times,
+"""The parser of every command, and what flags of several commands share: numbers, times,
 and the yes before something that cannot be undone.
 
-A number that is none, or does not fit where it is sent, is wrong usage. Where nobody can be asked,
-the answer is no.
+`Parser` is argparse's, which also names the nearest verb or flag. A number that is none, or does
+not fit where it is sent, is wrong usage. Where nobody can be asked, the answer is no.
 """
 
 import argparse
+import difflib
 import math
+import re
 import sys
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
 
 from gcsafepoint.worker.times import DurationError, parse_duration_ns
 from storage.model.errors import InvalidError
@@ -16,6 +19,51 @@ from storage.model.ts import MAX_TS
 
 _COUNT_MAX: Final = (1 << 31) - 1
 _BYTES_MAX: Final = (1 << 63) - 1
+_CHOICES = re.compile(r"invalid choice: '(?P<given>.*?)' \(choose from (?P<names>.*)\)$", re.S)
+
+
+class Parser(argparse.ArgumentParser):
+    """Its verbs have parsers of this class, too; flags are not abbreviated."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **({"allow_abbrev": False} | settings))
+        self._given: list[str] = []
+
+    def parse_known_args(  # type: ignore[override]  # argparse has overloads for other namespaces
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Refuse what is unknown here, where the flags of the verb are known."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._advice(unknown)}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong; status 2."""
+        wrong = _CHOICES.search(message)
+        if wrong:
+            message += _nearest(wrong["given"], re.findall(r"'([^']*)'", wrong["names"]))
+        elif message.startswith("the following arguments are required"):
+            message += self._advice(self._given)
+        super().error(message)
+
+    def _advice(self, given: Iterable[str]) -> str:
+        """For the first long flag that is none of ours, the nearest one."""
+        flags = [text.partition("=")[0] for text in given if text.startswith("--")]
+        unknown = [flag for flag in flags if flag not in self._option_string_actions]
+        return _nearest(unknown[0], self._option_string_actions) if unknown else ""
+
+
+def _nearest(given: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(given, list(names), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class NotConfirmedError(InvalidError):
+    """The user did not say yes."""
+
+    code = "ErrNotConfirmed"
 
 
 def timestamp(text: str) -> int:
@@ -62,12 +110,6 @@ def _number(text: str, most: int) -> int:
     return number
 
 
-class NotConfirmedError(InvalidError):
-    """The user did not say yes."""
-
-    code = "ErrNotConfirmed"
-
-
 def add_yes(verb: argparse.ArgumentParser, text: str = "do not ask") -> None:
     """Add the flag that says yes beforehand; `--no-confirm` is its name in `cdc cli`."""
     verb.add_argument("--yes", "--no-confirm", action="store_true", help=text)
@@ -79,6 +121,7 @@ def confirm(question: str) -> None:
     Raises:
         NotConfirmedError: the answer is another one than yes, or there is no terminal.
     """
+    # A script that is asked and cannot answer must not hang, nor be taken for a yes.
     if not sys.stdin.isatty():
         raise NotConfirmedError(
             f"{question} Pass --yes or --no-confirm to say yes where nobody can be asked"

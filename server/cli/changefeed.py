@@ -10,13 +10,12 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture.api_v2.documents import ReplicaConfig
+from gcsafepoint.explain.document import time_of
 from server.changefeed.view import check_document, detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
-from server.cli.output import Output, table
+from server.cli.output import Output, add_watch, table
 from server.cli.remote import CALL_S, Remote
-from server.cli.tso import time_of
-from server.cli.watch import add_watch
 from server.exit_status import EXIT_ERROR, EXIT_OK
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms

@@ -10,10 +10,9 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from server.cli.output import FORMS, JSON, TABLE, Output
-from server.cli.parser import Parser
+from server.cli.arguments import Parser
+from server.cli.output import FORMS, JSON, TABLE, Output, shown_again
 from server.cli.remote import Remote
-from server.cli.watch import shown_again
 from server.config import ConfigError
 from server.exit_status import EXIT_OK
 from server.log import configure_command
@@ -23,19 +22,19 @@ Command: TypeAlias = Callable[[Remote, argparse.Namespace], Awaitable[Output]]
 
 _GROUPS: Final = {
     "changefeed": ("changefeed", "what is replicated, and how far"),
-    "capture": ("capture", "the captures of the cluster"),
-    "pump": ("pump", "the pumps that TiDB writes binlogs to"),
-    "tso": ("tso", "timestamps: a new one, or what one means"),
+    "capture": ("cluster", "the captures of the cluster"),
+    "tso": ("cluster", "timestamps: a new one, or what one means"),
     "member": ("cluster", "the coordinators, and which one leads"),
     "leader": ("cluster", "the coordinator that leads"),
     "health": ("cluster", "whether each coordinator answers"),
     "store": ("cluster", "the stores, or one"),
     "region": ("cluster", "the regions, or one"),
+    "pump": ("pump", "the pumps that TiDB writes binlogs to"),
     "gc": ("gc", "garbage collection of the upstream"),
     "service-gc-safepoint": (
-        "service_gc_safepoint", "who keeps history from GC, the lowest first",
+        "gc_blockers", "who keeps history from GC, the lowest first",
     ),
-    "gc-state": ("gc_state", "GC states of keyspaces, and their barriers"),
+    "gc-state": ("gc_blockers", "GC states of keyspaces, and their barriers"),
     "doctor": ("doctor", "what is slow or stuck, stage by stage, and what to do"),
     "source": ("source", "the databases that changefeeds replicate from"),
     "unsafe": ("unsafe", "what can take somebody's work away"),
@@ -66,6 +65,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         return asyncio.run(_run(command, remote, arguments))
     except KeyboardInterrupt:
+        # Ctrl-C is the good end of --watch, and only of that.
         if not _watched_s(arguments):
             raise
         return EXIT_OK
@@ -121,6 +121,7 @@ def cli_parser(group: str | None = None) -> Parser:
     groups = _Groups(parser.add_subparsers(required=True, metavar="GROUP"))
     modules = {module for name, (module, _) in _GROUPS.items() if group in (name, None)}
     for name, (module, _) in _GROUPS.items():
+        # The other groups get a name and a help line: importing all of them takes a second.
         if module not in modules:
             groups.add_parser(name)
         elif name not in groups.added:

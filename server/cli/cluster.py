@@ -1,5 +1,5 @@
 """`tidemark cli member|leader|health|store|region`: what pd-ctl shows, by the coordinator's HTTP
-API, which PD has, too.
+API, which PD has, too; and `capture list`, and `tso query|TS`.
 """
 
 import argparse
@@ -11,11 +11,17 @@ import urllib.request
 from typing import Any, Final
 from urllib.parse import quote
 
+from tidemarkpb.v1 import capture_pb2 as pb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+
+from gcsafepoint.explain.document import time_of
+from server.cli.arguments import timestamp
 from server.cli.output import Output
-from server.cli.remote import Remote, RemoteError
+from server.cli.remote import CALL_S, Remote, RemoteError
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import addresses_of
 from server.rpc.pd import PdUnavailableError
+from storage.model.ts import logical, physical_ms
 
 _API: Final = "/pd/api/v1/"
 _CALL_S: Final = 10.0
@@ -38,10 +44,19 @@ _VERBS: Final = {
 }  # fmt: skip
 """Path, the member of the answer that lists them, and columns, by verb."""
 _ONE: Final = {"store": "store/", "region": "region/id/"}
+_CAPTURE_COLUMNS: Final = (
+    ("ID", "id"),
+    ("OWNER", "is-owner"),
+    ("ADDRESS", "address"),
+    ("FLIGHT", "flight-address"),
+)
+_QUERY = "query"
 
 
 def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
-    """Add the verbs."""
+    """Add the groups."""
+    _add_capture(groups, shared)
+    _add_tso(groups, shared)
     for name, (path, listed, columns) in _VERBS.items():
         verb = groups.add_parser(name, parents=[shared])
         verb.set_defaults(command=show, path=path, listed=listed, columns=columns, one="", id="")
@@ -92,6 +107,7 @@ async def _get(remote: Remote, path: str) -> Any:
 
 def _fetched(address: str, path: str, security: SecurityConfig) -> Any:
     host = address.rpartition("//")[2]
+    # No proxy: http_proxy in the environment is for the web, and the coordinators are inside.
     handlers: list[Any] = [urllib.request.ProxyHandler({})]
     if security.enabled:
         context = ssl.create_default_context(cafile=security.ca_path or None)
@@ -102,3 +118,56 @@ def _fetched(address: str, path: str, security: SecurityConfig) -> Any:
     opener = urllib.request.build_opener(*handlers)
     with opener.open(f"{scheme}://{host}{_API}{path}", timeout=_CALL_S) as answer:
         return json.load(answer)
+
+
+def _add_capture(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `capture`."""
+    group = groups.add_parser("capture")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
+    listed = verbs.add_parser("list", help="all living captures", parents=[shared])
+    listed.set_defaults(command=list_captures)
+
+
+async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
+    """All living captures."""
+    async with remote.capture() as channel:
+        answer = await CaptureServiceStub(channel).ListCaptures(
+            pb.ListCapturesRequest(), timeout=CALL_S
+        )
+    rows = [
+        {
+            "id": capture.id,
+            "is-owner": capture.is_owner,
+            "address": capture.address,
+            "flight-address": capture.flight_address,
+            "cluster-id": "default",
+            "version": capture.version,
+        }
+        for capture in answer.captures
+    ]
+    return Output(rows, _CAPTURE_COLUMNS)
+
+
+def _add_tso(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `tso`."""
+    verb = groups.add_parser("tso", parents=[shared])
+    verb.add_argument(
+        "ts", type=ts_or_query, metavar="query|TS", help="take a new one, or decode this one"
+    )
+    verb.set_defaults(command=show_tso)
+
+
+def ts_or_query(text: str) -> int | str:
+    """`query`, or a timestamp in decimal or 0x hexadecimal; raises ArgumentTypeError."""
+    return text if text == _QUERY else timestamp(text)
+
+
+async def show_tso(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """A timestamp and what it says; only `query` asks the coordinator."""
+    ts = arguments.ts
+    if ts == _QUERY:
+        async with remote.coordinator() as pd:
+            ts = await pd.tso()
+    return Output(
+        {"tso": ts, "time": time_of(ts), "physical_ms": physical_ms(ts), "logical": logical(ts)}
+    )

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
+from server.cli.arguments import Parser
 from server.cli.daemon import SECTIONS
-from server.cli.parser import Parser
 from server.config import load, read_document
 from server.exit_status import EXIT_OK
 

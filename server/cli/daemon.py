@@ -1,21 +1,25 @@
-"""The daemon commands: `tidemark up | coordinator | store | capture | pump | gc-worker | spark`,
-and `tidemark demo`.
+"""The commands that run something on this machine: the daemons, `tidemark up | coordinator |
+store | capture | pump | gc-worker | spark`, and `tidemark demo` and `tidemark play`.
 
-`run_daemon` is what they share: flags from the configuration dataclasses, `--config`, and the run
-itself. Each command imports its daemon when it is called, so that no command pays for the libraries
-of another one.
+`run_daemon` is what the daemons share: flags from the configuration dataclasses, `--config`, and
+the run itself. Each command imports its daemon when it is called, so that no command pays for the
+libraries of another one.
 """
 
 import argparse
 import asyncio
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from server.cli.parser import Parser
+from grpc.aio import AioRpcError
+
+from server.cli.arguments import Parser
 from server.config import add_flags, check_environment, load, read_document
 from server.daemon import DaemonSettings, Endpoints, HttpPort, run
 from server.exit_status import EXIT_ERROR, EXIT_OK, EXIT_USAGE
@@ -23,7 +27,7 @@ from server.log import LogConfig
 from server.routes import Routes
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import RpcConfig, choose
-from storage.model.errors import ours_alone
+from storage.model.errors import TidemarkError, leaves, ours_alone
 
 C = TypeVar("C")
 SECTIONS: Final = (
@@ -169,6 +173,7 @@ def run_daemon(
     sections: dict[str, type[Any]] = {name: section, **_SHARED}
     flags = vars(daemon_parser(command or name, section).parse_args(list(argv)))
 
+    # One file for all daemons: sections of the others are checked for their names only.
     document = read_document(flags["config"], SECTIONS)
     settings = {
         key: load(part, key, document=document, environ=os.environ, flags=flags)
@@ -215,3 +220,44 @@ def _check_own_variables(sections: dict[str, type[Any]]) -> None:
     prefixes = tuple(f"TIDEMARK_{key.upper().replace('-', '_')}_" for key in sections)
     own = {variable: text for variable, text in os.environ.items() if variable.startswith(prefixes)}
     check_environment(sections, own)
+
+
+def run_play(argv: Sequence[str]) -> int:
+    """`tidemark play`: run the playground until Ctrl-C or SIGTERM, which are its good end."""
+    from server.play.playground import PlayConfig, play
+
+    flags = vars(play_parser().parse_args(list(argv)))
+    config = load(PlayConfig, "play", document={}, environ=os.environ, flags=flags)
+    status = EXIT_OK
+    try:
+        asyncio.run(_until_signal(play(config)))
+    except* TidemarkError as ours:
+        status = EXIT_ERROR
+        print(*dict.fromkeys(map(str, leaves(ours))), sep="\n", file=sys.stderr)
+    except* AioRpcError as theirs:
+        status = EXIT_ERROR
+        print(*dict.fromkeys(_details(theirs)), sep="\n", file=sys.stderr)
+    return status
+
+
+def play_parser() -> Parser:
+    """The flags of `tidemark play`."""
+    from server.play.playground import PlayConfig
+
+    parser = Parser(prog="tidemark play")
+    add_flags(parser, PlayConfig)
+    return parser
+
+
+async def _until_signal(playing: Awaitable[None]) -> None:
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await playing
+
+
+def _details(group: BaseExceptionGroup[AioRpcError]) -> Iterator[str]:
+    for err in group.exceptions:
+        yield from _details(err) if isinstance(err, BaseExceptionGroup) else [str(err.details())]

@@ -24,8 +24,8 @@ from server.changefeed.diagnosis import (
     stages,
 )
 from server.changefeed.view import detail
-from server.cli import capture, cluster
-from server.cli.gc_explain import explained
+from server.cli import cluster
+from server.cli.gc_blockers import explained
 from server.cli.output import Output, plain
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -91,7 +91,7 @@ async def _cluster(remote: Remote) -> list[Finding]:
     health = await _asked(cluster.show(remote, nothing), "coordinator", [])
     if health is not None:
         findings += diagnose_members(health.document)
-    captures = await _asked(capture.list_captures(remote, nothing), "captures", findings)
+    captures = await _asked(cluster.list_captures(remote, nothing), "captures", findings)
     if captures is not None:
         findings += diagnose_captures(captures.document)
     explanation = await _asked(explained(remote, [], _BLOCKERS), "garbage collection", [])

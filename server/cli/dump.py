@@ -16,9 +16,8 @@ from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from server.changefeed.view import unread_warning
 from server.cli.arguments import byte_count, count
-from server.cli.output import Output, plain, table
+from server.cli.output import Output, add_watch, plain, table
 from server.cli.remote import CALL_S, Remote
-from server.cli.watch import add_watch
 from storage.model.errors import InvalidError
 
 _COLUMNS = (

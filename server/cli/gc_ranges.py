@@ -107,6 +107,7 @@ async def add_ranges(remote: Remote, arguments: argparse.Namespace) -> Output:
     """
     ranges = _given(arguments)
     for new in ranges:
+        # All are checked before the first is registered: half a file would be hard to take back.
         check(new)
         _check_table(new)
     async with remote.gc_records() as records:

@@ -98,7 +98,7 @@ def _run(arguments: list[str]) -> int:
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
-    if command in ("cli", "config", "completion", "health", "play"):
+    if command in ("cli", "config", "completion", "health"):
         run = importlib.import_module(f"server.cli.{command}").run
     else:
         # `run_up`, `run_coordinator`, and so on.

@@ -1,22 +1,29 @@
-"""How `tidemark cli` prints: exactly one JSON document with --json, else a table or `name:
-value` lines.
+"""How `tidemark cli` prints: exactly one JSON document with --json, else a table or `name: value`
+lines; with --watch again and again.
 """
 
+import argparse
+import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from server.cli.arguments import seconds
 from server.exit_status import EXIT_OK
 
 TABLE, WIDE, JSON, YAML = FORMS = ("table", "wide", "json", "yaml")
 """How a document is printed; `wide` has a column for every member of a list's rows."""
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _NO_PLAIN_KEYS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_WATCH_EVERY_S: Final = 2.0
+_CLEAR: Final = "\x1b[H\x1b[2J"
+"""Home, and clear the screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +151,28 @@ def _lines(value: Any, indent: str) -> list[str]:
         else:
             lines.append(f"{indent}{name}: {_shown(member)}")
     return lines
+
+
+def add_watch(verb: argparse.ArgumentParser) -> None:
+    """Add the flag."""
+    verb.add_argument(
+        "--watch",
+        nargs="?",
+        type=seconds,
+        const=_WATCH_EVERY_S,
+        metavar="SECONDS",
+        help=f"show it again and again (every {_WATCH_EVERY_S:g} s), until Ctrl-C",
+    )
+
+
+async def shown_again(
+    every_s: float, ask: Callable[[], Awaitable[Output]], show: Callable[[Output], None]
+) -> None:
+    """Until cancelled; a terminal shows the newest output only. Raises what `ask` raises."""
+    while True:
+        output = await ask()
+        if sys.stdout.isatty():
+            sys.stdout.write(_CLEAR)
+        show(output)
+        sys.stdout.flush()
+        await asyncio.sleep(every_s)

@@ -138,6 +138,7 @@ class Remote:
         if not address:
             async with self.gc_records() as records:
                 leader = await read_leader(records)
+            # A TiDB that leads GC records no address: it has no such service.
             if leader is None or not leader.address:
                 raise GCLeaderUnavailableError(
                     "no gc worker leads; start one with `tidemark gc-worker`"

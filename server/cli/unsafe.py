@@ -83,6 +83,8 @@ async def resolve_lock(remote: Remote, arguments: argparse.Namespace) -> Output:
                 "has committed?"
             )
         resolver = LockResolver(pd, kv)
+        # At the primary, whatever the TTL says: that is what makes this unsafe, and the user was
+        # asked.
         commit_ts = await resolver.decide(lock)
         if lock.lock_type == kvrpcpb.PessimisticLock:
             await resolver.rollback_pessimistic(lock)

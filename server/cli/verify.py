@@ -122,6 +122,7 @@ async def _in_time(remote: Remote, arguments: argparse.Namespace, progress: Prog
             try:
                 return await _compared(remote, arguments, progress)
             except asyncio.CancelledError:
+                # Taken while the cancellation passes: afterwards the stages are unwound.
                 stage = progress.line()
                 raise
     except TimeoutError:

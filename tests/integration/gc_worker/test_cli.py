@@ -17,7 +17,7 @@ from tidemarkpb.v1.store_pb2_grpc import StoreServiceStub
 from gcsafepoint.worker.config import GCConfigError
 from gcsafepoint.worker.delete_ranges import DeleteRangeError
 from server.cli.cli import cli_parser
-from server.cli.gc_round import GCRoundFailedError
+from server.cli.gc import GCRoundFailedError
 from server.cli.remote import GCLeaderUnavailableError, Remote, RemoteError
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig

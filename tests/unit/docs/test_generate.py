@@ -8,7 +8,7 @@ import pytest
 
 from docs.generate import command_line, errors, metrics
 from docs.generate.notebook import notebook
-from server.cli.commands import Argument, Command
+from server.cli.completion import Argument, Command
 
 FLAG = Argument(("-s", "--size"), "BYTES", (), "how large | small", required=True)
 TOP = Command((), "", below=(Command(("go",), "walk", (FLAG,)),))

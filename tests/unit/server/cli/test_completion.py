@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from server.cli import completion
-from server.cli.commands import Argument, Command
+from server.cli.completion import Argument, Command
 
 FORM = Argument(("-o", "--output"), "FORM", ("table", "json"), "how it's printed", required=False)
 SERVER = Argument(("--server",), "SERVER", (), "whom to ask", required=False)

@@ -10,8 +10,7 @@ from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.times import format_instant
 from server.cli.cli import cli_parser
-from server.cli.gc import GCState, report, setting
-from server.cli.gc_round import _would, document, line
+from server.cli.gc import GCState, _would, document, line, report, setting
 from server.gc_worker.view import Overview
 from storage.model.ts import compose
 

@@ -8,12 +8,10 @@ from types import SimpleNamespace
 import pytest
 from kvproto import pdpb_pb2 as pdpb
 
-from server.cli import cli, gc_state
+from server.cli import cli, gc_blockers
 from server.cli.arguments import NotConfirmedError
-from server.cli.gc_explain import removed_names
-from server.cli.gc_state import NULL_KEYSPACE, keyspace_id
+from server.cli.gc_blockers import NULL_KEYSPACE, _confirm, keyspace_id, removed_names
 from server.cli.remote import RemoteError
-from server.cli.service_gc_safepoint import _confirm
 from server.rpc.pd import PdUnavailableError
 
 TS = 470606398860820488
@@ -74,7 +72,7 @@ def test_a_state_has_pd_ctls_members_and_hides_the_expired():
         gc_safe_point=4,
         gc_barriers=[barrier("late", 9, 5), barrier("gone", 1, 0), barrier("br", 8, 1 << 62)],
     )
-    shown = gc_state._state(state, SimpleNamespace(include_expired=False))
+    shown = gc_blockers._state(state, SimpleNamespace(include_expired=False))
     assert shown == {
         "keyspace_id": 7,
         "is_keyspace_level_gc": False,
@@ -85,8 +83,10 @@ def test_a_state_has_pd_ctls_members_and_hides_the_expired():
             {"barrier_id": "late", "barrier_ts": 9, "ttl_seconds": 5},
         ],
     }
-    assert len(gc_state._state(state, SimpleNamespace(include_expired=True))["gc_barriers"]) == 3
-    assert [line.split(", ")[1] for line in gc_state._barrier_lines(shown, "gc_barriers")[1:]] == [
+    assert len(gc_blockers._state(state, SimpleNamespace(include_expired=True))["gc_barriers"]) == 3
+    assert [
+        line.split(", ")[1] for line in gc_blockers._barrier_lines(shown, "gc_barriers")[1:]
+    ] == [
         "never ends",
         "ends in 5 s",
     ]
@@ -95,7 +95,7 @@ def test_a_state_has_pd_ctls_members_and_hides_the_expired():
 def test_an_error_in_the_header_is_the_commands_error():
     header = pdpb.ResponseHeader(error=pdpb.Error(type=pdpb.UNKNOWN, message="no keyspace 9"))
     with pytest.raises(RemoteError, match="no keyspace 9"):
-        gc_state._checked(pdpb.GetGCStateResponse(header=header))
+        gc_blockers._checked(pdpb.GetGCStateResponse(header=header))
 
 
 def test_the_safe_point_of_a_changefeed_is_never_deleted_on_a_yes_alone(monkeypatch):

@@ -8,7 +8,7 @@ from tidemarkpb.v1 import explain_pb2 as pb
 from gcsafepoint.explain.document import document
 from gcsafepoint.explain.explanation import explain, holders
 from gcsafepoint.explain.links import Kind
-from server.cli.gc_explain import tree
+from server.cli.gc_blockers import tree
 from server.cli.output import plain
 from tests.unit.gcsafepoint.explain.situations import situations
 
