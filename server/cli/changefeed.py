@@ -9,8 +9,8 @@ from typing import Any
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
-from server.capture.api_v2.documents import ReplicaConfig
 from gcsafepoint.explain.document import time_of
+from server.capture.api_v2.documents import ReplicaConfig
 from server.changefeed.view import check_document, detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
