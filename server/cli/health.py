@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from server.cli.parser import Parser
+from server.cli.arguments import Parser
 from server.config import ConfigError, load, read_document, setting
 from server.exit_status import EXIT_OK
 from storage.model.errors import UnavailableError
