@@ -148,7 +148,7 @@ class Processor(Protocol):
 
     @property
     def damage(self) -> TidemarkError | None:
-        """Why the last of them is."""
+        """The error for which the last of them is pulled again."""
         ...
 
     def stats(self) -> ProcessorStats:

@@ -108,7 +108,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """Whose changes, and where they go."""
+    """One changefeed's source and tables, and the sorter that takes their changes."""
 
     changefeed: str
     source: Source

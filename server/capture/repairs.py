@@ -9,7 +9,7 @@ from storage.model.span import Span
 
 
 class Resolved(Protocol):
-    """How far tables are."""
+    """Whoever knows how far tables can be read; a sink."""
 
     def resolved_ts(self, span: Span | None = None) -> int:
         """How far it can be read; raises TableNotFoundError."""

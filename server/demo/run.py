@@ -51,7 +51,7 @@ class RegionsNotSplitError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:
-    """What the demo does."""
+    """The settings of the demo."""
 
     data_dir: str = setting("./data", "directory for the cluster, the lake and the logs")
     lake: str = setting("delta", "delta (tables kept equal by MERGE) or parquet (a changelog)")

@@ -74,7 +74,7 @@ class TableProgress:
     high_ts: int = 0
     """The commit_ts of the last high watermark that counts."""
     rows_per_s: int = 0
-    """How fast it went lately."""
+    """Note how fast it was read lately."""
     rows_read: int = 0
     """Rows that were read, at the target or not; less again when chunks must be read again."""
     chunks_verified: int = 0
@@ -302,7 +302,7 @@ class TableDump:
         self.durable = replace(self.durable, state=state, error=error)
 
     def goes_at(self, rows_per_s: int) -> None:
-        """How fast it went lately."""
+        """Note how fast it was read lately."""
         self.durable = replace(self.durable, rows_per_s=rows_per_s)
 
     def planned(self, ranges: tuple[Range, ...], rows_estimated: int) -> None:

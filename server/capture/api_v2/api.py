@@ -163,7 +163,7 @@ class Api:
         return {}
 
     async def changefeed_status(self, _request: Request, changefeed: str) -> dict[str, Any]:
-        """How a changefeed is."""
+        """The state and the positions of a changefeed."""
         return documents.status(await self._one(changefeed))
 
     async def list_processors(self, _request: Request) -> dict[str, Any]:

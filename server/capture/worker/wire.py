@@ -71,7 +71,7 @@ def change_of(message: pb.ShareChange, source: Source) -> TableChange:
 
 
 def span_message(span: Span) -> pb.TableSpan:
-    """Where rows of a table lie."""
+    """A span as a message."""
     return pb.TableSpan(table_id=span.table_id, start_key=span.start_key, end_key=span.end_key)
 
 
@@ -113,7 +113,7 @@ def plan_of(request: pb.PlanTablesRequest) -> tuple[list[Span] | None, int, int,
 
 
 def plan_message(slices: Iterable[Slice]) -> pb.PlanTablesResponse:
-    """What lies where."""
+    """A plan as a message."""
     plans = [
         pb.TablePlan(
             rows=each.rows,
@@ -136,7 +136,7 @@ def slices_of(message: pb.PlanTablesResponse) -> list[Slice]:
 
 
 def part_message(part: CutPart) -> pb.ExtentsResponse:
-    """A part of a cut."""
+    """A part of a cut as a message."""
     extents = [
         pb.RowExtent(
             rows=extent.rows,

@@ -222,6 +222,6 @@ class ChunkPace:
 
 
 def least_s(job: Job, rows: int, size_bytes: int) -> float:
-    """How long so much has to take."""
+    """How long reading so much has to take, at the rates that the job allows."""
     by_rows = rows / job.rows_per_s if job.rows_per_s else 0.0
     return max(by_rows, size_bytes / job.bytes_per_s if job.bytes_per_s else 0.0)

@@ -63,7 +63,7 @@ class Surveyed:
     pace: ChunkPace = field(default_factory=ChunkPace)
 
     def begin(self, place: int, at: Range) -> bytes:
-        """Where a range goes on."""
+        """The key at which a range is to be read further."""
         return at.after[0].data + b"\0" if at.after else self.ranges[place].start_key
 
     def saw(self, place: int, page: Page, read: PageRead) -> None:

@@ -86,7 +86,7 @@ class ChunkQuery:
         return " ".join([table, "WHERE", " AND ".join(conditions)]) if conditions else table
 
     def bounds(self, part: Range) -> list[Cell]:
-        """What to bind for `of`."""
+        """The cells to bind for `of`."""
         return [
             cell
             for cursor in (part.after, part.until)

@@ -194,7 +194,7 @@ class DumpListener:
 
     @property
     def rounds(self) -> int:
-        """How many are under way."""
+        """How many rounds are under way."""
         with self._lock:
             return len(self._windows)
 

@@ -154,7 +154,7 @@ class LagGuard:
 
     @property
     def limit_s(self) -> float:
-        """What rounds may lag."""
+        """How much rounds may lag."""
         return LAG_FACTOR * median(self._quiet or [0.0]) + GRACE_S
 
     def quiet_wanted(self, now: float) -> bool:
