@@ -149,7 +149,7 @@ class LocalProcessor(ProcessorPosition):
             )
             try:
                 async with self._serving(run):
-                    await run.keep()
+                    await run.pull()
             finally:
                 open_transactions.stop()
 

@@ -73,7 +73,7 @@ class Run:
             self._follow(versions)
         self.sink.start()
 
-    async def keep(self) -> None:
+    async def pull(self) -> None:
         """Pull until cancelled.
 
         Raises:

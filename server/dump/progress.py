@@ -74,7 +74,7 @@ class TableProgress:
     high_ts: int = 0
     """The commit_ts of the last high watermark that counts."""
     rows_per_s: int = 0
-    """Note how fast it was read lately."""
+    """How fast it was read lately."""
     rows_read: int = 0
     """Rows that were read, at the target or not; less again when chunks must be read again."""
     chunks_verified: int = 0
