@@ -66,11 +66,9 @@ def gain_ms(from_ts: int, to_ts: int, situation: Situation) -> int:
     """The history between two timestamps, milliseconds; nothing after now counts,
     and from 0 on nobody knows.
     """
-    return (
-        0
-        if not physical_ms(from_ts)
-        else max(0, min(physical_ms(to_ts), situation.now_ms) - physical_ms(from_ts))
-    )
+    if not physical_ms(from_ts):
+        return 0
+    return max(0, min(physical_ms(to_ts), situation.now_ms) - physical_ms(from_ts))
 
 
 def _chain(chain: Chain, minimum: int, situation: Situation) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def _what_if(ordered: Sequence[Holder], situation: Situation, names: Sequence[st
 
 
 def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[str]:
+    # Without it nothing would ever be collected, so no question about it makes sense.
     if name == GC_WORKER:
         raise BlockerFixedError(
             "gc_worker is GC itself and cannot be removed; see `tidemark cli gc status`"
@@ -127,6 +128,7 @@ def _named(ordered: Sequence[Holder], situation: Situation, name: str) -> list[s
         raise BlockerUnknownError(
             f"changefeed {shown(name)} has no live safe point: it holds nothing back"
         )
+    # Comparing takes long where there are very many names, and the coordinator waits for it.
     near = difflib.get_close_matches(name, [*ids, *situation.feeds][:_COMPARED], n=1, cutoff=0.0)
     hint = f"did you mean {shown(near[0])}?" if near else "nothing but gc_worker does"
     raise BlockerUnknownError(f"no service and no changefeed {shown(name)!r} holds GC back; {hint}")
@@ -272,7 +274,7 @@ def holders(situation: Situation) -> list[Holder]:
         live += [
             _holder(barrier, kind, situation)
             for barrier in barriers
-            if not barrier.expired(view.now_s)
+            if not barrier.is_expired(view.now_s)
         ]
     live += [
         Holder(TRANSACTION_PREFIX + running.owner, Kind.TRANSACTION, running.start_ts)
@@ -287,6 +289,7 @@ def lost_at(ordered: Sequence[Holder], index: int) -> int | None:
     """
     ends = 0
     for number, holder in enumerate(ordered):
+        # Those that stand higher do not keep this history.
         if number > index and holder.ts > ordered[index].ts:
             break
         if holder.kind is Kind.GC_WORKER:

@@ -131,6 +131,7 @@ def _links_below(feed: Feed, situation: Situation) -> list[Link]:
         return []
     behind = min(feed.tables, key=lambda table: table.resolved_ts)
     waiting_ms = physical_ms(behind.resolved_ts) - physical_ms(feed.checkpoint_ts)
+    # What waits for the reader against what is still to come from upstream: the larger is named.
     if waiting_ms >= situation.now_ms - physical_ms(behind.resolved_ts):
         return [_reader_link(feed, behind.resolved_ts)] if waiting_ms > _CALM_MS else []
     return _upstream_links(

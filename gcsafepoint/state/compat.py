@@ -29,8 +29,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
-from gcsafepoint.state.rules import GcState, check_barrier_id
+from gcsafepoint.state.rules import (
+    GC_WORKER,
+    NATIVE_BR,
+    NEVER_S,
+    GcState,
+    ServiceSafePoint,
+    check_barrier_id,
+)
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 from storage.model.errors import InvalidError
 
@@ -109,6 +115,7 @@ class ClassicCalls:
         service_id, ttl_s, safe_point = update.service_id, update.ttl_s, update.safe_point
         scope = states.scope_of_user(update.keyspace_id)
         state = states.of_user(scope)
+        # Before anything is changed: a refused request leaves no trace.
         _check_service(service_id, ttl_s)
         state.drop_expired(now_s)
         state.lift_gc_worker(state.txn_safe_point)
@@ -129,6 +136,7 @@ class ClassicCalls:
         state.drop_expired(now_s)
         target = min(safe_point, state.lowest_needed())
         if target > state.gc_safe_point:
+            # t first: g must never be above it (rule 1).
             state.lift_txn_safe_point(target)
             state.lift_gc_safe_point(target)
         return state.gc_safe_point
@@ -148,7 +156,8 @@ def _refusal(state: GcState, safe_point: int, floor: int) -> ServiceSafePoint | 
     lowest = state.minimum()
     if safe_point >= max(lowest.safe_point, floor):
         return None
-    # what an operator wrote may lie below t: the answer must still be more than was asked for
+    # A client reads a refusal out of an answer that is more than it asked for. What an operator
+    # wrote may lie below t, and be no more than that.
     return lowest if lowest.safe_point > safe_point else ServiceSafePoint(GC_WORKER, NEVER_S, floor)
 
 
@@ -157,6 +166,7 @@ def _advance_gc_worker(state: GcState, safe_point: int) -> ServiceSafePoint:
         state.lift_gc_worker(safe_point)
         state.lift_txn_safe_point(min(state.gc_worker.safe_point, state.lowest_needed()))
     lowest = state.minimum()
+    # Only a TiDB server's transaction lies below the minimum over services; GC must stop at t.
     blocker = state.blocker(lowest.safe_point)
     if blocker and state.txn_safe_point < lowest.safe_point:
         return ServiceSafePoint(blocker.service_id, NEVER_S, state.txn_safe_point)
@@ -191,6 +201,7 @@ class Pd9Calls:
         if service_id == GC_WORKER:
             return _advance_as_gc_worker(state, ttl_s, safe_point, now_s)
         is_global = service_id == NATIVE_BR and scope == NULL_KEYSPACE
+        # The old call has no error for it: the client sees in the answer that t lies above.
         with suppress(errors.BehindTxnSafePointError):
             if is_global and ttl_s > 0:
                 states.set_global_barrier(service_id, safe_point, ttl_s, now_s)

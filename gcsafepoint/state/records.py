@@ -24,9 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.go_text import json_text, key_bytes, key_text, valid_text
-from gcsafepoint.state.rules import GcState
+from gcsafepoint.state.rules import NEVER_S, GcState, ServiceSafePoint
 from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Op, Put
 from storage.model.errors import CorruptError
@@ -135,8 +134,10 @@ class Outage:
         """
         if not 0 < expired_at < NEVER_S:
             return NEVER_S
+        # Written after the last reading: by somebody who knew the time of then.
         if written_at > self.revision:
             return expired_at
+        # Never 0 or NEVER_S, which would be stored as an expiry that does not come.
         return min(max(1, expired_at + self.seconds), NEVER_S - 1)
 
 
@@ -244,6 +245,8 @@ def write_operations(changes: StateChanges, keys: GcKeys) -> list[Op]:
             deletes.append(Delete(key))
         else:
             barriers.append(Put(key, _global_text(barrier)))
+    # More than fits into one transaction is written in several: a crash between them must not leave
+    # a safe point above a barrier that is still to come.
     return [*deletes, *barriers, *points]
 
 
@@ -253,6 +256,7 @@ def _barrier(
     """A barrier's id is what its key says: by it, it is replaced and removed."""
     fields: Mapping[str, Any] = json.loads(pair.value)
     barrier_ts, expired_at = fields[ts], fields[expires]
+    # `type`, since JSON's true is an int in Python.
     if type(barrier_ts) is not int or type(expired_at) is not int or not 0 <= barrier_ts <= MAX_TS:
         raise ValueError(f"{ts} and {expires} must be whole numbers")
     expired_at = outage.put_off(expired_at, pair.mod_revision)
@@ -287,6 +291,7 @@ def _gc_safe_point_text(safe_point: int, scope: int) -> bytes:
 
 
 def _number(value: bytes, base: int = 10) -> int:
+    # `int` also takes blanks, signs and underscores, which PD would not.
     if value and not value.isalnum():
         raise ValueError("not a number")
     number = int(value or b"0", base)

@@ -21,32 +21,150 @@ transaction of each TiDB server, w the safe point of `gc_worker` (GC itself), t 
 7. `gc_worker` is no barrier: it never expires and cannot be removed; w >= t follows t where there
    is a record of it.
 
+A service safe point and a GC barrier are the same thing, so `ServiceSafePoint` stands for both.
+`Barriers` keeps the barriers of one scope by id, by timestamp and by expiry, so that the lowest and
+the expired ones are found without looking at the others: an update costs O(log n), and renewals
+leave no more garbage than there is state.
+
 The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in
 `gcsafepoint.state.states`. Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its
 code).
 """
 
-from collections.abc import Iterable, Mapping
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, Barriers, ServiceSafePoint, expiry
-from gcsafepoint.state.errors import SafePointRequestError
-from gcsafepoint.state.go_text import quoted
+from gcsafepoint.state.go_text import quoted, time_text
 from storage.model.ts import MAX_TS
 
-# with the types the rules are stated in, so that other packages need no other module
-__all__ = [
-    "GC_WORKER",
-    "NEVER_S",
-    "Advance",
-    "Blocker",
-    "Changes",
-    "GcState",
-    "SafePointRequestError",
-    "ServiceSafePoint",
-    "check_barrier_id",
-]
+GC_WORKER = "gc_worker"
+NATIVE_BR = "native_br"
+NEVER_S = (1 << 63) - 1
+# PD counts nanoseconds in 63 bits: more is for ever
+_LONGEST_TTL_S = NEVER_S // 1_000_000_000
+# entries of replaced barriers that a heap may hold beyond twice the barriers
+_SPARE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSafePoint:
+    """One service or GC barrier, and its safe point; `expired_at` in Unix seconds,
+    `NEVER_S` for ever.
+    """
+
+    service_id: str
+    expired_at: int
+    safe_point: int
+
+    def ttl_s(self, now_s: float) -> int:
+        """Whole seconds left, at least 0; a huge number for one that never ends,
+        as PD answers old calls.
+        """
+        return max(0, self.expired_at - math.ceil(now_s))
+
+    def is_expired(self, now_s: float) -> bool:
+        """Whether its TTL is over: it blocks through `expired_at` itself."""
+        return self.expired_at < now_s
+
+    def describe(self, kind: str = "GCBarrier") -> str:
+        """PD's text for a barrier that blocks."""
+        ends = "<nil>" if self.expired_at == NEVER_S else time_text(self.expired_at)
+        fields = (
+            f"BarrierID: {quoted(self.service_id)}, BarrierTS: {self.safe_point}, ExpirationTime: "
+            f"{quoted(ends)}"
+        )
+        return f"{kind} {{ {fields} }}"
+
+
+def expiry(now_s: float, ttl_s: int) -> int:
+    """When a TTL that begins now is over: Unix seconds,
+    rounded up so that nobody gets less than requested.
+    """
+    return NEVER_S if ttl_s > _LONGEST_TTL_S else math.ceil(now_s) + ttl_s
+
+
+class Barriers:
+    """The barriers of one scope, and what changed since `take_changes`."""
+
+    def __init__(self, barriers: Iterable[ServiceSafePoint] = ()) -> None:
+        self._by_id = {barrier.service_id: barrier for barrier in barriers}
+        self._changes: dict[str, ServiceSafePoint | None] = {}
+        self._rebuild()
+
+    def __iter__(self) -> Iterator[ServiceSafePoint]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def pending(self) -> int:
+        """How many barriers `take_changes` would return."""
+        return len(self._changes)
+
+    def get(self, barrier_id: str) -> ServiceSafePoint | None:
+        """The barrier of that id, expired or not."""
+        return self._by_id.get(barrier_id)
+
+    def snapshot(self) -> list[ServiceSafePoint]:
+        """All barriers at one moment; safe to call from another thread."""
+        return list(self._by_id.values())
+
+    def put(self, barrier: ServiceSafePoint) -> None:
+        """Set or replace."""
+        self._by_id[barrier.service_id] = self._changes[barrier.service_id] = barrier
+        # Entries of the barrier that is replaced stay in the heaps, where finding them would cost
+        # as much as there are; they are dropped when they come up, or all at once.
+        heapq.heappush(self._by_safe_point, (barrier.safe_point, barrier.service_id))
+        heapq.heappush(self._by_expiry, (barrier.expired_at, barrier.service_id))
+        if max(len(self._by_safe_point), len(self._by_expiry)) > 2 * len(self._by_id) + _SPARE:
+            self._rebuild()
+
+    def remove(self, barrier_id: str) -> ServiceSafePoint | None:
+        """Remove; returns what it was."""
+        removed = self._by_id.pop(barrier_id, None)
+        if removed is not None:
+            self._changes[barrier_id] = None
+        return removed
+
+    def drop_expired(self, now_s: float) -> None:
+        """Remove those whose TTL is over."""
+        while self._by_expiry and self._by_expiry[0][0] < now_s:
+            expired_at, barrier_id = heapq.heappop(self._by_expiry)
+            # A barrier that was renewed since has another entry.
+            barrier = self._by_id.get(barrier_id)
+            if barrier is not None and barrier.expired_at == expired_at:
+                self.remove(barrier_id)
+
+    def lowest(self) -> ServiceSafePoint | None:
+        """The one with the smallest timestamp; of equals the first by name."""
+        while self._by_safe_point:
+            safe_point, barrier_id = self._by_safe_point[0]
+            barrier = self._by_id.get(barrier_id)
+            if barrier is not None and barrier.safe_point == safe_point:
+                return barrier
+            heapq.heappop(self._by_safe_point)
+        return None
+
+    def mark_all(self) -> None:
+        """Make `take_changes` return all that have an end."""
+        self._changes |= {
+            barrier.service_id: barrier for barrier in self if barrier.expired_at != NEVER_S
+        }
+
+    def take_changes(self) -> dict[str, ServiceSafePoint | None]:
+        """What was set or (None) removed since the last call."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def _rebuild(self) -> None:
+        self._by_safe_point = [(barrier.safe_point, barrier.service_id) for barrier in self]
+        self._by_expiry = [(barrier.expired_at, barrier.service_id) for barrier in self]
+        heapq.heapify(self._by_safe_point)
+        heapq.heapify(self._by_expiry)
 
 
 @dataclass(slots=True)
@@ -101,6 +219,8 @@ class GcState:
         """
         by_id = {service.service_id: service for service in services}
         stored = by_id.pop(GC_WORKER, None)
+        # Below g history may be collected already: whatever t was stored, no reader may be promised
+        # it.
         self.gc_safe_point = gc_safe_point
         self.txn_safe_point = max(txn_safe_point, gc_safe_point)
         self.has_gc_worker = stored is not None
@@ -122,6 +242,7 @@ class GcState:
         old = self.txn_safe_point
         if target < old:
             raise errors.txn_safe_point_goes_back(old, target)
+        # Rule 6: what ignores an expired barrier removes it, in one transaction.
         self.drop_expired(now_s)
         blocker = self.blocker(target)
         self.lift_txn_safe_point(blocker.ts if blocker else target)
@@ -181,6 +302,7 @@ class GcState:
         lowest = self.barriers.lowest()
         if lowest and lowest.safe_point < target:
             blocker = Blocker(lowest.safe_point, lowest.describe(), lowest.service_id)
+        # 0 is what a TiDB server without transactions reports.
         running = [(start_ts, owner) for owner, start_ts in self.min_start_ts.items() if start_ts]
         start_ts, owner = min(running, default=(MAX_TS, ""))
         if start_ts < (blocker.ts if blocker else target):
@@ -211,6 +333,7 @@ class GcState:
             self.txn_safe_point = self._changes.txn_safe_point = safe_point
         if safe_point > self.gc_worker.safe_point:
             self.gc_worker = ServiceSafePoint(GC_WORKER, NEVER_S, safe_point)
+            # Rule 10: nobody writes its record but its own first update.
             if self.has_gc_worker:
                 self._changes.services[GC_WORKER] = self.gc_worker
 

@@ -13,11 +13,10 @@ from itertools import takewhile
 import structlog
 
 from gcsafepoint.state import errors, metrics
-from gcsafepoint.state.barrier import GC_WORKER, ServiceSafePoint
 from gcsafepoint.state.compat import Compat, ServiceUpdate, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.records import GcKeys, SafePointRecordError
-from gcsafepoint.state.rules import Advance
+from gcsafepoint.state.rules import GC_WORKER, Advance, ServiceSafePoint
 from gcsafepoint.state.states import (
     NULL_KEYSPACE,
     GcStates,
@@ -129,6 +128,8 @@ class GcStateManager:
         outcomes: list[Outcome] = []
         while len(outcomes) < len(updates):
             rest = updates[len(outcomes) :]
+            # `gc_worker` needs what TiDB servers wrote, which is read for it alone: others neither
+            # pay for it nor fail with it.
             if rest[0].service_id == GC_WORKER:
                 outcomes.append(await self._update_gc_worker(rest[0]))
             else:
@@ -224,6 +225,7 @@ class GcStateManager:
         now_s = self._clock()
         for update in updates:
             outcomes.append(self._applied(update, states, now_s))
+            # What one transaction has no room for is applied when these are durable.
             if states.null.pending + states.global_barriers.pending >= MAX_CHANGES:
                 break
         return outcomes

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.barrier import Barriers, ServiceSafePoint, expiry
 from gcsafepoint.state.go_text import quoted
-from gcsafepoint.state.rules import Changes, GcState
+from gcsafepoint.state.rules import Barriers, Changes, GcState, ServiceSafePoint, expiry
 
 NULL_KEYSPACE = 0xFFFF_FFFF
 _LAST_ID = 0xFF_FFFF
@@ -166,7 +165,7 @@ class GcView:
     """The state of the null keyspace; all tuples have the lowest timestamp first.
 
     Services and global barriers whose TTL is over are listed until the update that drops them: ask
-    `expired(now_s)`.
+    `is_expired(now_s)`.
     """
 
     now_s: int

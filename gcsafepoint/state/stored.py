@@ -112,6 +112,8 @@ class StoredStates:
             SafePointRecordError: a record cannot be read.
             MetaUnavailableError, SafePointConflictError.
         """
+        # Only the first time: later readings follow this leader's own clock, and there is no outage
+        # to give back.
         if self._led:
             return await self._read(Outage())
         states = await self._read(await self._outage())
@@ -154,6 +156,8 @@ class StoredStates:
         Raises:
             SafePointConflictError, MetaUnavailableError: the answer is not certain; try again.
         """
+        # The lock is held until the change is durable: the next call is decided on what is stored,
+        # never on what may still fail.
         async with self._lock:
             for _ in range(_ATTEMPTS):
                 states = await self._current(advances)
@@ -177,6 +181,8 @@ class StoredStates:
 
     async def _read(self, outage: Outage) -> GcStates:
         self._states = None
+        # The guard is read first, with the records beside it: whatever changes while the others are
+        # read changes the guard, and the next write is refused.
         pairs = await self._store.get_prefix(self._keys.prefix)
         self._guard = parse_guard(pairs, self._keys)
         global_barriers = parse_global_barriers(pairs, self._keys, outage)
@@ -224,12 +230,13 @@ class StoredStates:
         """In as few transactions as they fit into; False: somebody else was first."""
         if not ops:
             return True
-        # whatever interrupts the write, the next call reads what became of it
+        # Whatever interrupts the write, the next call reads what became of it.
         self._states = None
         parts = list(_parts(ops))
         for part in parts:
             number, mod_revision = self._guard
             own: list[Op] = [Put(self._keys.revision, b"%d" % (number + 1))]
+            # Behind the last part: what is written later than the reading counts as it stands.
             if part is parts[-1]:
                 own.append(self._reading())
             guard = Compare.unchanged(self._keys.revision, mod_revision)
@@ -239,6 +246,7 @@ class StoredStates:
                 # the caller decides anew.
                 return False
             self._guard = (number + 1, result.revision)
+            # The watch brings our own writes, too: they are no news.
             self._own.add(result.revision)
             metrics.TRANSACTIONS_TOTAL.inc()
         self._publish(states)
@@ -257,6 +265,7 @@ class StoredStates:
         while True:
             await asyncio.sleep(_BEAT_S)
             states = self._states
+            # Without a TTL that may run out, and just after another write, no reading is needed.
             if (
                 states is None
                 or not states.has_barriers()
@@ -282,6 +291,7 @@ class StoredStates:
                     )
                     revision = events[-1].pair.mod_revision + 1
             except CompactedError as err:
+                # What happened up to there cannot be watched any more.
                 await self._reread()
                 revision = err.compact_revision
             except MetaUnavailableError as err:
@@ -289,7 +299,7 @@ class StoredStates:
                 _log.warning("safepoints cannot be read", reason=err.message)
 
     async def _changed_at(self, revisions: set[int]) -> None:
-        # without it a write of ours may be under way, its revision not yet known as ours
+        # Without the lock a write of ours may be under way, its revision not yet known as ours.
         async with self._lock:
             ours = all(revision in self._own for revision in revisions)
         if not ours:
@@ -298,7 +308,7 @@ class StoredStates:
 
     async def _reread(self) -> None:
         async with self._lock:
-            # calls about GC are refused with it until it is corrected
+            # Calls about GC are refused with this error until the record is corrected.
             try:
                 await self.load()
             except SafePointRecordError as err:

@@ -227,6 +227,7 @@ async def walk(
     """Take `step` through every range; `ended` is awaited after each."""
     waiting = deque(stores)
 
+    # One task takes all ranges of a store: a store never serves two of them at a time.
     async def work() -> None:
         while waiting:
             for within in waiting.popleft():

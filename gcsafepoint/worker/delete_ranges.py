@@ -125,6 +125,8 @@ async def register(records: Records, new: DeleteRange) -> None:
     """
     check(new)
     key = PENDING + new.name
+    # Neither pending nor done: a request that is repeated, since its answer was lost, records
+    # nothing twice.
     if not await records.write({key: new.to_json()}, {key: 0, DONE + new.name: 0}):
         recorded = [*await load(records, PENDING), *await load(records, DONE)]
         if not any(old.name == new.name and old.same(new) for old in recorded):
@@ -147,6 +149,8 @@ async def withdraw(
     """
     name = f"{job_id}/{element_id}"
     while True:
+        # The safepoint's revision is read before its value is judged below, and is a condition of
+        # the write: a round that began in between makes this one look again.
         before = await records.read(SAFE_POINT_TS)
         record = (await records.read(PENDING + name)).get(PENDING + name)
         if record is None:
@@ -231,6 +235,8 @@ async def delete_first(
     """
 
     async def one(delete_range: DeleteRange) -> None:
+        # Only when every store has destroyed it is it done; a crash before the write repeats it,
+        # which is harmless.
         if err := await _destroy(cluster, delete_range, report):
             await records.write(
                 {PENDING + delete_range.name: delete_range.failed(str(err)).to_json()}, fence()
@@ -260,6 +266,7 @@ async def delete_again(
 async def _all(
     one: Callable[[DeleteRange], Awaitable[None]], ranges: Iterable[DeleteRange]
 ) -> None:
+    # One iterator that all tasks share: each range is taken once.
     waiting: Iterator[DeleteRange] = iter(list(ranges))
 
     async def work() -> None:
@@ -278,6 +285,7 @@ async def _destroy(
             cluster.destroy_range(address, within) for address in await cluster.store_addresses()
         )
     except LeaseLostError:
+        # No failure of this range: the next leader does it.
         raise
     except TidemarkError as err:
         report(delete_range, err)

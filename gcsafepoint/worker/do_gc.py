@@ -61,6 +61,7 @@ class CentralGC:
         """
 
         async def step(within: KeyRange) -> bytes | None:
+            # As if the range were at its end: the newer round collects it, too.
             if self._superseded():
                 return None
             try:
@@ -77,6 +78,7 @@ class CentralGC:
 
         stores = ranges.by_store()
         await walk(stores, config.workers(len(stores)), step, ended)
+        # The position is the newer round's by now.
         if self._superseded():
             return False
         await self._records.write({DO_GC: None}, self._fence())
@@ -141,7 +143,9 @@ class RangeWalk:
         if broke_off is None:
             return cls(safe_point, b"", ordered)
         key = broke_off.key
+        # At a newer safepoint the whole ring is left, beginning where the earlier round stopped.
         until = broke_off.until if broke_off.safe_point == safe_point else key
+        # Regions have split and merged since: the walk begins and ends at keys, not at borders.
         ordered = list(_cut(_cut(ordered, key), until))
         ring = [item for item in ordered if item[1].start_key >= key]
         ring += [item for item in ordered if item[1].start_key < key]
@@ -164,6 +168,8 @@ class RangeWalk:
 
     def reached(self, within: KeyRange) -> bool:
         """Note that a range is done; returns whether `position` moved, and is not the end yet."""
+        # Stores are walked in parallel, so ranges end in any order; the position moves over those
+        # only that have none left before them.
         self._done.add(within.start_key)
         before, count = self._first_left, len(self.store_ranges)
         while (

@@ -84,6 +84,7 @@ def next_move(leader: Leader | None, me: str, now_ms: int) -> Move:
         expired = parse_instant_ms(leader.lease) < now_ms
     except DurationError:
         expired = True
+    # Ours, but over: somebody may have led in between, so it is claimed anew.
     if leader.uuid == me and not expired:
         return Move.RENEW
     return Move.CLAIM if expired else Move.FOLLOW
@@ -145,6 +146,7 @@ class Election:
                 finally:
                     self._timeouts.discard(timeout)
         except TimeoutError as err:
+            # The block's own: one of its requests took too long.
             if not timeout.expired():
                 raise
             raise LeaseLostError(
@@ -193,6 +195,7 @@ class Election:
 
     def _lead_until(self, until_s: float) -> None:
         self._until_s = until_s
+        # One that has expired cancels its block already, and asyncio refuses to move it.
         for timeout in self._timeouts:
             if not timeout.expired():
                 timeout.reschedule(self._deadline())

@@ -133,13 +133,11 @@ class GCLeader:
         async with self._stage(Stage.PREPARE, round_id):
             config, fresh = await self._prepare(round_id)
 
-        # without a fresh safepoint only ranges are due: those below the safepoint whose locks are
-        # resolved already
-        resolved_ts = (
-            self._rounds[round_id].safe_point
-            if fresh
-            else await read_ts(self._records, COLLECTED_TS)
-        )
+        # Without a fresh safepoint only ranges are due: those below the safepoint whose locks are
+        # resolved already.
+        resolved_ts = self._rounds[round_id].safe_point
+        if not fresh:
+            resolved_ts = await read_ts(self._records, COLLECTED_TS)
         ranges = await load_due(self._records, resolved_ts, physical_ms(round_id))
         if not fresh and not ranges:
             return Result.NOTHING_NEW
@@ -179,7 +177,8 @@ class GCLeader:
         try:
             lowest = await self._cluster.hold_safe_point(target.ts)
         except SafePointDecreasesError:
-            # nothing new is given up until time has gone by
+            # An earlier leader went further than we would. Nothing new is given up until time has
+            # gone by.
             return SafePointBound(0)
         return limited_by_service(target, lowest.safe_point, lowest.service_id)
 
@@ -207,8 +206,8 @@ class GCLeader:
             # settings that were changed while it began.
             if await self._records.write(began, {**self._election.fence, **settings.revisions}):
                 return config, target
-        # an empty write tells the two reasons apart: it raises if the leader changed, and not a
-        # setting
+        # An empty write tells the two reasons apart: it raises if the leader changed, and not a
+        # setting.
         await self._write({})
         raise SettingsChangedError(
             "the GC settings changed again and again while a round began; it begins anew later"
@@ -298,6 +297,7 @@ class GCLeader:
 
     async def _record(self, gc_round: Round) -> None:
         """Write the round to the history; a failure to do so ends no round."""
+        # The history is for people: what a round relies on is in records of its own.
         try:
             await self._records.write(
                 {round_key(gc_round): round_to_json(gc_round)}, self._election.fence

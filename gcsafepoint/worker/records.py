@@ -111,6 +111,7 @@ async def write_config(
     Raises:
         GCConfigError: unknown names or bad values; nothing was set.
     """
+    # First alone: the faults of the new values are named even where what is stored cannot be read.
     GCConfig().updated(variables, bounds)
     config = (await read_config(records)).updated(variables, bounds)
     stored = config.stored()
@@ -211,6 +212,7 @@ async def tidy_rounds(
 ) -> None:
     """Make room for one more round, and mark the rounds whose worker is gone as abandoned."""
     recorded, alive = await records.read(ROUNDS), frozenset(running)
+    # Keys sort by start, so the first ones are the oldest.
     keys = sorted(recorded)
     changes: dict[str, str | None] = dict.fromkeys(keys[: max(0, len(keys) - ROUNDS_KEPT + 1)])
     for key in keys:

@@ -37,8 +37,8 @@ async def resolve_locks(
     async def step(within: KeyRange) -> bytes | None:
         page = await cluster.scan_locks(within, safe_point)
         decided = await decisions.of_page(page)
+        # The region split or moved: scan from the same key again.
         if decided and not await cluster.resolve(page, decided):
-            # the region split or moved: scan from the same key again
             return within.start_key
         count(page)
         return page.next_key
@@ -62,6 +62,7 @@ class TransactionDecisions:
         """Decide all of a page's transactions; pessimistic locks are removed,
         they need no decision.
         """
+        # One lock of each transaction: all of them name the same primary.
         first = {lock.start_ts: lock for lock in reversed(page.locks) if not lock.pessimistic}
         decided = {
             start_ts: self._commit_ts[start_ts] for start_ts in first if start_ts in self._commit_ts

@@ -124,6 +124,7 @@ class Rounds:
         Raises:
             GCRunningError: one has not reached Do GC yet.
         """
+        # Do GC may take longer than the interval between rounds, and gives way to the next one.
         if any(gc_round.phase < Phase.DO_GC for gc_round in self._running.values()):
             raise GCRunningError("there's already a gc job running, skipped")
         gc_round = Round(
@@ -213,6 +214,7 @@ def target_safe_point(
     start_ts and server of the oldest running transaction.
     """
     by_age = compose(max(0, physical_ms(now_ts) - life_time_ms))
+    # A transaction that began at the safepoint itself may still commit (rule 4).
     if running is None or running[0] >= by_age:
         return SafePointBound(by_age)
     start_ts, server = running

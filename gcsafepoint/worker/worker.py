@@ -91,14 +91,17 @@ class GCWorker:
                 ticked_s = self.clock.monotonic_s()
                 if await self.tick():
                     await self._begin_due_round()
-                # slow peers cost no lease
+                # What the tick took is taken off: slow peers cost no lease.
                 await asyncio.sleep(max(0.0, ticked_s + tick_s - self.clock.monotonic_s()))
         finally:
+            # Before the group ends: no round may be started in it any more.
             self._tasks = None
 
     async def tick(self) -> bool:
         """Claim or renew the leadership; returns whether a round is due and ours to run."""
         try:
+            # Marked before the time is asked for: however late the answer comes, the lease counts
+            # from here. And without the lease check, for a worker that does not lead may claim.
             marked_s = self.clock.monotonic_s()
             now_ms = physical_ms(await self._unguarded.now_ts())
             self.clock.set(marked_s, now_ms)
@@ -143,6 +146,7 @@ class GCWorker:
                 `GCLeader.run_round`.
         """
         _, ended = await self.begin_round()
+        # `wait` does not cancel the round when the caller is cancelled.
         await asyncio.wait([ended])
         if ended.cancelled():
             raise WorkerStoppedError

@@ -21,11 +21,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from kvproto import pdpb_pb2
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import Compat, ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.go_text import key_bytes, valid_text
 from gcsafepoint.state.records import SafePointRecordError
+from gcsafepoint.state.rules import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.service import GcStateManager, Outcome
 from gcsafepoint.state.states import NULL_KEYSPACE, KeyspaceState
 from gcsafepoint.state.stored import SafePointConflictError

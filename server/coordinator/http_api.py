@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from gcsafepoint.state.compat import ServiceUpdate
-from gcsafepoint.state.rules import SafePointRequestError
+from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.states import GcView
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain_service import Explainer, ExplainRequestError
@@ -99,7 +99,7 @@ def safe_points_document(view: GcView) -> dict[str, Any]:
         (view.gc_worker, *view.services),
         key=lambda service: (service.safe_point, service.service_id),
     )
-    minimum = min(service.safe_point for service in services if not service.expired(view.now_s))
+    minimum = min(service.safe_point for service in services if not service.is_expired(view.now_s))
     listed = [
         {
             "service_id": service.service_id,

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from gcsafepoint.state.compat import ServiceUpdate
-from gcsafepoint.state.rules import SafePointRequestError
+from gcsafepoint.state.errors import SafePointRequestError
 from server.coordinator.cluster.regions import KnownRegion, Regions
 from server.coordinator.errors import NotLeaderError
 from server.coordinator.http_api import safe_points_document

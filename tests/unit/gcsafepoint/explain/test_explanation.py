@@ -22,7 +22,7 @@ from tests.unit.gcsafepoint.explain.situations import LEADER, NOW_S, ago, servic
 
 
 def live_services(situation):
-    return [one for one in situation.view.services if not one.expired(NOW_S)]
+    return [one for one in situation.view.services if not one.is_expired(NOW_S)]
 
 
 @given(situations())
@@ -32,7 +32,7 @@ def test_chains_are_in_order_and_the_first_is_the_lowest_of_all_that_live(situat
     assert order == sorted(order)
     barriers = [
         *live_services(situation),
-        *(b for b in situation.view.global_barriers if not b.expired(NOW_S)),
+        *(b for b in situation.view.global_barriers if not b.is_expired(NOW_S)),
     ]
     lowest = min(
         [barrier.safe_point for barrier in (*barriers, situation.view.gc_worker)]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.state.barrier import NEVER_S
 from gcsafepoint.state.records import Outage
+from gcsafepoint.state.rules import NEVER_S
 from gcsafepoint.state.service import steady_clock
 from storage.meta.meta import KeyValue
 

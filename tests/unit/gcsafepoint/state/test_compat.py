@@ -4,10 +4,9 @@ case by case.
 
 import pytest
 
-from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import ClassicCalls, ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
-from gcsafepoint.state.rules import GcState
+from gcsafepoint.state.rules import GC_WORKER, NATIVE_BR, NEVER_S, GcState, ServiceSafePoint
 from gcsafepoint.state.states import GcStates
 
 NOW_S = 1000

@@ -1,8 +1,7 @@
 """GC's numbers under PD's names, with a bounded number of labels."""
 
-from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.metrics import SafePointCollector
-from gcsafepoint.state.rules import GcState
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, GcState, ServiceSafePoint
 from gcsafepoint.state.states import GcStates, Keyspace
 from storage.model.ts import compose
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from gcsafepoint.state.barrier import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.records import (
     GcKeys,
     Outage,
@@ -17,7 +16,7 @@ from gcsafepoint.state.records import (
     parse_scope,
     write_operations,
 )
-from gcsafepoint.state.rules import Changes
+from gcsafepoint.state.rules import NEVER_S, Changes, ServiceSafePoint
 from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Put
 

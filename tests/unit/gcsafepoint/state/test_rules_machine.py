@@ -16,7 +16,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gcsafepoint.state.barrier import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import ClassicCalls, Compat, Pd9Calls, ServiceUpdate, old_calls
 from gcsafepoint.state.errors import SafePointRequestError
 from gcsafepoint.state.records import (
@@ -26,6 +25,7 @@ from gcsafepoint.state.records import (
     parse_scope,
     write_operations,
 )
+from gcsafepoint.state.rules import GC_WORKER, NATIVE_BR, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from storage.meta.meta import KeyValue, Put
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gcsafepoint.state.barrier import GC_WORKER, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.compat import Compat, CompatError, ServiceUpdate
 from gcsafepoint.state.errors import KeyspaceNotFoundError, SafePointRequestError
 from gcsafepoint.state.records import GcKeys, SafePointRecordError
+from gcsafepoint.state.rules import GC_WORKER, NEVER_S, ServiceSafePoint
 from gcsafepoint.state.service import GcStateManager
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from gcsafepoint.state.stored import StoredStates
@@ -164,8 +164,8 @@ async def test_a_view_is_frozen_and_has_the_lowest_first(meta: CountedMeta) -> N
     assert [service.service_id for service in view.services] == ["a", "b"]
     assert (view.now_s, view.gc_safe_point, view.txn_safe_point) == (1000, 0, 50)
     assert (view.minimum, view.gc_worker.safe_point) == (ServiceSafePoint("a", 1060, 50), 80)
-    assert not view.minimum.expired(1060)
-    assert view.minimum.expired(1061)
+    assert not view.minimum.is_expired(1060)
+    assert view.minimum.is_expired(1061)
 
 
 @pytest.fixture

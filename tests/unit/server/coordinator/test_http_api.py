@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcsafepoint.state.barrier import ServiceSafePoint
+from gcsafepoint.state.rules import ServiceSafePoint
 from server.coordinator.explain_service import ExplainRequestError
 from server.coordinator.http_api import _limit, _removed, safe_points_document
 from server.routes import Request, json_answer
