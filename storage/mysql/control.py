@@ -7,6 +7,7 @@ MariaDB 10.11's logs.
 import enum
 import struct
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.mysql.charset import BINARY, UTF8, charset_of, decode_text
@@ -18,9 +19,25 @@ MARIADB_PREPARED_XA = 64
 MARIADB_COMPLETED_XA = 128
 _MARIADB_START_ALTER = 2
 _MARIADB_ROLLBACK_ALTER = 8
-_SQL_MODE, _CATALOG, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _CATALOG_NZ = 1, 2, 3, 4, 5, 6
-_VARIABLE_BYTES = {0: 4, _SQL_MODE: 8, _AUTO_INCREMENT: 4, _CHARSET: 6}
+_FLAGS2, _SQL_MODE, _CATALOG, _AUTO_INCREMENT, _CHARSET, _TIME_ZONE, _CATALOG_NZ = range(7)
+_LC_TIME_NAMES, _CHARSET_DATABASE, _TABLE_MAP_FOR_UPDATE, _MASTER_DATA_WRITTEN = range(7, 11)
+_INVOKER, _UPDATED_SCHEMAS, _MICROSECONDS, _EXPLICIT_TIMESTAMPS = 11, 12, 13, 16
+_TOO_MANY_SCHEMAS = 254
+_VARIABLE_BYTES = {
+    _FLAGS2: 4,
+    _SQL_MODE: 8,
+    _AUTO_INCREMENT: 4,
+    _CHARSET: 6,
+    _LC_TIME_NAMES: 2,
+    _CHARSET_DATABASE: 2,
+    _TABLE_MAP_FOR_UPDATE: 8,
+    _MASTER_DATA_WRITTEN: 4,
+    _MICROSECONDS: 3,
+    _EXPLICIT_TIMESTAMPS: 1,
+}
 _TEXT_VARIABLES = frozenset({_TIME_ZONE, _CATALOG_NZ})
+_MARIADB_EXPLICIT_TIMESTAMPS = 1 << 24
+"""Of the flags; MySQL has a variable for it."""
 _LOAD_BYTES = 13
 _MARIADB_GTID = struct.Struct("<QIB")
 _QUERY = struct.Struct("<IIBHH")
@@ -194,6 +211,8 @@ class Query:
     """The session's, as bits."""
     connection: str = "utf8mb4"
     """The character set of the session's constants."""
+    explicit_timestamps: bool = True
+    """The session surely had explicit_defaults_for_timestamp; older servers do not tell."""
 
     @classmethod
     def parse(cls, body: bytes, *, loads: bool = False) -> "Query":
@@ -215,7 +234,22 @@ class Query:
         connection = (
             charset_of(int.from_bytes(variables.get(_CHARSET, b"")[2:4], "little")) or "utf8mb4"
         )
-        return cls(thread_id, schema, sql, error_code, sql_mode, connection)
+        explicit = _explicit_timestamps(variables)
+        return cls(thread_id, schema, sql, error_code, sql_mode, connection, explicit)
+
+
+def _skip_schemas(reader: Reader) -> None:
+    """The names of the schemas that a statement changes, each with a zero behind it."""
+    count = reader.number(1)
+    for _ in range(0 if count == _TOO_MANY_SCHEMAS else count):
+        while reader.take(1) != b"\0":
+            pass
+
+
+def _explicit_timestamps(variables: Mapping[int, bytes]) -> bool:
+    flags = int.from_bytes(variables.get(_FLAGS2, b""), "little")
+    own = variables.get(_EXPLICIT_TIMESTAMPS, b"")
+    return bool(flags & _MARIADB_EXPLICIT_TIMESTAMPS) or own == b"\1"
 
 
 def _variables(data: bytes) -> dict[int, bytes]:
@@ -230,6 +264,10 @@ def _variables(data: bytes) -> dict[int, bytes]:
             values[code] = reader.take(reader.number(1))
         elif code == _CATALOG:
             values[code] = reader.take(reader.number(1) + 1)
+        elif code == _INVOKER:
+            values[code] = reader.take(reader.number(1)) + reader.take(reader.number(1))
+        elif code == _UPDATED_SCHEMAS:
+            _skip_schemas(reader)
         else:
             break
     return values

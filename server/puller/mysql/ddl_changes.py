@@ -48,6 +48,12 @@ from storage.mysql.table_map import TableMap
 
 _SEQUENCE_COLUMN = "next_not_cached_value"
 _STATEMENT_SHOWN = 200
+_STATEMENT_IN_ERROR = 120
+_UNTOLD = "/* as rows have it */"
+_UNTOLD_COLUMNS = (
+    "its columns are others than the statements of the log say (an ALTER under sql_log_bin=0)"
+)
+_UNTOLD_ROWS = "no statement of the log made it (sql_log_bin=0)"
 _log = structlog.get_logger(__name__)
 
 
@@ -77,6 +83,7 @@ class DdlChanges:
         if stated.statement.kind is not Kind.DDL:
             at = f"{stated.file}:{stated.position}"
             self._tables.check(stated.statement, stated.query.sql, at, stated.commit_ts)
+            self._tables.check_new(stated, self._catalog.wants)
             return Effect()
         self._rows.ignored -= {action.to or action.name for action in stated.statement.actions}
         return self._tables.effect(stated.statement, self._catalog.wants)
@@ -120,12 +127,14 @@ class DdlChanges:
             for name, why in unclear.items()
             if not self._rows.is_empty(effect.touched[name])
         }
-        foreign = await self._foreign(stated, effect, unclear)
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
             record = self._stated_record(stated, name, table_id, outcome, seen.get(name))
             if record is not None:
                 brought += self._taken(name, record)
+        taken = set(map(name_of, brought))
+        effect.filled = [name for name in effect.filled if name in taken]
+        foreign = await self._foreign(stated, effect, unclear)
         replaced = [name for name in effect.dropped if name in effect.touched]
         emptied = [
             name for names in (effect.truncated, effect.moved, unclear, replaced) for name in names
@@ -194,6 +203,9 @@ class DdlChanges:
         """
         source_table, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
         is_new = source_table is None
+        if is_new and seen is not None and _is_sequence(seen.table):
+            self._rows.ignored.add(name)
+            return None
         if tracked is not None and not (is_new and seen is not None and seen.sure):
             definition = _definition_of(name, tracked)
             if is_new and seen is not None and isinstance(seen.table, Definition):
@@ -255,22 +267,29 @@ class DdlChanges:
         again |= {
             name: "; ".join(filter(None, (why, unclear.get(name)))) for name, why in moved.items()
         }
-        if again and not await self._read_again(stated, effect, again):
-            raise _rows_moved({".".join(name): why for name, why in again.items()}, stated)
+        ids: dict[TableName, int] = {}
+        for name in again:
+            table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
+            ids[name] = table_id if table_id > 0 else new_id(stated.commit_ts, name)
+        statement = " ".join(stated.query.sql.split())[:_STATEMENT_SHOWN]
+        if again and not await self._read_again(stated.commit_ts, statement, ids, again):
+            at = f"{stated.file}:{stated.position}"
+            raise _rows_moved(again, f"{statement[:_STATEMENT_IN_ERROR]!r} at {at}")
         return ()
 
     async def _read_again(
-        self, stated: Stated, effect: Effect, reasons: Mapping[TableName, str]
+        self,
+        commit_ts: int,
+        statement: str,
+        ids: Mapping[TableName, int],
+        reasons: Mapping[TableName, str],
     ) -> bool:
+        """Read the tables of these ids again, behind `commit_ts`; False: nobody does."""
         if self._copying is None:
             return False
-        tables: dict[int, str] = {}
-        for name in reasons:
-            table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
-            tables[table_id if table_id > 0 else new_id(stated.commit_ts, name)] = ".".join(name)
-        statement = " ".join(stated.query.sql.split())[:_STATEMENT_SHOWN]
+        tables = {table_id: ".".join(name) for name, table_id in ids.items()}
         shown_reasons = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
-        return await self._copying.reads_again(Again(stated.commit_ts, tables, shown_reasons))
+        return await self._copying.reads_again(Again(commit_ts, tables, shown_reasons))
 
     async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said;
@@ -281,9 +300,7 @@ class DdlChanges:
         """
         name, table_map = untold.name, untold.told
         source_table = self._tables.by_name.get(name)
-        if not self._catalog.wants(*name) or (
-            found is None and table_map.columns[0].name == _SEQUENCE_COLUMN
-        ):
+        if not self._catalog.wants(*name) or (found is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)
             return
         if not table_map.is_full:
@@ -308,9 +325,29 @@ class DdlChanges:
             table=".".join(name),
             commit_ts=untold.commit_ts,
         )
+        emptied = await self._read_untold(name, brought[0], untold.commit_ts - 1)
         await self._change(
-            TableChange(untold.commit_ts - 1, "/* as rows have it */", tuple(brought)), ()
+            TableChange(
+                untold.commit_ts - 1, _UNTOLD, tuple(brought), truncated=tuple(_dotted(emptied))
+            ),
+            (),
         )
+
+    async def _read_untold(
+        self, name: TableName, table: SourceTable, commit_ts: int
+    ) -> Sequence[TableName]:
+        """Read a table again that no statement told: nobody knows what its older rows hold now, or
+        which there are; its name, if the target has some of them.
+        """
+        is_new, table_id = name not in self._tables.by_name, table.span.table_id
+        if self._copying is None or self._rows.is_empty(table_id):
+            return ()
+        if is_new and await self._copying.copies(_dotted([name])):
+            return ()
+        why = {name: _UNTOLD_ROWS if is_new else _UNTOLD_COLUMNS}
+        if not await self._read_again(commit_ts, _UNTOLD, {name: table_id}, why):
+            raise _rows_moved(why, f"a change that no statement of the log tells, at {commit_ts},")
+        return () if is_new else (name,)
 
     def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
         table = self._catalog.table(record)
@@ -367,11 +404,17 @@ def _dotted(names: Iterable[TableName]) -> list[str]:
     return list(map(".".join, names))
 
 
-def _rows_moved(names: Mapping[str, str], stated: Stated) -> RowsMovedError:
+def _is_sequence(table: Definition | TableMap) -> bool:
+    """Whether it is no table, but a MariaDB's sequence, whose one row is in the log as well."""
+    return bool(table.columns) and table.columns[0].name == _SEQUENCE_COLUMN
+
+
+def _rows_moved(reasons: Mapping[TableName, str], what: str) -> RowsMovedError:
+    names = {".".join(name): why for name, why in reasons.items()}
     shown = ", ".join(f"{name} ({why})" for name, why in sorted(names.items()))
     table_flags = " ".join(f"--table {name}" for name in sorted(names))
     return RowsMovedError(
-        f"{' '.join(stated.query.sql.split())[:120]!r} at {stated.file}:{stated.position} brings, "
+        f"{what} brings, "
         f"takes or changes rows that are in no event of the log: {shown}. Ask for them by "
         f"`tidemark cli changefeed dumpstart {table_flags}` (dumprestart, if a dump is under way), then "
         "resume the changefeed: what the target has of them is emptied there, and filled by the "

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from server.puller.mysql.session.errors import (
     StatementLoggedError,
 )
 from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
+from server.puller.mysql.transaction.transactions import Stated
 from storage.mysql.schema import Column, Table
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import INTEGERS, STRINGS, Type
@@ -121,13 +123,25 @@ class Tables:
         schemas = {schema.lower() for schema, _ in self.by_name}
         seen = sorted({*seen, *schemas & statement.words})
         if statement.kind is Kind.UNKNOWN and (seen or _UNDOES.match(sql)):
-            raise DdlUnknownError(
-                f"{_short(sql)!r} at {at} may change "
-                f"{', '.join(seen) or 'rows of captured tables'}, and is not "
-                f"understood ({statement.reason}): if it does not, resume the changefeed with "
-                f"--overwrite-checkpoint-ts {commit_ts}, which is after it; else create it anew "
-                "with a dump"
-            )
+            what = f"may change {', '.join(seen) or 'rows of captured tables'}"
+            raise _ddl_unknown(statement, f"{_short(sql)!r} at {at} {what}", commit_ts)
+
+    def check_new(self, stated: Stated, wants: Wants) -> None:
+        """Refuse a statement that is not understood and may make a table that the changefeed takes:
+        its rows may be in no event.
+
+        Raises:
+            DdlUnknownError: as `check`.
+        """
+        statement, query = stated.statement, stated.query
+        if statement.kind is not Kind.UNKNOWN or query.error_code:
+            return
+        words = re.findall(r"[\w$]+", query.sql)
+        names = {(query.schema, word) for word in words} | {*itertools.pairwise(words)}
+        if any(wants(*name) for name in names):
+            at = f"{stated.file}:{stated.position}"
+            what = f"{_short(query.sql)!r} at {at} may make a table that the changefeed takes"
+            raise _ddl_unknown(statement, what, stated.commit_ts)
 
     def check_savepoint(self, unclear: UnclearSavepoint, *, nested: Callable[[], bool]) -> None:
         """Refuse a ROLLBACK TO that may undo rows of ours; `nested`:
@@ -192,8 +206,14 @@ class _Moves:
             if self._wants(*name):
                 self._effect.touched[name] = now.setdefault(name, _NEW)
                 self._effect.filled.append(name)
-        elif name in now or self._wants(*name):  # created or altered
-            self._effect.touched[name] = now.setdefault(name, _NEW)
+        elif name in now or self._wants(*name):
+            self._make(name, alters=action.verb is Verb.ALTERED)
+
+    def _make(self, name: TableName, *, alters: bool) -> None:
+        """A table is created, or altered; one that could not be replicated until now has rows."""
+        if alters and self._now.get(name, _NEW) == _NEW:
+            self._effect.filled.append(name)
+        self._effect.touched[name] = self._now.setdefault(name, _NEW)
 
     def ended(self) -> Effect:
         effect, before = self._effect, self._before
@@ -232,6 +252,7 @@ class _Moves:
             return
         if table_id is None:
             self._effect.foreign.append(old)
+        if table_id is None or old in self._effect.filled:
             self._effect.filled.append(new)
         self._now[new] = self._effect.touched[new] = _NEW if table_id is None else table_id
 
@@ -325,6 +346,14 @@ def changed_alone(statement: Statement) -> TableName | None:
     if not isinstance(tree, Dml) or tree.target is None:
         return None
     return tree.target if tree.calls <= _PURE | {tree.target[1].lower()} else None
+
+
+def _ddl_unknown(statement: Statement, what: str, commit_ts: int) -> DdlUnknownError:
+    return DdlUnknownError(
+        f"{what}, and is not understood ({statement.reason}): if it does not, resume the "
+        f"changefeed with --overwrite-checkpoint-ts {commit_ts}, which is after it; else create it "
+        "anew with a dump"
+    )
 
 
 def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLoggedError:

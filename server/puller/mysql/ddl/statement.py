@@ -162,7 +162,12 @@ def dialect_of(format_description: bytes, before: Dialect) -> Dialect:
 
 def of_session(dialect: Dialect, query: Query) -> Dialect:
     """The dialect of the session that ran a statement."""
-    return replace(dialect, sql_mode=query.sql_mode, connection=query.connection)
+    return replace(
+        dialect,
+        sql_mode=query.sql_mode,
+        connection=query.connection,
+        explicit_timestamps=query.explicit_timestamps,
+    )
 
 
 def _kind(tree: Tree) -> Kind:

@@ -45,9 +45,11 @@ class TableKeys:
         """Add those that are indexes.
 
         Raises:
-            LostError: two have one name.
+            LostError: two have one name, or one is over a period.
         """
         for key in keys:
+            if any(part.is_period for part in key.parts):
+                raise LostError(f"which columns the period of key {key.name} has is not known")
             if key.kind in ("primary", "unique", "plain"):
                 self._add(key)
 

@@ -94,6 +94,8 @@ class Dialect:
     """The server keeps names of tables in lower case."""
     connection: str = "utf8mb4"
     """The character set of the session's constants."""
+    explicit_timestamps: bool = True
+    """TIMESTAMP columns are like others: NULL and without a default, unless they say otherwise."""
 
     @property
     def is_strict(self) -> bool:

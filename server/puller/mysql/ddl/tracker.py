@@ -10,6 +10,7 @@ Invariants:
    what such a key does is in no event, and the target would keep the rows as they were.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -24,6 +25,8 @@ from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_v
 from server.puller.mysql.ddl.table_keys import TableKeys, row_key, with_names_of
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import (
+    ADDS_PERIOD,
+    SETS_DEFAULT,
     AddColumn,
     AddKey,
     AlterTable,
@@ -35,6 +38,7 @@ from server.puller.mysql.ddl.tree import (
     DropKey,
     Engine,
     Key,
+    Literal,
     Position,
     RenameColumn,
     RenameKey,
@@ -47,6 +51,7 @@ from storage.mysql.types import STRINGS, Type
 
 TRANSACTIONAL: Final = frozenset({"innodb", "rocksdb", "tokudb"})
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}
+_WORD: Final = re.compile(r"[\w$]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ def created(tree: CreateTable, table_id: int, first_column_id: int, context: Con
     """
     if tree.like is not None or not tree.columns or (tree.selects and not tree.logs_rows):
         raise LostError("its columns come from another table")
+    _check_period(tree.options)
     usual = _table_collation(
         tree.options, context.collations.by_name.get(context.schema_collation, 0), context
     )
@@ -120,14 +126,17 @@ def taken_over(before: Table, table: Table, context: Context) -> Tracked:
     """Another table, with its rows, has become the one of a name: gh-ost and
     pt-online-schema-change end so.
 
-    Columns of one name are the same; what the rows hold in others was never seen.
+    Columns of one name are the same; what the rows hold in others was never seen, so they are read
+    again.
     """
     columns_before = {column.name.lower(): column for column in before.columns}
     unclear = []
     for column in table.columns:
         was = columns_before.get(column.name.lower())
         why = (
-            change_of_values(was, column, context.dialect, ignores=True) if was is not None else ""
+            change_of_values(was, column, context.dialect, ignores=True)
+            if was is not None
+            else "it came with another table, whose rows were not followed"
         )
         if why:
             unclear.append(f"column {column.name}: {why}")
@@ -159,6 +168,7 @@ class _Alter:
         self._usual = _table_collation(tree.specs, table.collation, context)
 
     def run(self) -> Tracked:
+        _check_period(self._tree.specs)
         for spec in self._tree.specs:
             self._sort(spec)
         columns = self._columns()
@@ -166,6 +176,7 @@ class _Alter:
         if len(set(names)) < len(names) or not columns:
             raise LostError("two columns have one name, or none is left")
         columns = self._converted(columns)
+        self._check_computed()
         indexes = self._indexes()
         if self._tree.ignore and self._drops_rows():
             self._unclear.append("IGNORE takes rows away")
@@ -312,6 +323,22 @@ class _Alter:
                 self._unclear.append(f"column {column.name}: {why}")
         return converted
 
+    def _check_computed(self) -> None:
+        """Generated columns that stay as they are hold other values once what they are computed
+        from is another: its length in bytes, its digits, its collation, its DEFAULT.
+        """
+        specs, changed = self._tree.specs, set(self._changed)
+        if any(isinstance(spec, Charset) and spec.converts for spec in specs):
+            changed |= {name for name, column in self._old.items() if column.type in _TEXTS}
+        if SETS_DEFAULT in specs:
+            changed.add("default")
+        for name, column in self._old.items():
+            if column.generated and name not in self._dropped | self._changed.keys():
+                of = sorted(each for each in changed if _names(column.generated, each))
+                if of:
+                    why = f"column {column.name} is computed from {', '.join(of)}"
+                    self._unclear.append(why)
+
     # Keys
 
     def _names(self) -> dict[str, str | None]:
@@ -371,15 +398,39 @@ class _Alter:
         )
 
 
+def _check_period(specs: Sequence[Spec]) -> None:
+    if ADDS_PERIOD in specs:
+        raise LostError("columns become NOT NULL by a period over them")
+
+
+def _names(expression: str, word: str) -> bool:
+    """Whether a word, in lower case, may stand in an expression."""
+    text = expression.lower()
+    return word in (re.findall(r"[\w$]+", text) if _WORD.fullmatch(word) else text)
+
+
 def _column(definition: ColumnDef, usual: int, context: Context) -> Column:
     column = column_of_definition(
         definition, usual, context.collations, mariadb=context.dialect.mariadb
     )
     if definition.row_period:
         raise LostError("a period of system versioning")
+    if _depends_on_session(definition, context.dialect):
+        raise LostError(
+            f"TIMESTAMP column {definition.name} is NOT NULL, and may have a default that it does "
+            "not say, unless explicit_defaults_for_timestamp is on"
+        )
     is_key = any(key.kind == "primary" for key in definition.keys)
     return replace(
         column, nullable=column.nullable and not is_key and not definition.auto_increment
+    )
+
+
+def _depends_on_session(definition: ColumnDef, dialect: Dialect) -> bool:
+    """Whether what a TIMESTAMP column is without NULL or NOT NULL is not known."""
+    says = definition.nullable is not None or definition.default == Literal("null")
+    return definition.type.base == "timestamp" and not (
+        says or definition.generated or dialect.explicit_timestamps
     )
 
 

@@ -4,7 +4,7 @@ Pure.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 TableName: TypeAlias = tuple[str, str]
 """Schema and table; both may hold dots."""
@@ -57,6 +57,8 @@ class KeyPart:
 
     column: str
     prefix: int | None = None
+    is_period: bool = False
+    """WITHOUT OVERLAPS: it stands for the columns of a period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,10 @@ class NoEffect:
     what: str
 
 
+SETS_DEFAULT: Final = NoEffect("ALTER COLUMN … DEFAULT")
+"""ALTER COLUMN … SET DEFAULT, DROP DEFAULT: of no effect but on what DEFAULT(…) computes."""
+ADDS_PERIOD: Final = NoEffect("PERIOD FOR")
+"""A period of the application's own: its columns become NOT NULL."""
 Spec: TypeAlias = (
     AddColumn
     | DropColumn

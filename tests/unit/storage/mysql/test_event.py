@@ -155,3 +155,37 @@ def test_an_unknown_compression_says_which_setting_to_turn_off() -> None:
     body = b"\x01\x01\x03" + b"\x02\x01\x07" + b"\x03\x01\x03" + b"\0abc"
     with pytest.raises(EventUnsupportedError, match="binlog_transaction_compression"):
         list(expanded(events([event(EventType.TRANSACTION_PAYLOAD, body)])))
+
+
+@pytest.mark.parametrize(
+    ("variables", "explicit"),
+    [
+        # MariaDB 10.11.19, whose flags tell
+        ("00000000010100002054000000000603737464042d002d002d00810700000000000000", True),
+        ("00000000000100002054000000000603737464042d002d002d00810b00000000000000", False),
+        # MySQL 9.7.4, which tells it behind the schemas, and only where a TIMESTAMP needs it
+        (
+            (
+                "000000000001000020440000000006037374640408000800ff0005062b30323a30300704000c0164001001"
+                "11110000000000000012ff001300"
+            ),
+            True,
+        ),
+        (
+            (
+                "0000000000010000204400000000060373746404ff00ff00ff0005062b30303a30300c0164001000110b00"
+                "00000000000012ff001300"
+            ),
+            False,
+        ),
+        ("0000000000010000204400000000060373746404ff00ff00ff000c016400110a", False),
+    ],
+)
+def test_a_statement_tells_what_timestamps_are_by_themselves(
+    variables: str, explicit: bool
+) -> None:
+    data = bytes.fromhex(variables)
+    body = struct.pack("<IIBHH", 7, 0, 1, 0, len(data)) + data + b"d\0ALTER TABLE a ADD y TIMESTAMP"
+    query = Query.parse(body)
+    assert query.sql == "ALTER TABLE a ADD y TIMESTAMP"
+    assert query.explicit_timestamps is explicit

@@ -69,9 +69,9 @@ class KeyReader(TokenReader):
             self.parentheses()
             self.skip_any("ASC", "DESC")
             return KeyPart("")
-        if self.skip("PERIOD") or self.sees("WITHOUT"):
-            raise NotUnderstoodError("a period in a key")
         column, prefix = self.column_name(), None
+        if self.skip("WITHOUT", "OVERLAPS"):
+            return KeyPart(column, is_period=True)
         if self.skip("("):
             prefix = self.number()
             self.expect(")")

@@ -29,7 +29,6 @@ from server.puller.mysql.ddl.tree import (
     TableName,
     Tree,
     TruncateTable,
-    Versioning,
 )
 
 ROW_VERBS: Final = frozenset(
@@ -262,9 +261,7 @@ class StatementReader(TableChangeReader):
 
     def _element(self, columns: list[ColumnDef], keys: list[Key], options: list[Spec]) -> None:
         if self.skip("PERIOD", "FOR"):
-            options.append(Versioning(adds=self.sees("SYSTEM_TIME")))
-            self.name()
-            self.parentheses()
+            options.append(self.period())
             return
         key = self.key()
         if key is not None:

@@ -7,6 +7,7 @@ from server.puller.mysql.ddl.grammar.columns import ColumnReader
 from server.puller.mysql.ddl.grammar.table_options import TableOptionReader
 from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort
 from server.puller.mysql.ddl.tree import (
+    SETS_DEFAULT,
     AddColumn,
     AddKey,
     ChangeColumn,
@@ -90,11 +91,11 @@ class TableChangeReader(ColumnReader, TableOptionReader):
             else:
                 self.parentheses()
             yield NoEffect("ADD PARTITION")
-        elif self.skip("SYSTEM", "VERSIONING") or self.sees("PERIOD", "FOR"):
-            if self.skip("PERIOD", "FOR"):
-                self.name()
-                self.parentheses()
+        elif self.skip("SYSTEM", "VERSIONING"):
             yield Versioning(adds=True)
+        elif self.skip("PERIOD", "FOR"):
+            self.if_not_exists()
+            yield self.period()
         elif self.skip("COLUMN"):
             yield from self._add_columns()
         elif (key := self.key()) is not None:
@@ -193,11 +194,14 @@ class TableChangeReader(ColumnReader, TableOptionReader):
         self.column_name()
         if self.skip("SET", "DEFAULT"):
             self.default()
-        elif not self.skip("DROP", "DEFAULT"):
+            yield SETS_DEFAULT
+        elif self.skip("DROP", "DEFAULT"):
+            yield SETS_DEFAULT
+        else:
             self.expect("SET")
             if not self.skip_any("VISIBLE", "INVISIBLE"):
                 raise NotUnderstoodError("an unknown change of a column")
-        yield NoEffect("ALTER COLUMN")
+            yield NoEffect("ALTER COLUMN")
 
     def _convert(self) -> Iterator[Spec]:
         if self.skip("PARTITION"):

@@ -4,7 +4,14 @@ import re
 from typing import Final
 
 from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort, TokenReader
-from server.puller.mysql.ddl.tree import Charset, Engine, NoEffect, Spec, Versioning
+from server.puller.mysql.ddl.tree import (
+    ADDS_PERIOD,
+    Charset,
+    Engine,
+    NoEffect,
+    Spec,
+    Versioning,
+)
 
 _PLAIN_OPTIONS: Final = frozenset(
     re.findall(
@@ -69,6 +76,12 @@ class TableOptionReader(TokenReader):
             return NoEffect("TABLESPACE")
         self.at = begin
         return self._other_option()
+
+    def period(self) -> Spec:
+        """What stands behind PERIOD FOR: its name and its two columns."""
+        system = self.name().upper() == "SYSTEM_TIME"
+        self.parentheses()
+        return Versioning(adds=True) if system else ADDS_PERIOD
 
     def _none(self, begin: int) -> bool:
         self.at = begin

@@ -2,6 +2,7 @@
 through renames and ghosts.
 """
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, is_before
+from server.puller.mysql.transaction.transactions import Stated
+from storage.mysql.control import Query
 from storage.mysql.schema import Column
 from storage.mysql.table_map import TableMap
 from storage.mysql.types import Type
@@ -85,6 +88,9 @@ def test_a_statement_touches_truncates_and_drops_by_name(query: str, expected: A
         ("ALTER TABLE a ADD PARTITION (PARTITION q VALUES LESS THAN (9))", "", ""),
         ("ALTER TABLE z DROP PARTITION p", "", ""),
         ("RENAME TABLE z TO a9", "", "a9"),
+        ("ALTER TABLE a8 ADD PRIMARY KEY (id)", "", "a8"),
+        ("ALTER TABLE a8 ADD PRIMARY KEY (id), RENAME TO a9", "", "a9"),
+        ("CREATE TABLE a8 (id INT PRIMARY KEY)", "", ""),
         ("RENAME TABLE a TO _del, zgho TO a", "", "a"),
         ("RENAME TABLE a TO z, zgho TO a", "", ""),
     ],
@@ -128,6 +134,25 @@ def test_names_that_are_no_words_are_found_in_statements_too() -> None:
 def test_statements_about_other_tables_are_not_refused() -> None:
     for query in ("INSERT INTO z VALUES (1)", "REORGANIZE THE z"):
         tables().check(read_statement(query, "s"), query, "here", 7)
+
+
+@pytest.mark.parametrize(
+    ("sql", "error_code", "refused"),
+    [
+        ("FROBNICATE TABLE a7", 0, True),
+        ("FROBNICATE TABLE s.a7", 0, True),
+        ("FROBNICATE TABLE zz", 0, False),
+        ("FROBNICATE TABLE a7", 1146, False),
+        ("CREATE TABLE a7 (id INT)", 0, False),
+    ],
+)
+def test_a_statement_that_may_make_a_table_of_ours_is_refused(
+    sql: str, error_code: int, refused: bool
+) -> None:
+    """Though it names none that there is."""
+    stated = Stated(7, Query(1, "s", sql, error_code), read_statement(sql, "s"), "binlog.1", 9)
+    with pytest.raises(DdlUnknownError) if refused else contextlib.nullcontext():
+        tables().check_new(stated, lambda schema, name: schema == "s" and name[0] == "a")
 
 
 def test_a_renamed_table_is_known_by_its_new_name_only() -> None:

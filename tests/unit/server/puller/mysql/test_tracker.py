@@ -5,6 +5,8 @@ values that change.
 # ruff: noqa: E501 (statements are shown on one line)
 
 import base64
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +149,59 @@ def test_what_changes_stored_values_is_read_again(
             f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect
         )
         assert bool(tracked.unclear) == expected, tracked.unclear
+
+
+@pytest.mark.parametrize(
+    ("columns", "statement", "unclear"),
+    [
+        ("c VARCHAR(9), l INT AS (LENGTH(c))", "MODIFY c VARCHAR(9) CHARACTER SET utf8mb4", True),
+        ("c FLOAT, s TEXT AS (CONCAT(`C`)) STORED", "MODIFY c DOUBLE", True),
+        ("c INT, s TEXT AS (CONCAT(c)) STORED", "CHANGE c d INT ZEROFILL", True),
+        ("c INT DEFAULT 5, w INT AS (DEFAULT(c))", "ALTER c SET DEFAULT 6", True),
+        ("c INT DEFAULT 5, w INT AS (DEFAULT(c))", "ALTER c DROP DEFAULT", True),
+        ("c VARCHAR(9) CHARSET latin1, l INT AS (LENGTH(c))", "CONVERT TO CHARACTER SET utf8mb4", True),
+        ("`c-d` FLOAT, s TEXT AS (CONCAT(`c-d`))", "MODIFY `c-d` DOUBLE", True),
+        ("c INT, v INT, l INT AS (v * 2)", "MODIFY c BIGINT, ALTER v SET DEFAULT 5", False),
+        ("c INT, l INT AS (c * 2)", "RENAME COLUMN c TO d, ADD x INT DEFAULT 5", False),
+        ("c INT, l INT AS (c * 2)", "DROP l, MODIFY c BIGINT", False),
+    ],
+)  # fmt: skip
+def test_what_is_computed_from_a_changed_column_is_read_again(
+    columns: str, statement: str, unclear: bool
+) -> None:
+    tracked = after(f"id INT PRIMARY KEY, {columns}", f"ALTER TABLE t {statement}")
+    assert bool(tracked.unclear) is unclear, tracked.unclear
+
+
+@pytest.mark.parametrize(
+    ("statement", "lost"),
+    [
+        ("ADD s TIMESTAMP", True),
+        ("ADD s TIMESTAMP DEFAULT '2024-01-01'", True),
+        ("ADD s TIMESTAMP NULL", False),
+        ("ADD s TIMESTAMP NOT NULL", False),
+        ("ADD s TIMESTAMP DEFAULT NULL", False),
+        ("ADD s DATETIME", False),
+        ("MODIFY v TIMESTAMP", True),
+    ],
+)
+def test_a_timestamp_without_null_depends_on_the_session(statement: str, lost: bool) -> None:
+    """Without explicit_defaults_for_timestamp it is NOT NULL, and older rows hold the present."""
+    after(T, f"ALTER TABLE t {statement}")
+    implicit = replace(STRICT, explicit_timestamps=False)
+    with pytest.raises(LostError) if lost else contextlib.nullcontext():
+        after(T, f"ALTER TABLE t {statement}", dialect=implicit)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["ADD PERIOD FOR app (v, x)", "ADD UNIQUE (id, app WITHOUT OVERLAPS)"],
+)
+def test_a_period_of_an_application_is_no_system_versioning(statement: str) -> None:
+    tree = read_statement(f"ALTER TABLE t {statement}", "db", dialect=STRICT).tree
+    assert isinstance(tree, AlterTable)
+    with pytest.raises(LostError):
+        altered(table_of(T).table, tree, Context(COLLATIONS, STRICT))
 
 
 def test_ignore_takes_rows_away() -> None:
