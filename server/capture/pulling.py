@@ -27,8 +27,8 @@ from storage.model.span import Span
 
 
 class SorterRows:
-    """Implements `server.puller.source.Rows`; what still comes for a table that was let go is not
-    ours.
+    """Implements `server.puller.source.Rows`; what still comes for a table that has ended is
+    dropped.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Gate:
         with self._passing():
             self._rows.resolve(span, ts)
 
-    # A puller that is cancelled may have a call under way in a thread, which nothing can cancel. A
-    # late `resolve` of it would promise rows of the table that is pulled anew and has none yet.
-
     def close(self) -> None:
         """Let no more calls through; one may be under way."""
+        # A puller that is cancelled may have a call under way in a thread, which nothing can
+        # cancel. A late `resolve` of it would promise rows of the table that is pulled anew and has
+        # none yet.
         self._closed = True
 
     def drain(self) -> None:

@@ -62,7 +62,7 @@ class DumpScope:
 
     @classmethod
     async def of(cls, meta: Meta, changefeed: str) -> Self:
-        """Read it.
+        """Read the changefeed's records.
 
         Raises:
             ChangefeedNotExistsError: there is none.
@@ -73,11 +73,9 @@ class DumpScope:
         info = ChangefeedInfo.from_json(pair.value)
         names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
         scope = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
-        return (
-            scope
-            if info.state.is_running
-            else replace(scope, awaited=info.rules, stopped_by=_stop_reason(info))
-        )
+        if info.state.is_running:
+            return scope
+        return replace(scope, awaited=info.rules, stopped_by=_stop_reason(info))
 
     def check(self, job: Job) -> None:
         """Refuse names that no table has.
@@ -237,12 +235,16 @@ class DumpService:
     async def GetDumpStatus(
         self, request: pb.GetDumpStatusRequest, context: Context
     ) -> pb.GetDumpStatusResponse:
-        """How far it is."""
+        """The state and the progress of the dump, table by table."""
         del context
         return pb.GetDumpStatusResponse(**await self._status(request.changefeed_id))
 
     async def _scope(self, changefeed: str) -> DumpScope:
-        """Refused where it cannot be dumped."""
+        """The tables of a changefeed.
+
+        Raises:
+            ChangefeedNotExistsError, DumpUnsupportedError: there is none, or it cannot be dumped.
+        """
         scope = await DumpScope.of(self._meta, changefeed)
         if scope.scheme not in KINDS:
             *kinds, last = (kind.shown for kind in KINDS.values())
@@ -290,9 +292,9 @@ class DumpService:
         """
         checkpoint_ts = await records.checkpoint_ts()
         names = sorted(name for name, ts in job.since_ts.items() if ts >= checkpoint_ts)
-        return (
-            f"cuts wait until {', '.join(names)} are read again: resume the dump" if names else ""
-        )
+        if not names:
+            return ""
+        return f"cuts wait until {', '.join(names)} are read again: resume the dump"
 
 
 def _job(request: pb.StartDumpRequest) -> Job:
@@ -309,17 +311,14 @@ def _job(request: pb.StartDumpRequest) -> Job:
 
 
 def _updated(job: Job, request: pb.UpdateDumpRequest) -> Job:
-    return replace(
-        job,
-        priority={**job.priority, **request.priority},
-        rows_per_s=request.rows_per_second_max
-        if request.HasField("rows_per_second_max")
-        else job.rows_per_s,
-        bytes_per_s=request.bytes_per_second_max
-        if request.HasField("bytes_per_second_max")
-        else job.bytes_per_s,
-        parallel=_checked(request.parallel) if request.HasField("parallel") else job.parallel,
-    )
+    updated = replace(job, priority={**job.priority, **request.priority})
+    if request.HasField("rows_per_second_max"):
+        updated = replace(updated, rows_per_s=request.rows_per_second_max)
+    if request.HasField("bytes_per_second_max"):
+        updated = replace(updated, bytes_per_s=request.bytes_per_second_max)
+    if request.HasField("parallel"):
+        updated = replace(updated, parallel=_checked(request.parallel))
+    return updated
 
 
 def _checked(parallel: int) -> int:

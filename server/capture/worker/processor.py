@@ -55,10 +55,10 @@ _log = structlog.get_logger(__name__)
 
 
 class TablePlacement(Generic[W]):
-    """Any thread may ask."""
+    """Which worker has which table, for one run of a changefeed; any thread may ask."""
 
     def __init__(self, workers: Sequence[W], changefeed: str, spans: Iterable[Span] = ()) -> None:
-        """`spans` are dealt at once, in their order."""
+        """`spans` are placed at once, in their order."""
         # Among equals the first worker is another one for each changefeed: many changefeeds of one
         # table each are spread, too.
         first = zlib.crc32(changefeed.encode()) % len(workers)
@@ -89,11 +89,7 @@ class WorkersProcessor(ProcessorPosition):
 
     sink: CombinedSink | None = None
 
-    def __init__(
-        self,
-        workers: Workers,
-        assignment: Assignment,
-    ) -> None:
+    def __init__(self, workers: Workers, assignment: Assignment) -> None:
         self.start_ts = assignment.checkpoint_ts
         self.table_pullers: tuple[TablePuller, ...] = ()
         self._workers = workers
@@ -177,7 +173,7 @@ class WorkersProcessor(ProcessorPosition):
     def _follow(
         self, schemas: Puller, router: SchemaChangeRouter, tasks: asyncio.TaskGroup
     ) -> None:
-        """Pull the schema changes here, and deal them to the shares."""
+        """Pull the schema changes here, and pass them on to the shares."""
         self._catalog.listener = router
         self.table_pullers = tuple(getattr(schemas, "table_pullers", ()))
         tasks.create_task(router.run(), name=f"router of {self._name}")
@@ -223,7 +219,7 @@ async def _blockers(share: RemoteShare, most: int, *, with_locks: bool) -> list[
 
 
 class _WorkersChangedError(Exception):
-    """Other workers are there than those that the changefeed was dealt to."""
+    """Other workers are there than those that have the changefeed's tables."""
 
 
 class RebalancingProcessor:
@@ -317,8 +313,8 @@ class RebalancingProcessor:
 
     async def _changed(self, workers: Sequence[Worker]) -> None:
         """Wait until other workers are there; raises _WorkersChangedError."""
-        # When all captures are restarted, one goes and one comes after the other: each change
-        # starts the wait anew, so that the changefeed is divided again once and not each time.
+        # A worker that is gone for a moment, as one that is restarted, is no reason to pull all
+        # tables anew: only workers that have been others for `_SETTLED_S` are.
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         while loop.time() - since_s < _SETTLED_S:

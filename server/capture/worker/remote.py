@@ -85,7 +85,9 @@ def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
 
 
 class Mirror:
-    """Written on the event loop and by acknowledgements, read by any thread."""
+    """What a worker last reported of its share; written on the event loop and by acknowledgements,
+    read by any thread.
+    """
 
     def __init__(self, start_ts: int) -> None:
         self.resolved_ts = self.checkpoint_ts = start_ts
@@ -97,7 +99,7 @@ class Mirror:
         self._start_ts = start_ts
 
     def absorb(self, message: pb.ShareProgress) -> None:
-        """Take what the worker tells."""
+        """Take a report of the worker."""
         # Before the checkpoint_ts: whoever sees a checkpoint must see the ends of pullers before
         # it.
         self.ended(message.ends)
