@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark_tidemark.lake.connector import StoredTable, open_connector
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.demo.bank import ACCOUNTS_NAME, TRANSFERS_NAME

@@ -33,6 +33,7 @@ _answered: dict[tuple[str, ...], str] = {}
 
 def client(uri: str, credentials: Credentials) -> Any:
     """This process's client of the capture at `uri`."""
+    # By pid: a forked worker inherits the cache, and gRPC's threads do not survive a fork.
     identity = (os.getpid(), uri, credentials)
     if identity not in _clients:
         _clients[identity] = _connect(uri, credentials)
@@ -53,9 +54,8 @@ def call_options(credentials: Credentials, timeout_s: float) -> Any:
 def last_good_first(
     uris: tuple[str, ...], ask: Callable[[str], T], retry_s: float | None = None
 ) -> T:
-    """As `first_answer`, beginning with whoever answered last:
-    an endpoint that is gone is waited for only once.
-    """
+    """As `first_answer`, beginning with the endpoint that answered last."""
+    # So an endpoint that is gone is waited for once, not at each call.
 
     def asked(uri: str) -> T:
         answer = ask(uri)
@@ -78,6 +78,8 @@ def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | 
         for uri in uris:
             try:
                 return ask(uri)
+            # Unavailable: the next one, and all of them again. What a capture refuses, the others
+            # refuse, too.
             except RETRYABLE as err:
                 last = from_text(f"{uri}: {err}", retryable=True)
             except (fl.FlightError, pa.ArrowException) as err:

@@ -242,12 +242,13 @@ class Changefeed:
     def read(self, part: Slice) -> Iterator[Any]:
         """The mounted batches of one slice.
 
-        A capture that fails is replaced by another, or waited for: the same ticket gives the same
-        rows in the same order, so those that came already are skipped.
+        A capture that fails is replaced by another, or waited for.
         """
         endpoints = self._options.endpoints
         uris = (*part.locations, *(uri for uri in endpoints if uri not in part.locations))
         skip = 0
+        # The same ticket gives the same rows in the same order, so another capture goes on behind
+        # those that came already; batches may be cut elsewhere.
         while True:
             stream, batch = first_answer(uris, functools.partial(self._opened, part.ticket, skip))
             try:

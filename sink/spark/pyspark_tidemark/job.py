@@ -33,7 +33,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.failure import named
-from pyspark_tidemark.lake.kept import Keeper
+from pyspark_tidemark.lake.maintenance import Maintenance
 from pyspark_tidemark.lake.manifest import check_mode
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.session import open_session
@@ -118,13 +118,13 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
                 source_options=arguments.source_options, spark=spark, parallel=arguments.parallel
             ),
         )
-        keeper = Keeper(target, manifest, arguments.keep_hours)
-        job = Job(_of_query(arguments, manifest.last), applier, keeper, reporter, out)
+        maintenance = Maintenance(target, manifest, arguments.keep_hours)
+        job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
         reporter.start(0 if manifest.last is None else start_ts)
         job.run(spark, start_ts)
-        keeper.close()
+        maintenance.close()
         spark.stop()
         if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
             _finish(changefeed, applier.applied_ts, out)
@@ -188,13 +188,13 @@ class Job:
         self,
         arguments: Arguments,
         applier: CutApplier,
-        keeper: Keeper,
+        maintenance: Maintenance,
         reporter: Reporter,
         out: IO[str],
     ) -> None:
         self._arguments = arguments
         self._applier = applier
-        self._keeper = keeper
+        self._maintenance = maintenance
         self._reporter = reporter
         self._out = out
         self._stop = threading.Event()
@@ -281,7 +281,7 @@ class Job:
         self._report(
             record, cut.batch, rows, seconds=time.monotonic() - started, checkpoint_ts=checkpoint_ts
         )
-        if (health := self._keeper.maintain()) is not None:
+        if (health := self._maintenance.maintain()) is not None:
             self._say({"maintenance": health})
 
     def _report(

@@ -7,16 +7,16 @@ from operator import itemgetter
 import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.digest import Ranges
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta import maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.kept import Keeper, KeptCuts
+from pyspark_tidemark.lake.maintenance import KeptCuts, Maintenance
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.file_lake import LakeTable
@@ -123,13 +123,13 @@ def keep(place, feed, ends, *, mode="upsert"):
             policy=Policy(mode),
             writers=TableWriters(source_options={}, spark=place.spark, parallel=2),
         )
-        keeper = Keeper(target, manifest, 0.0)
+        maintenance = Maintenance(target, manifest, 0.0)
         for number, end_ts in enumerate(ends):
             start_ts = 0 if manifest.last is None else manifest.last.end_ts
             cuts.apply(Cut(number, start_ts, end_ts))
             cuts.acknowledge()
-            keeper.maintain()
-        keeper.close()
+            maintenance.maintain()
+        maintenance.close()
         place.grow_older(target, feed, KeptCuts(manifest, 0.0))
 
 

@@ -7,11 +7,12 @@ import dataclasses
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.barrier import DROP, KEEP, Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.format import DROP, KEEP
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.schema import Policy
 
 from tests.integration.lake.aged import AcknowledgedFeed, read_changelog
 from tests.integration.lake.deaths import Deaths, Killed

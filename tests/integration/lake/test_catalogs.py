@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import catalog
@@ -18,8 +17,9 @@ from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.file_lake import FileLake

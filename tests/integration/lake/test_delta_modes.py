@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta import compaction, maintenance, modes, tables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reading import as_of_cut
+from pyspark_tidemark.lake.schema import Policy
 
 pytestmark = pytest.mark.timeout(400)
 CUTS = (300, 600, 1000)

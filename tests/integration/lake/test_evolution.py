@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
@@ -21,6 +20,7 @@ from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -9,14 +9,14 @@ from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.iceberg import maintenance
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
+from pyspark_tidemark.lake.schema import Policy
 
 pytestmark = pytest.mark.timeout(300)
 CUTS = tuple(range(100, 1001, 100))

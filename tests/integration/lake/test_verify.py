@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import TableCut
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake import file_lake

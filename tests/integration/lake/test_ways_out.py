@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.postgres import Postgres
@@ -26,6 +25,7 @@ from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
 from pyspark_tidemark.lake.reporter import Reporter
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.sink_uri import SinkUri
 

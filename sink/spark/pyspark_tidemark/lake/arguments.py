@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.format import EVOLUTIONS, ON_DROP
 from pyspark_tidemark.lake.formats import default_modes
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
 

@@ -19,25 +19,17 @@ import pyarrow as pa
 from pyspark_tidemark.column_metadata import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
-from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, KEEP, UPSERT
+from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, UPSERT
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import (
     ENVELOPE,
+    Policy,
     SchemaChange,
     difference,
     lake_schema,
     own_columns,
 )
 from pyspark_tidemark.lake.target import Target
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """What the target does about schema changes and dropped tables."""
-
-    mode: str
-    evolution: str = EVOLVE
-    on_drop: str = KEEP
 
 
 @dataclasses.dataclass(frozen=True)

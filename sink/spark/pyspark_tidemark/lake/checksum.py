@@ -110,9 +110,8 @@ def _new_powers(base: Any, count: int) -> Any:
 
 
 def _mixed(values: Any) -> Any:
-    """splitmix64's finalizer: sums of unmixed polynomials would let changes of two rows cancel
-    out.
-    """
+    """splitmix64's finalizer."""
+    # Sums of unmixed polynomials would let changes of two rows cancel out.
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

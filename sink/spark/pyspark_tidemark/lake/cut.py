@@ -16,11 +16,12 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Slice, TableMeta
-from pyspark_tidemark.lake.barrier import Barrier, Crossed, Policy
+from pyspark_tidemark.lake.barrier import Barrier, Crossed
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, covered, versions_at
 from pyspark_tidemark.lake.failure import in_table, named
 from pyspark_tidemark.lake.manifest import Manifest
+from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import Target, path_part
 

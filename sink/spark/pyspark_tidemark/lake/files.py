@@ -39,7 +39,7 @@ class Files(Protocol):
 
 
 class LocalFiles:
-    """A directory of this machine, or a mounted one."""
+    """A directory of this machine, or a mounted one; who writes holds its lock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -53,7 +53,8 @@ class LocalFiles:
         return (self.directory / name).read_text(encoding="utf-8")
 
     def create(self, name: str, text: str) -> bool:
-        """See `Files`; for whoever holds the directory's lock."""
+        """See `Files`."""
+        # Exclusive by the directory's lock alone.
         if (self.directory / name).exists():
             return False
         self.replace(name, text)
@@ -65,6 +66,8 @@ class LocalFiles:
         Raises:
             SourceError: ErrTargetFull.
         """
+        # Staged and synced, then renamed, then the directory synced: a crash leaves the old file or
+        # the new one, and after the return only the new one.
         staged = self.directory / ".staged"
         try:
             with staged.open("w", encoding="utf-8") as file:

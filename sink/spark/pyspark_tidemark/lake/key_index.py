@@ -4,7 +4,7 @@ and the promise is checked.
 Files are looked into only where their bounds do not exclude the key, so keys that ascend cost a
 comparison a file. What is looked into is remembered as one 64-bit number a key, as data files never
 change: random keys cost reading each file's key columns once in the life of a job. Files beyond the
-budget are not searched, and that is told once a table (docs/design/0030).
+budget are not searched, which one warning a table says (docs/design/0030).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MOST_BYTES: Final = 128 << 20
-"""Of the numbers of all tables, 8 bytes a key: sixteen million keys."""
+"""For the hashes of all tables, 8 bytes a key: sixteen million keys."""
 _FACTORS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _NULL: Final = np.uint64(0x6A09E667F3BCC909)
 
@@ -53,7 +53,7 @@ class KeyIndex:
                 self._bytes -= indexed.pop(gone).nbytes
 
     def forget(self, table: str) -> None:
-        """The table is another one now."""
+        """Drop the hashes of a table that is another one now."""
         self.keep_only(table, ())
         self._warned.discard(table)
 
@@ -69,11 +69,13 @@ class KeyIndex:
                 self._warn(table)
                 return np.zeros(len(keys), bool)
             hashes = np.sort(numbers(there.read()))
+            # Tables are searched in parallel, and the budget is one for all of them.
             with self._lock:
                 self._files.setdefault(table, {})[file] = hashes
                 self._bytes += hashes.nbytes
         if not len(hashes):
             return np.zeros(len(keys), bool)
+        # Past the end for keys above all hashes: compared with the last one, they are not equal.
         places = np.minimum(np.searchsorted(hashes, keys), len(hashes) - 1)
         return hashes[places] == keys
 

@@ -39,7 +39,7 @@ def met(keys: Any, files: Sequence[Bounds]) -> list[bool]:
 
 def possible(keys: Any, files: Iterable[Bounds], most: int) -> Any:
     """For each key whether one of the files may hold it (BooleanArray);
-    all may when more than `most` are near.
+    all may when more than `most` files are near.
     """
     ends = _extent(keys)
     bounds_near = [bounds for bounds in files if near(ends, bounds)]
@@ -88,7 +88,8 @@ def hull(one: Bounds, other: Bounds) -> Bounds:
 def coarser(files: Sequence[Bounds]) -> list[Bounds]:
     """Half as many bounds, neighbours joined: they hold at least what the old ones held."""
     if len({tuple(sorted(bounds)) for bounds in files}) != 1:
-        return [{}]  # one without bounds holds everything
+        # Bounds of different columns cannot be joined: one without bounds holds everything.
+        return [{}]
     by_low = sorted(files, key=lambda bounds: [bounds[name][0] for name in sorted(bounds)])
     return [_joined(by_low[at : at + 2]) for at in range(0, len(by_low), 2)]
 

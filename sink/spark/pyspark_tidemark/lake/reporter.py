@@ -1,8 +1,5 @@
-"""Tells the captures how the lake job is: `ready` every ten seconds, the error that ends it,
+"""Reports the lake job to the captures: `ready` every ten seconds, the error that ends it,
 and that it was stopped; and, while no cut comes, how far the lake is.
-
-A capture may die before it has kept an acknowledgement, and an idle job has no other one to give:
-so it gives the last one again.
 
 A report must never hold a cut up or fail one: it has one try of a few seconds, in a thread of its
 own while the job runs. Captures of an older version know no reports: the job then stops sending
@@ -27,7 +24,7 @@ _CHANGEFEED_CODES: Final = frozenset(
         "ErrUnauthenticated",
     }
 )
-"""What the captures themselves said: they need not be told."""
+"""Errors that come from the captures themselves: they are not reported back."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,24 +44,23 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
 
     def start(self, cut_ts: int = 0) -> None:
-        """Report from the first applied cut on; the lake has `cut_ts` already (0: nothing)."""
+        """Begin to report; the lake is at `cut_ts` already (0: it is empty)."""
         self._cut_ts = cut_ts
         self._thread.start()
 
     def applied(self, cut_ts: int) -> None:
-        """A cut is in the lake: only from now on the job is ready,
-        as an earlier error may strike at each first cut.
-        """
+        """Note a cut that is in the lake; the job is `ready` from the first one on."""
+        # Not before: an error may end each start of the job at its first cut.
         self._cut_ts = cut_ts
         self._applied.set()
 
     def stopped(self) -> None:
-        """The job ends on purpose."""
+        """Report that the job ends on purpose."""
         self._end()
         self._report("stopped")
 
     def failed(self, error: SourceError) -> None:
-        """The job ends by an error."""
+        """Report the error that ends the job."""
         self._end()
         if error.code not in _CHANGEFEED_CODES:
             self._report("retrying" if error.retryable else "failed", error)
@@ -83,14 +79,16 @@ class Reporter:
 
     def _repeat(self) -> None:
         """Raises SourceError: ErrChangefeedMovedBack."""
-        told_ts = 0
+        last_ts = 0
         while not self._ended.is_set():
             is_ready, cut_ts = self._applied.is_set(), self._cut_ts
             if is_ready:
                 self._report("ready")
-            if cut_ts and cut_ts == told_ts:
+            # A capture may die before it has kept an acknowledgement, and an idle job has no other
+            # one to give: so it repeats the last one.
+            if cut_ts and cut_ts == last_ts:
                 self._changefeed.ack_again(cut_ts)
-            told_ts = cut_ts
+            last_ts = cut_ts
             (self._ended if is_ready else self._applied).wait(self._every_s)
 
     def _report(self, state: str, error: SourceError | None = None) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.format import APPEND, EVOLVE, KEEP, SCD2, UPSERT
 from pyspark_tidemark.names import check_names, renaming
 
 ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
@@ -95,6 +95,15 @@ def check_held(table: TableMeta, mode: str, target: str) -> None:
             f"{', '.join(clashing)}. {renaming((database, name), clashing, names)}",
         )
     check_names(target, (database, name), names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What the target does about schema changes and dropped tables."""
+
+    mode: str
+    evolution: str = EVOLVE
+    on_drop: str = KEEP
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,11 +27,11 @@ so only for those in its own process.
 _BASE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Spark's own, and `credential`, as catalogs call theirs
+    # Spark's own pattern, and `credential`, as Iceberg's catalogs call theirs.
     "spark.redaction.regex": "(?i)secret|password|passwd|token|credential|access[.-]?key",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # plans of a few thousand rows: asking again between stages costs more
+    # Plans are over a few thousand rows: to plan again between stages costs more than it saves.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.streaming.stopTimeout": "30s",
     # Spark's default forks `readlink` twenty times a batch on a local disk; nobody else writes to
@@ -90,10 +90,8 @@ def open_session(
 
 
 def _on_class_path() -> dict[str, str]:
-    """All jars on the class path of the one JVM, where a class archive can hold their classes.
-
-    Whatever the format, the class path is the same: one archive fits all.
-    """
+    """All jars on the class path of the one JVM, where a class archive can hold their classes."""
+    # Those of all formats, whichever is used: an archive fits one class path only.
     jars = installed(default_directory())
     if not jars:
         return {}

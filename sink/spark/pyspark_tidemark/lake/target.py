@@ -1,18 +1,30 @@
-"""What a target must offer: a position for each table,
-the changes of one cut applied in one step, and its schema.
+"""What a lake format must offer, and where its tables lie (`table_path`).
+
+`Target`: a position for each table, the changes of one cut applied in one step, and its schema.
+`LakeConnector`, of a format whose lakes are directories or catalogs: open the target, read a table
+at a version, and put single rows of it right. Each format's package has one in its `connector`
+module, which its `LakeFormat` names.
 """
 
 import dataclasses
 import hashlib
 import unicodedata
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
+from pyspark_tidemark.sink_uri import SinkUri
 
 _ESCAPE = "~"
 _NOT_IN_PATHS = frozenset('/\\%:*?"<>|[]{}=' + _ESCAPE)
@@ -23,8 +35,8 @@ _PART_BYTES, _READABLE_BYTES, _DIGEST_CHARACTERS = 200, 120, 40
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """What one cut did to one table: changes read, their checksum,
-    and the version that holds them.
+    """The outcome of one cut for one table: changes read, their checksum, and the version that
+    holds them.
     """
 
     rows: int
@@ -36,9 +48,7 @@ class Applied:
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """What maintenance found in a table's files; deleted rows are those that readers must leave
-    out.
-    """
+    """The state of a table's files; deleted rows are those that readers must leave out."""
 
     files: int = 0
     small_files: int = 0
@@ -94,22 +104,20 @@ class Target(Protocol):
         """Change the table's columns; harmless when repeated."""
 
     def rekey(self, table: TableMeta) -> None:
-        """The columns that identify a row are others than before; harmless when repeated."""
+        """Take other columns for those that identify a row; harmless when repeated."""
 
     def is_empty(self, table: TableMeta) -> bool:
         """Whether the table has no row."""
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """The upstream's table is empty at `ts`: so is the target's,
-        but for the history that its mode keeps.
-        """
+        """Empty the table, as the upstream's is at `ts`, but for history that its mode keeps."""
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """`table` is another one than the target has under this name:
-        it begins empty above `ts`, with its own columns.
+        """Let `table`, which is another one than the target has under this name, begin empty above
+        `ts`, with its own columns.
 
-        What the mode keeps of the earlier table stays; `change` leads from its columns to the new
-        ones. Harmless when repeated.
+        The history that the mode keeps of the earlier table stays; `change` leads from its columns
+        to the new ones. Harmless when repeated.
         """
 
     def drop(self, table: TableMeta) -> None:
@@ -122,12 +130,109 @@ class Target(Protocol):
         """
 
     def maintain(self, kept: Kept) -> Health | None:
-        """Do what may wait between cuts, for a bounded time or beside them; None:
-        there was nothing to do.
+        """Do maintenance that is due, for a bounded time or beside the cuts; None: there was
+        nothing to do.
         """
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for work that goes on beside the cuts."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """One table of a lake."""
+
+    uri: SinkUri
+    changefeed: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Its directory."""
+        return table_path(self.uri.path, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The keys that go, and the rows that come (pyarrow.Tables), as of the cut at `ts`."""
+
+    ts: int
+    key: tuple[str, ...]
+    gone: Any
+    live: Any
+
+    @property
+    def rows(self) -> Any:
+        """The rows that come, as the lake has them: with `_commit_ts`, which is the cut."""
+        cuts = pa.array([self.ts] * len(self.live), pa.int64())
+        return self.live.append_column("_commit_ts", cuts)
+
+
+class LakeConnector(ABC):
+    """Access to lakes of one format."""
+
+    @abstractmethod
+    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+        """The tables, for the lake job.
+
+        Raises:
+            SourceError: ErrTargetUnusable.
+        """
+
+    @abstractmethod
+    def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
+        """The table as it was at a version that a cut names.
+
+        Raises:
+            SourceError: ErrCutExpired, the version is gone; ErrSchemaIncompatible.
+        """
+
+    def changes_after(self, spark: SparkSession, table: StoredTable, version: int) -> str:
+        """The operations after a version that changed rows; empty: none."""
+        del spark, version
+        raise _no_repair(table)
+
+    def repair(self, spark: SparkSession, table: StoredTable, repair: Repair) -> int:
+        """Remove keys and add rows in one commit, fences as they are; returns the new version."""
+        del spark, repair
+        raise _no_repair(table)
+
+
+def open_connector(lake_format: str) -> LakeConnector:
+    """The connector of a format whose lakes are directories.
+
+    Raises:
+        SourceError: ErrTargetInvalid, there is no such format.
+    """
+    record = find_format(lake_format)
+    if record.is_database:
+        raise SourceError(
+            "ErrTargetInvalid", "a database shows only its newest cut; read its tables as they are"
+        )
+    connector: LakeConnector = record.implementation()()
+    return connector
+
+
+def _no_repair(table: StoredTable) -> SourceError:
+    return SourceError(
+        "ErrRepairUnsupported",
+        f"table {table.name}: tables of the format {table.uri.format} cannot be repaired in place",
+    )
+
+
+def check_replaceable(mode: str, name: str) -> None:
+    """See that a table that was dropped upstream and kept may give its place to one that is renamed
+    to its name.
+
+    Raises:
+        SourceError: ErrRenameUnsupported, it holds a history that would be lost.
+    """
+    if mode != UPSERT:
+        raise SourceError(
+            "ErrRenameUnsupported",
+            f"another table becomes {name}, of which the target still keeps the history: it was "
+            f"dropped upstream. Move {name} of the target to another name, then start again",
+        )
 
 
 def table_path(root: str, name: str) -> str:
@@ -147,7 +252,7 @@ def path_part(name: str) -> str:
     system ends with `~~` and a hash of the name.
     """
     parts = [each if _is_plain(each) else _escaped(each) for each in name]
-    # file systems may take two such names for one
+    # File systems may take two spellings of one character for one name.
     if not unicodedata.is_normalized("NFC", "".join(parts)):
         parts = [each if each.isascii() else _escaped(each) for each in parts]
     if name.startswith(".") or name.casefold().startswith(_OWN_NAMES):
@@ -167,18 +272,3 @@ def _is_plain(character: str) -> bool:
 
 def _escaped(character: str) -> str:
     return "".join(f"{_ESCAPE}{byte:02X}" for byte in character.encode(errors="surrogatepass"))
-
-
-def check_replaceable(mode: str, name: str) -> None:
-    """See that a table that was dropped upstream and kept may give its place to one that is renamed
-    to its name.
-
-    Raises:
-        SourceError: ErrRenameUnsupported, it holds a history that would be lost.
-    """
-    if mode != UPSERT:
-        raise SourceError(
-            "ErrRenameUnsupported",
-            f"another table becomes {name}, of which the target still keeps the history: it was "
-            f"dropped upstream. Move {name} of the target to another name, then start again",
-        )

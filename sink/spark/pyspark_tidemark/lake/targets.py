@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.connector import open_connector
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
@@ -19,7 +18,7 @@ from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest, cuts_in
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import Target, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
 

@@ -6,10 +6,9 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.schema import lake_schema
+from pyspark_tidemark.lake.schema import Policy, lake_schema
 from pyspark_tidemark.lake.target import Applied
 from pyspark_tidemark.sink_uri import SinkUri
 

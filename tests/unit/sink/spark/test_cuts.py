@@ -17,7 +17,7 @@ from pyspark_tidemark.lake.cuts import (
     rolled,
     versions_at,
 )
-from pyspark_tidemark.lake.kept import versions_since
+from pyspark_tidemark.lake.maintenance import versions_since
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_rolled_v1.json"

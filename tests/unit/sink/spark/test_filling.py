@@ -3,9 +3,10 @@
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake.barrier import IGNORE, Barrier, Policy
+from pyspark_tidemark.lake.barrier import Barrier
 from pyspark_tidemark.lake.databases.text import as_quoted
-from pyspark_tidemark.lake.schema import lake_schema
+from pyspark_tidemark.lake.format import IGNORE
+from pyspark_tidemark.lake.schema import Policy, lake_schema
 
 OLD = pa.schema(
     [

@@ -8,9 +8,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.columns import quoted
-from pyspark_tidemark.lake.connector import LakeConnector, Repair, StoredTable
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import LakeConnector, Repair, StoredTable, Target
 
 _NO_CHANGE: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 """Operations that leave a table's rows as they are."""

@@ -7,13 +7,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.connector import LakeConnector, Repair, StoredTable
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import LakeConnector, Repair, StoredTable, Target
 
 _NO_CHANGE: Final = "replace"
 """The operation that leaves a table's rows as they are."""

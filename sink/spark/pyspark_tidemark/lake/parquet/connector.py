@@ -16,7 +16,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.connector import LakeConnector, StoredTable
 from pyspark_tidemark.lake.files import LocalFiles, file_system
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.parquet.changelog import (
@@ -26,7 +25,7 @@ from pyspark_tidemark.lake.parquet.changelog import (
     RemoteChangelog,
     timestamps,
 )
-from pyspark_tidemark.lake.target import Target
+from pyspark_tidemark.lake.target import LakeConnector, StoredTable, Target
 
 
 class ParquetConnector(LakeConnector):

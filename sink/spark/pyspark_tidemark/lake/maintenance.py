@@ -1,5 +1,6 @@
-"""Which cuts readers may still ask for: those of the last hours,
-and the one that was newest when these began.
+"""What is done between cuts: a little of the target's and the manifest's maintenance at a time, and
+which cuts readers may still ask for (those of the last hours, and the one that was newest when
+these began).
 """
 
 import dataclasses
@@ -47,8 +48,8 @@ def versions_since(cuts: list[CutRecord], horizon: datetime, table: str) -> froz
     return frozenset(versions.get(table, ()))
 
 
-class Keeper:
-    """What is done between cuts: the target's tables and the manifest, a little at a time."""
+class Maintenance:
+    """The maintenance of a lake between two cuts, a little at a time."""
 
     def __init__(self, target: Target, manifest: Manifest, hours: float) -> None:
         self._target = target
@@ -56,8 +57,8 @@ class Keeper:
         self._kept = KeptCuts(manifest, hours)
 
     def maintain(self) -> dict[str, float] | None:
-        """Do what is due; returns what it found and how long it held up the cuts,
-        for the job's line.
+        """Do what is due; returns the health of the table that had its turn and how long the cuts
+        waited, for the job's line.
         """
         began = time.monotonic()
         self._manifest.tidy(self._kept.horizon)
@@ -71,7 +72,7 @@ class Keeper:
         )
 
     def close(self) -> None:
-        """Wait for what is under way beside the cuts."""
+        """Wait for work that goes on beside the cuts."""
         self._target.close()
 
 
