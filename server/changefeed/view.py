@@ -208,7 +208,7 @@ def _is_unread(changefeed: pb.Changefeed) -> bool:
 
     A lake job that reports may have other work than to read.
     """
-    # A job that reports speaks for itself, in `lake_job`. One that is silent may be dead.
+    # A job that reports is at work, also while it does not read; `lake_job` shows it.
     is_running = changefeed.state in (pb.CHANGEFEED_STATE_NORMAL, pb.CHANGEFEED_STATE_WARNING)
     has_job = changefeed.HasField("lake_job") and changefeed.lake_job.state != "silent"
     waits_ms = physical_ms(changefeed.resolved_ts) - physical_ms(changefeed.checkpoint_ts)

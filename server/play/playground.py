@@ -179,7 +179,7 @@ class Playground:
             )
             await asyncio.sleep(_SECOND)
         # The dump is at the target, but orders went on meanwhile: wait until the lake is as new as
-        # this moment, so that what the shell shows can be compared with MariaDB.
+        # this moment.
         now_ms = time.time() * 1000
         while physical_ms((feed := await self._feed()).checkpoint_ts) < now_ms:
             await self._show(feed)

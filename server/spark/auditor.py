@@ -149,8 +149,7 @@ class Auditor:
         elif self._plan is None or self._plan.period_s != info.audit_s:
             self._plan = AuditPlan(info.audit_s, self._settings.rows_per_s, random.Random())  # noqa: S311 - no secret
         plan, now_s = self._plan, time.monotonic()
-        # Taken and cleared before anything is awaited: a DDL that comes during the turn is due in
-        # the next one.
+        # Taken before the turn: a DDL that comes during it is due in the next one.
         altered, self._altered = self._altered, set()
         self._wake.clear()
         if plan is None:

@@ -146,8 +146,8 @@ class LakeJob:
                 tasks.create_task(self._follow_errors(process), name="job-errors")
             return await process.wait()
         finally:
-            # The JVM and its Python workers must not outlive the driver: a second JVM on the same
-            # checkpoint directory would write beside the new job.
+            # The JVM and its Python workers must not outlive the driver: the next job has the same
+            # checkpoint and scratch files.
             _kill_group(process)
 
     async def _follow_lines(self, process: Process) -> None:

@@ -209,7 +209,7 @@ class WorkersRegistry(CollectorRegistry):
             text = _scrape(worker.http)
             up.add_sample(up.name, label, 0.0 if text is None else 1.0)
             for family in text_string_to_metric_families(text or ""):
-                # a part of another family, which has the label already
+                # It is a part of another family, and its samples have the label already.
                 if family.name.endswith("_created"):
                     continue
                 merged = families.setdefault(

@@ -92,8 +92,7 @@ class Surveyor:
             TidemarkError: the store does not answer.
         """
         parts, ts = self._store.parts(pulled.table), await self._store.now()
-        # A table may have thousands of partitions: some at a time, so that a survey does not crowd
-        # out the store's other requests.
+        # Some at a time, as a table may have thousands of partitions.
         extents: list[Extent] = []
         for first in range(0, len(parts), _AT_A_TIME):
             extents += await together(

@@ -134,8 +134,8 @@ class ChunkSize:
         """A chunk of so many rows took so long."""
         if rows == 0:
             return
-        # Not below the first size for being slow: a server that needs long for each query needs
-        # even longer for a table with fewer rows a query.
+        # A slow server gets no faster with smaller chunks: time alone never takes a chunk below the
+        # size of the first one.
         in_time = max(rows * _TARGET_S / max(seconds, 1e-4), _ROWS_FIRST)
         target_rows = min(in_time, rows * TARGET_BYTES / max(size_bytes, 1))
         self.rows = int(min(max(target_rows, self.rows / 2, 1), self.rows * 2, _ROWS_MAX))

@@ -62,7 +62,7 @@ class GilInterval:
     def shortened(self) -> Iterator[None]:
         """Let threads take turns often for the block, and for others that overlap it."""
         # There is one interval for the whole process: the first user shortens it and the last one
-        # sets it back, so that a round never leaves it short for the other daemons' threads.
+        # sets it back, so that other threads have the usual one while no round reads.
         if not self._users:
             self._before_s = sys.getswitchinterval()
             sys.setswitchinterval(min(self._before_s, SHORT_S))
