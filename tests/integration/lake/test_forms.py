@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pymysql
 import pytest
-from tests.integration.lake.maintenance import KeptLake, fitted, has_rows
+from tests.integration.lake.kept import KeptLake, fitted, has_rows
 from tidemarkpb.v1 import changefeed_pb2 as feedpb
 
 from tests.integration.capture.processes import Cluster, running_cluster

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from tests.integration.lake.maintenance import KeptLake, fitted, has_rows
+from tests.integration.lake.kept import KeptLake, fitted, has_rows
 
 from server.capture.source.mysql import mysql_table
 from tests.integration.lake.test_mysql_keys import MODE, ODD, source
