@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pymysql
 import pytest
-from tests.integration.lake.kept import KeptLake, fitted, has_rows
 from tidemarkpb.v1 import changefeed_pb2 as feedpb
 
 from tests.integration.capture.processes import Cluster, running_cluster
 from tests.integration.lake.forms import COMMON, FEW, FORMS, MOVED, OF_MYSQL, READ_AGAIN
+from tests.integration.lake.kept import KeptLake, fitted, has_rows
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
 from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from tests.integration.lake.kept import KeptLake, fitted, has_rows
 
 from server.capture.source.mysql import mysql_table
+from tests.integration.lake.kept import KeptLake, fitted, has_rows
 from tests.integration.lake.test_mysql_keys import MODE, ODD, source
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
 
