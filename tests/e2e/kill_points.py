@@ -25,7 +25,7 @@ from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.parquet import changelog
+from pyspark_tidemark.lake.parquet import target as changelog
 
 from tests.around import wrap
 

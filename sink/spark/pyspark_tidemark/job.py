@@ -106,17 +106,17 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
                 changefeed.ack(start_ts)
             _finish(changefeed, start_ts, out)
             return EXIT_OK
+
         spark = session()
         target = open_target(arguments, spark)
+        writers = TableWriters(arguments.source_options, spark, arguments.parallel)
         applier = CutApplier(
             changefeed,
             arguments.changefeed,
             target,
             manifest,
             policy=arguments.policy,
-            writers=TableWriters(
-                source_options=arguments.source_options, spark=spark, parallel=arguments.parallel
-            ),
+            writers=writers,
         )
         maintenance = Maintenance(target, manifest, arguments.keep_hours)
         job = Job(_of_query(arguments, manifest.last), applier, maintenance, reporter, out)

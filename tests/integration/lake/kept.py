@@ -16,7 +16,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.format import SCD2
-from pyspark_tidemark.lake.parquet.changelog import CUT, SINCE, timestamps
+from pyspark_tidemark.lake.parquet.target import CUT, SINCE, timestamps
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import own_columns
 from pyspark_tidemark.lake.target import table_path

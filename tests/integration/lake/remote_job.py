@@ -16,7 +16,7 @@ from pyspark_tidemark import job, sink_uri
 from pyspark_tidemark.lake.cut import CutApplier
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.parquet.changelog import RemoteChangelog
+from pyspark_tidemark.lake.parquet.target import RemoteChangelog
 
 from tests.around import wrap
 

@@ -14,7 +14,7 @@ from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts, Maintenance
 from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
-from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import SinkUri

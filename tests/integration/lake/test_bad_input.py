@@ -12,7 +12,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest
-from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.schema import Policy
 
 from tests.small_disk import small_disk

@@ -11,7 +11,7 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.format import DROP, KEEP
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.schema import Policy
 
 from tests.integration.lake.aged import AcknowledgedFeed, read_changelog

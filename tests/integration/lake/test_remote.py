@@ -15,7 +15,7 @@ import pytest
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.hadoop import HadoopFiles
-from pyspark_tidemark.lake.iceberg.connector import check_reachable
+from pyspark_tidemark.lake.iceberg.target import check_reachable
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, cuts_in
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
 from pyspark_tidemark.sink_uri import SinkUri

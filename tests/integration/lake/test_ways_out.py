@@ -23,7 +23,7 @@ from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.options import parse

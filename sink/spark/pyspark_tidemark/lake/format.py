@@ -71,7 +71,7 @@ class LakeFormat:
     modes: tuple[str, ...]
     """Those of `MODES` that it has, its default first."""
     entry_point: str
-    """`module:name` of its `connector.LakeConnector`, or, of a database, its
+    """`module:name` of its `target.LakeConnector`, or, of a database, its
     `databases.database.Database`.
     """
     port: int = 0

@@ -2,8 +2,8 @@
 
 `Target`: a position for each table, the changes of one cut applied in one step, and its schema.
 `LakeConnector`, of a format whose lakes are directories or catalogs: open the target, read a table
-at a version, and put single rows of it right. Each format's package has one in its `connector`
-module, which its `LakeFormat` names.
+at a version, and put single rows of it right. Each format's package has both in its `target`
+module, and its `LakeFormat` names the connector.
 """
 
 import dataclasses

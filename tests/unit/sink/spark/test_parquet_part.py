@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.parquet import changelog
+from pyspark_tidemark.lake.parquet import target as changelog
 
 SCHEMA = pa.schema([("_op", pa.string()), ("id", pa.int64()), ("text", pa.string())])
 

@@ -9,7 +9,7 @@ Invariants:
 2. A table changes from one cut to the next in one commit; no version shows half a cut.
 Why not one MERGE for all: docs/design/0007-lake-apply.md.
 
-From the target down: `connector` and `target`, `modes` (how each mode writes a cut), `tables`
+From the target down: `target` (with the connector), `modes` (how each mode writes a cut), `tables`
 (commits that carry the fence), `log` (Delta's log without Spark), `files` (what actions name).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
@@ -32,7 +32,7 @@ DELTA: Final = LakeFormat(
     name="delta",
     title="Delta",
     modes=(UPSERT, APPEND, SCD2),
-    entry_point="pyspark_tidemark.lake.delta.connector:DeltaConnector",
+    entry_point="pyspark_tidemark.lake.delta.target:DeltaConnector",
     jars=Jars("io.delta:delta-spark_4.2_2.13:4.4.0", _DIGESTS),
     session={
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -1,14 +1,18 @@
-"""The Delta lake as a target: the mode's way of writing, schemas,
-and what may wait between cuts.
+"""The Delta lake as a target: the mode's way of writing, schemas, and what may wait between cuts.
+Its connector reads a table at a version, and repairs rows by one MERGE.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
@@ -16,13 +20,26 @@ from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
-from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
+from pyspark_tidemark.lake.target import (
+    Applied,
+    Health,
+    Kept,
+    LakeConnector,
+    Repair,
+    StoredTable,
+    Target,
+    check_replaceable,
+)
 
 _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
     UPSERT: Upsert,
     APPEND: Append,
     SCD2: History,
 }
+
+
+_NO_CHANGE: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END")
+"""Operations that leave a table's rows as they are."""
 
 
 class DeltaTarget:
@@ -150,3 +167,57 @@ class DeltaTarget:
             counted.checksum,
             self._tables.inserted.replaced(name),
         )
+
+
+class DeltaConnector(LakeConnector):
+    """Implements `LakeConnector`; a version is Delta's."""
+
+    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+        """See `LakeConnector`."""
+        return DeltaTarget(
+            spark,
+            arguments.target.path,
+            arguments.changefeed,
+            mode=arguments.mode,
+            compact_every=arguments.compact_every,
+        )
+
+    def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
+        """See `LakeConnector`."""
+        return spark.read.format("delta").option("versionAsOf", version).load(table.path)
+
+    def changes_after(self, spark: SparkSession, table: StoredTable, version: int) -> str:
+        """See `LakeConnector`."""
+        history = spark.sql(f"DESCRIBE HISTORY delta.`{table.path}`")
+        commits = history.where(f"version > {version}").collect()
+        return ", ".join(row.operation for row in commits if row.operation not in _NO_CHANGE)
+
+    def repair(self, spark: SparkSession, table: StoredTable, repair: Repair) -> int:
+        """Remove and add by one MERGE.
+
+        A key to remove matches by its `_old` columns; a row to add has none, so it matches nothing
+        and is inserted.
+        """
+        old = {name: f"_old_{name}" for name in repair.key}
+        removed = _frame(spark, repair.gone).select(
+            *[F.col(quoted(name)).alias(old[name]) for name in repair.key],
+            F.expr("false AS _new"),
+        )
+        rows = repair.rows
+        added = _frame(spark, rows).selectExpr("*", "true AS _new")
+        changes = added.unionByName(removed, allowMissingColumns=True)
+        changes.createOrReplaceTempView("tidemark_repair")
+
+        same = " AND ".join(f"t.{quoted(name)} = s.{quoted(old[name])}" for name in repair.key)
+        columns = [quoted(name) for name in rows.schema.names]
+        spark.sql(
+            f"MERGE INTO delta.`{table.path}` t USING tidemark_repair s ON {same} WHEN MATCHED THEN DELETE "  # noqa: S608 - quoted names
+            f"WHEN NOT MATCHED AND s._new THEN INSERT ({', '.join(columns)}) "
+            f"VALUES ({', '.join(f's.{column}' for column in columns)})"
+        )
+        return int(spark.sql(f"DESCRIBE HISTORY delta.`{table.path}` LIMIT 1").collect()[0].version)
+
+
+def _frame(spark: SparkSession, rows: Any) -> DataFrame:
+    # With the schema given: Spark would take times without a zone for times of its own zone.
+    return spark.createDataFrame(rows, from_arrow_schema(rows.schema))

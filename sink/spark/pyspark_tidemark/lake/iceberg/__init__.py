@@ -10,8 +10,8 @@ one RowDelta (data files and equality deletes) makes a cut's changes of a table 
 3. Files are written before the commit that names them; a crash in between leaves files that no
    snapshot knows.
 
-From the target down: `connector` and `target`, `catalog` (tables by name, commits with the fence),
-`java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read).
+From the target down: `target` (with the connector), `catalog` (tables by name, commits with the
+fence), `java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
 
@@ -25,7 +25,7 @@ ICEBERG: Final = LakeFormat(
     name="iceberg",
     title="Iceberg",
     modes=(UPSERT, APPEND),
-    entry_point="pyspark_tidemark.lake.iceberg.connector:IcebergConnector",
+    entry_point="pyspark_tidemark.lake.iceberg.target:IcebergConnector",
     has_catalogs=True,
     needs_rename=True,
     # For its table library: its Spark classes are those of another Spark.

@@ -10,7 +10,7 @@ PARQUET: Final = LakeFormat(
     name="parquet",
     title="Parquet",
     modes=(APPEND,),
-    entry_point="pyspark_tidemark.lake.parquet.connector:ParquetConnector",
+    entry_point="pyspark_tidemark.lake.parquet.target:ParquetConnector",
     # Spark makes a column of the directories `cut=…`.
     names=own_column("cut"),
 )

@@ -1,6 +1,7 @@
 # ruff: noqa: B027 - a changelog has nothing to do where other targets change what they hold
-"""A Parquet changelog: every change of a table, one directory a cut,
-`<root>/<database>/<table>/cut=<end_ts>`.
+"""Parquet changelogs as a target: every change of a table, one directory a cut,
+`<root>/<database>/<table>/cut=<end_ts>`. Their connector reads up to a cut; they keep every change,
+so there is no row to repair.
 
 Where the files lie decides how a cut becomes complete:
 - `ChangelogTarget`, on a local file system or a mounted one, where a rename is atomic. A directory
@@ -18,23 +19,39 @@ import io
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyarrow.fs import FileSelector
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_tidemark.column_metadata import with_column_ids
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.files import Files, LocalFiles, sync
+from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
 from pyspark_tidemark.lake.schema import SchemaChange
-from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable, table_path
+from pyspark_tidemark.lake.target import (
+    Applied,
+    Health,
+    Kept,
+    LakeConnector,
+    StoredTable,
+    Target,
+    check_replaceable,
+    table_path,
+)
 
 CUT = "cut="
 """Begins the name of a cut's directory."""
@@ -241,6 +258,60 @@ class RemoteChangelog(Changelog):
             counted = write_part(changes, local)
             files.upload(PART, local)
             return counted
+
+
+class ParquetConnector(LakeConnector):
+    """Implements `LakeConnector`; a version is a cut's end."""
+
+    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+        """See `LakeConnector`."""
+        root = arguments.target.path
+        if arguments.target.is_remote:
+            return RemoteChangelog(spark, root, arguments.checkpoint_dir)
+        return ChangelogTarget(spark, root)
+
+    def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
+        """See `LakeConnector`; the changes up to the version."""
+        path = table.path
+        files = HadoopFiles(spark, path) if table.uri.is_remote else LocalFiles(Path(path))
+        names = files.names()
+        # Below the newest mark the name was another table's, whose rows are not those of this one.
+        marks = timestamps(names, SINCE)
+        since = max((ts for ts in marks if ts < version), default=-1)
+        chosen = [ts for ts in timestamps(names, CUT) if since < ts <= version]
+        parts = [f"{path}/{CUT}{ts}" for ts in chosen] if marks else [path]
+        reader = spark.read.option("basePath", path)
+        try:
+            frame = reader.option("mergeSchema", "true").parquet(*parts)
+        except (PySparkException, Py4JJavaError) as err:
+            # Spark merges equal types only, and a column may have been widened between two cuts.
+            if "CANNOT_MERGE" not in str(err):
+                raise
+            widest = _widest(path, chosen)
+            frame = spark.read.schema(widest).option("basePath", path).parquet(*parts)
+        return frame.where(f"cut <= {version}").drop("cut")
+
+
+def _widest(path: str, chosen: Sequence[int]) -> StructType:
+    """All columns of some cuts of a changelog, with types that hold the values of all of them.
+
+    Raises:
+        SourceError: ErrSchemaIncompatible.
+    """
+    system, root = file_system(path)
+    files = [file.path for file in system.get_file_info(FileSelector(root, recursive=True))]
+    cuts = {f"{CUT}{ts}" for ts in chosen}
+    parts = [path for path in files if Path(path).parent.name in cuts and path.endswith(".parquet")]
+    schemas = [pq.read_schema(part, filesystem=system).remove_metadata() for part in parts]
+    try:
+        widest = pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as err:
+        raise SourceError(
+            "ErrSchemaIncompatible",
+            f"a column of {path} has types in different cuts that do not fit together ({err}); "
+            f"read the directories {CUT}… by themselves",
+        ) from None
+    return StructType([*from_arrow_schema(widest), StructField("cut", LongType())])
 
 
 def write_part(changes: Changes, file: Any) -> Counted:
