@@ -269,8 +269,8 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
         )
     rows = [summary(changefeed, time.time()) for changefeed in answer.changefeeds]
     warnings = [(each.id, unread_warning(each)) for each in answer.changefeeds]
-    told = [f"{name}: {warning}" for name, warning in warnings if warning]
-    return Output(rows, _COLUMNS, shown="\n".join([table(rows, _COLUMNS), *told]))
+    unread = [f"{name}: {warning}" for name, warning in warnings if warning]
+    return Output(rows, _COLUMNS, shown="\n".join([table(rows, _COLUMNS), *unread]))
 
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -85,10 +85,10 @@ def run_coordinator(argv: Sequence[str]) -> int:
 
 def run_store(argv: Sequence[str]) -> int:
     """`tidemark store`: the transactional store."""
-    from server.store.app import opened
+    from server.store.app import open_store
     from server.store.config import StoreConfig
 
-    return run_daemon(argv, "store", StoreConfig, opened)
+    return run_daemon(argv, "store", StoreConfig, open_store)
 
 
 def run_capture(argv: Sequence[str]) -> int:
@@ -106,11 +106,15 @@ def run_capture(argv: Sequence[str]) -> int:
 
 def run_pump(argv: Sequence[str]) -> int:
     """`tidemark pump`: receive, match and serve TiDB binlogs."""
-    from server.pump.app import PumpConfig, opened
+    from server.pump.app import PumpConfig, open_pump
 
     routes = Routes()
     return run_daemon(
-        argv, "pump", PumpConfig, partial(opened, routes=routes), http_port=HttpPort(routes=routes)
+        argv,
+        "pump",
+        PumpConfig,
+        partial(open_pump, routes=routes),
+        http_port=HttpPort(routes=routes),
     )
 
 
@@ -161,7 +165,7 @@ def run_daemon(
     argv: Sequence[str],
     name: str,
     section: type[C],
-    opened: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
+    open_daemon: Callable[[C, SecurityConfig], AbstractAsyncContextManager[Endpoints]],
     *,
     http_port: HttpPort = _METRICS_ONLY,
     command: str = "",
@@ -185,7 +189,7 @@ def run_daemon(
     choose(settings["rpc"])
     return run(
         name,
-        lambda: opened(config, settings["security"]),
+        lambda: open_daemon(config, settings["security"]),
         DaemonSettings(
             log=settings["log"],
             http_addr=config.http_addr,

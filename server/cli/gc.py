@@ -55,6 +55,67 @@ _PLAN_S = 600.0
 _GOOD = ("done", "no new safepoint", "gave way to the next round")
 
 
+class GCRoundFailedError(ConflictError):
+    """The round that was waited for did not do its work."""
+
+    code = "ErrGCRoundFailed"
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `gc`."""
+    group = groups.add_parser("gc")
+    verbs = group.add_subparsers(required=True, metavar="VERB")
+    gc_blockers.add_explain(verbs, shared)
+    safepoint = verbs.add_parser(
+        "safepoint", help="the GC safe point and the services' safe points", parents=[shared]
+    )
+    safepoint.set_defaults(command=show_safepoint)
+    status = verbs.add_parser(
+        "status", help="who leads, how far GC is, and who holds it back", parents=[shared]
+    )
+    status.set_defaults(command=show_status)
+    _add_rounds(verbs, shared)
+    _add_config(verbs, shared)
+    gc_ranges.add_verbs(verbs, shared)
+
+
+def _add_config(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    config = verbs.add_parser(
+        "config", help="the variables that steer GC, as in mysql.tidb", parents=[shared]
+    )
+    config.set_defaults(command=get_config, names=[])
+    actions = config.add_subparsers(metavar="[get | set]")
+    get = actions.add_parser("get", help="some variables, or all", parents=[shared])
+    get.add_argument("names", nargs="*", metavar="NAME", help="such as tikv_gc_life_time")
+    get.set_defaults(command=get_config)
+    put = actions.add_parser(
+        "set", help="set variables, all or none; in force at the next tick", parents=[shared]
+    )
+    put.add_argument(
+        "settings",
+        nargs="+",
+        metavar="NAME=VALUE",
+        type=setting,
+        help="such as tikv_gc_life_time=24h",
+    )
+    add_gc_worker_address(put)
+    put.set_defaults(command=set_config)
+
+
+def _add_rounds(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add `run` and `history`."""
+    run = verbs.add_parser("run", help="start a round now, due or not", parents=[shared])
+    run.add_argument("--wait", action="store_true", help="show its progress, and fail if it fails")
+    run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
+    add_gc_worker_address(run)
+    run.set_defaults(command=run_round)
+    past = verbs.add_parser(
+        "history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared]
+    )
+    past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
+    past.set_defaults(command=show_history)
+
+
 async def show_safepoint(remote: Remote, _: argparse.Namespace) -> Output:
     """The GC safe point, and all service safe points, smallest first."""
     safepoints = await safe_points(remote)
@@ -208,67 +269,6 @@ async def set_config(remote: Remote, arguments: argparse.Namespace) -> Output:
     async with remote.gc_leader(arguments.gc_worker) as leader:
         await leader.SetGCConfig(gc_pb2.SetGCConfigRequest(variables=variables), timeout=CALL_S)
     return await get_config(remote, argparse.Namespace(names=list(variables)))
-
-
-class GCRoundFailedError(ConflictError):
-    """The round that was waited for did not do its work."""
-
-    code = "ErrGCRoundFailed"
-
-
-def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
-    """Add the group `gc`."""
-    group = groups.add_parser("gc")
-    verbs = group.add_subparsers(required=True, metavar="VERB")
-    gc_blockers.add_explain(verbs, shared)
-    safepoint = verbs.add_parser(
-        "safepoint", help="the GC safe point and the services' safe points", parents=[shared]
-    )
-    safepoint.set_defaults(command=show_safepoint)
-    status = verbs.add_parser(
-        "status", help="who leads, how far GC is, and who holds it back", parents=[shared]
-    )
-    status.set_defaults(command=show_status)
-    _add_rounds(verbs, shared)
-    _add_config(verbs, shared)
-    gc_ranges.add_verbs(verbs, shared)
-
-
-def _add_config(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    config = verbs.add_parser(
-        "config", help="the variables that steer GC, as in mysql.tidb", parents=[shared]
-    )
-    config.set_defaults(command=get_config, names=[])
-    actions = config.add_subparsers(metavar="[get | set]")
-    get = actions.add_parser("get", help="some variables, or all", parents=[shared])
-    get.add_argument("names", nargs="*", metavar="NAME", help="such as tikv_gc_life_time")
-    get.set_defaults(command=get_config)
-    put = actions.add_parser(
-        "set", help="set variables, all or none; in force at the next tick", parents=[shared]
-    )
-    put.add_argument(
-        "settings",
-        nargs="+",
-        metavar="NAME=VALUE",
-        type=setting,
-        help="such as tikv_gc_life_time=24h",
-    )
-    add_gc_worker_address(put)
-    put.set_defaults(command=set_config)
-
-
-def _add_rounds(verbs: Any, shared: argparse.ArgumentParser) -> None:
-    """Add `run` and `history`."""
-    run = verbs.add_parser("run", help="start a round now, due or not", parents=[shared])
-    run.add_argument("--wait", action="store_true", help="show its progress, and fail if it fails")
-    run.add_argument("--dry-run", action="store_true", help="only say what a round would do")
-    add_gc_worker_address(run)
-    run.set_defaults(command=run_round)
-    past = verbs.add_parser(
-        "history", help=f"the last rounds, at most {ROUNDS_KEPT}", parents=[shared]
-    )
-    past.add_argument("-n", "--limit", type=count, default=20, help="how many (default: 20)")
-    past.set_defaults(command=show_history)
 
 
 async def run_round(remote: Remote, arguments: argparse.Namespace) -> Output:

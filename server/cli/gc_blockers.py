@@ -40,64 +40,6 @@ _LAST_KEYSPACE = 0xFF_FFFF
 _NEVER_S = 9_223_372_036  # 63 bits of nanoseconds: PD counts them
 
 
-async def explained(remote: Remote, what_if_remove: list[str], limit: int = 1) -> dict[str, Any]:
-    """What the leading coordinator says; raises as `Remote.leader`."""
-    request = pb.ExplainGCRequest(what_if_remove=what_if_remove, limit=limit)
-    async with remote.leader() as (_, channel):
-        return plain(await ExplainServiceStub(channel).ExplainGC(request, timeout=CALL_S))
-
-
-def tree(document: dict[str, Any]) -> Iterator[str]:
-    """The document as people read it."""
-    yield document["summary"]
-    for name in ("gc_safe_point", "min_safe_point", "wanted_safe_point"):
-        yield f"  {name.replace('_', ' '):<18} {document[name]}  {document[f'{name}_time']}".rstrip()
-    for number, blocker in enumerate(document["blockers"], 1):
-        yield ""
-        yield f"{number}. {blocker['id']}{' blocks GC' if blocker['blocks'] else ''}"
-        yield from _chain(blocker["chain"])
-    if document["blockers_left_out"]:
-        yield f"\n{document['blockers_left_out']} more, see --limit"
-    if document["what_if"]:
-        yield from _what_if(document["what_if"])
-    for problem in document["problems"]:
-        yield f"could not be learnt: {problem}"
-
-
-def _chain(links: list[dict[str, Any]]) -> Iterator[str]:
-    for depth, link in enumerate(links):
-        branch = "   " * depth + ("└─ " if depth else "   ")
-        margin = "   " * (depth + 1) + "   "
-        state = f" [{link['state']}]" if link["state"] else ""
-        owner = f", {link['owner']}" if link["owner"] else ""
-        yield f"{branch}{link['kind'].replace('_', ' ')} {link['name']}{state}{owner}"
-        yield f"{margin}{link['reason']}"
-        yield f"{margin}{', '.join(_facts(link))}"
-        for command in link["commands"]:
-            yield f"{margin}$ {command}"
-
-
-def _facts(link: dict[str, Any]) -> Iterator[str]:
-    yield f"at {link['ts']}" + (
-        f" = {link['time']}, {span(link['age_seconds'] * 1000)} old" if link["time"] else ""
-    )
-    if link["ttl_left_seconds"] is not None:
-        yield f"TTL left {span(link['ttl_left_seconds'] * 1000)}, until {link['expires_at']}"
-    if link["history_lost_at"]:
-        yield f"history lost at {link['history_lost_at']}"
-    if link["holds_back_seconds"]:
-        yield f"holds back {span(link['holds_back_seconds'] * 1000)}"
-
-
-def _what_if(what_if: dict[str, Any]) -> Iterator[str]:
-    yield f"\nwhat if: {what_if['summary']}"
-    yield (
-        f"   minimum {what_if['min_safe_point']}  {what_if['min_safe_point_time']}; next: "
-        f"{what_if['next']['id']}"
-    )
-    yield from _chain(what_if["next"]["chain"])
-
-
 class ServiceUnknownError(NotFoundError):
     """There is no such service safe point."""
 
@@ -178,11 +120,84 @@ def removed_names(text: str) -> list[str]:
     return names
 
 
+def keyspace_id(text: str) -> int:
+    """A keyspace id, `null` for the null keyspace; raises ArgumentTypeError."""
+    if text == "null":
+        return NULL_KEYSPACE
+    if (
+        text.isascii()
+        and text.isdigit()
+        and (int(text) <= _LAST_KEYSPACE or int(text) == NULL_KEYSPACE)
+    ):
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no keyspace id: 0 to {_LAST_KEYSPACE}, {NULL_KEYSPACE} or null"
+    )
+
+
 async def explain(remote: Remote, arguments: argparse.Namespace) -> Output:
     """Chains of blockers, the lowest first."""
     names = [name for group in arguments.what_if for name in group]
     document = await explained(remote, names, max(1, arguments.limit))
     return Output(document, shown="\n".join(tree(document)))
+
+
+async def explained(remote: Remote, what_if_remove: list[str], limit: int = 1) -> dict[str, Any]:
+    """What the leading coordinator says; raises as `Remote.leader`."""
+    request = pb.ExplainGCRequest(what_if_remove=what_if_remove, limit=limit)
+    async with remote.leader() as (_, channel):
+        return plain(await ExplainServiceStub(channel).ExplainGC(request, timeout=CALL_S))
+
+
+def tree(document: dict[str, Any]) -> Iterator[str]:
+    """The document as people read it."""
+    yield document["summary"]
+    for name in ("gc_safe_point", "min_safe_point", "wanted_safe_point"):
+        yield f"  {name.replace('_', ' '):<18} {document[name]}  {document[f'{name}_time']}".rstrip()
+    for number, blocker in enumerate(document["blockers"], 1):
+        yield ""
+        yield f"{number}. {blocker['id']}{' blocks GC' if blocker['blocks'] else ''}"
+        yield from _chain(blocker["chain"])
+    if document["blockers_left_out"]:
+        yield f"\n{document['blockers_left_out']} more, see --limit"
+    if document["what_if"]:
+        yield from _what_if(document["what_if"])
+    for problem in document["problems"]:
+        yield f"could not be learnt: {problem}"
+
+
+def _chain(links: list[dict[str, Any]]) -> Iterator[str]:
+    for depth, link in enumerate(links):
+        branch = "   " * depth + ("└─ " if depth else "   ")
+        margin = "   " * (depth + 1) + "   "
+        state = f" [{link['state']}]" if link["state"] else ""
+        owner = f", {link['owner']}" if link["owner"] else ""
+        yield f"{branch}{link['kind'].replace('_', ' ')} {link['name']}{state}{owner}"
+        yield f"{margin}{link['reason']}"
+        yield f"{margin}{', '.join(_facts(link))}"
+        for command in link["commands"]:
+            yield f"{margin}$ {command}"
+
+
+def _facts(link: dict[str, Any]) -> Iterator[str]:
+    yield f"at {link['ts']}" + (
+        f" = {link['time']}, {span(link['age_seconds'] * 1000)} old" if link["time"] else ""
+    )
+    if link["ttl_left_seconds"] is not None:
+        yield f"TTL left {span(link['ttl_left_seconds'] * 1000)}, until {link['expires_at']}"
+    if link["history_lost_at"]:
+        yield f"history lost at {link['history_lost_at']}"
+    if link["holds_back_seconds"]:
+        yield f"holds back {span(link['holds_back_seconds'] * 1000)}"
+
+
+def _what_if(what_if: dict[str, Any]) -> Iterator[str]:
+    yield f"\nwhat if: {what_if['summary']}"
+    yield (
+        f"   minimum {what_if['min_safe_point']}  {what_if['min_safe_point_time']}; next: "
+        f"{what_if['next']['id']}"
+    )
+    yield from _chain(what_if["next"]["chain"])
 
 
 async def list_services(remote: Remote, _: argparse.Namespace) -> Output:
@@ -313,21 +328,6 @@ def _left(seconds: int) -> str:
 
 def _with_time(ts: int) -> str:
     return f"{ts}  {time_of(ts)}".rstrip()
-
-
-def keyspace_id(text: str) -> int:
-    """A keyspace id, `null` for the null keyspace; raises ArgumentTypeError."""
-    if text == "null":
-        return NULL_KEYSPACE
-    if (
-        text.isascii()
-        and text.isdigit()
-        and (int(text) <= _LAST_KEYSPACE or int(text) == NULL_KEYSPACE)
-    ):
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is no keyspace id: 0 to {_LAST_KEYSPACE}, {NULL_KEYSPACE} or null"
-    )
 
 
 async def show_keyspace(remote: Remote, arguments: argparse.Namespace) -> Output:

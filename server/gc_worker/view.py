@@ -86,7 +86,7 @@ class Overview:
 
 
 async def overview(records: Records) -> Overview:
-    """Read all of it."""
+    """Read leader, last run, newest round and ranges from the records."""
     last_run, newest = await records.read(LAST_RUN_TIME), await load_rounds(records, 1)
     return Overview(
         leader=await read_leader(records),

@@ -108,7 +108,7 @@ class ClusterMismatchError(InvalidError):
 
 
 @asynccontextmanager
-async def opened(
+async def open_pump(
     config: PumpConfig, security: SecurityConfig, routes: Routes | None = None
 ) -> AsyncIterator[Endpoints]:
     """Run a pump for the block.

@@ -59,7 +59,7 @@ class Waiter(Protocol):
     """Whoever waits for one answer, as an `asyncio.Future` does."""
 
     def done(self) -> bool:
-        """Whether it waits no more; then it is neither asked for nor answered."""
+        """Whether it has stopped waiting; its request is dropped then."""
 
     def set_result(self, result: Answer, /) -> None:
         """The answer."""
@@ -82,7 +82,7 @@ class Route:
 
     async def call(self, request: bytes) -> Answer:
         """Queue one request and wait for its answer;
-        who stops waiting before it is worked on has asked nothing.
+        a caller that stops waiting before its batch begins has asked nothing.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.put(request, future)
@@ -105,7 +105,7 @@ class Route:
         self._attached.add(waiter)
 
     def detach(self, waiter: Waiter) -> None:
-        """It asks no more."""
+        """The opposite of `attach`."""
         self._attached.discard(waiter)
 
     async def run(self) -> None:

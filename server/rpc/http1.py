@@ -188,7 +188,7 @@ class Http1Connection(asyncio.Protocol):
         return self._answering is not None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give everything back."""
+        """Stop the timer and the answer, and give back the bytes that were counted."""
         del exc
         self._transport = None
         self._front.connections.pop(self, None)
@@ -350,7 +350,7 @@ class Http1Connection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End it now."""
+        """Close the connection now, whatever is unwritten."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -36,7 +36,7 @@ class Passing:
     committed: frozenset[int] = frozenset()
 
     def __or__(self, other: "Passing") -> "Passing":
-        """Both."""
+        """The transactions of both."""
         return Passing(self.resolved | other.resolved, self.committed | other.committed)
 
     def context(self) -> kvrpcpb.Context:
@@ -61,7 +61,8 @@ class LockPage:
 class KvClient:
     """Every transactional call of a cluster; made by `open`.
 
-    Those of a transaction's own writes are here.
+    First a transaction's own writes, then reads at a timestamp, then what becomes of locks that
+    others have left, and of old versions: for the lock resolver and for GC.
     """
 
     def __init__(

@@ -21,16 +21,16 @@ class WriteBuffer:
 
     @property
     def mutations(self) -> Collection[kvrpcpb.Mutation]:
-        """All of them."""
+        """The last mutation of each key."""
         return self._mutations.values()
 
     @property
     def keys(self) -> set[bytes]:
-        """Theirs."""
+        """The keys that were written or locked."""
         return set(self._mutations)
 
     def add(self, mutation: kvrpcpb.Mutation) -> None:
-        """It takes the place of an earlier one of its key."""
+        """Record a mutation, in place of an earlier one of its key."""
         self._mutations[mutation.key] = mutation
 
     def lock(self, keys: Iterable[bytes]) -> None:
@@ -39,7 +39,7 @@ class WriteBuffer:
             self._mutations.setdefault(key, kvrpcpb.Mutation(op=kvrpcpb.Lock, key=key))
 
     def value(self, key: bytes) -> bytes | None:
-        """What a read of a key that is in it gives."""
+        """What a read gives of a key that was written: its value, or None if it was deleted."""
         mutation = self._mutations[key]
         return mutation.value if mutation.op in (kvrpcpb.Put, kvrpcpb.Insert) else None
 

@@ -66,7 +66,7 @@ class Database(LevelDB):
 
 
 @asynccontextmanager
-async def opened(config: StoreConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
+async def open_store(config: StoreConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
     """Run a store for the block.
 
     Raises:

@@ -74,7 +74,7 @@ class _Leaving:
 
 @dataclass(slots=True)
 class Handover:
-    """Both ends of it."""
+    """Gives empty regions to other stores, and adopts those that others give."""
 
     cluster_id: int
     kv: KV

@@ -158,7 +158,7 @@ _WRITES = (
         kvrpcpb.PrewriteResponse,
         _mutated,
         command=writes.prewrite,
-        answer=writes.prewritten,
+        answer=writes.prewrite_response,
         newest_ts=writes.prewrite_ts,
         adds_keys=True,
         many_errors=True,
@@ -169,7 +169,7 @@ _WRITES = (
         kvrpcpb.CommitResponse,
         _keys,
         command=writes.commit,
-        answer=writes.committed,
+        answer=writes.commit_response,
     ),
     Method(
         "KvBatchRollback",
@@ -184,7 +184,7 @@ _WRITES = (
         kvrpcpb.CleanupResponse,
         _key,
         command=writes.cleanup,
-        answer=writes.cleaned,
+        answer=writes.cleanup_response,
     ),
     Method(
         "KvPessimisticLock",
@@ -192,7 +192,7 @@ _WRITES = (
         kvrpcpb.PessimisticLockResponse,
         _mutated,
         command=writes.pessimistic_lock,
-        answer=writes.pessimistically_locked,
+        answer=writes.pessimistic_lock_response,
         refusal=writes.pessimistic_refusal,
         newest_ts=writes.lock_ts,
         adds_keys=True,
@@ -212,7 +212,7 @@ _WRITES = (
         kvrpcpb.TxnHeartBeatResponse,
         _primary,
         command=writes.heartbeat,
-        answer=writes.beaten,
+        answer=writes.heartbeat_response,
     ),
     Method(
         "KvCheckTxnStatus",
@@ -220,7 +220,7 @@ _WRITES = (
         kvrpcpb.CheckTxnStatusResponse,
         _status_key,
         command=writes.check_txn_status,
-        answer=writes.txn_status,
+        answer=writes.check_txn_status_response,
     ),
     Method(
         "KvCheckSecondaryLocks",
@@ -228,7 +228,7 @@ _WRITES = (
         kvrpcpb.CheckSecondaryLocksResponse,
         _keys,
         command=writes.check_secondaries,
-        answer=writes.secondaries,
+        answer=writes.check_secondaries_response,
     ),
     Method(
         "KvResolveLock",
@@ -314,7 +314,7 @@ _RAW_WRITES = (
         kvrpcpb.RawCASResponse,
         _key,
         command=raw_calls.compare_and_swap,
-        answer=raw_calls.swapped,
+        answer=raw_calls.compare_and_swap_response,
         adds_keys=True,
     ),
 )

@@ -126,7 +126,7 @@ def compare_and_swap(request: kvrpcpb.RawCASRequest, _: Region) -> Command:
     )
 
 
-def swapped(done: Swapped, _: kvrpcpb.RawCASRequest) -> kvrpcpb.RawCASResponse:
+def compare_and_swap_response(done: Swapped, _: kvrpcpb.RawCASRequest) -> kvrpcpb.RawCASResponse:
     """The answer to RawCompareAndSwap."""
     return kvrpcpb.RawCASResponse(
         succeed=done.succeeded,

@@ -49,7 +49,7 @@ def prewrite_ts(request: kvrpcpb.PrewriteRequest) -> int:
     return max(request.start_version, request.for_update_ts, request.min_commit_ts)
 
 
-def prewritten(done: Prewritten, _: Any) -> kvrpcpb.PrewriteResponse:
+def prewrite_response(done: Prewritten, _: Any) -> kvrpcpb.PrewriteResponse:
     """The answer to KvPrewrite; zeros tell the client to go on with an ordinary commit."""
     return kvrpcpb.PrewriteResponse(
         min_commit_ts=done.min_commit_ts, one_pc_commit_ts=done.one_pc_commit_ts
@@ -66,7 +66,7 @@ def commit(request: kvrpcpb.CommitRequest, _: Region) -> Command:
     )
 
 
-def committed(_: Any, request: kvrpcpb.CommitRequest) -> kvrpcpb.CommitResponse:
+def commit_response(_: Any, request: kvrpcpb.CommitRequest) -> kvrpcpb.CommitResponse:
     """The answer to KvCommit."""
     return kvrpcpb.CommitResponse(commit_version=request.commit_version)
 
@@ -86,7 +86,7 @@ def cleanup(request: kvrpcpb.CleanupRequest, _: Region) -> Command:
     )
 
 
-def cleaned(commit_ts: int, _: Any) -> kvrpcpb.CleanupResponse:
+def cleanup_response(commit_ts: int, _: Any) -> kvrpcpb.CleanupResponse:
     """The answer to KvCleanup."""
     return kvrpcpb.CleanupResponse(commit_version=commit_ts)
 
@@ -112,7 +112,7 @@ def lock_ts(request: kvrpcpb.PessimisticLockRequest) -> int:
     return max(request.start_version, request.for_update_ts)
 
 
-def pessimistically_locked(
+def pessimistic_lock_response(
     locked: Sequence[LockedKey], request: kvrpcpb.PessimisticLockRequest
 ) -> kvrpcpb.PessimisticLockResponse:
     """The answer to KvPessimisticLock: values of all keys,
@@ -182,7 +182,7 @@ def heartbeat(request: kvrpcpb.TxnHeartBeatRequest, _: Region) -> Command:
     )
 
 
-def beaten(ttl_ms: int, _: Any) -> kvrpcpb.TxnHeartBeatResponse:
+def heartbeat_response(ttl_ms: int, _: Any) -> kvrpcpb.TxnHeartBeatResponse:
     """The answer to KvTxnHeartBeat."""
     return kvrpcpb.TxnHeartBeatResponse(lock_ttl=ttl_ms)
 
@@ -202,7 +202,7 @@ def check_txn_status(request: kvrpcpb.CheckTxnStatusRequest, _: Region) -> Comma
     return partial(percolator.check_txn_status, check=check)
 
 
-def txn_status(
+def check_txn_status_response(
     status: TxnStatus, request: kvrpcpb.CheckTxnStatusRequest
 ) -> kvrpcpb.CheckTxnStatusResponse:
     """The answer to KvCheckTxnStatus."""
@@ -220,7 +220,9 @@ def check_secondaries(request: kvrpcpb.CheckSecondaryLocksRequest, _: Region) ->
     return partial(percolator.check_secondaries, keys=request.keys, start_ts=request.start_version)
 
 
-def secondaries(status: SecondariesStatus, _: Any) -> kvrpcpb.CheckSecondaryLocksResponse:
+def check_secondaries_response(
+    status: SecondariesStatus, _: Any
+) -> kvrpcpb.CheckSecondaryLocksResponse:
     """The answer to KvCheckSecondaryLocks."""
     locks = [lock_info(key, lock) for key, lock in status.locks]
     return kvrpcpb.CheckSecondaryLocksResponse(locks=locks, commit_ts=status.commit_ts)

@@ -315,7 +315,7 @@ class Context(grpc.aio.ServicerContext[Any, Any]):
         self._code = code
 
     def set_details(self, details: str) -> None:
-        """Its text."""
+        """The text that goes with the status."""
         self._details = details
 
     def code(self) -> Any:

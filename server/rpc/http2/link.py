@@ -112,11 +112,11 @@ class Link(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """Half a connection is none: gRPC's clients do not use it."""
+        """Close the connection: gRPC's clients use no half-closed ones."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Whoever called has gone."""
+        """The socket is closed: abort the calls and give back the bytes that were counted."""
         del exc
         self._transport = None
         self._links.discard(self)
@@ -128,13 +128,13 @@ class Link(asyncio.Protocol):
         self.connection.abort()
 
     def pause_writing(self) -> None:
-        """The peer does not read: nor do we, until it does."""
+        """The socket's send buffer is full: stop reading until the peer has read."""
         self.connection.congested = True
         self.connection.room = 0
         self._regulate()
 
     def resume_writing(self) -> None:
-        """The peer reads again."""
+        """The socket's send buffer has room again: go on reading and writing."""
         try:
             self.connection.resumed()
             self._regulate()
@@ -164,8 +164,8 @@ class Link(asyncio.Protocol):
             self._shut()
 
     def tick(self, now_s: float) -> None:
-        """Look after a peer that says nothing: ping it,
-        and let it go when it has vanished or has no use for us.
+        """Enforce the deadlines: ping a silent peer, close one that has vanished or is idle,
+        end requests that stall.
         """
         try:
             self._tick(now_s)
@@ -259,13 +259,13 @@ class Link(asyncio.Protocol):
             self.cut()
 
     def refuse(self, text: str) -> None:
-        """End it at once with GOAWAY."""
+        """Close the connection at once; GOAWAY says why."""
         self.connection.fail(ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text))
         self.flush()
         self.cut()
 
     def drain(self) -> None:
-        """Take no more calls; who is still setting up has none."""
+        """Take no more calls; a connection that is still being set up is closed."""
         if self._transport is None:
             self.cut()
             return
@@ -275,12 +275,12 @@ class Link(asyncio.Protocol):
             self.connection.crash(err)
 
     def close(self) -> None:
-        """End it when all is written."""
+        """Close the connection when everything is written."""
         self.flush()
         self._shut()
 
     def cut(self) -> None:
-        """End it now."""
+        """Close the connection now, whatever is unwritten."""
         if self._transport is not None:
             self._transport.abort()
         elif self.setting_up is not None:

@@ -50,10 +50,10 @@ class TokenBucket:
         self._last_s = clock()
 
     def spend(self) -> None:
-        """Another one came.
+        """Take one token.
 
         Raises:
-            ConnectionFault: it is one too many.
+            ConnectionFault: none is left.
         """
         if self._left < 1:
             now_s = self._clock()
@@ -64,5 +64,5 @@ class TokenBucket:
         self._left -= 1
 
     def refill(self) -> None:
-        """The peer did something useful meanwhile."""
+        """Fill the bucket again: the peer did something useful meanwhile."""
         self._left = self._burst

@@ -76,6 +76,7 @@ class NativeServer:
         self._links: set[Link] = set()
         self._admission = Admission(limits, self._links)
         self._calls = self._tasks = self._held = 0
+        self._held_max = limits.held_bytes
         self._behind = self._buffered = 0
         self._relieving = False
         self._starter = HandlerStarter()
@@ -204,7 +205,7 @@ class NativeServer:
     def hold_request_bytes(self, change: int) -> bool:
         """See `Host`."""
         self._held += change
-        return self._held <= self._limits.held_bytes
+        return self._held <= self._held_max
 
     def _stream(
         self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
@@ -381,7 +382,7 @@ class Admission:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """How many connections are open or being set up."""
         return len(self._address_of)
 
     def refusal(self, address: str) -> str:
@@ -418,7 +419,7 @@ class Admission:
         metrics.CONNECTIONS.inc()
 
     def remove(self, link: Link) -> None:
-        """It is over, or leaves; again: nothing."""
+        """Stop counting a connection; one that is not counted is ignored."""
         address = self._address_of.pop(link, None)
         if address is None:
             return

@@ -72,7 +72,7 @@ _HEAD_BLOCK, _TAIL_BLOCK = headers.RESPONSE_HEAD, headers.TRAILERS_OK
 
 
 class Host(Protocol):
-    """Whoever owns connections."""
+    """What a connection needs of the listener that owns it."""
 
     def open(
         self, connection: "ConnectionState", number: int, head: RequestHead, timeout_s: float | None
@@ -172,7 +172,7 @@ class Stream(ABC):
         return
 
     def stop(self) -> None:
-        """The daemon stops now."""
+        """End the call with UNAVAILABLE: the server stops now."""
         self.finish(grpc.StatusCode.UNAVAILABLE, STOPPING)
 
     def hold(self, size: int) -> None:
@@ -427,7 +427,7 @@ class ConnectionState:
         """The peer's preface and settings were seen."""
         self.failed: ConnectionFault | None = None
         self.awaiting_ping_ack = self.congested = self.draining = False
-        """`congested`: the socket takes no more for now."""
+        """`congested`: the socket's send buffer is full."""
         self.peer = UNKNOWN_PEER
         self.host = host
         self.empty_frames = TokenBucket(
@@ -499,7 +499,7 @@ class ConnectionState:
         self.abort()
 
     def abort(self) -> None:
-        """The peer is gone: its calls are given up."""
+        """Abort all calls: the peer is gone."""
         for stream in list(self.streams.values()):
             try:
                 stream.abort()
@@ -519,12 +519,12 @@ class ConnectionState:
                 stream.retire()
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life; `awaiting_ping_ack` until it comes."""
+        """Send PING; `awaiting_ping_ack` is true until the ACK arrives."""
         self.awaiting_ping_ack = True
         self.send(frame(PING, 0, 0, bytes(8)))
 
     def remove_stream(self, stream: Stream) -> None:
-        """A stream ended."""
+        """Drop a finished stream and free its slot."""
         if self.streams.pop(stream.number, None) is not None:
             self.host.released()
         for places in (self.waiting, self.starting, self.unpacking):
@@ -532,7 +532,7 @@ class ConnectionState:
                 places.pop(stream.number, None)
 
     def resumed(self) -> None:
-        """The socket takes more again."""
+        """The socket's send buffer has room again."""
         self.congested = False
         self.make_room()
         for stream in list(self.streams.values()):

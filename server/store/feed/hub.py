@@ -67,7 +67,7 @@ class FeedHub:
         metrics.FEED_REGIONS.inc()
 
     def detach(self, subscription: Subscription) -> None:
-        """Send nothing more."""
+        """End a subscription: send it nothing more."""
         subscription.ended = True
         listed = self._by_region.get(subscription.region.region_id, [])
         remaining = [entry for entry in listed if entry[0] is not subscription]
