@@ -53,8 +53,8 @@ def install(directory: Path, lake: str) -> list[Path]:
     Raises:
         SourceError: ErrJavaNotFound, ErrJarsUnavailable.
     """
-    if found := present(directory, lake):
-        return found
+    if paths := present(directory, lake):
+        return paths
     check_java()
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".ivy-") as cache:

@@ -52,10 +52,10 @@ def check_names(target: str, table: Table, columns: Iterable[str]) -> None:
         if (fault := rules.column(column) or rules.identifier(column))
     }
     if faults:
-        said = "; ".join(faults.values())
+        reasons = "; ".join(faults.values())
         way_out = renaming(table, faults, names)
         raise _unsupported(
-            f"a {target} target cannot hold all columns of {shown}: {said}. {way_out}"
+            f"a {target} target cannot hold all columns of {shown}: {reasons}. {way_out}"
         )
 
 
@@ -106,8 +106,8 @@ def _rules(target: str) -> NameRules:
     return _ANY_NAME if record is None else record.names
 
 
-def _unsupported(said: str) -> SourceError:
-    return SourceError("ErrNameUnsupported", said)
+def _unsupported(message: str) -> SourceError:
+    return SourceError("ErrNameUnsupported", message)
 
 
 def _new_name(column: str, used: set[str]) -> str:

@@ -412,9 +412,9 @@ def read_secret(options: Mapping[str, str]) -> str:
         with Path(path).open("rb") as file:
             content = file.read(_PASSWORD_BYTES_MAX + 1).decode().rstrip("\r\n")
     except (OSError, ValueError) as err:
-        said = getattr(err, "strerror", None) or "it is no UTF-8 text"
+        cause = getattr(err, "strerror", None) or "it is no UTF-8 text"
         raise SourceError(
-            "ErrCredentials", f"cannot read the password file {path}: {said}"
+            "ErrCredentials", f"cannot read the password file {path}: {cause}"
         ) from None
     if len(content.encode()) > _PASSWORD_BYTES_MAX - 2 or "\n" in content:
         raise SourceError(

@@ -93,8 +93,10 @@ class Barrier:
         old_names = {new: old for old, new in renamed}
         for name in sorted(changed):
             earlier = before.tables.get(old_names.get(name, name))
-            gone = any(name in ddl.truncated for ddl in ddls)
-            self.fitting(now.tables[name], None if name in recreated else earlier, emptied=gone)
+            is_emptied = any(name in ddl.truncated for ddl in ddls)
+            self.fitting(
+                now.tables[name], None if name in recreated else earlier, emptied=is_emptied
+            )
             self._rekey(earlier, now.tables[name], ts)
         return Crossed(
             now.tables,

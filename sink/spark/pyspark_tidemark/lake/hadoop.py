@@ -169,22 +169,22 @@ def explained(uri: str) -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as err:
-        said = str(err.java_exception.getMessage()).partition("\n")[0]
+        message = str(err.java_exception.getMessage()).partition("\n")[0]
         kind = _class(err).rpartition(".")[2]
-        if any(name in f"{kind} {said}" for name in _NO_CLASS):
+        if any(name in f"{kind} {message}" for name in _NO_CLASS):
             hint = (
                 "its jars are missing: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:… "
                 "for s3a"
             )
             raise SourceError(
-                "ErrTargetUnusable", f"Spark cannot reach {uri} ({said}); {hint}"
+                "ErrTargetUnusable", f"Spark cannot reach {uri} ({message}); {hint}"
             ) from None
         if kind in ("AccessControlException", "AccessDeniedException"):
             raise SourceError(
-                "ErrTargetUnusable", f"this user may not write to {uri}: {said}"
+                "ErrTargetUnusable", f"this user may not write to {uri}: {message}"
             ) from None
         raise SourceError(
-            "ErrTargetUnavailable", f"{uri} fails: {kind}: {said}", retryable=True
+            "ErrTargetUnavailable", f"{uri} fails: {kind}: {message}", retryable=True
         ) from None
     except Py4JError as err:
         raise SourceError("ErrTargetUnavailable", f"{uri} fails: {err}", retryable=True) from None

@@ -49,8 +49,8 @@ class KeyIndex:
         """Forget the files that a table does not show any more."""
         with self._lock:
             indexed = self._files.get(table, {})
-            for gone in indexed.keys() - set(files):
-                self._bytes -= indexed.pop(gone).nbytes
+            for file in indexed.keys() - set(files):
+                self._bytes -= indexed.pop(file).nbytes
 
     def forget(self, table: str) -> None:
         """Drop the hashes of a table that is another one now."""

@@ -182,9 +182,9 @@ class MySql:
         sets = ", ".join(
             f"{quoted(c)} = IF({newer}, VALUES({quoted(c)}), {name}.{quoted(c)})" for c in ordered
         )
-        live, gone = f"_op <> '{DELETE}'", f"s._op = '{DELETE}' AND t._commit_ts < s._commit_ts"
+        live, deleted = f"_op <> '{DELETE}'", f"s._op = '{DELETE}' AND t._commit_ts < s._commit_ts"
         return [
-            f"DELETE t FROM {name} t JOIN {STAGED} s ON {same} WHERE {gone}",
+            f"DELETE t FROM {name} t JOIN {STAGED} s ON {same} WHERE {deleted}",
             f"INSERT INTO {name} ({names}) SELECT {names} FROM {STAGED} WHERE {live} ON DUPLICATE KEY UPDATE {sets}",  # noqa: S608 - quoted
         ]
 

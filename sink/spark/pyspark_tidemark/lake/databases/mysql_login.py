@@ -45,8 +45,8 @@ class GuardedConnection(Connection):
         except RuntimeError as err:
             if "LOAD_LOCAL" not in str(err):
                 raise
-            said = "the server asks for a file of this machine, and gets none"
-            raise OperationalError(CR.CR_MALFORMED_PACKET, said) from None
+            message = "the server asks for a file of this machine, and gets none"
+            raise OperationalError(CR.CR_MALFORMED_PACKET, message) from None
 
     def _get_server_information(self) -> None:
         """Read the greeting; PyMySQL would answer some plugins that it may name with the password

@@ -222,11 +222,11 @@ class Postgres:
                 "ErrTargetFull", f"the database's disk is full ({err}); make room", retryable=True
             )
         if "authentication method requirement" in str(err):
-            said = (
+            advice = (
                 "the server asks for the password itself, which it gets only over verified TLS: "
                 "add ca-path=/path"
             )
-            return SourceError("ErrCredentials", f"{said} to the target ({str(err).strip()})")
+            return SourceError("ErrCredentials", f"{advice} to the target ({str(err).strip()})")
         if isinstance(err, (errors.InvalidPassword, errors.InvalidAuthorizationSpecification)):
             return SourceError("ErrCredentials", f"the database refuses us: {err}")
         later = isinstance(err, _LATER) and not isinstance(err, _NEVER)

@@ -177,8 +177,8 @@ def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[s
         removed = stored.join(
             keys, keys=keys.column_names, join_type="left semi", use_threads=False
         )
-        gone = vectors.read(file.add.get("deletionVector"))
-        actions += without_rows(file, gone, removed["_row"].to_numpy(), len(stored), vectors)
+        masked = vectors.read(file.add.get("deletionVector"))
+        actions += without_rows(file, masked, removed["_row"].to_numpy(), len(stored), vectors)
     vectors.close()
     return actions
 
@@ -190,17 +190,17 @@ def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
 
 
 def without_rows(
-    file: DataFile, gone: Any, positions: Any, rows: int, vectors: DeletionVectors
+    file: DataFile, masked: Any, positions: Any, rows: int, vectors: DeletionVectors
 ) -> list[dict[str, Any]]:
     """The actions that take the rows at `positions` out of a file of so many rows,
-    of which those at `gone` are out.
+    of which those at `masked` are out.
 
     The new vector goes into `vectors`.
     """
-    masked = np.union1d(gone, positions)
-    if len(masked) == len(gone):
+    all_masked = np.union1d(masked, positions)
+    if len(all_masked) == len(masked):
         return []
-    if len(masked) == rows:
+    if len(all_masked) == rows:
         return [_removed(file.add)]
     # A file with another deletion vector is another logical file to Delta's protocol: it is removed
     # and added again, under the same path.
@@ -208,7 +208,7 @@ def without_rows(
         **file.add,
         "dataChange": True,
         "stats": _loose(file.add.get("stats"), rows),
-        "deletionVector": vectors.add(masked),
+        "deletionVector": vectors.add(all_masked),
     }
     return [_removed(file.add), {"add": added}]
 
@@ -349,8 +349,8 @@ class NewFile:
         return json.dumps(statistics, separators=(",", ":"))
 
 
-def pieces(layout: Layout, add: Mapping[str, Any], gone: Any) -> Iterator[Any]:
-    """The rows of a file in order, without those at the positions `gone`,
+def pieces(layout: Layout, add: Mapping[str, Any], masked: Any) -> Iterator[Any]:
+    """The rows of a file in order, without those at the positions `masked`,
     as the table's columns are now.
     """
     system, path = file_system(layout.location(add))
@@ -361,7 +361,7 @@ def pieces(layout: Layout, add: Mapping[str, Any], gone: Any) -> Iterator[Any]:
             if stored in file.schema_arrow.names
         }
         live = np.ones(file.metadata.num_rows, bool)
-        live[gone] = False
+        live[masked] = False
         at = 0
         for batch in file.iter_batches(_PIECE_ROWS, columns=list(present.values())):
             # Parquet gives the columns in the file's order, whatever the order asked for.

@@ -166,8 +166,8 @@ class Upsert:
         """Rows masked in the files that hold them, and one new file."""
         again = self._tables.inserted.there(name, listing, folded.new.select(list(key)))
         keys = pa.concat_tables([folded.known.select(list(key)), again])
-        gone = without(listing.layout, listing.files.values(), keys)
-        return gone + written(listing.layout, fitted(folded.live, listing.layout.schema))
+        removals = without(listing.layout, listing.files.values(), keys)
+        return removals + written(listing.layout, fitted(folded.live, listing.layout.schema))
 
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
@@ -312,11 +312,11 @@ def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
     layout, vectors, actions = listing.layout, DeletionVectors(listing.layout.root), []
     rows = [fitted(new, layout.schema)]
     for file in searched(listing.files.values(), ends):
-        gone = vectors.read(file.add.get("deletionVector"))
-        positions, times, count = _current(layout, file, gone, ends)
+        masked = vectors.read(file.add.get("deletionVector"))
+        positions, times, count = _current(layout, file, masked, ends)
         if len(positions):
             rows.append(_ended(layout, file, positions, times, count))
-            actions += without_rows(file, gone, positions, count, vectors)
+            actions += without_rows(file, masked, positions, count, vectors)
     vectors.close()
     shown = pa.concat_tables(rows)
     current = pc.is_null(shown[VALID_TO])
@@ -327,7 +327,7 @@ def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
     )
 
 
-def _current(layout: Layout, file: DataFile, gone: Any, ends: Any) -> tuple[Any, Any, int]:
+def _current(layout: Layout, file: DataFile, masked: Any, ends: Any) -> tuple[Any, Any, int]:
     """Where a file holds current versions that end, in order, when they end,
     and how many rows it has.
     """
@@ -335,7 +335,7 @@ def _current(layout: Layout, file: DataFile, gone: Any, ends: Any) -> tuple[Any,
     schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
     stored = numbered(layout, file, schema)
     live = np.ones(len(stored), bool)
-    live[gone] = False
+    live[masked] = False
     current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, "_row"])
     ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
     return ended["_row"].to_numpy(), ended[VALID_TO], len(stored)

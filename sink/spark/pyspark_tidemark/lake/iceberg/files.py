@@ -88,9 +88,9 @@ class _File:
         return [Written(self._path, self._deletes)]
 
 
-def write(layout: Layout, live: Any, gone: Any) -> list[Written]:
+def write(layout: Layout, live: Any, deleted: Any) -> list[Written]:
     """One file of rows and one of keys (pyarrow.Tables), where there are any."""
-    return _write(layout, [(live, gone)])
+    return _write(layout, [(live, deleted)])
 
 
 def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
@@ -135,10 +135,10 @@ def _write(
     layout: Layout, parts: Iterator[tuple[Any, Any]] | Sequence[tuple[Any, Any]]
 ) -> list[Written]:
     rows, keys = _File(layout, deletes=False), _File(layout, deletes=True)
-    for live, gone in parts:
+    for live, deleted in parts:
         rows.add(live)
         if layout.key:
-            keys.add(layout.there(gone))
+            keys.add(layout.there(deleted))
     return rows.close() + keys.close()
 
 

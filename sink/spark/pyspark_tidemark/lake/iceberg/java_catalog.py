@@ -189,24 +189,24 @@ def translated(err: Any, what: str) -> SourceError | None:
     """
     # The causes, too: catalogs wrap what their HTTP client or JDBC driver threw.
     kinds = _kinds(err.java_exception)
-    said = _without_secrets(str(err.java_exception.getMessage()).partition("\n")[0])
+    message = _without_secrets(str(err.java_exception.getMessage()).partition("\n")[0])
     if kinds & {*_REFUSED}:
         return SourceError(
             "ErrCredentials",
-            f"{what} refuses the credentials in its settings ({_SETTINGS}…): {said}",
+            f"{what} refuses the credentials in its settings ({_SETTINGS}…): {message}",
         )
     if kinds & {*_FORBIDDEN}:
-        return SourceError("ErrTargetUnusable", f"{what} does not allow this: {said}")
+        return SourceError("ErrTargetUnusable", f"{what} does not allow this: {message}")
     if kinds & {*_NO_CLASS} or _NO_DRIVER in str(err):
         return SourceError(
             "ErrTargetUnusable",
-            f"{what} needs jars that Spark does not have ({said}): name them by --conf "
+            f"{what} needs jars that Spark does not have ({message}): name them by --conf "
             "spark.jars.packages=… or spark.driver.extraClassPath",
         )
     if kinds & {*_UNAVAILABLE}:
-        return SourceError("ErrTargetUnavailable", f"{what} fails: {said}", retryable=True)
+        return SourceError("ErrTargetUnavailable", f"{what} fails: {message}", retryable=True)
     if kinds & {*_WRONG}:
-        return SourceError("ErrTargetRefused", f"{what} refuses: {said}")
+        return SourceError("ErrTargetRefused", f"{what} refuses: {message}")
     return None
 
 
@@ -224,5 +224,5 @@ def _kinds(thrown: Any) -> set[str]:
     return names
 
 
-def _without_secrets(said: str) -> str:
-    return re.sub(r"\S+://\S+", lambda uri: masked(uri[0]), said)
+def _without_secrets(message: str) -> str:
+    return re.sub(r"\S+://\S+", lambda uri: masked(uri[0]), message)

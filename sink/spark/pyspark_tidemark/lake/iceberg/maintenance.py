@@ -68,7 +68,7 @@ class Maintenance:
         self._deletes[name] = self._deletes.get(name, 0) + deletes
 
     def forget(self, name: str) -> None:
-        """The table is gone."""
+        """The table is expired."""
         self._commits.pop(name, None)
         self._deletes.pop(name, None)
 
@@ -157,10 +157,10 @@ class Maintenance:
             # A cut is in the manifest only when all of its tables are written: until then no kept
             # cut names the newest one's snapshots.
             kept_ids |= self._catalog.newest_cut(table)
-            gone = [snapshot_id for snapshot_id in snapshots if snapshot_id not in kept_ids]
-            if len(gone) < _EXPIRE_EVERY_COMMITS:
+            expired = [snapshot_id for snapshot_id in snapshots if snapshot_id not in kept_ids]
+            if len(expired) < _EXPIRE_EVERY_COMMITS:
                 return
-            self._catalog.expire(table, gone)
+            self._catalog.expire(table, expired)
 
     def health(self, name: str) -> Health:
         """Files, and rows that equality deletes mask, of the current snapshot."""

@@ -168,9 +168,9 @@ class CatalogManifest:
         files = _files(self._catalog, self._table)
         single = [file for file in files if int(file.recordCount()) < _ROLL_UP_CUTS]
         older = [file for file in files if int(file.recordCount()) >= _ROLL_UP_CUTS]
-        gone = [*single, *self._outdated(older, horizon)]
+        replaced = [*single, *self._outdated(older, horizon)]
         new = rolled(_read(older[-1:]), _read(single))
-        self._step(lambda transaction: self._rewrite(transaction, gone, new), self._state)
+        self._step(lambda transaction: self._rewrite(transaction, replaced, new), self._state)
         self._expire()
 
     def _take(self) -> None:
@@ -218,9 +218,9 @@ class CatalogManifest:
         )
         self.last = record
 
-    def _rewrite(self, transaction: Any, gone: Sequence[Any], new: Sequence[CutRecord]) -> Any:
+    def _rewrite(self, transaction: Any, replaced: Sequence[Any], new: Sequence[CutRecord]) -> Any:
         update = transaction.newOverwrite().addFile(self._written(new))
-        for file in gone:
+        for file in replaced:
             update.deleteFile(file)
         return update
 

@@ -144,8 +144,11 @@ class Inserted:
         ids = field_ids(self._catalog.schema(table))
         named = frozenset(ids[column] for column in key)
         data = (*cached.data, *self._data(table, key, rows, sequence))
-        gone = (*cached.deletes, *(_File(location, sequence, key=named) for location in deletes))
-        self._known[name] = _Shown(int(snapshot.snapshotId()), data, gone)
+        all_deletes = (
+            *cached.deletes,
+            *(_File(location, sequence, key=named) for location in deletes),
+        )
+        self._known[name] = _Shown(int(snapshot.snapshotId()), data, all_deletes)
 
     def forget(self, name: str) -> None:
         """Drop what is remembered of a table: it is another one now, or has another key."""
@@ -194,9 +197,9 @@ def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Seq
     """Those of `keys` that a data file holds and no younger delete names."""
     # A table whose key has changed may still have deletes by its old one: those name other columns.
     named = [file for file in deletes if file.key == frozenset(ids)]
-    written, gone = (_last(keys, files, ids) for files in (data, named))
+    written, deleted = (_last(keys, files, ids) for files in (data, named))
     both = written.join(
-        gone,
+        deleted,
         keys=keys.column_names,
         join_type="left outer",
         right_suffix="_deleted",

@@ -262,9 +262,9 @@ class IcebergTarget:
         folded = fold(changes.arrow, key)
         if changes.emptied:
             return write(layout, folded.live, folded.live.select(list(key)).slice(0, 0)), 0
-        gone = folded.known.select(list(key))
+        known_keys = folded.known.select(list(key))
         there = self._inserted.there(name, table, layout.there(folded.new).select(list(key)))
-        return write(layout, folded.live, pa.concat_tables([gone, there])), len(there)
+        return write(layout, folded.live, pa.concat_tables([known_keys, there])), len(there)
 
     def _inserted_again(self, table: Any, last: DataFrame, layout: Layout) -> int:
         """How many of the keys that a large cut inserts the table has already:
@@ -349,10 +349,10 @@ def check_reachable(root: str) -> None:
     try:
         file_system(root)
     except (OSError, pa.ArrowException) as err:
-        said = str(err).partition("\n")[0]
+        cause = str(err).partition("\n")[0]
         raise SourceError(
             "ErrTargetUnusable",
-            f"pyarrow cannot reach {root} ({said}); Iceberg's files are written by it: for HDFS "
+            f"pyarrow cannot reach {root} ({cause}); Iceberg's files are written by it: for HDFS "
             "it needs libhdfs, by "
             "HADOOP_HOME or ARROW_LIBHDFS_DIR, and CLASSPATH, on the driver and the executors",
         ) from None
