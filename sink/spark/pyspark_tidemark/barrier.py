@@ -63,7 +63,7 @@ def check_schema(
 
 
 def check_truncated(described: ChangefeedMeta, name: str, ts: int) -> None:
-    """Tell that a table was emptied at `ts`: that comes without rows.
+    """End a query whose table was emptied at `ts`, which no row says.
 
     Raises:
         SourceError: ErrTableTruncated.
@@ -85,7 +85,7 @@ def segments(
     describe: Callable[[int], ChangefeedMeta], start_ts: int, end_ts: int
 ) -> Iterator[tuple[int, int, ChangefeedMeta]]:
     """The parts of `(start_ts, end_ts]` between schema changes,
-    each with what is in force in it.
+    each with the tables in force in it.
     """
     while True:
         described = describe(start_ts)

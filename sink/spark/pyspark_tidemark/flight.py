@@ -1,9 +1,8 @@
 """The captures' contract (docs/format/flight.md) as this package uses it:
 a JSON document per action, batches by DoGet.
 
-Members that an older capture does not know (`slice_bytes`, `before`, `ts` of describe) are ignored
-by it: a table then comes in one slice, and what was asked for and is missing in the answer is told
-by whoever needs it.
+An older capture ignores members that it does not know (`slice_bytes`, `before`, `ts` of describe):
+a table then comes in one slice, and whoever needs a member that its answer lacks raises an error.
 """
 
 import base64

@@ -1,10 +1,10 @@
 """Jars of lake formats: `python -m pyspark_tidemark.jars [--dir DIR] [FORMAT …]` puts them into a
 directory, once.
 
-Spark's own resolver (Ivy) fetches them. What is kept is what a format's record lists
-(`lake.format.Jars`), and nothing else that their metadata asks for, because Spark brings it in
-newer versions. A jar whose content is not the one tested is refused. In the end the classes of all
-formats go into a class archive.
+Spark's own resolver (Ivy) fetches them. Those that a format's record lists (`lake.format.Jars`) are
+kept, and no others that their metadata asks for, because Spark has newer versions of these. A jar
+whose content is not the one tested is refused. In the end the classes of all formats go into a
+class archive.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def installed(directory: Path) -> list[Path]:
 
 
 def install(directory: Path, lake: str) -> list[Path]:
-    """Fetch what is missing of a format's jars.
+    """Fetch those of a format's jars that are missing.
 
     Raises:
         SourceError: ErrJavaNotFound, ErrJarsUnavailable.

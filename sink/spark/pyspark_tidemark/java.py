@@ -93,7 +93,7 @@ def make_class_archive(directory: Path, class_path: Sequence[Path]) -> None:
         training = [sys.executable, "-m", "pyspark_tidemark.class_training", str(made), scratch]
         if subprocess.run(training, check=False).returncode != 0 or not made.is_file():
             raise SourceError("ErrClassArchive", "Spark wrote none; see its lines above")
-        # Whoever looks meanwhile sees all of the archive, or none.
+        # Renamed in one step: a job that starts meanwhile sees all of the archive, or none.
         made.replace(archive)
     for old in directory.glob("*.jsa"):
         if old != archive:

@@ -7,7 +7,7 @@ succeed: whoever supervises the job starts it again.
 
 Standard output carries one JSON object a line: `{"ready": true, …}`, then one for each cut.
 Whatever ends the job by an error has a code: the last line on standard error is `[TM:ErrName] …`,
-and the captures are told (`lake.reporter`).
+and the captures get a report of it (`lake.reporter`).
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reported(arguments: Arguments, out: IO[str]) -> int:
-    """Run the job, and tell the captures how it ended."""
+    """Run the job, and report to the captures how it ended."""
     changefeed = Changefeed(parse(arguments.source_options | {"cuts": "true"}))
     reporter = Reporter(changefeed)
     try:
@@ -148,7 +148,7 @@ def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
 
 
 def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
-    """Nobody should overlook it: it stands in the job's log, its lines, and the manifest."""
+    """Show a skipped stretch in the job's log and its lines; the manifest has it, too."""
     _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
     sys.stderr.write(
         f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, "

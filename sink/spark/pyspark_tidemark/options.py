@@ -23,8 +23,8 @@ _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """Paths of files; with no PEM file the connection is plaintext,
-    with no token file nobody is named.
+    """Paths of files; without a PEM file the connection is plaintext, without a token file it is
+    anonymous.
     """
 
     ca_path: str = ""

@@ -51,7 +51,7 @@ class SlicePartition(InputPartition):
 
 
 class DdlPartition(InputPartition):
-    """A schema change, told in the envelope."""
+    """A schema change, as rows of the envelope."""
 
     def __init__(self, ddl: Ddl, tables: tuple[str, ...]) -> None:
         super().__init__((ddl, tables))

@@ -290,7 +290,7 @@ class SinkUri:
 
     @property
     def place(self) -> tuple[str, str, str, int]:
-        """What tells it from other sinks; how to log in there does not count."""
+        """Its identity among sinks; how to log in there is no part of it."""
         return self.format, self.path, self.host, self.port
 
     def option(self, name: str) -> str:

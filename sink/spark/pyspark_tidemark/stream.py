@@ -46,13 +46,13 @@ except ImportError:
         """Everything."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """So many rows."""
+        """At most this many rows."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
-        """So many bytes."""
+        """At most this many bytes."""
 
         def __init__(self, max_bytes: int) -> None:
             self.max_bytes = max_bytes

@@ -120,13 +120,13 @@ def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(
 ):
     target = keep(spark, changefeed, captures, tmp_path, CUTS[:5])
     running = target._maintenance
-    finished = running._replacement
+    finished = running._commit_rewrite
 
     def late(name, start, snapshot, paths):
         keep(spark, changefeed, captures, tmp_path, CUTS[5:])
         return finished(name, start, snapshot, paths)
 
-    running._replacement = late
+    running._commit_rewrite = late
     running.rewrite("bank.accounts")
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
     meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)

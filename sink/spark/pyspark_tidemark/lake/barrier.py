@@ -198,7 +198,7 @@ class Barrier:
         self._target.alter(table, self._filling(table, change))
 
     def _check_key(self, table: TableMeta, unknown: Sequence[str]) -> None:
-        """See that rows that are there already can be told by the table's key.
+        """See that the table's key identifies the rows that are there already.
 
         Raises:
             SourceError: ErrKeyUnknown.

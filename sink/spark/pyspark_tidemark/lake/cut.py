@@ -42,7 +42,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class TableWriters:
-    """How the tables of a cut are written: so many at a time, by this session, from this source."""
+    """How the tables of a cut are written: how many at a time, by which session, from where."""
 
     source_options: dict[str, str]
     spark: SparkSession | None
@@ -97,7 +97,7 @@ class CutApplier:
             return last
         start_ts = self._start_ts(cut, last)
         # Announced before anything is written, the barrier included: after a takeover the successor
-        # writes a cut with the same end, which the tables' fences can tell (docs/design/0028).
+        # writes a cut with the same end, which the tables' fences recognise (docs/design/0028).
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
         crossed = self._crossed(start_ts, last)
         self._forget(crossed)
@@ -127,7 +127,7 @@ class CutApplier:
         return altered
 
     def acknowledge(self) -> int:
-        """Tell the changefeed how far the lake is; returns its checkpoint_ts."""
+        """Acknowledge the newest cut to the changefeed; returns its checkpoint_ts."""
         assert self._manifest.last is not None
         return self._changefeed.ack(self._manifest.last.end_ts)
 

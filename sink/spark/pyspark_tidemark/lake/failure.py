@@ -1,9 +1,9 @@
 """Any exception of the lake job as an error with a code,
 and whether starting the job again can mend it.
 
-What cannot heal: a refusal of Spark's analyser, a refusal of a capture, and exceptions that tell of
-a mistake in data or program, which the same input brings about again. What may heal: networks,
-disks, memory, Spark's own processes.
+A start cannot mend a refusal of Spark's analyser or of a capture, nor an exception by a mistake in
+data or program: the same input raises it again. It may mend errors of networks, disks,
+memory and Spark's own processes.
 """
 
 from typing import Final
@@ -49,7 +49,7 @@ def named(err: BaseException) -> SourceError:
     """`err` with a code; its own message is the cause."""
     if isinstance(err, SourceError):
         if err.code == MOVED_BACK:
-            # a job that starts again is told the new epoch, and goes on where its lake ends
+            # A job that starts again gets the new epoch, and goes on where its lake ends.
             return SourceError(err.code, err.message, retryable=True)
         return err
     text, cause = str(err), _cause(err)

@@ -13,7 +13,7 @@ from pyspark_tidemark.lake.target import Health, Target
 
 
 class KeptCuts:
-    """The kept cuts of a manifest, as they are when asked."""
+    """The kept cuts of a manifest, read anew at each call."""
 
     def __init__(self, manifest: Manifest, hours: float) -> None:
         self._manifest = manifest

@@ -105,7 +105,7 @@ class FileManifest:
             SourceError: ErrTargetForeign, ErrTargetMode, ErrManifestCorrupt, or one of the
                 directory; then nobody has.
         """
-        # Checked before the takeover, which stops whoever writes: who may not write stops nobody.
+        # Before the takeover, which stops the job that writes: one that may not write stops nobody.
         check_mode(_own(_steady(lambda: _newest(files)), changefeed, root), mode)
         right = Claims(files, claims)
         right.take()

@@ -26,7 +26,7 @@ def as_of_cut(
     `ts` (None: at all).
 
     Returns the tables by name. A changelog shows the changes up to the cut. A catalog with the
-    tables of several changefeeds needs to be told which.
+    tables of several changefeeds needs `changefeed`.
 
     Raises:
         SourceError: ErrCutNotFound, the lake begins later; ErrCutExpired, a table's version is

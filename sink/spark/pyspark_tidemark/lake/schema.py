@@ -66,7 +66,7 @@ def lake_key(table: TableMeta, mode: str) -> tuple[str, ...]:
 
 
 def check_key(table: TableMeta, mode: str) -> None:
-    """See that the mode can tell the table's rows apart.
+    """See that the table has the key that the mode needs to identify its rows.
 
     Raises:
         SourceError: ErrTableNoKey.

@@ -102,7 +102,7 @@ def _on_class_path() -> dict[str, str]:
 
 
 def _with_own(jars: Sequence[Path], extra: dict[str, str]) -> str:
-    """The jars, and those that whoever runs the job has asked for."""
+    """The jars, and those of the user's own settings."""
     own = extra.get("spark.jars", "").split(",")
     return ",".join(dict.fromkeys([*map(str, jars), *filter(None, own)]))
 

@@ -30,7 +30,7 @@ _ESCAPE = "~"
 _NOT_IN_PATHS = frozenset('/\\%:*?"<>|[]{}=' + _ESCAPE)
 _OWN_NAMES = ("_tidemark", "_delta_log", "_spark_metadata")
 _PART_BYTES, _READABLE_BYTES, _DIGEST_CHARACTERS = 200, 120, 40
-"""File systems take 255 bytes; what is written beside a table has longer names."""
+"""File systems take 255 bytes; files beside a table have longer names than the table."""
 
 
 @dataclasses.dataclass(frozen=True)

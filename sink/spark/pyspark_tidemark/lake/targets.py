@@ -25,7 +25,7 @@ from pyspark_tidemark.sink_uri import SinkUri
 @contextmanager
 def opened_manifest(arguments: Arguments, spark: Callable[[], SparkSession]) -> Iterator[Manifest]:
     """The cuts of the target, and the right to write to it, for the block;
-    `spark` is asked where that needs Hadoop.
+    `spark` is called where that needs Hadoop or a catalog.
     """
     if arguments.target.is_database:
         with DatabaseManifest.opened(database(arguments.target), arguments.changefeed) as rows:
@@ -75,7 +75,7 @@ def kept_cuts(
 ) -> list[CutRecord]:
     """The cuts of a lake that is no database, for readers.
 
-    `changefeed` tells those in one catalog; empty: it has only one.
+    `changefeed` chooses one of those in a catalog; empty: the catalog has only one.
 
     Raises:
         SourceError: ErrManifestCorrupt, and those of the place.

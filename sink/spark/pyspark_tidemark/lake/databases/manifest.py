@@ -168,7 +168,7 @@ def _moved(ts: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TableRow:
-    """What is kept of a table; `next_schema` differs from `schema` while it is being altered."""
+    """A table's row; `next_schema` differs from `schema` while it is being altered."""
 
     end_ts: int
     schema: Any

@@ -45,7 +45,7 @@ class DatabaseTarget:
 
     @property
     def empties_with_cut(self) -> bool:
-        """A database shows no version but the newest: rows go and come in one transaction."""
+        """True in mode upsert: old rows go and new ones come in one transaction."""
         return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:

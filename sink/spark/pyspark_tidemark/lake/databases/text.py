@@ -25,7 +25,7 @@ def as_csv(batch: Any) -> bytes:
 
 
 def as_values(batch: Any, most_bytes: int) -> list[str]:
-    """For `INSERT … VALUES`: texts `(literal, …),…` of many rows and about so many bytes each,
+    """For `INSERT … VALUES`: texts `(literal, …),…` of many rows and about `most_bytes` each,
     at least one row.
 
     They are for a session whose strings know backslash escapes.

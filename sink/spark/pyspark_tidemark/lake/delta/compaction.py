@@ -72,7 +72,7 @@ def too_large(groups: Iterable[Sequence[DataFile]]) -> bool:
 
 
 def health(files: Iterable[DataFile]) -> Health:
-    """What maintenance tells of a table's files."""
+    """The health of a table with these files."""
     return sum(
         (Health(1, file.size < SMALL_FILE_BYTES, file.rows, file.masked) for file in files),
         Health(),

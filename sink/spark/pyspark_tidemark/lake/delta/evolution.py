@@ -4,7 +4,7 @@ drops and adds columns.
 Files keep the names that columns had when they came (column mapping), so no row is rewritten.
 Mapping asks more of readers, so a table has it from its first rename or drop on, or its first
 column with a name that files cannot have. Each column's identity stands in the metadata of its
-field, so after a crash what is done is seen to be done.
+field, so after a crash the steps that are done are not made again.
 """
 
 import dataclasses

@@ -43,7 +43,7 @@ defaults.
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What is needed to read and write a table's files."""
+    """Where a table's files are, and how they hold its columns."""
 
     root: str
     schema: Any
@@ -192,7 +192,7 @@ def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
 def without_rows(
     file: DataFile, masked: Any, positions: Any, rows: int, vectors: DeletionVectors
 ) -> list[dict[str, Any]]:
-    """The actions that take the rows at `positions` out of a file of so many rows,
+    """The actions that take the rows at `positions` out of a file with this number of rows,
     of which those at `masked` are out.
 
     The new vector goes into `vectors`.

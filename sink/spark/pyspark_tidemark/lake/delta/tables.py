@@ -246,7 +246,7 @@ class DeltaTables:
             )
 
     def change(self, name: str, made: Callable[[Listing], Actions]) -> bool:
-        """Commit other columns without Spark, as `made` from what is there,
+        """Commit other columns without Spark, by the actions `made` from the newest version,
         and again if somebody else was faster.
 
         False: only Delta may write to the table, or `made` commits nothing.
@@ -282,7 +282,7 @@ class DeltaTables:
         self._listings.pop(name, None)
 
     def apply(self, changes: Changes, made: Callable[[Listing], Actions]) -> bool:
-        """Commit a cut without Spark, as `made` from what is there,
+        """Commit a cut without Spark, by the actions `made` from the newest version,
         and again if somebody else has committed meanwhile.
 
         False: only Delta may write to the table.

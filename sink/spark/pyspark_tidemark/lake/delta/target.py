@@ -62,7 +62,7 @@ class DeltaTarget:
 
     @property
     def empties_with_cut(self) -> bool:
-        """Rows go and come in one version: nobody reads the table empty, or in part."""
+        """True in mode upsert: old rows go and new ones come in one version."""
         return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:

@@ -53,7 +53,7 @@ class Catalog:
         self, spark: SparkSession, root: str, changefeed: str, *, kind: str = "tidemark"
     ) -> None:
         """`root` is a directory or `catalog://NAME…`;
-        `kind` tells tables with other contents from the changefeed's own.
+        tables of another `kind` than the changefeed's own are not taken for these.
         """
         jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
         self._jvm = jvm
@@ -215,7 +215,7 @@ class Catalog:
     def layout(
         self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None
     ) -> Layout:
-        """What is needed to write files of a table.
+        """The layout of a table's files.
 
         Raises:
             SourceError: ErrTargetUnusable, they lie where they cannot be written.

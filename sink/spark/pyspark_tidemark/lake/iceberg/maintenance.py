@@ -73,7 +73,7 @@ class Maintenance:
         self._deletes.pop(name, None)
 
     def run(self, kept: Kept) -> Health | None:
-        """Begin the next piece of work if none is under way; the result of one that has ended."""
+        """Begin the next piece of work if none is running; returns the result of one that ended."""
         if self._running is not None:
             if not self._running.outcome.done():
                 return None
@@ -91,7 +91,7 @@ class Maintenance:
         return None
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the work that is running."""
         self._pool.shutdown(wait=True)
 
     def _ended(self, done: _Running) -> Health | None:

@@ -314,7 +314,7 @@ def _read(files: Sequence[Any]) -> list[CutRecord]:
 
 
 def _check_idle(table: Any, seconds: float) -> None:
-    """See that nobody writes for so long: a courtesy, the catalog itself keeps the lake whole."""
+    """See that nobody writes for `seconds`: a courtesy, the catalog itself keeps the lake whole."""
     if not seconds:
         return
     before = table.currentSnapshot()

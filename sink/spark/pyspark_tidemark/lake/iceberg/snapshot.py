@@ -72,7 +72,7 @@ class Snapshot:
 
     def _numbered(self, files: Sequence[Any], schema: StructType) -> DataFrame:
         """Rows with the sequence number of their file."""
-        # Spark tells of a row only the name of its file; ours are unique (`files`).
+        # Spark's metadata of a row has the name of its file; our names are unique (`files`).
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
         sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
         rows = self._read(files, schema).withColumn("_file", F.col("_metadata.file_name"))

@@ -75,7 +75,7 @@ class IcebergTarget:
 
     @property
     def empties_with_cut(self) -> bool:
-        """Rows go and come in one snapshot: nobody reads the table empty, or in part."""
+        """True in mode upsert: old rows go and new ones come in one snapshot."""
         return self._mode == UPSERT
 
     def position(self, table: TableMeta) -> int | None:
@@ -195,7 +195,7 @@ class IcebergTarget:
         return self._maintenance.run(kept)
 
     def close(self) -> None:
-        """Wait for maintenance that is under way."""
+        """Wait for the maintenance that is running."""
         self._maintenance.close()
 
     def _forget(self, name: str) -> None:

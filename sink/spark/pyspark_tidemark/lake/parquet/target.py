@@ -114,7 +114,7 @@ class Changelog(ABC):
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:  # noqa: ARG002 - each cut has its own
         """Mark from where on the name is another table's:
-        readers at a cut leave out what is below it.
+        readers at a cut leave out the cuts below it.
         """
         mark(self._files(table), ts, with_column_ids(table.schema, table.column_ids))
 
@@ -126,7 +126,7 @@ class Changelog(ABC):
 
     @abstractmethod
     def _files(self, table: TableMeta) -> Files:
-        """What is in the table's directory."""
+        """The files in the table's directory."""
 
     @abstractmethod
     def _newest_schema(self, table: TableMeta) -> Any:
