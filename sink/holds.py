@@ -102,6 +102,7 @@ class Holds:
         """A table has ended before it was complete: it stays as it was until its end."""
         with self._lock:
             window = self._open()
+            # Kept in the window, without rows: what readers had of it is not to be emptied.
             if window is not None:
                 window.tables[table_id] = None
 
@@ -113,8 +114,8 @@ class Holds:
                 window.end_ts = ts
             self.error = None
 
-    def forget(self, checkpoint_ts: int) -> None:
-        """Nobody asks for what is below the checkpoint any more."""
+    def drop_below(self, checkpoint_ts: int) -> None:
+        """Drop the windows that end at or below the checkpoint: nobody asks for those any more."""
         with self._lock:
             self._windows = [each for each in self._windows if each.end_ts > checkpoint_ts]
 

@@ -75,7 +75,7 @@ class SinkManager:
         """End the background threads; reads go on from the sorter."""
         self._quota.close()
         if self._dispatcher.stop():
-            metrics.forget(self)
+            metrics.unwatch(self)
             metrics.QUOTA_BYTES.dec(self._quota.total_bytes)
 
     def add_table(

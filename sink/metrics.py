@@ -64,25 +64,26 @@ class SinkStats:
 
 
 class SlowestTable(Protocol):
-    """Whose slowest tables are told."""
+    """A sink manager, as far as the ages of its slowest tables are concerned."""
 
     def slowest(self) -> tuple[int, int]:
         """The least (resolved_ts, checkpoint_ts) of the tables; 0 without tables."""
         ...
 
 
+# Weak: a sink manager that was dropped without `stop` must not hold back the gauge for ever.
 _AGES: weakref.WeakSet[SlowestTable] = weakref.WeakSet()
 AGE.labels("resolved").set_function(lambda: _age_s(0))
 AGE.labels("checkpoint").set_function(lambda: _age_s(1))
 
 
 def watch(sink: SlowestTable) -> None:
-    """Tell the ages of its slowest tables until `forget`."""
+    """Export the ages of its slowest tables until `unwatch`."""
     _AGES.add(sink)
 
 
-def forget(sink: SlowestTable) -> None:
-    """Tell them no more."""
+def unwatch(sink: SlowestTable) -> None:
+    """Export them no more."""
     _AGES.discard(sink)
 
 

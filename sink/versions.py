@@ -275,14 +275,14 @@ class Versions:
                 for span in spans
             ]
 
-    def forget(self, ts: int) -> None:
-        """Nobody asks about a ts below this one any more."""
+    def drop_below(self, ts: int) -> None:
+        """Drop what is needed below `ts` only: nobody asks about that any more."""
         with self._lock:
             self.start_ts = max(self.start_ts, ts)
             # A DDL at the checkpoint itself is kept: a reader that begins there has to follow it.
             passed = self._ts[: bisect.bisect_left(self._ts, self.start_ts)]
             for name in {name for each in passed for name in self._ddls.pop(each).names}:
-                self._forget_name(name)
+                self._drop_versions(name)
             del self._ts[: len(passed)]
 
     def _is_known(self, change: Change) -> bool:
@@ -335,7 +335,7 @@ class Versions:
         self._by_name[name] = (*self._by_name[name][:-1], ended)
         self._by_span[ended.span] = (*self._by_span[ended.span][:-1], ended)
 
-    def _forget_name(self, name: str) -> None:
+    def _drop_versions(self, name: str) -> None:
         for span in {version.span for version in self._by_name.get(name, ())}:
             self._by_span[span] = self._kept(self._by_span.get(span, ()))
             if not self._by_span[span]:

@@ -245,10 +245,10 @@ class FeedCatalog:
 
     def forget(self, checkpoint_ts: int) -> None:
         """Drop the versions that no reader at or above the checkpoint asks for."""
-        self.holds.forget(checkpoint_ts)
+        self.holds.drop_below(checkpoint_ts)
         # A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the
         # tables right below it with those right above it: so the ts before the checkpoint stays.
-        self.versions.forget(self.history.needed_from(checkpoint_ts) - 1)
+        self.versions.drop_below(self.history.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
         kept_versions = {
             (version.name, version.from_ts)

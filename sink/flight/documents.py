@@ -182,6 +182,7 @@ class Ticket:
 
 
 def _document(body: bytes) -> Mapping[str, Any]:
+    # Before it is parsed: a client must not choose how much memory its request takes.
     if len(body) > _BODY_BYTES_MAX:
         raise FlightRequestError(
             f"the body has {len(body)} bytes; at most {_BODY_BYTES_MAX} are read"
@@ -189,6 +190,7 @@ def _document(body: bytes) -> Mapping[str, Any]:
     try:
         doc = json.loads(body)
     except (ValueError, RecursionError) as err:
+        # RecursionError: brackets in brackets, a thousand deep.
         raise FlightRequestError(f"the body is not JSON: {err}") from err
     if not isinstance(doc, dict):
         raise FlightRequestError("the body must be a JSON object")
@@ -222,6 +224,7 @@ def _flag(doc: Mapping[str, Any], name: str) -> bool:
 
 def _number(doc: Mapping[str, Any], name: str) -> int:
     value = doc.get(name)
+    # JSON's true is an int in Python. Spark's timestamps are signed 64-bit numbers.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_INT64:
         raise FlightRequestError(f"`{name}` must be an integer from 0 to 2^63-1")
     return value

@@ -150,7 +150,7 @@ def test_what_is_forgotten_changes_nothing_above(
 ) -> None:
     upstream, versions = evolved(statements)
     whole = evolved(statements)[1]
-    versions.forget(START + after)
+    versions.drop_below(START + after)
     assert all(versions.is_known(change) for change in upstream.changes)
     for ts in range(START + after, upstream.ts + 2):
         assert [(v.name, v.from_ts) for v in versions.at(ts)] == [

@@ -73,7 +73,7 @@ def test_ddls_in_between_are_cuts_in_which_the_table_stays_as_it_was(opened):
     ddls = feed.feeds.describe("feed", 1020).ddls
     assert [(ddl.ts, ddl.truncated) for ddl in ddls] == [(1020, ()), (1030, ("s.a",))]
     assert feed.feeds.ack("feed", None, 1045) == 1045
-    feed.holds.forget(1045)
+    feed.holds.drop_below(1045)
     assert not feed.holds.shown([], feed.versions)
 
 
