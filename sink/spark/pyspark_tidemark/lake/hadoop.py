@@ -108,6 +108,7 @@ class HadoopFiles:
             if not self._conditional:
                 return self._renamed(name, write)
             try:
+                # The object is written, or refused, when its stream is closed.
                 stream = self._system.createFile(self._path(name)).must(CONDITIONAL, True).build()  # noqa: FBT003 - Java's signature
                 write(stream)
                 stream.close()
@@ -137,11 +138,13 @@ class HadoopFiles:
         staged = self._path(f".staged-{uuid.uuid4()}")
         stream = self._system.create(staged, False)  # noqa: FBT003 - Java's signature: overwrite
         write(stream)
+        # On the data nodes' disks before the name is shown: a name must have its content.
         stream.hsync()
         stream.close()
         context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
             staged.toUri(), self._conf
         )
+        # By FileContext: FileSystem's own rename overwrites a file on some file systems.
         rename = self._jvm.org.apache.hadoop.fs.Options.Rename
         options = self._gateway.new_array(rename, 1)  # Java's varargs
         options[0] = rename.NONE

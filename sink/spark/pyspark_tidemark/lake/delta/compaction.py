@@ -26,10 +26,8 @@ _GROWTH = 2.0
 
 
 def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
-    """Files that are to become one, in none, one or two groups.
-
-    Those with nothing but ended versions stay among themselves, as no cut needs to look into them.
-    """
+    """Files that are to become one, in none, one or two groups."""
+    # Those with nothing but ended versions (scd2) stay among themselves: no cut looks into them.
     listed = list(files)
     parts = [[file for file in listed if file.ended is ended] for ended in (False, True)]
     return [group for part in parts if (group := _chosen(part))]

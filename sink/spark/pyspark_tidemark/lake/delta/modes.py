@@ -184,12 +184,14 @@ def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bo
     columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
     counts = [F.count_if(~is_new), F.count_if(is_new)]
     aggregates = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
+
+    updates, inserts = aggregates[:2]
     lows, highs = aggregates[2 : 2 + len(columns)], aggregates[2 + len(columns) :]
+    width = len(key)
     files = [file.bounds for file in listing.files.values()]
-    return (
-        aggregates[0] > 0 and any_near(key, lows[: len(key)], highs[: len(key)], files),
-        aggregates[1] > 0 and any_near(key, lows[len(key) :], highs[len(key) :], files),
-    )
+    meets_updated = updates > 0 and any_near(key, lows[:width], highs[:width], files)
+    meets_inserted = inserts > 0 and any_near(key, lows[width:], highs[width:], files)
+    return meets_updated, meets_inserted
 
 
 class Append:

@@ -15,15 +15,16 @@ import numpy as np
 _MAGIC = 1681511377
 _PLAIN, _WITH_RUNS = 12346, 12347
 _NO_OFFSETS_BELOW = 4
-_MOST_LISTED = 4096  # positions of a container; more are a bitmap of 65536 bits
+# Positions of a container; more of them are a bitmap of 65536 bits, which is then smaller.
+_MOST_LISTED = 4096
 _BITMAP_BYTES = 8192
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _MOST_ROWS = 1 << 32
 
 VERSION = b"\x01"
-"""What a file of deletion vectors begins with."""
+"""The first byte of a file of deletion vectors."""
 FRAME_BYTES = 8
-"""What a frame adds to a vector."""
+"""The bytes that a frame adds to a vector: its size and its CRC-32."""
 
 
 def framed(vector: bytes) -> bytes:
@@ -124,6 +125,8 @@ def _unroaring(data: bytes, at: int) -> tuple[Any, int]:
         at += 8
         runs = np.zeros(count, np.uint8)
     head = np.frombuffer(data, "<u2", 2 * count, at).reshape(count, 2)
+    # The offsets of containers are left out where there are runs and few containers; containers
+    # follow each other, so nobody needs them here.
     at += 4 * count + (4 * count if not with_runs or count >= _NO_OFFSETS_BELOW else 0)
     parts = [np.empty(0, np.int64)]
     for (high, less), run in zip(head.tolist(), runs.tolist(), strict=True):

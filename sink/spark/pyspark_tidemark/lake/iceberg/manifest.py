@@ -180,6 +180,7 @@ class CatalogManifest:
             try:
                 self._commit(transaction, _nothing(transaction), state)
             except SourceError as err:
+                # A step of the job that runs came between: again, on top of that.
                 if err.code != "ErrTargetBusy":
                     raise
                 continue
