@@ -6,6 +6,7 @@ whoever is elected next starts from the metadata.
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import structlog
@@ -62,10 +63,12 @@ class Membership:
                     await self._register(record, lease.id)
                     async with asyncio.TaskGroup() as tasks:
                         owning = tasks.create_task(self._own(lease.id), name="owner")
+                        settling = tasks.create_task(self._settle(), name="settle")
                         # Set when the lease could not be renewed for a whole TTL. Until this
                         # capture notices, the fence of `Records` keeps it from writing.
                         await lease.lost.wait()
                         owning.cancel()
+                        settling.cancel()
                 _log.warning("session lost", capture=self._id)
             except* (UnavailableError, LeaseNotFoundError) as group:
                 _log.warning("session ended", capture=self._id, error=str(group.exceptions[0]))
@@ -123,6 +126,17 @@ class Membership:
         elif owner is not None:
             self.settled.set()
         await self._meta.put(keys.capture(self._id), json.dumps(asdict(record)).encode(), lease)
+
+    async def _settle(self) -> None:
+        """Set `settled` when another capture is seen to own the changefeeds."""
+        # Nobody may own them when this capture registers: two start at a time, or this one has just
+        # given an earlier process's key back. Whoever then loses the election would never be ready.
+        while not self.settled.is_set():
+            with suppress(UnavailableError):
+                owner = await self._meta.get(keys.OWNER)
+                if owner is not None and owner.value != self._id.encode():
+                    self.settled.set()
+            await asyncio.sleep(_RETRY_S)
 
     async def _own(self, lease: int) -> None:
         self._records.fence = await self._meta.campaign(keys.OWNER, self._id.encode(), lease)
