@@ -102,11 +102,24 @@ build/site-venv/.done: deploy/site/requirements.txt
 site: build/site-venv/.done ## Build the docs as a site into build/site, with tools of its own
 	cd deploy/site && NO_MKDOCS_2_WARNING=1 ../../build/site-venv/bin/mkdocs build --strict --quiet
 
+KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
+
+# Kubernetes' schemas are 17,000 files: they have an environment of their own. Without Go, kustomize or kubectl must be there.
+build/kubernetes/.done: deploy/kubernetes/requirements.txt
+	$(PYTHON) -m venv build/kubernetes
+	build/kubernetes/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $<
+	command -v kustomize kubectl >/dev/null || ! command -v go >/dev/null || GOBIN=$(CURDIR)/build/kubernetes/bin go install $(KUSTOMIZE)
+	@touch $@
+
+.PHONY: kubernetes-check
+kubernetes-check: setup build/kubernetes/.done ## Render the Kubernetes overlays, and check them against Kubernetes' schemas
+	$(BIN)/pytest -q tests/unit/deploy/test_kubernetes.py
+
 .PHONY: check
 check: lint types layers proto-check docs-check ## All static checks
 
 .PHONY: test-unit
-test-unit: setup ## Unit and property tests
+test-unit: setup build/kubernetes/.done ## Unit and property tests
 	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit
 
 # A machine that others share can stop a daemon for seconds, and a test of deadlines with it. What fails beside others is
@@ -144,33 +157,45 @@ test-docker: setup ## The whole way as containers (needs a Docker daemon, or roo
 .PHONY: test
 test: check test-unit test-integration test-attacks test-e2e ## Everything that runs without Docker
 
+IMAGE_FLAGS = --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) \
+  --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+  --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown)
+
 .PHONY: image
-image: ## Build the image (BASE_IMAGE=… for another Debian 12 with Python 3.11)
-	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target tidemark -t $(IMAGE) .
+image: ## Build the image of all daemons (BASE_IMAGE=… for another Debian 12 with Python 3.11, best by its digest)
+	docker build $(IMAGE_FLAGS) --target tidemark -t $(IMAGE) .
 
 .PHONY: images
-images: image ## Build the image and the etcd and Prometheus that deploy/compose.yaml starts beside it
-	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target etcd -t $(IMAGE)-etcd .
-	docker build --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) --target prometheus -t $(IMAGE)-prometheus .
+images: image ## Build the image of Spark's jobs, too, and the etcd and Prometheus that deploy/compose.yaml starts
+	docker build $(IMAGE_FLAGS) --target tidemark-spark -t $(IMAGE)-spark .
+	docker build $(IMAGE_FLAGS) --target etcd -t $(IMAGE)-etcd .
+	docker build $(IMAGE_FLAGS) --target prometheus -t $(IMAGE)-prometheus .
+
+# CLUSTER=ha starts whatever can be there more than once more than once; PROFILES=grafana adds Grafana's own image.
+CLUSTER ?= small
+PROFILES ?=
+IN_CONTAINERS = TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml --env-file deploy/$(CLUSTER).env \
+  $(if $(filter ha,$(CLUSTER)),--profile ha) $(addprefix --profile ,$(PROFILES))
 
 .PHONY: up
-up: images ## Start the cluster as containers
-	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml up -d
+up: images ## Start the cluster as containers (CLUSTER=ha, PROFILES=grafana)
+	$(IN_CONTAINERS) up -d
 
 .PHONY: up-demo
 up-demo: ## Run the demo's bank in the running containers, with proof
-	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml run --rm --no-deps -T spark demo \
-	  --join coordinator:2379 --capture capture:8300 --lake-dir /lake --data-dir /data/demo $(ARGS)
+	$(IN_CONTAINERS) run --rm --no-deps -T spark demo \
+	  --join coordinator:2379 --capture captures:8300 --lake-dir /lake --data-dir /data/demo $(ARGS)
 
 .PHONY: down
 down: ## Stop the containers (their volumes stay; ARGS="-v" removes them)
-	TIDEMARK_IMAGE=$(IMAGE) $(COMPOSE) -p tidemark -f deploy/compose.yaml down $(ARGS)
+	$(IN_CONTAINERS) down --remove-orphans $(ARGS)
 
 .PHONY: lock
 lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --all-groups --no-header --no-annotate -o requirements.lock
-	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/requirements.lock
+	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/spark.lock
+	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
 
 .PHONY: clean
 clean: ## Remove what was built or recorded, not .venv

@@ -1,5 +1,5 @@
 """The whole way as containers: real etcd, every daemon by itself, Prometheus sees all of them,
-the demo's rows arrive.
+the demo's rows arrive, also while a coordinator and a capture are killed.
 
 Needs a Docker daemon, or root and `dockerd`, then a private one is started. Where no image registry
 can be reached the base image is made with debootstrap. TIDEMARK_DOCKER=0 skips.
@@ -7,20 +7,37 @@ can be reached the base image is made with debootstrap. TIDEMARK_DOCKER=0 skips.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "tidemark-test"
 IMAGE = "tidemark:test"
-DAEMONS = {"coordinator", "store", "capture", "pump", "gc-worker", "spark"}
+SMALL = {
+    "coordinator": 1,
+    "store": 1,
+    "capture": 1,
+    "pump": 1,
+    "gc-worker": 1,
+    "spark": 1,
+    "etcd": 1,
+}
+"""How many of each daemon Prometheus must see."""
+HA = SMALL | {"coordinator": 3, "capture": 2, "pump": 2, "gc-worker": 2, "etcd": 3}
+PROMETHEUS = "http://127.0.0.1:9090/api/v1"
+MAX_DAEMON_IMAGE_BYTES = 400_000_000
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(3000)]
 
@@ -123,6 +140,10 @@ def local_base(environment: dict[str, str]) -> str:
         "bookworm",
         str(root),
     )
+    # as the slim images of registries are made
+    for part in ("usr/share/doc", "usr/share/locale", "usr/share/man", "var/cache/apt/archives"):
+        shutil.rmtree(root / part)
+    shutil.rmtree(root / "var/lib/apt/lists")
     checked("sh", "-c", f"tar -C {root} -c . | docker import - {name}", **environment)
     shutil.rmtree(root)
     return name
@@ -135,63 +156,128 @@ def wait_for(condition, seconds: float, what: str) -> None:
         time.sleep(1)  # containers on a busy machine: nothing to wait on but their state
 
 
-def compose(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    modern = run("docker", "compose", "version", **environment).returncode == 0
-    command = ("docker", "compose") if modern else ("docker-compose",)
-    return run(*command, "-p", PROJECT, "-f", "deploy/compose.yaml", *arguments, **environment)
+class Composition:
+    """deploy/compose.yaml as `make up CLUSTER=…` starts it."""
+
+    def __init__(self, environment: dict[str, str], cluster: str) -> None:
+        self.environment = environment
+        modern = run("docker", "compose", "version", **environment).returncode == 0
+        self._command = (
+            *(("docker", "compose") if modern else ("docker-compose",)),
+            *("-p", PROJECT, "-f", "deploy/compose.yaml", "--env-file", f"deploy/{cluster}.env"),
+            *(("--profile", "ha") if cluster == "ha" else ()),
+        )
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(*self._command, *arguments, **self.environment)
+
+    @contextmanager
+    def started(self, daemons: dict[str, int]) -> Iterator[None]:
+        """Up for the block, from when Prometheus sees so many of each daemon."""
+        up = self("up", "-d")
+        assert up.returncode == 0, up.stderr
+        try:
+            wait_for(lambda: scraped() == daemons, 300, f"a scrape of {daemons}")
+            yield
+        finally:
+            self("down", "-v", "--remove-orphans")
+
+    def demo(self, *flags: str) -> tuple[str, ...]:
+        """The command that runs the bank in the Spark image and compares the lake."""
+        return (
+            *(*self._command, "run", "--rm", "--no-deps", "-T", "spark", "demo"),
+            *("--join", "coordinator:2379", "--capture", "captures:8300", "--lake-dir", "/lake"),
+            *("--data-dir", "/data/demo", "--accounts", "50", "--tellers", "4", "--seed", "5"),
+            *("--killed-clients", "1", *flags),
+        )
+
+    def is_healthy(self, service: str) -> bool:
+        return self.inspect(service, "{{.State.Health.Status}}") == "healthy"
+
+    def inspect(self, service: str, what: str) -> str:
+        container = self("ps", "-q", service).stdout.strip()
+        return checked("docker", "inspect", "-f", what, container, **self.environment).strip()
 
 
-def targets() -> dict[str, str]:
-    with urllib.request.urlopen("http://127.0.0.1:9090/api/v1/targets", timeout=5) as answer:
-        active = json.load(answer)["data"]["activeTargets"]
+def asked(query: str) -> list[dict[str, Any]]:
+    """What Prometheus answers; nothing while it starts."""
+    url = f"{PROMETHEUS}/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return list(json.load(answer)["data"]["result"])
+    except OSError:
+        return []
+
+
+def scraped() -> dict[str, int]:
+    """How many of each daemon answer."""
     return {
-        target["labels"].get("daemon", target["labels"]["job"]): target["health"]
-        for target in active
+        each["metric"]["daemon"]: int(each["value"][1])
+        for each in asked("count by (daemon) (up == 1)")
     }
 
 
-def scraped() -> bool:
-    try:
-        found = targets()
-    except OSError:
-        return False
-    return all(found.get(name) == "up" for name in (*DAEMONS, "etcd"))
+def service_where(metric: str) -> str:
+    """The service of the one container whose metric is 1."""
+    [series] = asked(f"{metric} == 1")
+    return str(series["metric"]["instance"]).partition(":")[0]
+
+
+def test_the_daemon_image_is_small_and_its_processes_may_write_to_volumes_only(images):
+    size = int(checked("docker", "image", "inspect", "-f", "{{.Size}}", IMAGE, **images))
+    assert size <= MAX_DAEMON_IMAGE_BYTES
+    flags = ("--rm", "--read-only", "--tmpfs", "/tmp", "--entrypoint", "sh", IMAGE, "-c")
+    said = checked(
+        *("docker", "run", *flags),
+        "id -u; touch /data/x /tmp/x && touch ~/x 2>&1; command -v java pip || true",
+        **images,
+    )
+    user, refused, *programs = said.splitlines()
+    assert user == "10001"
+    assert "Read-only file system" in refused
+    assert programs == []
 
 
 def test_rows_reach_the_lake_and_prometheus_sees_every_daemon(images):
-    up = compose(images, "up", "-d")
-    assert up.returncode == 0, up.stderr
-    try:
-        wait_for(scraped, 180, "a scrape of every daemon")
-        done = compose(
-            images,
-            *(
-                "run",
-                "--rm",
-                "--no-deps",
-                "-T",
-                "spark",
-                "demo",
-                "--join",
-                "coordinator:2379",
-                "--capture",
-                "capture:8300",
-            ),
-            *(
-                "--lake-dir",
-                "/lake",
-                "--data-dir",
-                "/data/demo",
-                "--transactions",
-                "60",
-                "--accounts",
-                "50",
-            ),
-            *("--tellers", "4", "--killed-clients", "1", "--seed", "5", "--rate", "0"),
-        )
+    composition = Composition(images, "small")
+    with composition.started(SMALL):
+        done = run(*composition.demo("--transactions", "60", "--rate", "0"), **images)
         assert done.returncode == 0, (
-            done.stdout + done.stderr + compose(images, "logs", "--tail", "40").stdout
+            done.stdout + done.stderr + composition("logs", "--tail", "40").stdout
         )
         assert "lake = store       EQUAL" in done.stdout
-    finally:
-        compose(images, "down", "-v")
+
+
+def test_the_lake_is_equal_after_the_leader_and_the_owner_were_killed(images, tmp_path):
+    """kill -9 of the coordinator that leads, and of the capture that owns the changefeeds."""
+    composition = Composition(images, "ha")
+    log = tmp_path / "demo.log"
+    with composition.started(HA), log.open("wb") as output:
+        command = composition.demo("--transactions", "400", "--rate", "10")
+        environment = {**os.environ, **images}
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        ) as demo:
+            wait_for(lambda: transfers(log) >= 50, 300, "fifty transfers")
+            victims = [
+                service_where("tidemark_coordinator_leader"),
+                service_where("tidemark_capture_is_owner"),
+            ]
+            for victim in victims:
+                # all but process 1, which is tini: it ends with the status of its child
+                composition("exec", "-T", victim, "sh", "-c", "kill -9 -1")
+            status = demo.wait(900)
+        logs = composition("logs", "--tail", "40").stdout
+        assert status == 0, log.read_text() + logs
+        assert "lake = store       EQUAL" in log.read_text()
+        restarts = {victim: composition.inspect(victim, "{{.RestartCount}}") for victim in victims}
+        assert restarts == dict.fromkeys(victims, "1")
+        wait_for(lambda: scraped() == HA, 120, "a scrape of every daemon, killed ones too")
+        for victim in victims:
+            wait_for(partial(composition.is_healthy, victim), 120, f"a healthy {victim}")
+
+
+def transfers(log: Path) -> int:
+    """How many the demo has made, as its last line of progress says."""
+    counts = re.findall(r"transactions (\d+)/", log.read_text())
+    return int(counts[-1]) if counts else 0

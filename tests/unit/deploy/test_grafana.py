@@ -9,11 +9,14 @@ import re
 from itertools import pairwise
 
 import pytest
+import yaml
 
 from deploy.grafana import __main__ as generated
 from deploy.grafana.dashboard import Dashboard, Panel
 from deploy.grafana.panels import DASHBOARDS
 from tests.dashboards import ROOT, metrics_of, queries
+
+GRAFANA = ROOT / "deploy" / "grafana"
 
 
 def documented() -> set[str]:
@@ -77,3 +80,17 @@ def test_every_panel_says_what_it_shows():
         panel for dashboard in DASHBOARDS for row in dashboard.rows for panel in row.panels
     ]
     assert [panel.title for panel in panels if not panel.text or not panel.queries] == []
+
+
+def test_the_provisioning_points_at_what_the_composition_mounts():
+    provider = yaml.safe_load((GRAFANA / "provisioning/dashboards/tidemark.yaml").read_text())
+    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/tidemark.yaml").read_text())[
+        "datasources"
+    ]
+    mounts = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]["grafana"][
+        "volumes"
+    ]
+    folder = provider["providers"][0]["options"]["path"]
+    assert f"./grafana/dashboards:{folder}:ro" in mounts
+    assert "./grafana/provisioning:/etc/grafana/provisioning:ro" in mounts
+    assert (source["type"], source["url"]) == ("prometheus", "http://prometheus:9090")

@@ -5,6 +5,8 @@ rules_test.yaml says what is expected when.
 import subprocess
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 
@@ -20,5 +22,6 @@ def test_alerts_fire_when_they_should_and_not_before() -> None:
     assert "SUCCESS" in promtool("test", "rules", "rules_test.yaml")
 
 
-def test_the_configuration_is_valid() -> None:
-    promtool("check", "config", "../../../deploy/prometheus/prometheus.yaml")
+@pytest.mark.parametrize("name", ["prometheus.yaml", "prometheus-ha.yaml"])
+def test_the_configuration_is_valid(name: str) -> None:
+    promtool("check", "config", f"../../../deploy/prometheus/{name}")
