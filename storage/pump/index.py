@@ -199,6 +199,7 @@ class Index:
         if self._matcher.waits(start_ts):
             return
         commit_ts = self._matcher.prewrite(start_ts, pointer)
+        # A prewrite that came after its commit, which GC has removed, would stay for ever.
         if commit_ts is None or commit_ts > self.gc_ts:
             batch.put(prewrite_key(start_ts), _POINTER.pack(*pointer))
         if commit_ts:
@@ -208,16 +209,16 @@ class Index:
         before = self._matcher.max_commit_ts
         prewrite = self._matcher.settle(start_ts, commit_ts)
         key = commit_key(commit_ts, start_ts)
+        # GC goes by a segment's own timestamps, and a prewrite may stand in an older one.
         if prewrite is not None and prewrite.position.fid != pointer.fid:
             self._keep_segment(batch, prewrite.position.fid, commit_ts)
-        if (
-            prewrite is None
-            and commit_ts <= before
-            and key not in batch.ops
-            and self.kv.get(key) is None
-        ):
+        if prewrite is None and commit_ts <= before and not self._has(batch, key):
+            # Readers were told that everything up to `before` is known, and this was not.
             self.late_commits += 1
         batch.put(key, _POINTER.pack(*pointer))
+
+    def _has(self, batch: WriteBatch, key: bytes) -> bool:
+        return key in batch.ops or self.kv.get(key) is not None
 
     def _keep_segment(self, batch: WriteBatch, fid: int, commit_ts: int) -> None:
         """Keep a segment as long as the commits whose prewrites are in it."""

@@ -57,6 +57,8 @@ def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chun
     orphans = [
         commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)
     ]
+    # GC runs beside this: what it removed after the look into the index is no damage, and what it
+    # removed before is missing in the chunk without an error.
     try:
         payloads = _payloads(log, commits)
     except CorruptError:

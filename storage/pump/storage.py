@@ -3,8 +3,8 @@
     write -> GroupCommit -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
     Matcher) -> pull
 
-What blocks runs in three kinds of threads (`threads`); GC runs in the index's, between two groups.
-At the start, `indexer.recover` replays the log from the index's handle before anything is served.
+What blocks runs in three kinds of threads (`Threads`); GC runs in the index's, between two groups.
+At the start, `recover` replays the log from the index's handle before anything is served.
 Source: tidb-binlog's pump/storage, whose `Append` this is.
 """
 
@@ -20,11 +20,17 @@ from storage.leveldb import LevelDB
 from storage.model.errors import CorruptError, NotFoundError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.gc import Collected, Collector, Throttle
-from storage.pump.group_commit import GroupCommit, IndexQueue, PumpClosedError
 from storage.pump.index import Index
-from storage.pump.indexer import Indexer, Recovery, recover
 from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
-from storage.pump.threads import Threads
+from storage.pump.write_pipeline import (
+    GroupCommit,
+    Indexer,
+    IndexQueue,
+    PumpClosedError,
+    Recovery,
+    Threads,
+    recover,
+)
 from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
 from storage.vfs import FS
 
@@ -171,6 +177,7 @@ class PumpStorage:
                     cursor = chunk.cursor
                     if chunk.payloads or chunk.orphans:
                         yield chunk
+                    # The reader asked for more, so it has this chunk: GC may pass it now.
                     position.commit_ts = cursor.commit_ts
 
     def end_pulls(self) -> None:
@@ -202,6 +209,7 @@ class PumpStorage:
 
     async def _wait_beyond(self, ts: int) -> int:
         while self._pulling:
+            # Taken before the look: a move after it sets this very event.
             changed = self._changed
             if self.max_commit_ts > ts:
                 return self.max_commit_ts

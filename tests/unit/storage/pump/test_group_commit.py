@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.pump import group_commit as module
+from storage.pump import write_pipeline as module
 from storage.pump.binlog import Binlog, fake, parse
-from storage.pump.group_commit import GroupCommit, IndexQueue, PumpBusyError, PumpClosedError
+from storage.pump.write_pipeline import GroupCommit, IndexQueue, PumpBusyError, PumpClosedError
 from storage.value_log import ValueLog
 from tests.hooked_fs import HookedFS
 from tests.memory_fs import MemFS

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from storage.kv import WriteBatch
 from storage.model.errors import UnavailableError
-from storage.pump.group_commit import GROUPS_MAX, Group, IndexQueue
 from storage.pump.storage import PumpStorage
+from storage.pump.write_pipeline import GROUPS_MAX, Group, IndexQueue
 from storage.value_log import Pointer
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
@@ -27,8 +27,8 @@ from tests.unit.storage.pump.storages import (
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.pump.indexer.RETRY_SECONDS", 0.0)
-    monkeypatch.setattr("storage.pump.group_commit.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("storage.pump.write_pipeline.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("storage.pump.write_pipeline.SLOW_SECONDS", 0.0)
 
 
 class FaultyKV(MemoryKV):

@@ -12,9 +12,9 @@ from tipb import binlog_pb2
 from storage.kv import WriteBatch
 from storage.pump.binlog import parse
 from storage.pump.gc import Collected
-from storage.pump.group_commit import PumpClosedError
 from storage.pump.pull import BinlogPurgedError
 from storage.pump.storage import BinlogNotFoundError
+from storage.pump.write_pipeline import PumpClosedError
 from storage.segment import SegmentMissingError
 from storage.value_log import ValueLogWriteError
 from tests.hooked_fs import HookedFS

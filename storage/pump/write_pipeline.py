@@ -1,0 +1,406 @@
+"""The way of a binlog into a Pump: a group goes into the value log, is acknowledged, and then goes
+into the index.
+
+1. `GroupCommit` puts all binlogs that wait into the log together, with one write and one fdatasync,
+   acknowledges them, and passes them to the `IndexQueue`, in this order. There is no timer: while
+   one group is on its way to the disk, the next one gathers.
+2. `Indexer` feeds the index from the queue while the index keeps up, and from the log when it did
+   not (tidb-binlog's SlowChaser). A stalled or failing index delays readers, never writers: what is
+   acknowledged is in the log, and the index is derived from it. After a failed write the state of
+   the index in memory is unknown, so it is loaded again and fed from its handle, as after a
+   restart. When the daemon stops, it does not finish catching up: the next start replays the rest.
+3. `recover` replays the log at a start, from the index's handle.
+
+What blocks runs in `Threads`; the event loop never does.
+"""
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, takewhile
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from storage.group_queue import GroupQueue
+from storage.kv import KV
+from storage.model.errors import ClosedError, TidemarkError, UnavailableError
+from storage.pump.binlog import Binlog, parse
+from storage.pump.index import START, Entry, Index
+from storage.segment import SegmentMissingError
+from storage.value_log import Pointer, Skipped, ValueLog
+
+GROUP_BYTES = 4 << 20
+WAITING_BYTES_MAX = 256 << 20
+GROUPS_MAX = 64
+SLOW_SECONDS = 3.0
+RETRY_SECONDS = 1.0
+CATCH_UP_SECONDS = 1.0
+REPLAY_BATCH = 1024
+_READERS = 4
+T = TypeVar("T")
+IndexedRecord: TypeAlias = tuple[Pointer, Entry]
+"""What the index needs of a record of the log: where it is, and its entry."""
+
+
+class PumpBusyError(UnavailableError):
+    """More binlogs wait for the disk than the Pump will hold."""
+
+    code = "ErrPumpBusy"
+
+
+class PumpClosedError(ClosedError):
+    """The Pump is stopping."""
+
+    code = "ErrPumpClosed"
+
+
+class Threads:
+    """Pools that `stack` joins at its end."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.log: Executor = stack.enter_context(ThreadPoolExecutor(1, "value-log"))
+        self._index = stack.enter_context(ThreadPoolExecutor(1, "pump-index"))
+        self._readers = stack.enter_context(ThreadPoolExecutor(_READERS, "pump-read"))
+
+    async def write(self, function: Callable[..., T], *args: object) -> T:
+        """Call in the thread that writes the value log."""
+        return await _call(self.log, function, *args)
+
+    async def index(self, function: Callable[..., T], *args: object) -> T:
+        """Call in the thread that changes the index; calls run one after the other."""
+        return await _call(self._index, function, *args)
+
+    async def read(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function that only reads."""
+        return await _call(self._readers, function, *args)
+
+
+async def _call(threads: Executor, function: Callable[..., T], *args: object) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *args))
+
+
+class Group(NamedTuple):
+    """Binlogs that are in the log and wait for the index."""
+
+    entries: list[Entry]
+    pointers: list[Pointer]
+
+    @property
+    def end(self) -> Pointer:
+        """Just after its last record."""
+        last = self.pointers[-1]
+        return Pointer(last.fid, last.offset + last.length, 0)
+
+
+class IndexQueue:
+    """Groups on their way from the log to the index; one producer, one consumer, on one event loop.
+
+    The log never waits longer than `slow_seconds` for the index. After that the queue is *behind*:
+    it is empty and only knows where the log ends, and the consumer reads the log itself until it
+    calls `resume`. Invariants:
+
+    1. The groups in the queue follow each other in the log; the last one ends at `end` unless the
+       queue is behind.
+    2. After `resume` the queue begins exactly at the pointer that it returned.
+    """
+
+    def __init__(self, end: Pointer, *, slow_seconds: float | None = None) -> None:
+        self.end = end
+        self.behind = False
+        self.closed = False
+        self._slow_seconds = SLOW_SECONDS if slow_seconds is None else slow_seconds
+        self._groups: deque[Group] = deque()
+        self._changed = asyncio.Event()
+
+    async def put(self, group: Group) -> None:
+        """Add a group; waits for room at most `slow_seconds`, then falls behind."""
+        try:
+            async with asyncio.timeout(self._slow_seconds):
+                while len(self._groups) >= GROUPS_MAX and not self.behind:
+                    await self._wait_for_change()
+        except TimeoutError:
+            self.behind = True
+        self.end = group.end
+        if not self.behind:
+            self._groups.append(group)
+        self._notify()
+
+    async def get(self) -> Group | None:
+        """The next group; None when there is none in the queue, and it is behind or closed."""
+        while not (self._groups or self.behind or self.closed):
+            await self._wait_for_change()
+        if not self._groups:
+            return None
+        self._notify()
+        return self._groups.popleft()
+
+    def fall_behind(self) -> None:
+        """Empty the queue: the consumer will read from the log."""
+        self._groups.clear()
+        self.behind = True
+        self._notify()
+
+    def resume(self) -> Pointer:
+        """Take groups again; returns where they will begin:
+        the consumer reads the log up to there.
+        """
+        self.behind = False
+        return self.end
+
+    def close(self) -> None:
+        """No group will follow."""
+        self.closed = True
+        self._notify()
+
+    async def _wait_for_change(self) -> None:
+        changed = self._changed
+        await changed.wait()
+
+    def _notify(self) -> None:
+        # Each waiter holds the event it waits for, so a new one cannot make it miss this wake-up.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _Write(NamedTuple):
+    """A call of `write` that waits."""
+
+    binlogs: Sequence[Binlog]
+    done: "asyncio.Future[None]"
+
+
+class GroupCommit:
+    """The queue in front of the value log and the loop that empties it."""
+
+    def __init__(self, log: ValueLog, thread: Executor, index_queue: IndexQueue) -> None:
+        self._index_queue = index_queue
+        self._log = log
+        self._thread = thread
+        self._queue: GroupQueue[_Write] = GroupQueue(sys.maxsize, GROUP_BYTES)
+        self._refusal: TidemarkError | None = None
+
+    async def write(self, binlogs: Sequence[Binlog]) -> None:
+        """Store binlogs in order; they are durable when it returns.
+
+        Raises:
+            ValueLogWriteError: the disk refused them; none of them was stored.
+            PumpBusyError: `WAITING_BYTES_MAX` are waiting already.
+            TidemarkError: no more is accepted, see `refuse`.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        size = sum(len(binlog.payload) for binlog in binlogs)
+        # With an empty queue any size is taken: a write above the limit could never be stored
+        # otherwise.
+        if self._queue and self._queue.waiting_bytes + size > WAITING_BYTES_MAX:
+            raise PumpBusyError(
+                f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again"
+            )
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Write(binlogs, done), size)
+        await done
+
+    def refuse(self, reason: TidemarkError) -> None:
+        """Accept no more; writes that wait fail with the reason, too."""
+        self._refusal = self._refusal or reason
+        self._answer(self._queue.take_all(), reason)
+
+    def close(self) -> None:
+        """Accept no more; `run` ends when the writes that wait are stored."""
+        self._refusal = self._refusal or _stopping()
+        self._queue.wake()
+
+    async def run(self) -> None:
+        """Store groups until closed; then close the index queue."""
+        try:
+            while self._queue or self._refusal is None:
+                await self._queue.wait()
+                while writes := self._queue.take():
+                    await self._store(writes)
+        finally:
+            self.refuse(_stopping())
+        self._index_queue.close()
+
+    async def _store(self, writes: list[_Write]) -> None:
+        binlogs = [binlog for write in writes for binlog in write.binlogs]
+        payloads = [binlog.payload for binlog in binlogs]
+        max_ts = max(binlog.ts for binlog in binlogs)
+        loop = asyncio.get_running_loop()
+        # What a cancelled append leaves behind is unknown, so its writers get an error.
+        failure: TidemarkError | None = _stopping()
+        pointers: list[Pointer] = []
+        try:
+            pointers = await loop.run_in_executor(self._thread, self._log.append, payloads, max_ts)
+            failure = None
+        except TidemarkError as err:
+            failure = err
+        finally:
+            # Writers are answered before the index has the group: a binlog in the log is durable,
+            # and the index can be rebuilt from the log.
+            self._answer(writes, failure)
+        if pointers:
+            await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
+
+    @staticmethod
+    def _answer(writes: list[_Write], err: TidemarkError | None) -> None:
+        for write in writes:
+            if write.done.done():
+                continue
+            if err is None:
+                write.done.set_result(None)
+            else:
+                write.done.set_exception(err)
+
+
+def _stopping() -> PumpClosedError:
+    return PumpClosedError("the pump is stopping; write to another one")
+
+
+class Indexer:
+    """The loop between the index queue and the index."""
+
+    def __init__(
+        self,
+        log: ValueLog,
+        index: Index,
+        queue: IndexQueue,
+        threads: Threads,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`on_change` is called whenever max_commit_ts may have moved."""
+        self.failures = 0
+        self.last_failure: UnavailableError | None = None
+        self.skipped: list[Skipped] = []
+        self._log = log
+        self._index = index
+        self._queue = queue
+        self._threads = threads
+        self._on_change = on_change
+        self._must_reload = False
+
+    async def run(self) -> None:
+        """Index until the queue is closed and empty;
+        a disk that refuses is tried again every `RETRY_SECONDS`.
+        """
+        while True:
+            try:
+                group = await self._queue.get()
+                if group is not None:
+                    await self._threads.index(self._index.apply, group.entries, group.pointers)
+                elif self._queue.closed:
+                    return
+                else:
+                    await self._catch_up()
+            except UnavailableError as err:
+                self.failures += 1
+                self.last_failure = err
+                # A failed batch may have changed the matcher in memory but not the index on disk.
+                self._must_reload = True
+                # The queue would go on after the group that failed; the log still has it.
+                self._queue.fall_behind()
+                await asyncio.sleep(RETRY_SECONDS)
+            self._on_change()
+
+    async def _catch_up(self) -> None:
+        """Read the log until a pass takes less than `CATCH_UP_SECONDS`,
+        then up to where the queue resumes.
+        """
+        if self._must_reload:
+            await self._threads.index(self._index.reload)
+            self._must_reload = False
+        loop = asyncio.get_running_loop()
+        while not self._queue.closed:
+            began = loop.time()
+            await self._replay(self._queue.end)
+            if loop.time() - began < CATCH_UP_SECONDS:
+                # The queue takes groups again from where it ends now, so this last pass closes the
+                # gap between the log and the queue.
+                await self._replay(self._queue.resume())
+                return
+
+    async def _replay(self, upto: Pointer) -> None:
+        records = takewhile(
+            lambda item: item[0] < upto,
+            _records(self._log.scan(self._index.replay_from), self.skipped),
+        )
+        while batch := await self._threads.read(_take_batch, records):
+            await self._threads.index(_apply, self._index, batch)
+            self._on_change()
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a start did: binlogs replayed, damaged bytes skipped,
+    and whether the index was rebuilt.
+    """
+
+    replayed: int
+    skipped: tuple[Skipped, ...]
+    rebuilt: bool
+
+
+def recover(
+    open_log: Callable[[], ValueLog], open_kv: Callable[[], KV], stack: ExitStack
+) -> tuple[ValueLog, Index, Recovery]:
+    """Open log and index, rebuild the index if it does not fit the log, and replay;
+    `stack` closes them.
+
+    Raises:
+        SegmentMissingError: a segment that is still needed is gone.
+        TidemarkError: the log or LevelDB cannot be opened.
+    """
+    # LevelDB comes first: its lock keeps a second process off the log, too.
+    kv = open_kv()
+    stack.callback(kv.close)
+    log = open_log()
+    stack.callback(log.close)
+    index = Index(kv)
+    rebuilt = _rebuild_if_unfit(log, index)
+    skipped = list(log.skipped)
+    replayed = 0
+    records = _records(log.scan(index.replay_from), skipped)
+    while batch := _take_batch(records):
+        replayed += _apply(index, batch)
+    return log, index, Recovery(replayed, tuple(dict.fromkeys(skipped)), rebuilt)
+
+
+def _rebuild_if_unfit(log: ValueLog, index: Index) -> bool:
+    """Empty the index when it is new, or has records that the disk has lost;
+    returns whether it was emptied.
+    """
+    segments = log.segments()
+    if index.head.fid not in segments and index.head != START:
+        raise SegmentMissingError(
+            f"segment {index.head.fid} of the value log is missing; restore its file"
+        )
+    first = next(iter(segments), 0)
+    # An index ahead of its log: the disk has lost records, or the log was written without sync.
+    unfit = log.end < index.head or (index.head == START and first > 0)
+    if unfit:
+        index.reset(first)
+    return unfit
+
+
+def _take_batch(records: Iterator[IndexedRecord]) -> list[IndexedRecord]:
+    return list(islice(records, REPLAY_BATCH))
+
+
+def _records(
+    scan: Iterator[tuple[Pointer, bytes] | Skipped], skipped: list[Skipped]
+) -> Iterator[IndexedRecord]:
+    """The records of a scan as the index needs them; damaged bytes are added to `skipped`."""
+    for item in scan:
+        if isinstance(item, Skipped):
+            skipped.append(item)
+        else:
+            yield item[0], parse(item[1])[:3]
+
+
+def _apply(index: Index, batch: Sequence[IndexedRecord]) -> int:
+    """Index records of the log; returns how many."""
+    index.apply([entry for _, entry in batch], [pointer for pointer, _ in batch])
+    return len(batch)
