@@ -43,7 +43,7 @@ from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.errors import MetaUnavailableError, UnsupportedError
 from storage.meta.meta import Meta
 from storage.meta.remote import RemoteEtcd
-from storage.meta.store.history import Retention
+from storage.meta.store.state import Retention
 from storage.tasks import beside
 
 _WILDCARDS = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not listened on

@@ -104,18 +104,19 @@ class _Stream:
     async def renew(self, lease: int) -> int:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
+            # Answers carry the lease's id only: they come in the order in which they were sent.
             async with self._writing:
                 self._check()
                 self._waiting[lease].append(answer)
                 await self._call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
+            # Whoever holds `_reading` reads for all; who gets it next may have its answer by then.
             while not answer.done():
                 async with self._reading:
                     if not answer.done():
                         self._check()
                         self._set_answer(await self._call.read())
-        except (
-            asyncio.InvalidStateError
-        ) as err:  # gRPC raises it for a call that ended while nobody read
+        except asyncio.InvalidStateError as err:
+            # gRPC raises it for a call that ended while nobody read.
             self.close()
             raise MetaUnavailableError("the stream of lease renewals had ended; try again") from err
         except BaseException as err:

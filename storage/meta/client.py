@@ -170,6 +170,8 @@ class EtcdMeta:
         self, prefix: bytes, start_revision: int = 0
     ) -> AsyncGenerator[list[WatchEvent], None]:
         """See `Meta.watch`."""
+        # Progress moves a quiet watch on, too: after a break it must not ask for a revision that
+        # has been compacted.
         request = rpc_pb2.WatchCreateRequest(
             key=prefix or b"\0",
             range_end=_end(prefix),
@@ -206,6 +208,8 @@ class EtcdMeta:
                     request.start_revision = received[-1].pair.mod_revision + 1
                     yield received
                     received = []
+                # A watch that asked for a revision has yet to get what lies before the one of the
+                # answer that it was created.
                 elif not response.created or not request.start_revision:
                     request.start_revision = response.header.revision + 1
 
@@ -216,6 +220,7 @@ class EtcdMeta:
             if result.succeeded:
                 return result.revision
             holder = result.pairs[0][0]
+            # Our own attempt, whose answer was lost.
             if holder.lease == lease:
                 return holder.create_revision
             await self._wait_deleted(key, result.revision + 1)

@@ -1,38 +1,155 @@
-"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue,
-with LevelDB below it.
+"""The embedded metadata server: the pure state of `storage.meta.store` behind one queue, above
+LevelDB.
 
-Requests are group-committed (`storage.meta.store.commit`): nobody ever sees what a crash could
-undo. History is compacted automatically (`storage.meta.store.history`), and its space on disk is
-freed in the background.
+`GroupCommit` applies the requests that have gathered in memory, writes them with one synced batch,
+and then answers them. Every request, reads too, waits for its turn in this queue, so nobody ever
+sees what a crash could undo. When the disk fails, memory is ahead of it, so `run` raises instead of
+going on.
+
+History is compacted automatically (`store.state.History`), and its space on disk is freed in the
+background.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from etcdpb import kv_pb2, rpc_pb2
 from google.protobuf.message import Message
 
+from storage.defect import request_error
+from storage.group_queue import GroupQueue
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
-from storage.meta.errors import LeaseNotFoundError, NoSpaceError, TooManyRequestsError
+from storage.meta.errors import (
+    LeaseNotFoundError,
+    MetaUnavailableError,
+    NoSpaceError,
+    TooManyRequestsError,
+)
 from storage.meta.store import record
-from storage.meta.store.commit import GroupCommit
-from storage.meta.store.history import History, Retention
 from storage.meta.store.leases import Leases
 from storage.meta.store.request import txn_writes
+from storage.meta.store.state import History, Retention
 from storage.meta.store.watchers import Subscriptions, Watchers
+from storage.model.errors import TidemarkError
 
 R = TypeVar("R")
+Change = Callable[[WriteBatch], Any]
+MAX_WAITING = 16_384
+MAX_WAITING_BYTES = 64 << 20
+_GROUP = 1024
+_GROUP_BYTES = 4 << 20
 _EXPIRY_SECONDS = 0.25
 _STALL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    change: Change
+    answer: asyncio.Future[Any]
+
+
+class GroupCommit:
+    """One queue in front of one store.
+
+    `applied` completes a group's batch; `durable` is called once the batch is on disk.
+    """
+
+    def __init__(
+        self, kv: KV, applied: Callable[[WriteBatch], None], durable: Callable[[], None]
+    ) -> None:
+        self._kv = kv
+        self._applied = applied
+        self._durable = durable
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="metadata-disk")
+        self._queue: GroupQueue[_Request] = GroupQueue(_GROUP, _GROUP_BYTES)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    async def submit(self, change: Callable[[WriteBatch], R], size: int = 0) -> R:
+        """Run `change` in its turn; it may add to the batch of its group,
+        or raise and then must have done nothing.
+
+        `size` is the request's in bytes.
+
+        Raises:
+            TooManyRequestsError: the queue is full.
+            MetaUnavailableError: the disk failed, or the server is stopping.
+        """
+        if len(self._queue) >= MAX_WAITING or self._queue.waiting_bytes >= MAX_WAITING_BYTES:
+            raise TooManyRequestsError
+        answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._queue.put(_Request(change, answer), size)
+        return await answer
+
+    async def run(self) -> None:
+        """Apply and answer what is queued, group by group, until cancelled."""
+        while True:
+            await self._queue.wait()
+            while group := self._queue.take():
+                await self._commit(group)
+
+    def close(self) -> None:
+        """Wait for the write under way, and refuse what is still queued."""
+        self._disk.shutdown(wait=True)
+        _refuse(self._queue.take_all(), "the metadata server is stopping; try again")
+
+    async def _commit(self, group: list[_Request]) -> None:
+        batch = WriteBatch()
+        outcomes = [(request.answer, _attempt(request.change, batch)) for request in group]
+        self._applied(batch)
+        # Answers come after the sync, whatever they are: what a read saw must survive a crash, too.
+        try:
+            if len(batch):
+                write = partial(self._kv.write, batch, sync=True)
+                await asyncio.get_running_loop().run_in_executor(self._disk, write)
+        except TidemarkError as err:
+            _refuse(group, err.message)
+            raise
+        except asyncio.CancelledError:
+            _refuse(
+                group,
+                "the metadata server stopped while this was written; read what holds, then decide",
+            )
+            raise
+        self._durable()
+        for answer, outcome in outcomes:
+            if answer.done():
+                continue
+            if isinstance(outcome, TidemarkError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+
+def _attempt(change: Change, batch: WriteBatch) -> Any:
+    size = len(batch)
+    try:
+        return change(batch)
+    except TidemarkError as err:
+        return err
+    except Exception as err:
+        if len(batch) != size:
+            # Half of the change is in memory: only reading everything again from disk is safe.
+            raise
+        return request_error(err, "metadata request")
+
+
+def _refuse(group: Iterable[_Request], reason: str) -> None:
+    for request in group:
+        if not request.answer.done():
+            request.answer.set_exception(MetaUnavailableError(reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +238,8 @@ class EmbeddedEtcd:
         while True:
             await asyncio.sleep(_EXPIRY_SECONDS)
             stalled_s = self._clock() - checked_at - _EXPIRY_SECONDS
-            # the process was stopped or starved: renewals may wait to be read
+            # The process was stopped or starved: renewals may wait to be read. Owners lose nothing:
+            # they count their deadlines from before they asked.
             if stalled_s > _STALL_SECONDS:
                 self._leases.postpone(stalled_s)
             if expired := self._leases.expired(self._clock()):
@@ -263,6 +381,7 @@ class EmbeddedEtcd:
         size = request.ByteSize()
 
         def change(batch: WriteBatch) -> R:
+            # Durable, as in etcd: after a restart the operator must make room, too.
             if self._state.live_bytes + size > self._retention.quota_bytes:
                 self.alarms.add(rpc_pb2.NOSPACE)
                 record.save_alarms(batch, self.alarms)
@@ -294,6 +413,7 @@ class EmbeddedEtcd:
         self._unpublished.clear()
 
     def _compact(self, revision: int, batch: WriteBatch) -> None:
+        # Changes of this group that are not in the batch yet could no longer be read afterwards.
         self._save(batch)
         self._state.compact(revision)
         record.save_head(batch, self._state)

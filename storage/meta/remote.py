@@ -1,16 +1,21 @@
-"""The etcd API over the network: several endpoints, users, timeouts,
-and etcd's statuses as our errors.
+"""The etcd API over the network: several endpoints, users, timeouts, and etcd's statuses as our
+errors.
 
 A call that fails for lack of a server moves on to the next endpoint. Calls are repeated with
 back-off when they were not sent, when they read, and when they write the same state however often
 they run. A transaction with conditions that was sent is not repeated: its caller must read and
 decide.
+
+For an etcd that demands users, name and password come from the environment or a file (`User`); the
+`Token` for them goes with every call.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -20,25 +25,97 @@ from etcdpb import rpc_pb2, rpc_pb2_grpc
 from storage.backoff import Backoff
 from storage.meta.calls import KeepAlives, OpenCalls, cancellations
 from storage.meta.errors import (
+    AuthNotEnabledError,
     EtcdError,
     InvalidTokenError,
+    MetaAuthError,
     MetaUnavailableError,
     NoSpaceError,
     TooManyRequestsError,
     UserNeededError,
     error_of,
 )
-from storage.meta.user import Metadata, Token, User
 
 R = TypeVar("R")
+Metadata = tuple[tuple[str, str], ...]
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
 """Sent with streams: a member that is cut off from the others then ends them,
 and does not stay silent.
 """
+USER_ENV = "TIDEMARK_METADATA_USER"
+PASSWORD_ENV = "TIDEMARK_METADATA_PASSWORD"  # noqa: S105 - the name of a variable
+PASSWORD_FILE_ENV = "TIDEMARK_METADATA_PASSWORD_FILE"  # noqa: S105 - the name of a variable
 _CONNECT_SECONDS = 2.0
 _CALL_SECONDS = 10.0
 _ATTEMPT_SECONDS = 5.0
 _BACKOFF_SECONDS = (0.05, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A name and a password; the password is not shown."""
+
+    name: str
+    password: str = field(repr=False)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> "User | None":
+        """The user that the variables name; None when there is none.
+
+        Raises:
+            MetaAuthError: a name without a password, or the password file cannot be read.
+        """
+        if not (name := environ.get(USER_ENV, "")):
+            return None
+        if path := environ.get(PASSWORD_FILE_ENV, ""):
+            try:
+                return cls(name, Path(path).read_text().rstrip("\n"))
+            except (OSError, UnicodeDecodeError) as err:
+                raise MetaAuthError(
+                    f"cannot read {path} ({PASSWORD_FILE_ENV}): {type(err).__name__}"
+                ) from err
+        if PASSWORD_ENV in environ:
+            return cls(name, environ[PASSWORD_ENV])
+        raise MetaAuthError(
+            f"{USER_ENV} is set, but neither {PASSWORD_FILE_ENV} nor {PASSWORD_ENV}"
+        )
+
+
+class Token:
+    """The token of a user, requested when it is first needed; without a user there is none."""
+
+    def __init__(self, user: User | None) -> None:
+        self._user = user
+        self._metadata: Metadata | None = None
+        self._authenticating = asyncio.Lock()
+
+    async def metadata(self, channel: grpc.aio.Channel) -> Metadata:
+        """The metadata for a call on `channel`; empty, too,
+        while the server has authentication switched off.
+
+        Raises:
+            grpc.aio.AioRpcError: as the call would.
+        """
+        if self._user is None:
+            return ()
+        async with self._authenticating:
+            if self._metadata is None:
+                self._metadata = await self._authenticate(self._user, channel)
+            return self._metadata
+
+    def invalidate(self) -> bool:
+        """Request a new token next time; returns whether there is a user."""
+        self._metadata = None
+        return self._user is not None
+
+    async def _authenticate(self, user: User, channel: grpc.aio.Channel) -> Metadata:
+        request = rpc_pb2.AuthenticateRequest(name=user.name, password=user.password)
+        try:
+            return (("token", (await rpc_pb2_grpc.AuthStub(channel).Authenticate(request)).token),)
+        except grpc.aio.AioRpcError as err:
+            if AuthNotEnabledError.text in (err.details() or ""):
+                return ()
+            raise
 
 
 class Endpoints:
@@ -91,6 +168,29 @@ class Endpoints:
         )
 
 
+async def _connects(channel: grpc.aio.Channel) -> bool:
+    state = channel.get_state(try_to_connect=True)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            while state not in (
+                grpc.ChannelConnectivity.READY,
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+            ):
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        return False
+    return state == grpc.ChannelConnectivity.READY
+
+
+class _NotSentError(Exception):
+    """A call that was not sent, so that it may be repeated whatever it does."""
+
+    def __init__(self, reason: MetaUnavailableError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class RemoteEtcd:
     """Implements `storage.meta.client.EtcdApi`; made by `open`."""
 
@@ -139,6 +239,7 @@ class RemoteEtcd:
         is not used again.
         """
         if isinstance(err, TimeoutError):
+            # A server that is silent ends no stream: without this, its watches would wait for ever.
             self._endpoints.leave(address)
             self.calls.cancel_all(address)
             return MetaUnavailableError(
@@ -179,6 +280,7 @@ class RemoteEtcd:
         self, request: rpc_pb2.LeaseRevokeRequest
     ) -> rpc_pb2.LeaseRevokeResponse:
         """See `EtcdApi.lease_revoke`."""
+        # Sent twice, the second one would answer that there is no such lease.
         return await self._call(
             lambda channel, metadata: rpc_pb2_grpc.LeaseStub(channel).LeaseRevoke(
                 request, metadata=metadata
@@ -261,26 +363,3 @@ class RemoteEtcd:
                 # gRPC raises the failure when it comes together with a cancellation.
                 raise asyncio.CancelledError from err
             raise self.failed(err, address) from err
-
-
-class _NotSentError(Exception):
-    """A call that was not sent, so that it may be repeated whatever it does."""
-
-    def __init__(self, reason: MetaUnavailableError) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-async def _connects(channel: grpc.aio.Channel) -> bool:
-    state = channel.get_state(try_to_connect=True)
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            while state not in (
-                grpc.ChannelConnectivity.READY,
-                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-            ):
-                await channel.wait_for_state_change(state)
-                state = channel.get_state(try_to_connect=True)
-    except TimeoutError:
-        return False
-    return state == grpc.ChannelConnectivity.READY

@@ -1,7 +1,7 @@
 """etcd's services on the coordinator's port, passed on byte for byte to the real etcd:
 any method, any message.
 
-A call without a token of its own carries the coordinator's (`storage.meta.user`): whoever may speak
+A call without a token of its own carries the coordinator's (`remote.Token`): whoever may speak
 to the coordinator finds etcd there without an account, as behind a PD; the coordinator's own TLS
 says who that is. And the members' client addresses are told to be the coordinators': clients that
 follow them (TiDB does, every 30 s) need reach no etcd.

@@ -1,3 +1,3 @@
-"""The core of embedded metadata: etcd's state, leases, watches and history, pure;
-their form on disk; group commit.
+"""The core of embedded metadata: etcd's state with its history, leases and watches, pure; and their
+form on disk.
 """

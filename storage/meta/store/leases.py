@@ -57,6 +57,8 @@ class Leases:
         entry = self._leases.get(lease)
         if entry is None or entry.deadline <= now:
             return 0
+        # The heap keeps the old deadline: `expired` sees the new one when that comes up, so a
+        # renewal costs no heap operation.
         entry.deadline = now + entry.ttl_s
         return entry.ttl_s
 
@@ -93,6 +95,7 @@ class Leases:
                 expired.add(lease)
             else:
                 heapq.heappush(self._heap, (entry.deadline, lease))
+        # Revoking them may be refused under load: until it is done they must come up again.
         for lease in expired:
             heapq.heappush(self._heap, (now, lease))
         return sorted(expired)

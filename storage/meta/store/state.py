@@ -1,5 +1,5 @@
-"""The embedded metadata server's state: etcd's revisions,
-ranges and transactions as a pure state machine.
+"""The embedded metadata server's state: etcd's revisions, ranges and transactions as a pure state
+machine; and how much of its history is kept.
 
 Invariants, as in etcd:
 1. `revision` starts at 1 and grows by one with every request that changed something; all its
@@ -13,11 +13,17 @@ Invariants, as in etcd:
 6. The conditions of a transaction, and of transactions inside it, are evaluated on the state before
    it.
 7. `live_bytes` and `log_bytes` are the sizes of the present pairs and of the kept changes.
+
+Reads of the past and watches that fell behind need the kept changes. `History` bounds them by
+count, by age and, always, by bytes (the clock is an argument); a client that needs older ones gets
+etcd's "compacted" error and reads the present state.
 """
 
 import bisect
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from etcdpb import kv_pb2, rpc_pb2
 
@@ -40,6 +46,7 @@ from storage.meta.store.request import (
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue
 _Outcomes = Iterator[bool]
+_SAMPLES = 60
 
 
 class State:
@@ -95,6 +102,7 @@ class State:
                 changed.
         """
         check_txn(request)
+        # All conditions first, then all checks, and only then a change: see invariants 3 and 6.
         outcomes = list(self._evaluate(request))
         operations = list(_operations(request, iter(outcomes)))
         for op in operations:
@@ -214,13 +222,12 @@ class State:
         return rpc_pb2.ResponseOp(response_range=self._range(op.request_range))
 
     def _range(self, request: rpc_pb2.RangeRequest) -> rpc_pb2.RangeResponse:
+        # Within a transaction that has changed something, reads see its revision already.
         now = self.revision + bool(self._open)
-        is_past = 0 < request.revision < now
-        pairs = (
-            self._past(request, request.revision)
-            if is_past
-            else self._matching(request.key, request.range_end)
-        )
+        if 0 < request.revision < now:
+            pairs = self._past(request, request.revision)
+        else:
+            pairs = self._matching(request.key, request.range_end)
         response = select(request, pairs)
         response.header.revision = now
         return response
@@ -331,3 +338,54 @@ def _operations(request: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> Iterator[rp
 
 def _size(events: Iterable[Event]) -> int:
     return sum(event.ByteSize() for event in events)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Bounds of the kept history, and of the pairs."""
+
+    revisions: int = 10_000
+    """Revisions kept; 0: any number."""
+    age_s: float = 3600.0
+    """Age of the oldest kept change in seconds; 0: any."""
+    log_bytes: int = 64 << 20
+    """Bytes of kept changes."""
+    quota_bytes: int = 256 << 20
+    """Bytes of the present pairs; beyond it puts are refused,
+    as etcd does at --quota-backend-bytes.
+    """
+
+
+class History:
+    """Decides at which revision to compact."""
+
+    def __init__(self, retention: Retention) -> None:
+        self._retention = retention
+        # (time, newest revision then)
+        self._newest: deque[tuple[float, int]] = deque()
+
+    def due(self, state: State, now: float) -> int:
+        """The revision to compact at; 0 when there is nothing to do.
+
+        A tenth of slack keeps compactions few.
+        """
+        retention = self._retention
+        floor = self._floor_by_age(state, now)
+        kept = state.revision - state.compact_revision
+        if retention.revisions and kept > retention.revisions * 11 // 10:
+            floor = max(floor, state.revision - retention.revisions)
+        if state.log_bytes > retention.log_bytes:
+            floor = max(floor, state.revision_within(retention.log_bytes * 9 // 10))
+        return floor if floor > state.compact_revision else 0
+
+    def _floor_by_age(self, state: State, now: float) -> int:
+        age_s = self._retention.age_s
+        if not age_s:
+            return 0
+        # One sample for each sixtieth of the age bounds what must be remembered of the times.
+        if not self._newest or now - self._newest[-1][0] >= age_s / _SAMPLES:
+            self._newest.append((now, state.revision))
+        floor = 0
+        while self._newest and now - self._newest[0][0] > age_s:
+            floor = self._newest.popleft()[1]
+        return floor

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from server.rpc.credentials import SecurityConfig
-from storage.meta import user
+from storage.meta import remote
 from storage.meta.client import EtcdMeta, open_meta
 from storage.meta.errors import (
     MetaAuthError,
@@ -186,8 +186,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, servers: Any) -> Iterator[
 def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def become(name: str, password: str) -> None:
         (tmp_path / "password").write_text(password + "\n")
-        monkeypatch.setenv(user.NAME, name)
-        monkeypatch.setenv(user.PASSWORD_FILE, str(tmp_path / "password"))
+        monkeypatch.setenv(remote.USER_ENV, name)
+        monkeypatch.setenv(remote.PASSWORD_FILE_ENV, str(tmp_path / "password"))
 
     return become
 
@@ -227,7 +227,7 @@ async def test_a_coordinator_lends_its_user_to_those_who_come_without_one(
 ) -> None:
     as_user("root", "rootpw")
     with servers.coordinator(guarded.url) as process:
-        monkeypatch.delenv(user.NAME)
+        monkeypatch.delenv(remote.USER_ENV)
         api = servers.Api([process.address], SecurityConfig())
         async with open_meta(api.url, api.channel) as meta:
             revision = await meta.put(b"/theirs", b"1")
@@ -251,17 +251,17 @@ async def test_a_user_is_no_hindrance_where_none_is_demanded(real_etcd: Any, as_
 
 
 def test_the_password_is_not_shown() -> None:
-    assert "s3cret" not in repr(user.User("tide", "s3cret"))
+    assert "s3cret" not in repr(remote.User("tide", "s3cret"))
 
 
 def test_a_name_without_a_password_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MetaAuthError, match=user.PASSWORD_FILE):
-        user.User.from_environment({user.NAME: "tide"})
+    with pytest.raises(MetaAuthError, match=remote.PASSWORD_FILE_ENV):
+        remote.User.from_environment({remote.USER_ENV: "tide"})
     with pytest.raises(MetaAuthError, match="nowhere"):
-        user.User.from_environment(
-            {user.NAME: "tide", user.PASSWORD_FILE: str(tmp_path / "nowhere")}
+        remote.User.from_environment(
+            {remote.USER_ENV: "tide", remote.PASSWORD_FILE_ENV: str(tmp_path / "nowhere")}
         )
-    assert user.User.from_environment({user.NAME: "tide", user.PASSWORD: "p"}) == user.User(
-        "tide", "p"
-    )
-    assert user.User.from_environment({}) is None
+    assert remote.User.from_environment(
+        {remote.USER_ENV: "tide", remote.PASSWORD_ENV: "p"}
+    ) == remote.User("tide", "p")
+    assert remote.User.from_environment({}) is None

@@ -22,8 +22,7 @@ from storage.meta.errors import (
     NoSpaceError,
     TooManyRequestsError,
 )
-from storage.meta.store import commit
-from storage.meta.store.history import Retention
+from storage.meta.store.state import Retention
 from storage.meta.store.watchers import Watchers
 from storage.model.errors import UnavailableError
 from tests.memory_kv import MemoryKV
@@ -237,7 +236,7 @@ async def test_beyond_the_quota_puts_are_refused_until_the_alarm_is_taken_back_a
 async def test_requests_wait_in_a_queue_of_bounded_bytes_and_go_in_groups_of_bounded_bytes() -> (
     None
 ):
-    group = commit.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
+    group = embedded.GroupCommit(MemoryKV(), lambda _: None, lambda: None)
     batches: list[WriteBatch] = []
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(group.submit(batches.append, 1 << 20)) for _ in range(64)]
@@ -290,10 +289,10 @@ async def test_a_full_queue_only_delays_the_end_of_leases(monkeypatch: pytest.Mo
     async with serving(etcd), asyncio.TaskGroup() as tasks:
         await leased(etcd, b"a")
         clock.now = 6.0
-        monkeypatch.setattr(commit, "MAX_WAITING", 0)
+        monkeypatch.setattr(embedded, "MAX_WAITING", 0)
         expiring = tasks.create_task(etcd.run_expiry())
         await asyncio.sleep(0.01)
-        monkeypatch.setattr(commit, "MAX_WAITING", 10)
+        monkeypatch.setattr(embedded, "MAX_WAITING", 10)
         async for response in etcd.watch(rpc_pb2.WatchCreateRequest(key=b"a")):
             if response.events:
                 break

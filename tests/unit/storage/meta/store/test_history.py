@@ -2,8 +2,7 @@
 
 from etcdpb import rpc_pb2
 
-from storage.meta.store.history import History, Retention
-from storage.meta.store.state import State
+from storage.meta.store.state import History, Retention, State
 
 
 def written(count: int, value: bytes = b"") -> State:
