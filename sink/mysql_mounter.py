@@ -25,8 +25,7 @@ from sink.mounter import (
     with_default,
 )
 from storage.mysql.arrow import arrow_columns, arrow_type, has_odd_values, inexact_key
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import DATES, Type
+from storage.mysql.schema import DATES, Column, Table, Type
 from storage.tidb.time import CoreTime
 
 _FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})

@@ -8,8 +8,7 @@ from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.sink_uri import SinkUri
 
 from storage.mysql.arrow import arrow_type
-from storage.mysql.schema import Column
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Type
 
 _UTF8MB4 = 45
 _COLUMNS = (

@@ -1,8 +1,9 @@
-"""Columns of rows as Arrow arrays, in the types that docs/format/tidb-rows.md gives TiDB's:
-what Spark reads.
+"""Columns of rows as Arrow arrays, in the types that docs/format/tidb-rows.md gives TiDB's: what
+Spark reads.
 
-Rows come behind a format byte, images of the log and rows of a SELECT mixed:
-docs/format/mysql-rows.md.
+Rows come behind a format byte, images of the log and rows of a SELECT mixed
+(docs/format/mysql-rows.md). Strings, bytes and what is made text are converted here, for many rows
+at once; numbers in `number`, times in `moment`.
 """
 
 import dataclasses
@@ -17,8 +18,16 @@ from storage.model.errors import CorruptError
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import PAD_BYTES, Bytes, Offsets, reading
 from storage.mysql.changes import BINARY_ROW, IMAGE
-from storage.mysql.charset import BINARY_COLLATION, is_exact, is_one_to_one
+from storage.mysql.charset import (
+    BINARY,
+    BINARY_COLLATION,
+    UTF8,
+    decode_text,
+    is_exact,
+    is_one_to_one,
+)
 from storage.mysql.image import Cells, Shape
+from storage.mysql.json import decode_json
 from storage.mysql.moment import MOMENT_TYPES, binary_moments, binary_times, moments, times
 from storage.mysql.number import (
     decimal_texts,
@@ -28,12 +37,16 @@ from storage.mysql.number import (
     full_years,
     integer_type,
     integers,
+    masked,
     years,
 )
-from storage.mysql.schema import Column, Table
-from storage.mysql.text import enums, geometries, json_texts, raw, sets, strings
-from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
+from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Table, Type
 
+SRID_BYTES: Final = 4
+_ASCII_TOO: Final = frozenset(
+    {"latin1", "latin2", "cp1250", "cp1251", "cp1256", "cp1257", "koi8r", "koi8u", "gbk"}
+)
+"""Character sets whose bytes below 0x80, if there are no others, are ASCII."""
 _EMPTY_MEMBER: Final = "\0"
 _NULL_CELL_BYTES: Final = 32
 """A null last cell begins at the end of all rows,
@@ -92,6 +105,53 @@ def arrow_columns(table: Table, rows: pa.Array) -> list[pa.Array]:
     return _together([mine for _, mine in parts], part_columns, len(rows))
 
 
+def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
+    """The bytes of all rows, and where each begins; a last offset is the end."""
+    _, offsets_buffer, data_buffer = rows.buffers()
+    if not len(rows):
+        return Bytes.padded(b""), np.zeros(1, np.int64)
+    offsets = np.frombuffer(offsets_buffer, np.int32)[
+        rows.offset : rows.offset + len(rows) + 1
+    ].astype(np.int64)
+    data = (
+        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
+    )
+    if len(data) - offsets[-1] >= _NULL_CELL_BYTES + PAD_BYTES:
+        return Bytes(data), offsets
+    used = data[offsets[0] : offsets[-1]]
+    return Bytes(
+        np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])
+    ), offsets - offsets[0]
+
+
+def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
+    shapes: dict[int, type[Shape | BinaryShape]] = {IMAGE: Shape, BINARY_ROW: BinaryShape}
+    shape = shapes[kind].of(table.columns)
+    cells = shape.find(data, begin, range(len(table.columns)))
+    # A row says nothing of its schema: that its last column ends with it is the check there is.
+    if not np.array_equal(cells[len(table.columns) - 1].end, end):
+        raise CorruptError(
+            f"a row of {table.name} does not end with its last column: its schema is another one"
+        )
+    convert = _IMAGE_CELLS if kind == IMAGE else _BINARY_CELLS
+    return [
+        convert[column.type](column, data, cells[place])
+        for place, column in enumerate(table.columns)
+    ]
+
+
+def _together(
+    places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int
+) -> list[pa.Array]:
+    """The columns of several parts, whose rows belong at `places`; null elsewhere."""
+    source = np.zeros(count, np.int64)
+    missing = np.ones(count, np.bool_)
+    at = np.concatenate(places)
+    source[at], missing[at] = np.arange(len(at)), False
+    take = pa.array(source, mask=missing)
+    return [pa.concat_arrays(columns).take(take) for columns in zip(*parts, strict=True)]
+
+
 def has_odd_values(column: Column) -> bool:
     """Whether two values of the column may be shown alike,
     so that one of them is refused in a key.
@@ -129,68 +189,108 @@ def _as_stored(column: Column) -> Column:
 
 def _shown_as_another(column: Column, stored: str | bytes) -> str:
     if isinstance(stored, bytes):
-        exact = is_exact(column.charset, stored)
+        if is_exact(column.charset, stored):
+            return ""
         return (
-            ""
-            if exact
-            else f"the bytes x'{stored.hex()}', for whose characters {column.charset} has others, too,"
+            f"the bytes x'{stored.hex()}', for whose characters {column.charset} has others, too,"
         )
     if column.type is Type.ENUM:
         return "" if stored else "the invalid value 0, which reads as the member '',"
     return "the member '' alone, which reads as the empty set," if stored == _EMPTY_MEMBER else ""
 
 
-def _content(rows: pa.Array) -> tuple[Bytes, Offsets]:
-    """The bytes of all rows, and where each begins; a last offset is the end."""
-    _, offsets_buffer, data_buffer = rows.buffers()
-    if not len(rows):
-        return Bytes.padded(b""), np.zeros(1, np.int64)
-    offsets = np.frombuffer(offsets_buffer, np.int32)[
-        rows.offset : rows.offset + len(rows) + 1
-    ].astype(np.int64)
-    data = (
-        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    )
-    if len(data) - offsets[-1] >= _NULL_CELL_BYTES + PAD_BYTES:
-        return Bytes(data), offsets
-    used = data[offsets[0] : offsets[-1]]
-    return Bytes(
-        np.concatenate([used, np.zeros(_NULL_CELL_BYTES + PAD_BYTES, np.uint8)])
-    ), offsets - offsets[0]
+def strings(column: Column, data: Bytes, cells: Cells) -> pa.Array:
+    """CHAR, VARCHAR and TEXT as text; BINARY, of its full length, VARBINARY and BLOB as bytes."""
+    if column.is_text:
+        return _decoded(column, data.slices(cells.begin, cells.end, cells.present))
+    if column.type is Type.STRING and column.charset == BINARY:
+        return _padded(column, data, cells)
+    return data.slices(cells.begin, cells.end, cells.present)
 
 
-def _columns(table: Table, kind: int, data: Bytes, begin: Offsets, end: Offsets) -> list[pa.Array]:
-    shape: Shape | BinaryShape = (
-        Shape.of(table.columns) if kind == IMAGE else BinaryShape.of(table.columns)
-    )
-    everything = range(len(table.columns))
-    cells = shape.find(data, begin, everything)
-    if not np.array_equal(cells[len(table.columns) - 1].end, end):
-        raise CorruptError(
-            f"a row of {table.name} does not end with its last column: its schema is another one"
+def raw(data: Bytes, cells: Cells) -> pa.Array:
+    """Bytes as they are."""
+    return data.slices(cells.begin, cells.end, cells.present)
+
+
+def geometries(column: Column, data: Bytes, cells: Cells) -> pa.Array:
+    """GEOMETRY as its WKB."""
+    begin = cells.begin + SRID_BYTES
+    present = np.ones(len(begin), np.bool_) if cells.present is None else cells.present
+    if bool((begin > cells.end)[present].any()):
+        raise CorruptError(f"column {column.name}: a geometry without an SRID")
+    return data.slices(np.minimum(begin, cells.end), cells.end, cells.present)
+
+
+def json_texts(column: Column, data: Bytes, cells: Cells) -> pa.Array:
+    """MySQL's binary JSON as text."""
+    contents = raw(data, cells).to_pylist()
+    try:
+        return pa.array(
+            [None if cell is None else decode_json(cell) for cell in contents], pa.string()
         )
-    convert = _IMAGE_CELLS if kind == IMAGE else _BINARY_CELLS
-    return [
-        convert[column.type](column, data, cells[place])
-        for place, column in enumerate(table.columns)
-    ]
+    except CorruptError as err:
+        raise CorruptError(f"column {column.name}: {err.message}") from err
 
 
-def _together(
-    places: Sequence[Offsets], parts: Sequence[list[pa.Array]], count: int
-) -> list[pa.Array]:
-    """The columns of several parts, whose rows belong at `places`; null elsewhere."""
-    source = np.zeros(count, np.int64)
-    missing = np.ones(count, np.bool_)
-    at = np.concatenate(places)
-    source[at], missing[at] = np.arange(len(at)), False
-    take = pa.array(source, mask=missing)
-    return [pa.concat_arrays(columns).take(take) for columns in zip(*parts, strict=True)]
+def enums(column: Column, data: Bytes, cells: Cells, width: int) -> pa.Array:
+    """The names of an ENUM's members; 0 is '', what an invalid value became."""
+    numbers = data.number(cells.begin, width).astype(np.int64)
+    if cells.present is not None:
+        numbers = np.where(cells.present, numbers, 0)
+    if bool((numbers > len(column.elems)).any()):
+        raise CorruptError(f"column {column.name}: ENUM has no member {int(numbers.max())}")
+    return pa.array(["", *column.elems], pa.string()).take(masked(numbers, cells))
+
+
+def sets(column: Column, data: Bytes, cells: Cells, width: int) -> pa.Array:
+    """The names of a SET's members, joined by commas; each distinct set is written once."""
+    numbers = data.number(cells.begin, width).astype(np.uint64)
+    if cells.present is not None:
+        numbers = np.where(cells.present, numbers, np.uint64(0))
+    distinct, places = np.unique(numbers, return_inverse=True)
+    if len(distinct) and int(distinct[-1]) >> len(column.elems):
+        raise CorruptError(f"column {column.name}: SET has no members {int(distinct[-1]):#x}")
+    names = [_names(column, number) for number in distinct.tolist()]
+    return pa.array(names, pa.string()).take(masked(places, cells))
+
+
+def _names(column: Column, number: int) -> str:
+    return ",".join(name for bit, name in enumerate(column.elems) if number >> bit & 1)
+
+
+def _decoded(column: Column, contents: pa.Array) -> pa.Array:
+    charset = column.charset
+    if charset in UTF8 or (charset in _ASCII_TOO and _is_ascii(contents)):
+        try:
+            return contents.cast(pa.string())
+        except pa.ArrowInvalid:  # not UTF-8 somewhere: find the nearest text, value by value
+            charset = "utf8mb4"
+    distinct = contents.dictionary_encode()
+    names = [decode_text(charset, value) for value in distinct.dictionary.to_pylist()]
+    return pa.array(names, pa.string()).take(distinct.indices)
+
+
+def _is_ascii(texts: pa.Array) -> bool:
+    content = texts.buffers()[2]
+    return content is None or not bool((np.frombuffer(content, np.uint8) & 0x80).any())
+
+
+def _padded(column: Column, data: Bytes, cells: Cells) -> pa.Array:
+    """BINARY(n) has n bytes; trailing zeros are not in the log."""
+    size = column.meta
+    at = cells.begin[:, None] + np.arange(size)
+    lines = np.where(
+        at < cells.end[:, None], data.u8(np.minimum(at, len(data.u8s) - 1)), np.uint8(0)
+    ).astype(np.uint8)
+    ends = pa.py_buffer(np.arange(len(lines) + 1, dtype=np.int32) * np.int32(size))
+    full = pa.Array.from_buffers(
+        pa.binary(), len(lines), [None, ends, pa.py_buffer(np.ascontiguousarray(lines))]
+    )
+    return full if cells.present is None else pc.if_else(pa.array(cells.present), full, None)
 
 
 _Convert = Callable[[Column, Bytes, Cells], pa.Array]
-
-
 _SAME_CELLS: Final[dict[Type, _Convert]] = {
     Type.FLOAT: floats,
     Type.DOUBLE: floats,

@@ -20,11 +20,9 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError
 from storage.mysql.buffer import Bytes, Offsets, reading
-from storage.mysql.image import Cells, Nulls
-from storage.mysql.key import KeyColumn, fixed_keys, join_pieces, sized, without_pad
+from storage.mysql.image import Cells, KeyColumn, Nulls, fixed_keys, join_pieces, sized, without_pad
 from storage.mysql.moment import binary_micros, binary_packed
-from storage.mysql.schema import Column
-from storage.mysql.types import DATES, Type, fraction_bytes
+from storage.mysql.schema import DATES, Column, Type, fraction_bytes
 from storage.tidb.number import encode_decimal
 from storage.tidb.time import unpack_micros
 
@@ -61,7 +59,7 @@ class BinaryShape:
         return cls(tuple(NUMBER_BYTES.get(column.type, 0) for column in columns))
 
     def find(self, data: Bytes, at: Offsets, places: Collection[int]) -> dict[int, Cells]:
-        """The cells of the columns `wanted`, by place, in the rows that begin at `at`."""
+        """The cells of the columns in `places`, by place, in the rows that begin at `at`."""
         return self._walk(data, at, places, max(places, default=-1) + 1)[1]
 
     def ends(self, data: Bytes, at: Offsets) -> Offsets:
@@ -111,6 +109,7 @@ def binary_keys(
 def _sized_cells(data: Bytes, at: Offsets) -> tuple[Offsets, Offsets]:
     size: Offsets = data.u8(at).astype(np.int64)
     begin = at + 1
+    # Up to 0xFA the first byte is the size itself, which is so for nearly all cells.
     if bool((size > 0xFA).any()):
         for first, width in _SIZES:
             mine = data.u8(at) == first
@@ -134,6 +133,7 @@ def _same_bytes(column: Column, size: int, data: Bytes, cells: Cells) -> Lines:
 
 def _years(_: Column, size: int, data: Bytes, cells: Cells) -> Lines:
     years = data.number(cells.begin, 2).astype(np.int64)
+    # An image has years since 1900, and 0 for 0000.
     return _little(np.where(years, years - 1900, 0), size)
 
 

@@ -26,8 +26,7 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.mysql.buffer import Bytes, Mask, Offsets, reading
 from storage.mysql.event import DELETE_ROWS, UPDATE_ROWS, Events
-from storage.mysql.image import Nulls, Shape
-from storage.mysql.key import KeyColumn, image_keys, join_pieces, key_columns
+from storage.mysql.image import KeyColumn, Nulls, Shape, image_keys, join_pieces, key_columns
 from storage.mysql.rows import Images, TableRows, find_images
 from storage.mysql.schema import Column, Table
 
@@ -136,6 +135,7 @@ def _steps(events: Events, images: Images) -> _Steps:
         images.event[updates[0::2]], images.event[updates[1::2]]
     ):
         raise CorruptError("an update event has an image before without one after")
+    # Of an update's two images only the first one begins a step.
     first = np.ones(len(op), np.bool_)
     first[updates[1::2]] = False
     image, op = np.flatnonzero(first), op[first]

@@ -20,10 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from storage.model.errors import CorruptError
-from storage.mysql.buffer import PAD_BYTES
+from storage.mysql.buffer import PAD_BYTES, Reader
 from storage.mysql.errors import EventUnsupportedError
 from storage.mysql.event import HEADER_BYTES, Events, EventType, join_events, split_events
-from storage.mysql.reader import Reader
 
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 """As large as a server allows an event to be: one that claims to be larger is refused unread."""
@@ -101,7 +100,7 @@ def _rows_at(kind: EventType, body: bytes) -> int:
     """Where the rows begin: behind the width and the bitmaps of the columns present."""
     reader = Reader(body, _ROWS_HEAD_BYTES)
     if kind in _V2:
-        reader.take(reader.number(2) - 2)
+        reader.take(reader.number(2) - 2)  # the size of the extra part counts itself
     width = reader.packed()
     return reader.at + (width + 7) // 8 * (2 if kind in _UPDATES else 1)
 
@@ -115,6 +114,7 @@ def _inflate(data: bytes) -> bytes:
             "log_bin_compress off"
         )
     size = int.from_bytes(data[1 : 1 + size_bytes], "big")
+    # One byte more than claimed is asked for: an event that holds more than it says is damaged.
     unpacker = zlib.decompressobj()
     try:
         plain = unpacker.decompress(data[1 + size_bytes :], min(size, PAYLOAD_BYTES_MAX) + 1)

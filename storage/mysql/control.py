@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from storage.mysql.buffer import Reader
 from storage.mysql.charset import BINARY, UTF8, charset_of, decode_text
-from storage.mysql.reader import Reader
 
 MARIADB_STANDALONE = 1
 MARIADB_COMMITS_AS_GROUP = 2

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from storage.model.errors import InvalidError
-from storage.mysql.reader import Reader
+from storage.mysql.buffer import Reader
 
 _MARIADB = re.compile(r"(\d+)-(\d+)-(\d+)")
 _TAG = re.compile(r"[A-Za-z_]\w{0,31}")

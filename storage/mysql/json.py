@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Final
 
 from storage.model.errors import CorruptError
-from storage.mysql.types import Type
+from storage.mysql.schema import Type
 from storage.tidb.json import content, opaque, quoted
 from storage.tidb.number import decode_decimal
 from storage.tidb.time import NANOS_PER_MICRO, CoreTime, duration_text

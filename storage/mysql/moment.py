@@ -15,8 +15,7 @@ import pyarrow as pa
 from storage.mysql.buffer import Bytes, Mask, Offsets
 from storage.mysql.image import Cells
 from storage.mysql.number import masked
-from storage.mysql.schema import Column
-from storage.mysql.types import Type, fraction_bytes
+from storage.mysql.schema import Column, Type, fraction_bytes
 from storage.tidb.time import (
     NANOS_PER_MICRO,
     duration_text,
@@ -77,6 +76,7 @@ def binary_packed(data: Bytes, cells: Cells) -> Packed:
     cut off behind what is not zero.
     """
     date, clock = data.u64(cells.begin), data.u8(cells.begin + 6).astype(np.uint64)
+    # 0, 4, 7 or 11 bytes are sent; what was read beyond them is the next cell's.
     length = cells.end - cells.begin
     date = np.where(
         length >= 7, date, np.where(length >= 4, date & np.uint64(0xFFFFFFFF), np.uint64(0))
@@ -142,6 +142,7 @@ def _datetimes2(column: Column, data: Bytes, at: Offsets) -> Packed:
 
 
 def _old_datetimes(_: Column, data: Bytes, at: Offsets) -> Packed:
+    # Before MySQL 5.6: the decimal number YYYYMMDDhhmmss.
     parts = []
     number = data.u64(at)
     for _digits in range(5):
@@ -165,6 +166,8 @@ def _timestamps(column: Column, data: Bytes, at: Offsets) -> Micros:
 
 def _times2(column: Column, data: Bytes, at: Offsets) -> Micros:
     width = fraction_bytes(column.meta)
+    # Whole and fraction are one biased number: of a negative time the fraction alone would be the
+    # complement, so the sign is taken before the parts.
     number = data.number_be(at, 3 + width).astype(np.int64) - (_TIME_BIAS << 8 * width)
     size, sign = np.abs(number), np.sign(number)
     clock, fraction = size >> 8 * width, size & ((1 << 8 * width) - 1)
@@ -174,6 +177,7 @@ def _times2(column: Column, data: Bytes, at: Offsets) -> Micros:
 
 
 def _old_times(data: Bytes, at: Offsets) -> Micros:
+    # 24 bits with a sign: shifted to the top of the word and back, which repeats the sign.
     number = (data.number(at, 3).astype(np.int64) << 40) >> 40
     size = np.abs(number)
     seconds = (size // 10_000 * 60 + size // 100 % 100) * 60 + size % 100

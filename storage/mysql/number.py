@@ -11,8 +11,7 @@ import pyarrow as pa
 from storage.model.errors import CorruptError
 from storage.mysql.buffer import Bytes, Mask, Offsets
 from storage.mysql.image import Cells
-from storage.mysql.schema import Column
-from storage.mysql.types import INTEGER_BYTES, Type
+from storage.mysql.schema import INTEGER_BYTES, Column, Type
 from storage.tidb.cell import decimal128
 from storage.tidb.number import decode_decimal, digit_groups
 
@@ -48,6 +47,7 @@ def integers(column: Column, data: Bytes, cells: Cells, width: int) -> pa.Array:
             numbers.view(np.int64), np.zeros(len(numbers), np.int64), _all(cells), target
         )
     if not column.unsigned:
+        # A MEDIUMINT's sign is bit 23: shifted to the top and back.
         numbers = numbers.view(np.int32) << 8 >> 8 if width == 3 else numbers.view(f"<i{width}")
     try:
         return masked(numbers, cells).cast(target)

@@ -67,7 +67,7 @@ class TableMaps:
         self._tables: dict[int, bytes] = {}
         self._parsed: dict[bytes, TableMap] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all numbers: another log begins (FORMAT_DESCRIPTION, a real ROTATE)."""
         self._tables.clear()
         self._parsed.clear()
@@ -165,6 +165,7 @@ def _waves(
     while len(going) >= wave_rows_min:
         begin = at[going]
         end = shape.ends(data, begin)
+        # Each wave must get ahead in every event, or a damaged length would loop for ever.
         if not bool(((begin < end) & (end <= stop[going])).all()):
             raise CorruptError(_TOO_LONG)
         yield begin, end, going

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from storage.model.errors import CorruptError
+from storage.mysql.buffer import Reader
 from storage.mysql.charset import charset_of, decode_text
 from storage.mysql.errors import ColumnUnsupportedError, RowMetadataError
-from storage.mysql.reader import Reader
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import NUMERIC, STRINGS, Type
+from storage.mysql.schema import NUMERIC, STRINGS, Column, Table, Type
 
 ID_BYTES = 6
 _META_BYTES = dict.fromkeys(
@@ -136,6 +135,7 @@ def _column(code: int, metas: Reader, table: str) -> Column:
         ) from err
     raw = metas.take(_META_BYTES.get(kind, 0))
     meta = int.from_bytes(raw, "little")
+    # Most metas are little-endian numbers; a DECIMAL has two, and a BIT has bits, then whole bytes.
     if kind is Type.NEWDECIMAL:
         meta = raw[0] << 8 | raw[1]
     elif kind is Type.BIT:
@@ -168,6 +168,7 @@ def _with_metadata(
     strings = _places(columns, STRINGS | {Type.GEOMETRY if mariadb else Type.VECTOR})
     names = _places(columns, {Type.ENUM, Type.SET})
     if _Kind.SIGNEDNESS in fields:
+        # YEAR has a bit among the signs, too, and counts as unsigned: it says nothing about it.
         signs = Reader(fields[_Kind.SIGNEDNESS]).bits_be(len(numeric))
         for place, unsigned in zip(numeric, signs, strict=True):
             columns[place] = replace(
@@ -199,6 +200,7 @@ def _set_collations(
     if each in fields:
         collations = Reader(fields[each]).packed_list()
     elif default in fields:
+        # One collation for all, then pairs (number among such columns, its own collation).
         usual, *others = Reader(fields[default]).packed_list()
         exceptions = dict(zip(others[0::2], others[1::2], strict=True))
         collations = [exceptions.get(number, usual) for number in range(len(places))]
@@ -225,6 +227,7 @@ def _set_elems(columns: list[Column], fields: dict[int, bytes]) -> None:
 def _key(columns: list[Column], fields: dict[int, bytes]) -> tuple[str, ...]:
     places = Reader(fields.get(_Kind.SIMPLE_PRIMARY_KEY, b"")).packed_list()
     if _Kind.PRIMARY_KEY_WITH_PREFIX in fields:
+        # Pairs (place, length of the prefix): a row is known by whole values, so lengths are left.
         places = Reader(fields[_Kind.PRIMARY_KEY_WITH_PREFIX]).packed_list()[0::2]
     if any(place >= len(columns) for place in places):
         raise CorruptError("the primary key of a TABLE_MAP event names a column it does not have")

@@ -313,6 +313,7 @@ def _moments(column: Column, cells: Cells) -> pa.Array:
 
 
 def _floats(column: Column, cells: Cells) -> pa.Array:
+    # Stored in the order of the numbers: the sign bit of positive ones set, negative ones inverted.
     bits = cells.uint64_be()
     values = np.where(bits & _SIGN_BIT, bits & ~_SIGN_BIT, ~bits).view(np.float64)
     target = arrow_type(column)

@@ -48,6 +48,7 @@ _VERBATIM = {Type.FLOAT: FLOAT, Type.DOUBLE: FLOAT, Type.NEWDECIMAL: DECIMAL, Ty
 _SIGN: Final = np.uint64(1 << 63)
 _DECIMAL_BYTES: Final = np.zeros((256, 256), np.int64)
 _JSON_BYTES: Final = np.zeros(256, np.int64)
+# The sizes of decimals by precision and scale; 0, for shapes that there are not, is refused.
 for _precision in range(1, PRECISION_MAX + 1):
     for _scale in range(_precision + 1):
         _DECIMAL_BYTES[_precision, _scale] = 2 + sum(

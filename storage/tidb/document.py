@@ -277,6 +277,7 @@ def check_nesting(text: str | bytes) -> None:
         TableInfoError: it is.
     """
     data = text.encode(errors="replace") if isinstance(text, str) else text
+    # Brackets in strings do not count: with escapes gone, every second part between quotes is one.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_BRACKETS)
     depth = 0
     for outside in plain.split(b'"')[::2]:

@@ -148,9 +148,10 @@ def _common(table: TableInfo, handle: bytes) -> dict[int, bytes | None]:
     offset = 0
     for column in table.common_handle_columns:
         cell, offset = decode_datum(handle, offset)
-        if column.type not in TEXTS or (
-            table.handle_is_whole and column.collate in _BINARY_COLLATIONS
-        ):
+        # Of characters the key holds their collation's sort key, or a prefix, neither of which
+        # gives the text back: the row has it.
+        is_whole_text = table.handle_is_whole and column.collate in _BINARY_COLLATIONS
+        if column.type not in TEXTS or is_whole_text:
             cells[column.id] = cell
     return cells
 
@@ -200,6 +201,7 @@ def encode_record(table: TableInfo, values: Mapping[str, Value]) -> tuple[bytes,
         column.id: None if value is None else encode_cell(column, value)
         for column, value in named.items()
     }
+    # An unsigned handle is the same 64 bits read as signed.
     signed = (number + _SIGN) % (2 * _SIGN) - _SIGN
     return record_key(table.id, signed), encode_row(cells)
 

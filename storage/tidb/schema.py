@@ -232,6 +232,7 @@ class TableInfo:
         """
         if self.handle_column:
             return (self.handle_column,)
+        # In a fixed order: readers and captures must agree on the key, whatever order TiDB lists.
         for index in sorted(self.indices, key=lambda index: (not index.primary, index.id)):
             columns = self._columns_of(index)
             required = all(column.is_stored and Flag.NOT_NULL in column.flags for column in columns)

@@ -21,8 +21,7 @@ from server.changefeed.table import TableRecord
 from server.puller.tidb.table import part_spans, removed_from, tidb_table
 from storage.defect import DefectError
 from storage.model.errors import CorruptError, TidemarkError
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 from storage.tidb.ddl import Job
 from storage.tidb.schema_history import SchemaHistory
 from tests.fuzz.mutation import mutated

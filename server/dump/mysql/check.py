@@ -31,6 +31,8 @@ from storage.mysql.key import key_columns
 from storage.mysql.number import DECIMAL_DIGITS_MAX
 from storage.mysql.schema import Column, Table
 from storage.mysql.types import INTEGERS, STRINGS, Type
+from storage.mysql.image import key_columns
+from storage.mysql.schema import INTEGERS, Column, Table, Type
 
 # CRC-32 is linear: without a factor the exclusive-or of two rows stays the same when they swap
 # values of one column.

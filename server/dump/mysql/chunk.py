@@ -19,8 +19,7 @@ from server.dump.progress import Cell, Cursor, Range
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import Bytes
 from storage.mysql.charset import BINARY
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import INTEGERS, Type
+from storage.mysql.schema import INTEGERS, Column, Table, Type
 
 UNSIGNED: Final = 0x8000
 _LONGLONG, _BLOB = 8, 252

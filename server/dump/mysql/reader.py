@@ -37,8 +37,7 @@ from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import Plan
-from storage.mysql.schema import Table
-from storage.mysql.types import INTEGERS
+from storage.mysql.schema import INTEGERS, Table
 
 SPLIT_ROWS_MIN = 200_000
 """Smaller tables are one range."""

@@ -112,7 +112,7 @@ class LogRows:
 
     def log_begins(self) -> None:
         """The server's numbers of tables have another meaning now."""
-        self._maps.forget()
+        self._maps.clear()
         self.tables_changed()
 
     def tables_changed(self) -> None:

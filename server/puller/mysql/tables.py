@@ -28,8 +28,8 @@ from server.puller.mysql.session.errors import (
 from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
 from server.puller.mysql.transaction.transactions import Stated
 from storage.mysql.schema import Column, Table
+from storage.mysql.schema import INTEGERS, STRINGS, Column, Table, Type
 from storage.mysql.table_map import TableMap
-from storage.mysql.types import INTEGERS, STRINGS, Type
 
 _NEW: Final = -1
 _PLAIN_NAME: Final = re.compile(r"[\w$]+")

@@ -35,8 +35,7 @@ from server.puller.mysql.session.catalogue import (
 )
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlStatementError
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 from tests.fuzz.mysql.oracle import said
 from tests.mariadb import MariaDb, running_mariadb
 

@@ -19,8 +19,7 @@ from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.arrow import arrow_columns
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 from tests.integration.dump.more_types import MORE, MORE_ROWS
 from tests.integration.mysql.every_type import COLUMNS, ROWS
 from tests.integration.mysql.key_types import KEYS

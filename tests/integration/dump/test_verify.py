@@ -13,7 +13,7 @@ import pytest
 from server.dump.progress import TableState
 from storage.meta.client import EtcdMeta
 from storage.mysql import arrow
-from storage.mysql.types import Type
+from storage.mysql.schema import Type
 from tests.integration.dump.dumping import applied, churn, over, source, start, until
 from tests.integration.dump.more_types import MORE, MORE_ROWS
 from tests.integration.mysql.every_type import COLUMNS, ROWS

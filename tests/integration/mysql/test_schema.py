@@ -329,8 +329,7 @@ def tables_named(name: str) -> Any:
     from server.capture.source.mysql import mysql_table
     from server.changefeed.table import TableRecord
     from server.puller.mysql.tables import Tables
-    from storage.mysql.schema import Column, Table
-    from storage.mysql.types import Type
+    from storage.mysql.schema import Column, Table, Type
 
     table = Table(1, name, (Column(name="id", type=Type.LONG, nullable=False),), ("id",))
     return Tables([mysql_table(TableRecord("db", table.to_doc()))])

@@ -20,8 +20,7 @@ from sink.tidb_mounter import TidbMounter
 from storage.model.errors import KeyValueError
 from storage.model.event import DELETE, INSERT, raw_batch
 from storage.mysql.charset import decode_text, is_exact, is_one_to_one
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 from storage.tidb.cell import encode_cell
 from storage.tidb.datum import encode_key_datum
 from storage.tidb.field_type import Flag

@@ -10,8 +10,7 @@ from typing import Final
 
 from server.puller.mysql.ddl.tree import ColumnDef, TypeSpec
 from storage.mysql.charset import charset_of
-from storage.mysql.schema import Column
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Type
 
 BINARY: Final = 63
 _UTF8MB4_BIN: Final = 46

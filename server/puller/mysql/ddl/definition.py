@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from server.puller.mysql.ddl.column_types import BINARY, PLAIN, TIMES
 from server.puller.mysql.ddl.tree import TableName
-from storage.mysql.schema import Column, Index, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Index, Table, Type
 
 _LENGTHS: Final = {
     "tinytext": 1,

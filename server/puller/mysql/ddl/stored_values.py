@@ -23,8 +23,7 @@ from server.puller.mysql.ddl.column_types import character_bytes
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import ColumnDef, Expression, Literal
 from storage.mysql.charset import codec_of
-from storage.mysql.schema import Column
-from storage.mysql.types import INTEGER_BYTES, INTEGERS, STRINGS, Type
+from storage.mysql.schema import INTEGER_BYTES, INTEGERS, STRINGS, Column, Type
 
 _FRACTIONS: Final = frozenset({Type.DATETIME2, Type.TIMESTAMP2})
 _SUPERSETS: Final = {

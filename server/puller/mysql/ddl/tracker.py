@@ -46,8 +46,7 @@ from server.puller.mysql.ddl.tree import (
     Versioning,
 )
 from storage.mysql.charset import BINARY
-from storage.mysql.schema import Column, Index, Table
-from storage.mysql.types import STRINGS, Type
+from storage.mysql.schema import STRINGS, Column, Index, Table, Type
 
 TRANSACTIONAL: Final = frozenset({"innodb", "rocksdb", "tokudb"})
 _TEXTS: Final = STRINGS | {Type.ENUM, Type.SET}

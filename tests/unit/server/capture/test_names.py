@@ -17,8 +17,7 @@ from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import TableIneligibleError, TableRecord
 from server.puller.source import TableChange
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 
 SOURCE: Any = SimpleNamespace(table=lambda record, _before=None: mysql_table(record))
 ODD = (

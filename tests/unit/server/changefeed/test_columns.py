@@ -17,8 +17,7 @@ from server.changefeed.table import SourceTable, TableIneligibleError, TableReco
 from server.puller.source import TableChange
 from sink.mounter import SelectedMounter, source_columns, whole_mounter
 from storage.model.event import INSERT, RAW_SCHEMA
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 
 NAMES = ("id", "name", "Phone", "mail_home", "mail_work")
 

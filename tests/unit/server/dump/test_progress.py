@@ -12,8 +12,7 @@ from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize, integer, split_ranges
 from server.dump.progress import Cell, Range, TableProgress, TableState
 from storage.model.errors import CorruptError
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 
 CURSORS = st.none() | st.lists(
     st.builds(Cell, st.integers(0, 0xFFFF), st.binary(max_size=9)), min_size=1

@@ -17,7 +17,7 @@ from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import Bytes
 from storage.mysql.changes import Plan
 from storage.mysql.errors import RowMetadataError
-from storage.mysql.key import image_keys
+from storage.mysql.image import image_keys
 from storage.mysql.schema import Table
 from storage.mysql.table_map import TableMap
 

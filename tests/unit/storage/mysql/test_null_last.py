@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 
 from storage.mysql.arrow import arrow_columns
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 
 
 @pytest.mark.parametrize(

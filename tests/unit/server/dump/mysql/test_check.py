@@ -26,6 +26,9 @@ from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
 from server.dump.progress import Cell, Range, Read
 from storage.mysql.schema import Column
 from storage.mysql.types import Type
+from server.dump.progress import Cell, Range
+from server.dump.table_dump import Read
+from storage.mysql.schema import Column, Type
 
 TABLE = 7
 Rows = dict[bytes, int]

@@ -24,8 +24,7 @@ from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.errors import UnavailableError
 from storage.model.ts import MAX_TS
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Table, Type
 
 JOB = Job("j", tables=("s.*",))
 HALF = (Range((Cell(3, b"1234"),)),)

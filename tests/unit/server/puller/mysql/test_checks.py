@@ -22,8 +22,7 @@ from server.puller.mysql.session.checks import (
 from server.puller.mysql.session.connection import Flavor
 from server.puller.mysql.session.errors import GtidDomainsError
 from server.puller.mysql.session.options import MySqlOptions
-from storage.mysql.schema import Column
-from storage.mysql.types import Type
+from storage.mysql.schema import Column, Type
 
 GOOD = {
     "log_bin": "ON",

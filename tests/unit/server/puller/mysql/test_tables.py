@@ -19,8 +19,8 @@ from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, 
 from server.puller.mysql.transaction.transactions import Stated
 from storage.mysql.control import Query
 from storage.mysql.schema import Column
+from storage.mysql.schema import Column, Type
 from storage.mysql.table_map import TableMap
-from storage.mysql.types import Type
 
 COLUMNS = (Column(name="id", type=Type.LONG, nullable=False), Column(name="v", type=Type.LONG))
 
