@@ -94,6 +94,8 @@ def scan(read: Reader, start: int, end: int) -> Iterator[Record | Gap]:
     while offset < end:
         record = _record_at(window, offset)
         if record is None:
+            # Damage may have hit the length, too, so it is not stepped over: the next record is
+            # found by its magic, and a false one is refused by its checksum.
             offset = window.find_magic(offset + 1)
             continue
         if offset > good_until:
@@ -153,10 +155,11 @@ class _Window:
         """The next place at or after `offset` where a record may begin, else the end."""
         while self.end - offset >= HEADER_BYTES:
             data = self.read(offset, _WINDOW_BYTES)
-            found = data.find(_MAGIC_BYTES)
-            if found >= 0:
-                return offset + found
+            place = data.find(_MAGIC_BYTES)
+            if place >= 0:
+                return offset + place
             if len(data) < len(_MAGIC_BYTES):
                 break
+            # The magic may begin in this window and end in the next one.
             offset += len(data) - len(_MAGIC_BYTES) + 1
         return self.end

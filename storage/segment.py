@@ -59,8 +59,8 @@ class SegmentFiles:
     def numbers(self) -> list[int]:
         """The segments on disk, in order; makes the directory when it is missing."""
         self._fs.make_directories(self._directory)
-        found = (_NAME.fullmatch(name) for name in self._fs.names(self._directory))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_NAME.fullmatch(name) for name in self._fs.names(self._directory))
+        return sorted(int(match[1]) for match in matches if match)
 
     def create(self, fid: int) -> File:
         """A new segment whose name is durable."""
@@ -86,9 +86,9 @@ class SegmentFiles:
         try:
             size = file.size()
             max_ts = _sealed_max_ts(file, size)
-            return (
-                _rescan(file, size, ts_of) if max_ts is None else Segment(max_ts, size, sealed=True)
-            )
+            if max_ts is None:
+                return _rescan(file, size, ts_of)
+            return Segment(max_ts, size, sealed=True)
         finally:
             file.close()
 
@@ -153,17 +153,17 @@ def footer(max_ts: int, offset: int) -> bytes:
 
 def _sealed_max_ts(file: File, size: int) -> int | None:
     at = size - _FOOTER_BYTES
-    found = next(record.scan(file.read, at, size)) if at >= 0 else None
-    if isinstance(found, Record) and found.kind == FOOTER:
-        return int(_FOOTER.unpack(found.payload)[0])
+    last = next(record.scan(file.read, at, size)) if at >= 0 else None
+    if isinstance(last, Record) and last.kind == FOOTER:
+        return int(_FOOTER.unpack(last.payload)[0])
     return None
 
 
 def _rescan(file: File, size: int, ts_of: Callable[[bytes], int]) -> Segment:
     segment = Segment(size=size)
-    for found in record.scan(file.read, 0, size):
-        if isinstance(found, Gap):
-            segment.gaps.append(found)
-        elif found.kind != FOOTER:
-            segment.max_ts = max(segment.max_ts, ts_of(found.payload))
+    for part in record.scan(file.read, 0, size):
+        if isinstance(part, Gap):
+            segment.gaps.append(part)
+        elif part.kind != FOOTER:
+            segment.max_ts = max(segment.max_ts, ts_of(part.payload))
     return segment

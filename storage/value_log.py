@@ -176,17 +176,16 @@ class ValueLog:
 
         See `read`.
         """
-        found: list[bytes] = [b""] * len(pointers)
+        payloads: list[bytes] = [b""] * len(pointers)
         for run in _runs(pointers):
             fid, start, _ = pointers[run[0]]
             end = pointers[run[-1]].offset + pointers[run[-1]].length
             data = self._files.read(fid, start, end - start)
             for number in run:
                 _, offset, length = pointers[number]
-                found[number] = record.decode(
-                    data[offset - start : offset - start + length], offset
-                ).payload
-        return found
+                at = offset - start
+                payloads[number] = record.decode(data[at : at + length], offset).payload
+        return payloads
 
     def scan(self, start: Pointer) -> Iterator[tuple[Pointer, bytes] | Skipped]:
         """All payloads at or after `start` with their pointers, and what had to be skipped.
@@ -200,11 +199,11 @@ class ValueLog:
             if fid not in self._segments:
                 raise self._files.missing(fid)
             offset = start.offset if fid == start.fid else 0
-            for found in self._files.records(fid, offset, self._segments[fid].size):
-                if isinstance(found, Gap):
-                    yield Skipped(fid, found.offset, found.length, torn=False)
-                elif found.kind != FOOTER:
-                    yield Pointer(fid, found.offset, found.length), found.payload
+            for part in self._files.records(fid, offset, self._segments[fid].size):
+                if isinstance(part, Gap):
+                    yield Skipped(fid, part.offset, part.length, torn=False)
+                elif part.kind != FOOTER:
+                    yield Pointer(fid, part.offset, part.length), part.payload
 
     def drop(self, fid: int) -> None:
         """Remove a finished segment and give its space back; dropping what is gone is no error.
