@@ -37,8 +37,8 @@ from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
 from storage.model.errors import InvalidError
 from storage.pump.storage import PumpStorage, open_pump_storage
-from storage.value_log import SEGMENT_BYTES
 from storage.pump.write_pipeline import Recovery
+from storage.value_log import SEGMENT_BYTES
 from storage.vfs import RealFS
 
 _SERVICE = pump_pb2.DESCRIPTOR.services_by_name["Pump"]

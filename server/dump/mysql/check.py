@@ -27,12 +27,9 @@ from storage.mysql.arrow import arrow_columns
 from storage.mysql.binary_row import BinaryShape, binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.charset import UTF8
-from storage.mysql.key import key_columns
-from storage.mysql.number import DECIMAL_DIGITS_MAX
-from storage.mysql.schema import Column, Table
-from storage.mysql.types import INTEGERS, STRINGS, Type
 from storage.mysql.image import key_columns
-from storage.mysql.schema import INTEGERS, Column, Table, Type
+from storage.mysql.number import DECIMAL_DIGITS_MAX
+from storage.mysql.schema import INTEGERS, STRINGS, Column, Table, Type
 
 # CRC-32 is linear: without a factor the exclusive-or of two rows stays the same when they swap
 # values of one column.

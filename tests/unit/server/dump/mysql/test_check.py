@@ -24,10 +24,6 @@ from server.dump.mysql.check import (
 )
 from server.dump.mysql.window import HIGH, LOW, Chunk, Windows
 from server.dump.progress import Cell, Range, Read
-from storage.mysql.schema import Column
-from storage.mysql.types import Type
-from server.dump.progress import Cell, Range
-from server.dump.table_dump import Read
 from storage.mysql.schema import Column, Type
 
 TABLE = 7
