@@ -179,6 +179,7 @@ class EtcdMeta:
             progress_notify=True,
             fragment=True,
         )
+        # `_watch_once` moves the request's start on: a new watch goes on where the last one broke.
         backoff = Backoff(*_BACKOFF_SECONDS)
         while True:
             try:
@@ -226,13 +227,15 @@ class EtcdMeta:
             await self._wait_deleted(key, result.revision + 1)
 
     async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
+        # The watch begins behind the look that found the key, so no deletion is missed. It is by
+        # prefix: other keys may be told, too.
         try:
             async with aclosing(self.watch(key, start_revision)) as changes:
                 async for events in changes:
                     if any(event.deleted and event.pair.key == key for event in events):
                         return
         except CompactedError:
-            return
+            return  # the caller looks again
 
 
 class KeepAliveLease:
@@ -282,6 +285,7 @@ class KeepAliveLease:
         loop = asyncio.get_running_loop()
         try:
             while loop.time() < self.deadline:
+                # The server counts the TTL from when it gets this: our deadline is never later.
                 sent_at = loop.time()
                 try:
                     async with asyncio.timeout_at(self.deadline):

@@ -154,6 +154,8 @@ def is_exact(charset: str, data: bytes) -> bool:
     """Whether `data` is what the server has of the text it decodes to,
     and so no other bytes' text.
     """
+    # Python encodes only its own characters: where the servers map some otherwise, these are put
+    # back first. Whichever of the two gives bytes of the same text is what the server has of it.
     text = decode_text(charset, data)
     for each in (text, text.translate(_inverse(charset))):
         try:

@@ -188,6 +188,7 @@ def split_events(
     Raises:
         CorruptError: an event is shorter than its header.
     """
+    # The one loop over events in plain Python: names are local, and only the size is read.
     stop = len(data) if end is None else end
     offsets: list[int] = []
     unpack, append, at, last = _SIZE.unpack_from, offsets.append, begin, stop - HEADER_BYTES

@@ -111,11 +111,13 @@ class MysqlGtidSet:
         """
         reader = Reader(data)
         head = reader.number(8)
+        # With tags the first number's last byte says so, and the count stands in the middle.
         tagged = head >> _FORMAT_SHIFT == _TAGGED
         intervals: dict[Source, tuple[tuple[int, int], ...]] = {}
         for _ in range((head & _TAGGED_COUNT) >> 8 if tagged else head):
             server = uuid.UUID(bytes=reader.take(16))
             tag = reader.take(reader.varied()).decode(errors="replace") if tagged else ""
+            # The servers write the end of an interval exclusive, but print it inclusive.
             pairs = [(reader.number(8), reader.number(8) - 1) for _ in range(reader.number(8))]
             intervals[server, tag] = _merged(pairs)
         return cls(intervals)
@@ -123,6 +125,7 @@ class MysqlGtidSet:
     def add(self, server: uuid.UUID, gno: int, tag: str = "", *, first: int = 0) -> "MysqlGtidSet":
         """With one more transaction, or with all from `first` to it."""
         mine, first = self.intervals.get((server, tag), ()), first or gno
+        # Nearly always the next number: the last interval grows, and nothing is merged.
         if mine and mine[-1][1] == first - 1:
             return MysqlGtidSet({**self.intervals, (server, tag): (*mine[:-1], (mine[-1][0], gno))})
         return MysqlGtidSet({**self.intervals, (server, tag): _merged([*mine, (first, gno)])})

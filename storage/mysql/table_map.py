@@ -151,6 +151,8 @@ def _string(code: int, size: int) -> tuple[Type, int]:
     """What hides behind STRING: ENUM, SET, or a CHAR whose size has two more bits among those of
     its type.
     """
+    # The size of a CHAR may take ten bits. The upper two stand inverted in bits that are set in all
+    # types behind STRING.
     if code & _STRING_FLAGS != _STRING_FLAGS:
         return Type.STRING, size | ((code & _STRING_FLAGS) ^ _STRING_FLAGS) << 4
     return (Type(code) if code in {Type.ENUM, Type.SET} else Type.STRING), size

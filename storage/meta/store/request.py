@@ -116,9 +116,6 @@ def in_range(key: bytes, start: bytes, range_end: bytes) -> bool:
 def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_pb2.RangeResponse:
     """The answer to `request`, given all pairs of its range in key order;
     `count` counts before filter and limit.
-
-    As in etcd, a limit without a sort order is applied in key order first, whatever the sort target
-    is.
     """
     response = rpc_pb2.RangeResponse(count=len(pairs))
     if request.count_only:
@@ -129,6 +126,8 @@ def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_p
         or request.min_create_revision
         or request.max_create_revision
     )
+    # As in etcd, a limit without a sort order is applied in key order first, whatever the sort
+    # target is. One pair more is kept, by which `more` is known.
     if request.limit > 0 and not filtered and request.sort_order == rpc_pb2.RangeRequest.NONE:
         pairs = list(islice(pairs, min(request.limit, sys.maxsize - 1) + 1))
     chosen = _sorted(
@@ -143,9 +142,9 @@ def select(request: rpc_pb2.RangeRequest, pairs: list[kv_pb2.KeyValue]) -> rpc_p
 
 
 def _check_shape(request: rpc_pb2.TxnRequest, most: int) -> None:
-    """An inner transaction may have as many operations as the outer ones leave:
-    that also bounds the nesting.
-    """
+    """Refuse more than `most` operations, inner transactions included, and malformed ones."""
+    # An inner transaction may have as many operations as the outer ones leave: that also bounds the
+    # nesting, and with it the recursion.
     size = max(len(request.compare), len(request.success), len(request.failure))
     if size > most:
         raise TooManyOpsError
@@ -205,10 +204,8 @@ def _check_fresh(
 
 
 def _deletes(delete: rpc_pb2.DeleteRangeRequest, key: bytes) -> bool:
-    """Whether `delete` forbids a put of `key` beside it.
-
-    One without end does not, as in etcd: they run in order.
-    """
+    """Whether `delete` forbids a put of `key` beside it."""
+    # One without end does not, as in etcd: they run in order.
     return delete.range_end != b"\0" and in_range(key, delete.key, delete.range_end)
 
 

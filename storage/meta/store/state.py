@@ -161,6 +161,7 @@ class State:
         """
         if lease not in self.leases:
             raise LeaseNotFoundError
+        # Sorted into a list: `_delete` takes each key out of the lease's set.
         for key in sorted(self.leases[lease]):
             self._delete(key)
         del self.leases[lease]
@@ -296,10 +297,12 @@ class State:
         return [self._pairs[match] for match in self._keys[start:stop]]
 
     def _past(self, request: rpc_pb2.RangeRequest, revision: int) -> list[KeyValue]:
+        # From the present state, each newer change is undone, the newest first.
         pairs = {pair.key: pair for pair in self._matching(request.key, request.range_end)}
         for event in self._newest_first(revision):
             if not in_range(event.kv.key, request.key, request.range_end):
                 continue
+            # A pair that there was has a version of at least 1.
             if event.prev_kv.version:
                 pairs[event.kv.key] = event.prev_kv
             else:

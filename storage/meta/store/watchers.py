@@ -203,6 +203,7 @@ class Watchers:
         watch = self._watches.get(watch_id)
         if watch is None:
             return
+        # What it is yet to be sent is gone: the client reads the present state and watches anew.
         if watch.next_revision < self._state.compact_revision:
             self._remove(watch_id)
             yield _compacted(watch_id, revision, self._state.compact_revision)
@@ -214,6 +215,7 @@ class Watchers:
                 yield _response(watch_id, revision, events)
 
     def _create(self, request: rpc_pb2.WatchCreateRequest, revision: int) -> rpc_pb2.WatchResponse:
+        # As in etcd, no key means the first possible one.
         if not request.key:
             request.key = b"\0"
         if fault := self._fault(request):
