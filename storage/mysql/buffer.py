@@ -64,8 +64,10 @@ class Bytes:
             return self.u8s[at]
         if width == 2:
             return self._u16[at]
-        if width <= 4:
-            return self._u32[at] & np.uint32((1 << 8 * width) - 1) if width == 3 else self._u32[at]
+        if width == 3:
+            return self._u32[at] & np.uint32(0xFFFFFF)
+        if width == 4:
+            return self._u32[at]
         return self._u64[at] & np.uint64((1 << 8 * width) - 1)
 
     def number_be(self, at: Offsets, width: int) -> npt.NDArray[np.uint64]:
@@ -86,14 +88,14 @@ class Bytes:
         it, which is one memcpy per value; for that slices that do not ascend are put in order
         first. They must not overlap.
         """
+        # What is absent may begin anywhere: it becomes an empty slice where the last one ended.
         if present is not None:
             reach = np.maximum.accumulate(np.where(present, end, 0))
             begin, end = np.where(present, begin, reach), np.where(present, end, reach)
         if bool((begin[1:] < end[:-1]).any()):
             order = np.argsort(begin, kind="stable")
-            rows = self.slices(
-                begin[order], end[order], None if present is None else present[order]
-            )
+            ordered_present = None if present is None else present[order]
+            rows = self.slices(begin[order], end[order], ordered_present)
             return rows.take(pa.array(np.argsort(order)))
         bounds = np.empty(2 * len(begin) + 1, np.int32)
         bounds[0:-1:2] = begin
@@ -102,9 +104,8 @@ class Bytes:
         both = pa.Array.from_buffers(
             pa.binary(), 2 * len(begin), [None, pa.py_buffer(bounds), pa.py_buffer(self.u8s)]
         )
-        return both.take(
-            pa.array(np.arange(0, 2 * len(begin), 2), mask=None if present is None else ~present)
-        )
+        absent = None if present is None else ~present
+        return both.take(pa.array(np.arange(0, 2 * len(begin), 2), mask=absent))
 
 
 def _unaligned(data: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:

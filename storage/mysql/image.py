@@ -203,11 +203,10 @@ def fixed_keys(cells: list[npt.NDArray[np.uint8]], count: int) -> pa.Array:
     """Keys of cells that all have a fixed size: one matrix each,
     a line for each of the `count` rows.
     """
-    lines = (
-        np.ascontiguousarray(np.hstack(cells) if len(cells) > 1 else cells[0])
-        if cells
-        else np.zeros((count, 0))
-    )
+    if cells:
+        lines = np.ascontiguousarray(np.hstack(cells) if len(cells) > 1 else cells[0])
+    else:
+        lines = np.zeros((count, 0), np.uint8)
     ends = np.arange(count + 1, dtype=np.int32) * np.int32(lines.shape[1])
     return pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(lines)]

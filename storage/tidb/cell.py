@@ -137,7 +137,8 @@ def encode_float(value: float) -> bytes:
     the others with the sign bit set.
     """
     bits = int.from_bytes(_F64.pack(value), "big")
-    return ((~bits & _MASK) if bits & _SIGN else bits | _SIGN).to_bytes(8, "big")
+    ordered = ~bits & _MASK if bits & _SIGN else bits | _SIGN
+    return ordered.to_bytes(8, "big")
 
 
 def decode_float(data: bytes) -> float:
@@ -148,10 +149,9 @@ def decode_float(data: bytes) -> float:
     """
     if len(data) != _F64.size:
         raise CorruptError(f"a floating point cell of {len(data)} bytes")
-    bits = int.from_bytes(data, "big")
-    return float(
-        _F64.unpack(((bits & ~_SIGN) if bits & _SIGN else ~bits & _MASK).to_bytes(8, "big"))[0]
-    )
+    ordered = int.from_bytes(data, "big")
+    bits = ordered & ~_SIGN if ordered & _SIGN else ~ordered & _MASK
+    return float(_F64.unpack(bits.to_bytes(8, "big"))[0])
 
 
 def of_integer(column: Column, number: int) -> Value:

@@ -72,9 +72,8 @@ class Cells:
 
     def _spare_bits(self) -> npt.NDArray[np.uint64]:
         width = self.end - self.begin
-        if not bool(
-            np.all(((width == 1) | (width == 2) | (width == 4) | (width == _WORD)) | ~self.present)
-        ):
+        is_integer = (width == 1) | (width == 2) | (width == 4) | (width == _WORD)
+        if not bool(np.all(is_integer | ~self.present)):
             raise CorruptError("an integer cell is not 1, 2, 4 or 8 bytes wide")
         return (64 - 8 * width).astype(np.uint64)
 
@@ -103,12 +102,12 @@ class _Layout:
         """
         hits = self.ids[:, : self.not_null] == column_id
         has_value = hits.any(axis=1)
-        at = (
-            self.at if bool(has_value.all()) else self.at[np.broadcast_to(has_value, self.at.shape)]
-        )
-        return at, hits[has_value].argmax(axis=1) if self.not_null else has_value[has_value].astype(
-            np.int64
-        )
+        at = self.at
+        if not bool(has_value.all()):
+            at = at[np.broadcast_to(has_value, at.shape)]
+        if not self.not_null:
+            return at, np.zeros(np.count_nonzero(has_value), np.int64)  # argmax takes no empty axis
+        return at, hits[has_value].argmax(axis=1)
 
     def missing(self, column_id: int) -> Offsets:
         """The rows that do not list the column."""
@@ -155,9 +154,9 @@ class RowBlock:
         end = data + _end(self._rows, layout, at, number)
         if not bool(number.any()):
             return data, end
-        return data + np.where(
-            number > 0, _end(self._rows, layout, at, np.maximum(number - 1, 0)), 0
-        ), end
+        # A cell begins where the one before it ends; the first one has none before it.
+        end_before = _end(self._rows, layout, at, np.maximum(number - 1, 0))
+        return data + np.where(number > 0, end_before, 0), end
 
 
 def _as_v2(column: BinaryColumn, rows: pa.Array) -> BinaryColumn:
@@ -184,9 +183,9 @@ def _put(offsets: Offsets, at: Offsets, new: Offsets) -> Offsets:
 def _end(rows: BinaryColumn, layout: _Layout, at: Offsets, number: Offsets | int) -> Offsets:
     """Where the cell with that place ends, counted from the row's first cell."""
     ends = rows.begin[at] + layout.ends_at
-    return (rows.u32(ends + 4 * number) if layout.large else rows.u16(ends + 2 * number)).astype(
-        np.int64
-    )
+    if layout.large:
+        return rows.u32(ends + 4 * number).astype(np.int64)
+    return rows.u16(ends + 2 * number).astype(np.int64)
 
 
 def _check(rows: BinaryColumn, layout: _Layout) -> None:
@@ -231,6 +230,7 @@ def _layouts(rows: BinaryColumn) -> Iterator[_Layout]:
 def _ids(rows: BinaryColumn, members: Offsets, count: int, width: int) -> npt.NDArray[np.uint32]:
     """The column ids of each member; of the first one only, if all are alike."""
     begin = rows.begin[members] + HEAD_BYTES
+    # Rows of one table mostly list the same ids: then one line stands for all.
     read = members if not _alike(rows, begin, count * width) else members[:1]
     at = rows.begin[read][:, None] + HEAD_BYTES + width * np.arange(count)
     return rows.u32(at) if width > 1 else rows.u8(at).astype(np.uint32)

@@ -122,11 +122,9 @@ def _members(data: bytes, at: int, depth: int) -> Iterator[str]:
 
 def _entry(data: bytes, container: int, at: int, depth: int) -> str:
     code, offset = _ENTRY.unpack_from(data, at)
-    return (
-        _literal(data, at + 1)
-        if code == LITERAL
-        else _text(code, data, container + offset, depth - 1)
-    )
+    if code == LITERAL:
+        return _literal(data, at + 1)  # stands in place of the offset
+    return _text(code, data, container + offset, depth - 1)
 
 
 def _literal(data: bytes, at: int) -> str:

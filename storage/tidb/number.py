@@ -52,9 +52,9 @@ def signed_cell(number: int) -> bytes:
     Raises:
         InvalidError: the number is outside.
     """
-    return number.to_bytes(
-        _width(number, (number if number >= 0 else ~number).bit_length() + 1), "little", signed=True
-    )
+    magnitude = number if number >= 0 else ~number
+    width = _width(number, magnitude.bit_length() + 1)
+    return number.to_bytes(width, "little", signed=True)
 
 
 def unsigned_cell(number: int) -> bytes:
