@@ -27,7 +27,6 @@ from server.puller.mysql.session.errors import (
 )
 from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
 from server.puller.mysql.transaction.transactions import Stated
-from storage.mysql.schema import Column, Table
 from storage.mysql.schema import INTEGERS, STRINGS, Column, Table, Type
 from storage.mysql.table_map import TableMap
 

@@ -18,7 +18,6 @@ from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_
 from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, is_before
 from server.puller.mysql.transaction.transactions import Stated
 from storage.mysql.control import Query
-from storage.mysql.schema import Column
 from storage.mysql.schema import Column, Type
 from storage.mysql.table_map import TableMap
 
