@@ -56,7 +56,7 @@ RIGHT_STOPS: Final = {
     "savepoint": ("ErrMySQLSavepointUnclear", "ErrMySQLStatementLogged"),
     "temporary": ("ErrMySQLStatementLogged", "ErrMySQLSavepointUnclear"),
     "type": _TYPES,
-    "key": (*_TYPES, "ErrTableIneligible", "ErrKeyUnknown"),
+    "key": (*_TYPES, "ErrTableIneligible", "ErrKeyUnknown", "ErrKeyValueUnsupported"),
     "engine": ("ErrTableIneligible",),
     "cascade": ("ErrTableIneligible",),
     "image": ("ErrRowImageNotFull", "ErrBinlogEventUnsupported"),

@@ -149,6 +149,27 @@ async def test_compressed_events_are_read(meta: EtcdMeta) -> None:
         assert [change.query[:11] for change in feed.target.changes] == ["ALTER TABLE"]
 
 
+async def test_checksums_come_and_go_with_the_files_of_a_log(meta: EtcdMeta) -> None:
+    """While it is read, and when it is read late: what was agreed is of no file."""
+    with running_mariadb() as server:
+        server.execute("CREATE DATABASE d", "CREATE TABLE d.t (id MEDIUMINT PRIMARY KEY)")
+        async with following(server.uri, meta, "d.*") as feed:
+            tables = [each for versions in feed.target.versions.values() for _, each in versions]
+            for number, algorithm in enumerate(("CRC32", "NONE", "CRC32", "NONE")):
+                server.execute(
+                    f"SET GLOBAL binlog_checksum={algorithm}",
+                    f"INSERT INTO d.t VALUES ({2 * number})",
+                    f"INSERT INTO d.t VALUES ({2 * number + 1})",
+                )
+                await feed.seen("d.t", 2 * number + 2)
+            start_ts = feed.start_ts
+        async with following(
+            server.uri, meta, "d.*", start_ts=start_ts, tables=tables, name="late"
+        ) as late:
+            rows = await late.seen("d.t", 8)
+    assert [row["id"] for row in rows] == list(range(8))
+
+
 async def test_an_event_beyond_16_mb_and_many_columns_are_read(meta: EtcdMeta) -> None:
     wide = ", ".join(f"c{number} INT" for number in range(300))
     with running_mariadb("--max-allowed-packet=64M") as server:

@@ -11,21 +11,32 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from server.puller.mysql.session.errors import LogDamagedError, of_packet
 from storage.mysql.buffer import PAD_BYTES
-from storage.mysql.event import PACKET_BYTES_MAX, Events, check_events, split_events, split_packets
+from storage.mysql.event import (
+    PACKET_BYTES_MAX,
+    Events,
+    EventType,
+    check_events,
+    split_events,
+    split_packets,
+)
 
 _HEAD = struct.Struct("<I")
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _END_BYTES_MAX = 9
+_CRC_AND_ALGORITHM_BYTES = 5
 EVENT_BYTES_MAX: Final = (1 << 30) + (1 << 20)
 """MySQL's largest max_allowed_packet, and room for the event's own fields."""
 
 
 @dataclass(slots=True)
 class Packets:
-    """What has arrived; `checksums` says whether a CRC32 follows each event,
-    as was agreed with the server.
+    """What has arrived; `checksums` says whether a CRC32 follows each event: as was agreed with the
+    server, and behind each FORMAT_DESCRIPTION as that says of its file, whatever was agreed.
     """
 
     checksums: bool
@@ -58,15 +69,41 @@ class Packets:
         batches: list[Events] = []
         while True:
             if self._waiting is None:
-                events, at = split_packets(data, checksums=self.checksums, begin=at, end=end)
-                if len(events):
-                    batches.append(self._checked(events))
+                found, at = self._split(data, at, end)
+                batches += found
             if end - at < _HEAD.size or at + _HEAD.size + _size(data, at) > end:
                 self._rest = data[at:end]
                 return batches
             body = data[at + _HEAD.size : at + _HEAD.size + _size(data, at)]
             at += _HEAD.size + len(body)
             batches += self._unusual(body)
+
+    def _split(self, data: bytes, at: int, end: int) -> tuple[list[Events], int]:
+        """The whole events from a place on, and where they end."""
+        found: list[Events] = []
+        while True:
+            events, stop = split_packets(data, checksums=self.checksums, begin=at, end=end)
+            change = self._change_of_checksums(events)
+            part = events if change is None else events[: change + 1]
+            if len(part):
+                found.append(self._checked(part))
+            if change is None:
+                return found, stop
+            self.checksums = not self.checksums
+            at = int(events.begin[change]) + _event_bytes(data, int(events.begin[change]))
+
+    def _change_of_checksums(self, events: Events) -> int | None:
+        """The first event behind which CRC32s follow where none did, or no more do:
+        binlog_checksum was set, and another file begins.
+        """
+        for number in map(int, events.of(EventType.FORMAT_DESCRIPTION)):
+            begin = int(events.begin[number])
+            # it ends with a CRC32 in any case
+            data = events.data.u8s
+            algorithm = data[begin + _event_bytes(data, begin) - _CRC_AND_ALGORITHM_BYTES]
+            if bool(algorithm) != self.checksums:
+                return number
+        return None
 
     def _unusual(self, body: bytes) -> list[Events]:
         """A packet that is no whole event."""
@@ -106,6 +143,11 @@ class Packets:
         if len(events) != 1 or rest != end:
             raise LogDamagedError("an event of 16 MB and more does not have the size that it says")
         return events
+
+
+def _event_bytes(data: bytes | npt.NDArray[np.uint8], begin: int) -> int:
+    """How long an event is, by its header."""
+    return int.from_bytes(bytes(data[begin + 9 : begin + 13]), "little")
 
 
 def _size(data: bytes, at: int) -> int:

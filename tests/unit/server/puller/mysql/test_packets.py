@@ -50,6 +50,39 @@ def test_any_parts_give_the_same_events(
     assert bodies(Packets(checksums=checksums), stream, sizes) == contents
 
 
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.binary(max_size=9), max_size=4)), max_size=6),
+    st.lists(st.integers(0, 90), max_size=20),
+    st.booleans(),
+)
+def test_each_file_says_whether_checksums_follow(
+    files: list[tuple[bool, list[bytes]]], sizes: list[int], agreed: bool
+) -> None:
+    """Its FORMAT_DESCRIPTION has one in any case; the mark of another file before it is as the file
+    before.
+    """
+    stream, expected, follow = b"", [], agreed
+    for checksums, contents in files:
+        stream += packet(b"\0" + summed(EventType.ROTATE, b"file", checksums=follow))
+        description = bytes(57) + bytes([checksums])
+        stream += packet(b"\0" + summed(EventType.FORMAT_DESCRIPTION, description))
+        expected += [b"file", *contents]
+        for body in contents:
+            stream += packet(b"\0" + summed(EventType.XID, body, checksums=checksums))
+        follow = checksums
+    packets = Packets(checksums=agreed, verify=True)
+    found = [body for body in bodies(packets, stream, sizes) if len(body) < 58]
+    assert found == expected
+
+
+def summed(kind: EventType, body: bytes, *, checksums: bool = True) -> bytes:
+    """An event with its CRC32, if it has one."""
+    if not checksums:
+        return event(kind, body)
+    whole = event(kind, body + bytes(4))
+    return whole[:-4] + struct.pack("<I", zlib.crc32(whole[:-4]))
+
+
 @pytest.mark.parametrize("extra", [-20, 0, 1, PACKET_BYTES_MAX])
 def test_an_event_of_16_mb_is_joined(extra: int) -> None:
     body = bytes(PACKET_BYTES_MAX - 1 - 19 + extra)
