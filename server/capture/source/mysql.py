@@ -16,14 +16,13 @@ from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log.opening import beginning
 from server.puller.mysql.log.saved_positions import Anchors, ClockRecord
-from server.puller.mysql.log.server_id import any_server_id
+from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.checks import Check
-from server.puller.mysql.session.connection import log_in
+from server.puller.mysql.session.connection import QueryThreads, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.session.preflight import check_source
-from server.puller.mysql.session.query_threads import Askers
 from server.puller.mysql.tables import new_id, record_of
 from server.puller.mysql.transaction.open_transaction import RowRanges
 from server.puller.source import Catalog, Puller, Rows, Source, SourceContext
@@ -51,7 +50,7 @@ class MySqlSource:
         self._meta = meta
         self._torn: dict[tuple[str, int], RowRanges | None] = {}
         self._odd_times = OddTimes()
-        self._asking = Askers(_ASKERS, f"asks {changefeed}")
+        self._asking = QueryThreads(_ASKERS, f"asks {changefeed}")
         self.listener: LogListener | None = None
         """Who follows the log of pullers made from now on, instead of their dump."""
 
@@ -183,5 +182,5 @@ def check_mysql(
 ) -> Iterator[Check]:
     """All checks of the first server that answers: see `preflight.check_source`; blocks."""
     options = MySqlOptions.of(uri)
-    server_id = options.server_id or any_server_id()
+    server_id = options.server_id or random_server_id()
     return check_source(options, rules, server_id, read, target=target, write=write)

@@ -28,10 +28,9 @@ from server.dump.mysql.window import Chunk
 from server.dump.progress import Range, Read
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
-from server.puller.mysql.session.connection import Session, log_in, log_in_to
+from server.puller.mysql.session.connection import QueryThreads, Session, log_in, log_in_to
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
-from server.puller.mysql.session.query_threads import Askers
 from sink.mounter import source_columns
 from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
@@ -275,7 +274,7 @@ class ServerThreads:
         self._changefeed = changefeed
         self._options = options
         self._server: Server | None = None
-        self._threads = Askers(_THREADS_MAX, f"dump {changefeed}")
+        self._threads = QueryThreads(_THREADS_MAX, f"dump {changefeed}")
 
     async def connected(self) -> Server:
         """The server; raises as `Server` does if it must log in."""

@@ -11,9 +11,8 @@ from dataclasses import replace
 import structlog
 
 from server.changefeed.table import SourceTable, TableRecord
-from server.puller.mysql.ddl.definition import Definition
+from server.puller.mysql.ddl.definition import Definition, row_key
 from server.puller.mysql.ddl.statement import Kind
-from server.puller.mysql.ddl.table_keys import row_key
 from server.puller.mysql.ddl.tracker import (
     Context,
     Tracked,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from server.changefeed.table import TableRecord
 from server.puller.mysql.ddl.column_types import Collations, LostError
-from server.puller.mysql.ddl.definition import Definition
-from server.puller.mysql.ddl.table_keys import row_key
+from server.puller.mysql.ddl.definition import Definition, row_key
 from server.puller.mysql.ddl.tracker import Context, Tracked, altered, copied, created, faults_of
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
 from server.puller.mysql.tables import Effect, Tables, new_id

@@ -28,9 +28,8 @@ from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.heartbeat import Heart
 from server.puller.mysql.log.opening import OpenLog, believed_ms, oldest, open_log
 from server.puller.mysql.log.position import STEP, LogPosition
-from server.puller.mysql.log.retention import Retention
-from server.puller.mysql.log.saved_positions import EVERY_S, Anchors, ClockRecord
-from server.puller.mysql.log.server_id import leased_server_id
+from server.puller.mysql.log.saved_positions import SAVE_EVERY_S, Anchors, ClockRecord, Retention
+from server.puller.mysql.log.stream import leased_server_id
 from server.puller.mysql.rows import LogRows, Untold
 from server.puller.mysql.session.catalogue import (
     changes_alone,
@@ -39,7 +38,7 @@ from server.puller.mysql.session.catalogue import (
     read_definitions,
     schema_collation,
 )
-from server.puller.mysql.session.connection import Session
+from server.puller.mysql.session.connection import QueryThreads, Session
 from server.puller.mysql.session.errors import (
     BarrierInterruptedError,
     MySqlUnavailableError,
@@ -48,7 +47,6 @@ from server.puller.mysql.session.errors import (
     XaUnknownError,
 )
 from server.puller.mysql.session.options import MySqlOptions
-from server.puller.mysql.session.query_threads import Askers
 from server.puller.mysql.tables import Effect, Tables, statement_logged
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
@@ -149,7 +147,7 @@ class LogPuller:
         self._heard_at = 0.0
         self._transactions: Transactions | None = None
         self._held_bytes = min(HELD_BYTES, rows.open_transactions.memory_bytes)
-        self._asking = Askers(_ASKERS, f"asks {upstream.changefeed}")
+        self._asking = QueryThreads(_ASKERS, f"asks {upstream.changefeed}")
 
     async def run(self) -> None:
         """See `Puller.run`."""
@@ -386,7 +384,7 @@ class LogPuller:
     async def _keep_anchor(self) -> None:
         assert self._transactions is not None, "it runs"
         now = asyncio.get_running_loop().time()
-        if now - self._anchored_at >= EVERY_S and self._transactions.is_at_rest:
+        if now - self._anchored_at >= SAVE_EVERY_S and self._transactions.is_at_rest:
             await self._anchors.put(self._position.anchor)
             self._anchored_at = now
 

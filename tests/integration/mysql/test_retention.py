@@ -14,10 +14,9 @@ from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source import SourceUri
 from server.puller.mysql.log.opening import present
-from server.puller.mysql.log.retention import Retention
-from server.puller.mysql.log.saved_positions import Anchors
+from server.puller.mysql.log.saved_positions import Anchors, Retention
+from server.puller.mysql.session.connection import QueryThreads
 from server.puller.mysql.session.options import MySqlOptions
-from server.puller.mysql.session.query_threads import Askers
 from storage.meta.client import EtcdMeta
 from storage.model.ts import compose
 from tests.integration.mysql.replica import following
@@ -58,7 +57,7 @@ async def test_a_running_changefeed_tells_it_and_an_ended_one_does_not(meta: Etc
         assert shown() is None
 
 
-class Asked(Askers):
+class Asked(QueryThreads):
     """Says when somebody asks."""
 
     def __init__(self) -> None:

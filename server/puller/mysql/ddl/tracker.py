@@ -21,8 +21,8 @@ from server.puller.mysql.ddl.column_types import (
     character_bytes,
     column_of_definition,
 )
+from server.puller.mysql.ddl.definition import TableKeys, row_key, with_names_of
 from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_values, held_value
-from server.puller.mysql.ddl.table_keys import TableKeys, row_key, with_names_of
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import (
     ADDS_PERIOD,

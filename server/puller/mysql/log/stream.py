@@ -1,16 +1,19 @@
 """A server's log as it arrives: one thread reads the socket into a queue bounded in bytes,
 the puller takes from it.
 
-The server counts as gone when it is silent for three heartbeats. Nothing is acknowledged to it (no
-semi-sync): it never waits for us. A stream that ended with an error is closed and another one
-opened at the last complete transaction.
+A reader registers with a server id of its own, leased in the metadata. The server counts as gone
+when it is silent for three heartbeats. Nothing is acknowledged to it (no semi-sync): it never waits
+for us. A stream that ended with an error is closed and another one opened at the last complete
+transaction.
 """
 
+import random
 import socket
 import struct
 import threading
 from collections import deque
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +28,7 @@ from server.puller.mysql.session.errors import (
     of_packet,
 )
 from server.puller.mysql.session.options import MySqlOptions
+from storage.meta.meta import Compare, Meta, Put
 from storage.mysql.event import Events
 
 QUEUE_BYTES: Final = 16 << 20
@@ -33,6 +37,12 @@ _RECEIVE_BYTES = 1 << 20
 _SILENT_HEARTBEATS = 3
 _SILENT_S = 2.0
 _MARIADB_CAPABILITY = 4
+SERVER_IDS: Final = b"/tidemark/default/mysql/server-id/"
+_SERVER_ID_TTL_S: Final = 30
+_SERVER_ID_RANGE: Final = (1 << 31, (1 << 32) - 2)
+"""The upper half of all ids. The ids of real servers are not in the metadata, and installations do
+not use ids this large.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +228,32 @@ def _exactly(raw: socket.socket, size: int) -> bytes:
             raise MySqlUnavailableError("the server closed the connection")
         data += part
     return data
+
+
+def random_server_id() -> int:
+    """A server id that probably no other reader of the log has."""
+    return random.randint(*_SERVER_ID_RANGE)  # noqa: S311 - it keeps nothing secret
+
+
+@asynccontextmanager
+async def leased_server_id(meta: Meta, changefeed: str, fixed: int = 0) -> AsyncIterator[int]:
+    """Lease a server id for the block; `fixed` is the one the operator chose, 0 for any.
+
+    A server ends the connection of a reader when another one comes with the same id (error 4052),
+    so two readers with one id would evict each other for ever.
+
+    Raises:
+        MetaUnavailableError: the metadata store does not answer.
+    """
+    if fixed:
+        yield fixed
+        return
+    async with await meta.grant_lease(_SERVER_ID_TTL_S) as lease:
+        while True:
+            number = random_server_id()
+            key = SERVER_IDS + b"%010d" % number
+            if (
+                await meta.txn([Compare.absent(key)], [Put(key, changefeed.encode(), lease.id)])
+            ).succeeded:
+                yield number
+                return

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.puller.mysql.ddl.column_types import Collations
-from server.puller.mysql.ddl.definition import Definition, column_of
-from server.puller.mysql.ddl.table_keys import row_key
+from server.puller.mysql.ddl.definition import Definition, column_of, row_key
 from server.puller.mysql.ddl.tracker import TRANSACTIONAL, cascade_fault
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.connection import Session

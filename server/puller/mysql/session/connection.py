@@ -8,10 +8,13 @@ on each answer.
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 import pymysql
 from pymysql.connections import Connection
@@ -30,6 +33,9 @@ from server.puller.mysql.session.errors import (
 )
 from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import TidemarkError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ANSWER_S: Final = 60.0
 _GARBLED: Final = (struct.error, LookupError, ValueError, TypeError, AssertionError, RuntimeError)
@@ -222,3 +228,36 @@ def _error_of(err: Exception, doing: str) -> TidemarkError:
     if isinstance(err, pymysql.Error) and err.args and isinstance(err.args[0], int) and err.args[0]:
         return refusal(err.args[0], str(err.args[1] if len(err.args) > 1 else ""), doing)
     return MySqlUnavailableError(f"{doing}: {err}")
+
+
+class QueryThreads(Executor):
+    """Runs each query in a daemon thread of its own: a server may take a minute to answer.
+
+    The end of the process waits for none of these threads, so only queries belong here, not calls
+    that write files of ours.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        """Run at most `most` queries at once; the others wait."""
+        self._name = name
+        self._free = threading.Semaphore(most)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor.submit`."""
+        future: Future[T] = Future()
+        call = partial(fn, *args, **kwargs)
+        threading.Thread(
+            target=self._make, args=(future, call), name=self._name, daemon=True
+        ).start()
+        return future
+
+    def _make(self, future: Future[Any], call: Callable[[], Any]) -> None:
+        with self._free:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                answer = call()
+            except BaseException as err:  # noqa: BLE001 - whoever waits gets it
+                future.set_exception(err)
+            else:
+                future.set_result(answer)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, Final
 
 from server.puller.mysql.ddl.grammar.columns import ColumnReader
-from server.puller.mysql.ddl.grammar.table_options import TableOptionReader
+from server.puller.mysql.ddl.grammar.table_elements import TableOptionReader
 from server.puller.mysql.ddl.tokens import NotUnderstoodError, Sort
 from server.puller.mysql.ddl.tree import (
     SETS_DEFAULT,

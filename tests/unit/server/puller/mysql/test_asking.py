@@ -9,25 +9,25 @@ import threading
 
 import pytest
 
-from server.puller.mysql.session.query_threads import Askers
+from server.puller.mysql.session.connection import QueryThreads
 
 LIMIT_S = 60
 
 
-async def ask(askers: Askers, *call: object) -> object:
+async def ask(askers: QueryThreads, *call: object) -> object:
     async with asyncio.timeout(LIMIT_S):
         return await asyncio.get_running_loop().run_in_executor(askers, *call)
 
 
 async def test_who_asks_gets_the_answer_or_the_error() -> None:
-    askers = Askers(1, "asks")
+    askers = QueryThreads(1, "asks")
     assert await ask(askers, divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await ask(askers, divmod, 7, 0)
 
 
 async def test_no_more_ask_at_once_than_may() -> None:
-    askers, go, begun = Askers(2, "asks"), threading.Event(), threading.Semaphore(0)
+    askers, go, begun = QueryThreads(2, "asks"), threading.Event(), threading.Semaphore(0)
 
     def wait() -> bool:
         begun.release()
@@ -42,7 +42,7 @@ async def test_no_more_ask_at_once_than_may() -> None:
 
 
 async def test_who_waits_no_more_has_asked_nothing() -> None:
-    askers, go, begun = Askers(1, "asks"), threading.Event(), threading.Event()
+    askers, go, begun = QueryThreads(1, "asks"), threading.Event(), threading.Event()
     asked: list[int] = []
     first = askers.submit(lambda: (begun.set(), go.wait(LIMIT_S)))
     assert begun.wait(LIMIT_S)
@@ -57,11 +57,11 @@ async def test_who_waits_no_more_has_asked_nothing() -> None:
 def test_a_process_ends_while_a_server_is_asked() -> None:
     program = """
 import asyncio, threading
-from server.puller.mysql.session.query_threads import Askers
+from server.puller.mysql.session.connection import QueryThreads
 
 async def main():
     begun = threading.Event()
-    Askers(1, "asks").submit(lambda: (begun.set(), threading.Event().wait()))
+    QueryThreads(1, "asks").submit(lambda: (begun.set(), threading.Event().wait()))
     await asyncio.to_thread(begun.wait)
 
 asyncio.run(main())
