@@ -178,7 +178,7 @@ async def test_a_store_that_falls_silent_is_asked_again() -> None:
 async def test_a_pump_that_falls_silent_is_asked_again_from_where_it_was() -> None:
     async with asyncio.timeout(LIMIT_S), serving() as (pump, address):
         pump.streams = 1
-        stream = PumpStream("p", address, 1, None, 7, silent_s=0.1)
+        stream = PumpStream("p", address, 1, None, 7, silent_s=1.0)
         async with aclosing(stream.run()) as transactions:
             assert [(await anext(transactions)).commit_ts for _ in range(3)] == [8, 9, 10]
         assert pump.streams == 4
