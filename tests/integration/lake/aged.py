@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Known, Slice
+from pyspark_tidemark.lake.target import table_path
 
 from tests.integration.lake.evolving import EvolvingFeed
 
@@ -69,7 +70,7 @@ def aged_feed(
 
 def read_changelog(root: Path, name: str, cut_ts: int) -> list[dict[str, Any]]:
     """A table of a Parquet changelog at a cut, read as docs/format/lake-manifest.md says and with
-    none of our code.
+    none of our code but for the directories of odd names.
     """
     files = (root / "_tidemark_cuts").glob("[0-9]*.json")
     lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
@@ -86,7 +87,7 @@ def read_changelog(root: Path, name: str, cut_ts: int) -> list[dict[str, Any]]:
     for old, new in later:
         name = new if name == old else name
 
-    directory = root / name.replace(".", "/")
+    directory = Path(table_path(str(root), name))
     marks = [int(path.name.removeprefix("_since-")) for path in directory.glob("_since-*")]
     since = max((ts for ts in marks if ts < version), default=-1)
     return [

@@ -1,6 +1,6 @@
 """Columns of Spark DataFrames with names and values of the upstream: any name, any value."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,21 @@ from pyspark.sql.pandas.types import from_arrow_type
 def quoted(name: str) -> str:
     """`name` as an identifier of SQL: unquoted, a dot would mean a field of a struct."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def internal(name: str) -> str:
+    """What a column of ours is called beside a table's own: no upstream has a name that ends with a
+    blank.
+    """
+    return f"{name} "
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """The same where names may not end with a blank: one that is none of those `taken`."""
+    used = {each.lower() for each in taken}
+    while name.lower() in used:
+        name += "_"
+    return name
 
 
 def literal(value: Any, kind: Any) -> Column:

@@ -19,9 +19,14 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
-from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_FROM, VALID_TO
 
+FIRST_OP = internal("_first_op")
+"""A column with the op of a key's first change in a cut."""
+ENDS = internal("_ends")
+"""A column with the commit_ts at which a version ends."""
+_FIRST, _LAST = internal("_first"), internal("_last")
 _ORDER = [("_commit_ts", "ascending"), ("_seq", "ascending")]
 
 
@@ -62,14 +67,14 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
 
 
 def fold_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The last change of each key and the `_first_op` of its changes, computed by the executors."""
+    """The last change of each key and the FIRST_OP of its changes, computed by the executors."""
     order = F.struct("_commit_ts", "_seq")
     change = F.struct(*_columns(changes.columns))
     last = changes.groupBy(*_columns(key)).agg(
-        F.max_by(change, order).alias("_last"),
-        F.min_by("_op", order).alias("_first_op"),
+        F.max_by(change, order).alias(_LAST),
+        F.min_by("_op", order).alias(FIRST_OP),
     )
-    return last.select("_last.*", "_first_op")
+    return last.select(f"{quoted(_LAST)}.*", quoted(FIRST_OP))
 
 
 def met_keys(table: DataFrame, inserted: DataFrame, key: Sequence[str]) -> int:
@@ -123,12 +128,12 @@ def endings(changes: Any, key: Sequence[str]) -> tuple[Any, Any]:
 
 
 def endings_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """For each key when the version `_ends` that may be there before; of an insert, too: only what
+    """For each key when the version ENDS that may be there before; of an insert, too: only what
     matches is ended.
     """
-    first = F.min(F.struct("_commit_ts", "_seq")).alias("_first")
+    first = F.min(F.struct("_commit_ts", "_seq")).alias(_FIRST)
     ended = changes.groupBy(*_columns(key)).agg(first)
-    return ended.select(*_columns(key), F.col("_first._commit_ts").alias("_ends"))
+    return ended.select(*_columns(key), F.col(f"{quoted(_FIRST)}._commit_ts").alias(ENDS))
 
 
 def _by_key(changes: Any, key: Sequence[str]) -> Any:

@@ -8,11 +8,13 @@ A table is read at the version that the newest cut with end_ts <= ts names, so t
 Databases show only their newest cut and cannot be read like this.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.cuts import CutRecord, renamed_since, versions_at
 from pyspark_tidemark.lake.target import StoredTable, open_connector
 from pyspark_tidemark.lake.targets import kept_cuts
@@ -23,7 +25,7 @@ def as_of_cut(
     spark: SparkSession, target: str, ts: int | None = None, changefeed: str = ""
 ) -> dict[str, DataFrame]:
     """Make a temporary view `<database>_<table>` of each table at the newest cut with end_ts <=
-    `ts` (None: at all).
+    `ts` (None: at all); no view where two tables would share it, but for case.
 
     Returns the tables by name. A changelog shows the changes up to the cut. A catalog with the
     tables of several changefeeds needs `changefeed`.
@@ -36,8 +38,13 @@ def as_of_cut(
     cuts = kept_cuts(uri, changefeed, lambda: spark)
     at_ts = _newest_ts(cuts, ts)
     tables = {name: table_frame(spark, uri, cuts, name, at_ts) for name in versions_at(cuts, at_ts)}
+    views = {name: name.replace(".", "_", 1) for name in tables}
+    sharing = Counter(view.lower() for view in views.values())
     for name, frame in tables.items():
-        frame.createOrReplaceTempView(name.replace(".", "_", 1))
+        if sharing[views[name].lower()] == 1:
+            frame.createOrReplaceTempView(quoted(views[name]))
+        else:
+            spark.catalog.dropTempView(views[name])
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pyspark_tidemark.errors import SourceError
@@ -10,6 +11,20 @@ from pyspark_tidemark.sink_uri import SinkUri, read_secret
 
 STAGED = "_tidemark_changes"
 """The temporary table of a cut's changes."""
+KEY_INDEX = "tidemark_key"
+"""Begins the names of indexes that stand for a primary key."""
+
+
+@dataclass(frozen=True)
+class TableKey:
+    """The columns by which rows are looked for."""
+
+    types: Mapping[str, str]
+    """The key's columns, each with a type that an index can hold."""
+    others: Mapping[str, str]
+    """The other columns, each with the type that it has: a former key's take nulls again."""
+    is_unique: bool
+    """Whether it is the primary key; else an index: old versions of rows may have nulls in it."""
 
 
 class Database(Protocol):
@@ -63,14 +78,12 @@ class Database(Protocol):
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
         """Whether a table has that mark of `alter`."""
 
-    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
-        """The statements that give a table another primary key:
-        columns with the types that an index can hold.
-        """
+    def rekeyed(self, cursor: Any, table: str, key: "TableKey") -> list[str]:
+        """The statements that give a table another key."""
 
     def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
         """The statements that let the table's key compare its values byte by byte, if it does not
-        yet; `key` as in `rekeyed`.
+        yet; `key` has the types of its columns.
         """
 
     def renamed(self, old: str, new: str) -> list[str]:
@@ -86,6 +99,20 @@ def columns_of(cursor: Any, name: str) -> list[str]:
     cursor.execute(
         "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND "
         "table_name = %s ORDER BY ordinal_position",
+        (schema, table),
+    )
+    return [row[0] for row in cursor.fetchall()]
+
+
+def key_of(cursor: Any, name: str) -> list[str]:
+    """The columns of a table's primary key; none if it has none."""
+    schema, _, table = name.partition(".")
+    cursor.execute(
+        "SELECT k.column_name FROM information_schema.table_constraints c "
+        "JOIN information_schema.key_column_usage k ON k.table_schema = c.table_schema "
+        "AND k.table_name = c.table_name AND k.constraint_name = c.constraint_name "
+        "WHERE c.constraint_type = 'PRIMARY KEY' AND c.table_schema = %s AND c.table_name = %s "
+        "ORDER BY k.ordinal_position",
         (schema, table),
     )
     return [row[0] for row in cursor.fetchall()]

@@ -13,7 +13,13 @@ from pymysql.constants import CR, ER
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
 from pyspark_tidemark.lake.columns import quoted
-from pyspark_tidemark.lake.databases.database import STAGED, password
+from pyspark_tidemark.lake.databases.database import (
+    KEY_INDEX,
+    STAGED,
+    TableKey,
+    key_of,
+    password,
+)
 from pyspark_tidemark.lake.databases.mysql_login import GuardedConnection
 from pyspark_tidemark.lake.databases.text import as_values
 from pyspark_tidemark.lake.schema import SchemaChange
@@ -239,17 +245,32 @@ class MySql:
         row = cursor.fetchone()
         return row is not None and row[0] == mark
 
-    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+    def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; one statement."""
         schema, _, name = table.partition(".")
+        former = key_of(cursor, table)
         cursor.execute(
-            "SELECT 1 FROM information_schema.statistics WHERE table_schema = %s AND table_name = "
-            "%s AND index_name = 'PRIMARY' LIMIT 1",
-            (schema, name),
+            "SELECT DISTINCT index_name FROM information_schema.statistics WHERE table_schema = %s "
+            "AND table_name = %s AND index_name = %s",
+            (schema, name, KEY_INDEX),
         )
-        steps = ["DROP PRIMARY KEY"] if cursor.fetchone() else []
-        steps += [f"MODIFY COLUMN {quoted(column)} {kind} NOT NULL" for column, kind in key.items()]
-        steps.append(f"ADD PRIMARY KEY ({', '.join(map(quoted, key))})")
+        steps = [f"DROP INDEX {KEY_INDEX}" for _ in cursor.fetchall()]
+        steps += ["DROP PRIMARY KEY"] if former else []
+        steps += [
+            f"MODIFY COLUMN {quoted(column)} {key.others[column]}"
+            for column in former
+            if column in key.others
+        ]
+        null = "NOT NULL" if key.is_unique else "NULL"
+        steps += [
+            f"MODIFY COLUMN {quoted(column)} {kind} {null}" for column, kind in key.types.items()
+        ]
+        columns = ", ".join(map(quoted, key.types))
+        steps.append(
+            f"ADD PRIMARY KEY ({columns})"
+            if key.is_unique
+            else f"ADD INDEX {KEY_INDEX} ({columns})"
+        )
         return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"]
 
     def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:

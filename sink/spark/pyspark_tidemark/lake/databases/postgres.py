@@ -1,6 +1,7 @@
 """PostgreSQL: COPY into a temporary table, then INSERT … ON CONFLICT."""
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,13 @@ from psycopg import errors
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.changes import DELETE
-from pyspark_tidemark.lake.databases.database import STAGED, password
+from pyspark_tidemark.lake.databases.database import (
+    KEY_INDEX,
+    STAGED,
+    TableKey,
+    key_of,
+    password,
+)
 from pyspark_tidemark.lake.databases.text import as_csv, as_quoted
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
@@ -178,21 +185,32 @@ class Postgres:
         steps += [f"ALTER COLUMN {self.quoted(column)} DROP DEFAULT" for column in filled]
         return [f"{name} {step}" for step in steps]
 
-    def rekeyed(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:
+    def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; in the transaction of the cursor."""
         name = self.quoted_table(table)
+        schema = table.partition(".")[0]
+        former = key_of(cursor, table)
         cursor.execute(
             "SELECT conname FROM pg_constraint WHERE contype = 'p' AND conrelid = CAST(%s AS "
             "regclass)",
             (name,),
         )
-        statements = [
-            f"ALTER TABLE {name} DROP CONSTRAINT {self.quoted(row[0])}" for row in cursor.fetchall()
-        ]
-        return [
-            *statements,
-            f"ALTER TABLE {name} ADD PRIMARY KEY ({', '.join(map(self.quoted, key))})",
-        ]
+        steps = [f"DROP CONSTRAINT {self.quoted(row[0])}" for row in cursor.fetchall()]
+        freed = former if not key.is_unique else [each for each in former if each in key.others]
+        steps += [f"ALTER COLUMN {self.quoted(each)} DROP NOT NULL" for each in freed]
+        cursor.execute(
+            "SELECT indexname FROM pg_indexes WHERE schemaname = %s AND tablename = %s AND "
+            "starts_with(indexname, %s)",
+            (schema, table.partition(".")[2], KEY_INDEX),
+        )
+        indexes = [f"DROP INDEX {self.quoted_table(f'{schema}.{row[0]}')}" for row in cursor]
+        columns = ", ".join(map(self.quoted, key.types))
+        if key.is_unique:
+            steps.append(f"ADD PRIMARY KEY ({columns})")
+        else:
+            index = f"{KEY_INDEX}_{secrets.token_hex(8)}"  # a schema has each name once
+            indexes.append(f"CREATE INDEX {index} ON {name} ({columns})")
+        return [*(f"ALTER TABLE {name} {step}" for step in steps), *indexes]
 
     def exact_key(self, cursor: Any, table: str, key: Mapping[str, str]) -> list[str]:  # noqa: ARG002 - they are
         """See `Database`."""

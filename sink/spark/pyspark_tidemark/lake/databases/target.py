@@ -13,8 +13,15 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.changes import DELETE, Changes
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
+from pyspark_tidemark.lake.columns import free_name
 from pyspark_tidemark.lake.databases import manifest
-from pyspark_tidemark.lake.databases.database import STAGED, Database, columns_of, explained
+from pyspark_tidemark.lake.databases.database import (
+    STAGED,
+    Database,
+    TableKey,
+    columns_of,
+    explained,
+)
 from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
 from pyspark_tidemark.lake.schema import (
     SchemaChange,
@@ -141,11 +148,15 @@ class DatabaseTarget:
             manifest.adopt_next_schema(cursor, self._app, table.name)
 
     def rekey(self, table: TableMeta) -> None:
-        """Give the table another primary key, where the mode's has the upstream's columns."""
+        """Give the table another key, where the mode's has the upstream's columns.
+
+        It is no primary key any more in scd2: versions that have ended may have nulls in it, or be
+        equal.
+        """
         if self._mode == APPEND:
             return
         with self._transaction(table.name) as cursor:
-            for statement in self._database.rekeyed(cursor, table.name, self._key_types(table)):
+            for statement in self._database.rekeyed(cursor, table.name, self._key(table)):
                 cursor.execute(statement)
 
     def is_empty(self, table: TableMeta) -> bool:
@@ -233,6 +244,15 @@ class DatabaseTarget:
             name: self._database.type_of(named[name].type, key_columns=len(key)) for name in key
         }
 
+    def _key(self, table: TableMeta) -> TableKey:
+        types = self._key_types(table)
+        others = {
+            field.name: self._database.type_of(field.type, key_columns=0)
+            for field in lake_schema(table, self._mode)
+            if field.name not in types
+        }
+        return TableKey(types, others, is_unique=self._mode != SCD2)
+
     def _identified_schema(self, table: TableMeta) -> Any:
         """The columns of the target's table, with their identities, as our own row keeps them."""
         return with_column_ids(lake_schema(table, self._mode), table.column_ids)
@@ -269,11 +289,12 @@ class DatabaseTarget:
         quoted = self._database.quoted
         own = ", ".join(quoted(column) for column in lake_columns(table, SCD2)[:-3])
         keys = ", ".join(quoted(column) for column in table.key)
+        end = free_name("_ends", table.schema.names)
         ends = f"lead(_commit_ts) OVER (PARTITION BY {keys} ORDER BY _commit_ts, _seq)"
         return (
             f"INSERT INTO {self._database.quoted_table(table.name)} ({own}, valid_from_ts, valid_to_ts, is_current) "  # noqa: S608 - quoted
-            f"SELECT {own}, _commit_ts, _ends, _ends IS NULL FROM (SELECT *, {ends} AS _ends FROM "
-            f"{STAGED}) s WHERE _op <> '{DELETE}' AND (_ends IS NULL OR _ends > _commit_ts)"
+            f"SELECT {own}, _commit_ts, {end}, {end} IS NULL FROM (SELECT *, {ends} AS {end} FROM "
+            f"{STAGED}) s WHERE _op <> '{DELETE}' AND ({end} IS NULL OR {end} > _commit_ts)"
         )
 
     @contextmanager

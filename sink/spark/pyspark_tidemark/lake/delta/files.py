@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.delta import roaring
 from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
@@ -66,6 +67,9 @@ class Layout:
         number = self.ids.get(field.name)
         metadata = None if number is None else {_FIELD_ID: str(number)}
         return pa.field(self.physical[field.name], field.type, metadata=metadata)
+
+ROW = internal("_row")
+"""A column with the position of a row in its file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +182,7 @@ def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[s
             keys, keys=keys.column_names, join_type="left semi", use_threads=False
         )
         masked = vectors.read(file.add.get("deletionVector"))
-        actions += without_rows(file, masked, removed["_row"].to_numpy(), len(stored), vectors)
+        actions += without_rows(file, masked, removed[ROW].to_numpy(), len(stored), vectors)
     vectors.close()
     return actions
 
@@ -246,7 +250,7 @@ def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
 
 def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     """Columns of a file as they are in `schema`, masked rows included,
-    and the position of each row as `_row`.
+    and the position of each row as ROW.
     """
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
@@ -255,7 +259,7 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     missing = pa.nulls(rows.num_rows)
     columns = [rows[name] if name in rows.column_names else missing for name in stored]
     rows = pa.table(columns, names=schema.names).cast(schema)
-    return rows.append_column("_row", pa.array(np.arange(len(rows))))
+    return rows.append_column(ROW, pa.array(np.arange(len(rows))))
 
 
 def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, Any]:

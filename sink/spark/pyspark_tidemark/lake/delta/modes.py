@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.files import (
+    ROW,
     DataFile,
     DeletionVectors,
     Layout,
@@ -33,6 +34,8 @@ from pyspark_tidemark.lake.delta.files import (
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables
 from pyspark_tidemark.lake.fold import (
+    ENDS,
+    FIRST_OP,
     Folded,
     endings,
     endings_frame,
@@ -137,7 +140,7 @@ class Upsert:
         columns = [F.col(quoted(column)) for column in key]
         reader = self._tables.session(name).read.format("delta")
         table = reader.load(self._tables.path(name)).select(*columns)
-        inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
+        inserted = last.where(F.col(quoted(FIRST_OP)) == INSERT).select(*columns)
         return met_keys(table, inserted, key)
 
     def _merge(self, changes: Changes, last: DataFrame) -> bool:
@@ -180,7 +183,7 @@ def _live(last: DataFrame, changes: Changes) -> DataFrame:
 def _may_meet(last: DataFrame, key: Sequence[str], listing: Listing) -> tuple[bool, bool]:
     """Whether a file may hold a key that may have been there, and one that is inserted."""
     # One aggregation for both: executors read the changes from the captures each time.
-    is_new = F.col("_first_op") == INSERT
+    is_new = F.col(quoted(FIRST_OP)) == INSERT
     columns = [F.when(of, F.col(quoted(name))) for of in (~is_new, is_new) for name in key]
     counts = [F.count_if(~is_new), F.count_if(is_new)]
     aggregates = last.agg(*counts, *map(F.min, columns), *map(F.max, columns)).collect()[0]
@@ -271,24 +274,24 @@ class History:
         return self._tables.apply(changes, actions)
 
     def _merge(self, changes: Changes) -> bool:
-        """One MERGE: rows with a null for `_ends` match nothing and are inserted,
+        """One MERGE: rows with a null for ENDS match nothing and are inserted,
         the others end a version.
 
         MERGE updates or inserts for each row of its source, never both; so a change comes as two.
         """
         name, key, columns = changes.table.name, changes.table.key, self._columns(changes)
         frame = changes.frame(self._tables.session(name))
-        new = versions_frame(frame, key, columns).withColumn("_ends", F.lit(None).cast("long"))
+        new = versions_frame(frame, key, columns).withColumn(ENDS, F.lit(None).cast("long"))
         rows = new.unionByName(endings_frame(frame, key), allowMissingColumns=True)
         rows.createOrReplaceTempView("changes")
         match = " AND ".join(f"t.{quoted(column)} = s.{quoted(column)}" for column in key)
-        names = [quoted(column) for column in columns]
+        names, ends = [quoted(column) for column in columns], f"s.{quoted(ENDS)}"
         with self._tables.fenced(changes) as session:
             session.sql(
                 f"MERGE INTO {self._tables.sql_name(name)} t USING changes s "  # noqa: S608 - quoted
-                f"ON {match} AND t.{IS_CURRENT} AND s._ends IS NOT NULL "
-                f"WHEN MATCHED THEN UPDATE SET {VALID_TO} = s._ends, {IS_CURRENT} = false "
-                f"WHEN NOT MATCHED AND s._ends IS NULL THEN INSERT ({', '.join(names)}) "
+                f"ON {match} AND t.{IS_CURRENT} AND {ends} IS NOT NULL "
+                f"WHEN MATCHED THEN UPDATE SET {VALID_TO} = {ends}, {IS_CURRENT} = false "
+                f"WHEN NOT MATCHED AND {ends} IS NULL THEN INSERT ({', '.join(names)}) "
                 f"VALUES ({', '.join(f's.{column}' for column in names)})"
             )
             # The view may hold the rows of the cut.
@@ -338,9 +341,9 @@ def _current(layout: Layout, file: DataFile, masked: Any, ends: Any) -> tuple[An
     stored = numbered(layout, file, schema)
     live = np.ones(len(stored), bool)
     live[masked] = False
-    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, "_row"])
-    ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by("_row")
-    return ended["_row"].to_numpy(), ended[VALID_TO], len(stored)
+    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, ROW])
+    ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by(ROW)
+    return ended[ROW].to_numpy(), ended[VALID_TO], len(stored)
 
 
 def _ended(layout: Layout, file: DataFile, positions: Any, times: Any, count: int) -> Any:

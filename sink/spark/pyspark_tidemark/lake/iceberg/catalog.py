@@ -253,18 +253,10 @@ class Catalog:
         schema = table.schemas().get(table.snapshot(snapshot_id).schemaId())
         return arrow_schema(self._iceberg.SchemaParser.toJson(schema))
 
-    def has_widened(self, table: Any) -> bool:
-        """Whether a column had another type in an earlier schema,
-        so that files may hold it as that.
-        """
-        types: dict[int, str] = {}
-        schemas = [
-            json.loads(self._iceberg.SchemaParser.toJson(each)) for each in table.schemas().values()
-        ]
-        fields = [field for schema in schemas for field in schema["fields"]]
-        return any(
-            types.setdefault(field["id"], field["type"]) != field["type"] for field in fields
-        )
+    def fields(self, table: Any) -> list[Any]:
+        """The columns of all schemas that the table has had (pyarrow fields, with field ids)."""
+        texts = [self._iceberg.SchemaParser.toJson(each) for each in table.schemas().values()]
+        return [field for text in texts for field in arrow_schema(text)]
 
     def commit(
         self, transaction: Any, written: Sequence[Written], key: Sequence[str], cut: int

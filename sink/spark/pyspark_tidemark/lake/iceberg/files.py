@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
@@ -102,7 +103,7 @@ def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
 
 
 def written_by_task(layout: Layout) -> Any:
-    """For mapInArrow over the folded changes with `_first_op`:
+    """For mapInArrow over the folded changes with FIRST_OP:
     writes a task's files and yields their names.
     """
 
@@ -127,7 +128,7 @@ def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
     """The rows that live, and those whose keys were there before."""
     live = last.filter(pc.not_equal(last["_op"], DELETE))
     return live, last if layout.deletes_inserted else last.filter(
-        pc.not_equal(last["_first_op"], INSERT)
+        pc.not_equal(last[FIRST_OP], INSERT)
     )
 
 

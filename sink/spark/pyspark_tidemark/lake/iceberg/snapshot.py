@@ -13,11 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.types import field_ids
 
-_FILES = StructType([StructField("_file", StringType()), StructField("_sequence", LongType())])
+_FILE, _SEQUENCE, _DELETED = map(internal, ("_file", "_sequence", "_deleted"))
+_FILES = StructType([StructField(_FILE, StringType()), StructField(_SEQUENCE, LongType())])
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _VECTORIZED = "spark.sql.parquet.enableVectorizedReader"
 
@@ -28,7 +29,7 @@ class Snapshot:
     def __init__(self, spark: SparkSession, catalog: Catalog, table: Any, snapshot_id: int) -> None:
         self._spark = spark
         self._schema = catalog.schema_of(table, snapshot_id)
-        self._widened = catalog.has_widened(table)
+        self._stored = StoredColumns(self._schema, catalog.fields(table))
         tasks = catalog.listed(table.newScan().useSnapshot(snapshot_id).planFiles())
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]
@@ -38,64 +39,105 @@ class Snapshot:
 
     def frame(self) -> DataFrame:
         """The rows."""
-        schema = spark_schema(self._schema)
         self._spark.conf.set(_BY_ID, "true")
-        if self._widened:
+        if self._stored.widened:
             # Spark's vectorized reader fails on a dictionary of ints in a file from before its
             # column became long.
             self._spark.conf.set(_VECTORIZED, "false")
-        whole = (
-            self._read(self._whole, schema)
-            if self._whole
-            else self._spark.createDataFrame([], schema)
-        )
+        ids = [*field_ids(self._schema).values()]
+        whole = self._named(self._read(self._whole, ids), ids)
         if not self._masked:
             return whole
-        return whole.unionByName(self._unmasked(schema))
+        return whole.unionByName(self._named(self._unmasked(ids), ids))
 
-    def _unmasked(self, schema: StructType) -> DataFrame:
-        """The rows of files with deletes: those whose key no younger delete names."""
+    def _unmasked(self, ids: Sequence[int]) -> DataFrame:
+        """The rows of files with deletes: those whose key no younger delete names.
+
+        A table that got another key has deletes that name the former one, which may be no column of
+        it any more.
+        """
+        deletes: dict[tuple[int, ...], list[Any]] = {}
+        for delete in self.deletes:
+            key = tuple(sorted(map(int, delete.equalityFieldIds())))
+            deletes.setdefault(key, []).append(delete)
+        wanted = dict.fromkeys([*ids, *(number for key in deletes for number in key)])
+        rows = self._numbered(self._masked, [*wanted])
         # A delete applies to the files that are older than it (Iceberg's specification, "Scan
         # Planning"), so the newest one of each key decides.
-        names = {number: name for name, number in field_ids(self._schema).items()}
-        key = [names[number] for number in self.deletes[0].equalityFieldIds()]
-        deleted = self._numbered(self.deletes, StructType([schema[name] for name in key]))
-        last = deleted.groupBy(*[F.col(quoted(name)) for name in key]).agg(
-            F.max("_sequence").alias("_deleted")
-        )
-        rows = self._numbered(self._masked, schema).alias("r")
-        same = [F.col(f"r.{quoted(name)}").eqNullSafe(F.col(f"d.{quoted(name)}")) for name in key]
-        kept = rows.join(
-            last.alias("d"), [*same, F.col("r._sequence") < F.col("d._deleted")], "left_anti"
-        )
-        return kept.select(*[F.col(quoted(name)) for name in schema.names])
+        for key, files in deletes.items():
+            names = [quoted(self._stored.names[number]) for number in key]
+            last = (
+                self._numbered(files, key)
+                .groupBy(*map(F.col, names))
+                .agg(F.max(quoted(_SEQUENCE)).alias(_DELETED))
+            )
+            same = [F.col(f"r.{name}").eqNullSafe(F.col(f"d.{name}")) for name in names]
+            older = F.col(f"r.{quoted(_SEQUENCE)}") < F.col(f"d.{quoted(_DELETED)}")
+            rows = rows.alias("r").join(last.alias("d"), [*same, older], "left_anti")
+        return rows
 
-    def _numbered(self, files: Sequence[Any], schema: StructType) -> DataFrame:
+    def _numbered(self, files: Sequence[Any], ids: Sequence[int]) -> DataFrame:
         """Rows with the sequence number of their file."""
         # Spark's metadata of a row has the name of its file; our names are unique (`files`).
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
         sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
-        rows = self._read(files, schema).withColumn("_file", F.col("_metadata.file_name"))
-        return rows.join(sequences, "_file").drop("_file")
+        rows = self._read(files, ids).withColumn(_FILE, F.col("_metadata.file_name"))
+        return rows.join(sequences, _FILE).drop(_FILE)
 
-    def _read(self, files: Sequence[Any], schema: StructType) -> DataFrame:
+    def _read(self, files: Sequence[Any], ids: Sequence[int]) -> DataFrame:
+        """The columns of these ids, under the names of `StoredColumns`."""
+        schema = self._stored.schema(ids)
+        if not files:
+            return self._spark.createDataFrame([], schema)
         return self._spark.read.schema(schema).parquet(*[file.location() for file in files])
 
+    def _named(self, rows: DataFrame, ids: Sequence[int]) -> DataFrame:
+        """The columns under their own names."""
+        own = {number: name for name, number in field_ids(self._schema).items()}
+        return rows.select(
+            *[F.col(quoted(self._stored.names[number])).alias(own[number]) for number in ids]
+        )
 
-def spark_schema(schema: Any) -> StructType:
-    """Spark's schema, with the field ids that it looks for in Parquet files."""
-    ids = field_ids(schema)
-    return StructType(
-        [
-            StructField(
-                field.name,
-                from_arrow_type(field.type),
-                nullable=True,
-                metadata={"parquet.field.id": ids[field.name]},
-            )
-            for field in schema
-        ]
-    )
+
+class StoredColumns:
+    """By which names columns are read from files.
+
+    Spark finds a column in a file by its id, but a condition on it is compared with the file's
+    statistics by name, and some types are looked up by name. So a column whose name was that of
+    another one in an earlier schema is read under a name that no file has.
+    """
+
+    def __init__(self, schema: Any, earlier: Sequence[Any]) -> None:
+        fields = [*earlier, *schema]
+        self._types = {_id(field): field.type for field in fields}
+        self.widened = any(self._types[_id(field)] != field.type for field in fields)
+        """Whether a column had another type in an earlier schema: files may hold it as that."""
+        ids_of: dict[str, set[int]] = {}
+        for field in fields:
+            ids_of.setdefault(field.name.lower(), set()).add(_id(field))
+        own = {_id(field): field.name for field in fields}
+        self.names = {
+            number: name if len(ids_of[name.lower()]) == 1 else internal(f"{number} {name}")
+            for number, name in own.items()
+        }
+
+    def schema(self, ids: Sequence[int]) -> StructType:
+        """Spark's schema, with the field ids that it looks for in Parquet files."""
+        return StructType(
+            [
+                StructField(
+                    self.names[number],
+                    from_arrow_type(self._types[number]),
+                    nullable=True,
+                    metadata={"parquet.field.id": number},
+                )
+                for number in ids
+            ]
+        )
+
+
+def _id(field: Any) -> int:
+    return field_ids([field])[field.name]
 
 
 def _basename(location: str) -> str:

@@ -25,10 +25,12 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
+from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 
 MOST_RANGES = 256
 """More ranges are joined with their neighbours: each cut compares its keys with all of them."""
+_SEQUENCE = internal("_sequence")
 _FIELD_ID = b"PARQUET:field_id"
 BoundsOf = Callable[[Any, Sequence[str], Sequence[Any]], list[Bounds]]
 
@@ -207,13 +209,13 @@ def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Seq
     )
     # A delete applies to files with a smaller sequence number (Iceberg's specification, "Scan
     # Planning"): the rows that were committed with it stay.
-    shown = pc.greater_equal(both["_sequence"], pc.fill_null(both["_sequence_deleted"], -1))
+    shown = pc.greater_equal(both[_SEQUENCE], pc.fill_null(both[f"{_SEQUENCE}_deleted"], -1))
     return both.filter(shown).select(keys.column_names).cast(keys.schema)
 
 
 def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
     """The keys that are in one of the files, with the largest of these files' sequence numbers."""
-    parts = [keys.slice(0, 0).append_column("_sequence", pa.array([], pa.int64()))]
+    parts = [keys.slice(0, 0).append_column(_SEQUENCE, pa.array([], pa.int64()))]
     for file in files:
         matching = keys.join(
             _read(file.location, ids, keys.schema),
@@ -222,14 +224,10 @@ def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
             use_threads=False,
         )
         parts.append(
-            matching.append_column(
-                "_sequence", pa.array([file.sequence] * len(matching), pa.int64())
-            )
+            matching.append_column(_SEQUENCE, pa.array([file.sequence] * len(matching), pa.int64()))
         )
     grouped = pa.concat_tables(parts, promote_options="permissive").group_by(keys.column_names)
-    return grouped.aggregate([("_sequence", "max")]).rename_columns(
-        [*keys.column_names, "_sequence"]
-    )
+    return grouped.aggregate([(_SEQUENCE, "max")]).rename_columns([*keys.column_names, _SEQUENCE])
 
 
 def _read(location: str, ids: Sequence[int], schema: Any) -> Any:

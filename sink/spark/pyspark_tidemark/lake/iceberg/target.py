@@ -18,7 +18,7 @@ from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.lake.fold import fold, fold_frame, met_keys
+from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
@@ -274,7 +274,7 @@ class IcebergTarget:
         if snapshot is None or not layout.key_ranges:
             return 0
         columns = [F.col(quoted(name)) for name in layout.key]
-        inserted = last.where(f"_first_op = '{INSERT}'").select(*columns)
+        inserted = last.where(F.col(quoted(FIRST_OP)) == INSERT).select(*columns)
         ends = inserted.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
         lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
         if not ends[0] or not any_near(layout.key, lows, highs, layout.key_ranges):
