@@ -29,18 +29,17 @@ from unittest.mock import patch
 import pyarrow as pa
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.barrier import Policy
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.format import DROP, KEEP
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
-from pyspark_tidemark.lake.kept import KeptCuts
+from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
-from pyspark_tidemark.lake.parquet.changelog import ChangelogTarget
+from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
-from pyspark_tidemark.lake.schema import widens
+from pyspark_tidemark.lake.schema import Policy, widens
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.names import check_names
@@ -380,7 +379,9 @@ class Life:
             if self.dice.random() < 0.5:
                 self.deaths.arm()
             small = (
-                patch.object(changes, "ARROW_BYTES", -1) if by_tasks else contextlib.nullcontext()
+                patch.object(changes, "ARROW_READ_MAX_BYTES", -1)
+                if by_tasks
+                else contextlib.nullcontext()
             )
             try:
                 with small:

@@ -13,7 +13,7 @@ from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
-from pyspark_tidemark.lake.delta import history
+from pyspark_tidemark.lake.delta import modes
 from pyspark_tidemark.lake.delta.log import listing, replayed
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
@@ -847,7 +847,7 @@ def test_columns_may_be_called_what_the_job_calls_its_own(place):
 
 @pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
 def test_so_may_those_of_large_cuts(place, monkeypatch):
-    monkeypatch.setattr(changes, "ARROW_BYTES", -1)
+    monkeypatch.setattr(changes, "ARROW_READ_MAX_BYTES", -1)
     test_columns_may_be_called_what_the_job_calls_its_own(place)
 
 
@@ -859,7 +859,7 @@ def test_so_may_those_of_histories(request, tmp_path, monkeypatch, way):
             database_of(SinkUri.parse(place._uri)), "evolving", mode="scd2"
         )
     else:
-        monkeypatch.setattr(history, "MOST_SEARCHED_BYTES", -1 if way == "MERGE" else 1 << 20)
+        monkeypatch.setattr(modes, "MOST_SEARCHED_BYTES", -1 if way == "MERGE" else 1 << 20)
         place.target = lambda: DeltaTarget(place.spark, str(tmp_path), "evolving", mode="scd2")
     feed = EvolvingFeed()
     feed.create(0, "bank.t", id=pa.int32(), _ends=pa.string(), _first=pa.string(), _row=pa.string())

@@ -27,9 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.delta import roaring
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
@@ -67,6 +67,7 @@ class Layout:
         number = self.ids.get(field.name)
         metadata = None if number is None else {_FIELD_ID: str(number)}
         return pa.field(self.physical[field.name], field.type, metadata=metadata)
+
 
 ROW = internal("_row")
 """A column with the position of a row in its file."""

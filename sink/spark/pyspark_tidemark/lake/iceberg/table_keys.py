@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
-from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 
 MOST_RANGES = 256
