@@ -32,7 +32,7 @@ _REFUSED_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class TableSelection:
     """`refused` are the tables that match, but cannot be replicated: why, by name."""
 
     tables: tuple[TableRecord, ...]
@@ -94,7 +94,7 @@ class NewChangefeed:
             TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables
         )
 
-    async def chosen(self, source: Source, start_ts: int) -> Chosen:
+    async def chosen(self, source: Source, start_ts: int) -> TableSelection:
         """Its tables as of `start_ts`; raises as `chosen_tables`."""
         given = self.records()
         terms = Terms(
@@ -108,7 +108,7 @@ class NewChangefeed:
             return eligible(source, given, terms)
         return await chosen_tables(source, terms, start_ts, given)
 
-    def info(self, start_ts: int, chosen: Chosen) -> ChangefeedInfo:
+    def info(self, start_ts: int, chosen: TableSelection) -> ChangefeedInfo:
         """Its record."""
         # From here on the filter alone says what the changefeed takes. Tables that were given get
         # rules of their own, or their next DDL would be that of a foreign table.
@@ -152,7 +152,7 @@ async def chosen_tables(
     given: Sequence[TableRecord] = (),
     *,
     before: Sequence[TableRecord] = (),
-) -> Chosen:
+) -> TableSelection:
     """The tables in `source` as of `ts` that the changefeed's filter takes, and those given, which
     take the place of those of the same name in the source.
 
@@ -172,7 +172,7 @@ async def chosen_tables(
     return eligible(source, (*given, *matching), terms)
 
 
-def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Chosen:
+def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> TableSelection:
     """The tables that can be replicated to the changefeed's target, with the columns that it takes
     of them; whatever its filter.
 
@@ -201,7 +201,7 @@ def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Ch
         raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
     _check_each_once(tables, terms.target)
     terms.columns.check(tables)
-    return Chosen(tuple(map(terms.columns.of, tables)), refused)
+    return TableSelection(tuple(map(terms.columns.of, tables)), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:

@@ -167,7 +167,7 @@ class Owner:
                 chosen = await new.chosen(source, start_ts)
             finally:
                 await self._safepoints.end_creation(source, new.id)
-                # A log source has kept an anchor for its `now`, which no changefeed will use.
+                # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
         return Checked(start_ts, tuple(map(source.table, chosen.tables)), chosen.refused)
 
@@ -407,7 +407,7 @@ class Owner:
 
     async def _make_free(self, changefeed: str) -> None:
         """See that a changefeed of this id can be made here,
-        and forget what an earlier one has left: a log source keeps its anchor for `now` next.
+        and forget what an earlier one has left: a log source saves its position for `now` next.
 
         Raises:
             NotOwnerError, ChangefeedExistsError: it cannot.

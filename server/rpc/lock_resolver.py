@@ -34,7 +34,7 @@ class TsoClient(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TxnStatus:
     """A transaction's fate: committed at `commit_ts`, rolled back (0), or alive for `ttl_ms` more.
 
     A living one that is `pushed` will not commit at or before the reader's timestamp. `keys` are
@@ -81,10 +81,9 @@ class LockResolver:
 
         `caller_start_ts` is the reader's timestamp, 0 for a writer.
         """
-        outcomes = await self._resolve(locks, caller_start_ts)
+        statuses = await self._resolve(locks, caller_start_ts)
         return (
-            min((outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms), default=0)
-            / 1e3
+            min((status.ttl_ms for status in statuses.values() if status.ttl_ms), default=0) / 1e3
         )
 
     async def resolve_for_read(
@@ -96,17 +95,17 @@ class LockResolver:
         Returns the transactions whose locks the read may pass, and seconds until the first of the
         others expires.
         """
-        outcomes = await self._resolve(locks, read_ts)
+        statuses = await self._resolve(locks, read_ts)
         waited_for = [
-            outcome.ttl_ms for outcome in outcomes.values() if outcome.ttl_ms and not outcome.pushed
+            status.ttl_ms for status in statuses.values() if status.ttl_ms and not status.pushed
         ]
         passable = {
-            start_ts: outcome
-            for start_ts, outcome in outcomes.items()
-            if outcome.pushed or not outcome.ttl_ms
+            start_ts: status
+            for start_ts, status in statuses.items()
+            if status.pushed or not status.ttl_ms
         }
         committed = {
-            start_ts for start_ts, outcome in passable.items() if 0 < outcome.commit_ts <= read_ts
+            start_ts for start_ts, status in passable.items() if 0 < status.commit_ts <= read_ts
         }
         passing = Passing(frozenset(passable) - committed, frozenset(committed))
         return passing, min(waited_for, default=0) / 1e3
@@ -118,12 +117,12 @@ class LockResolver:
         Raises:
             LockRemainsError: the store keeps it alive in spite of that.
         """
-        outcome = await self._status(lock, MAX_TS, 0, rollback_if_not_exist=True)
-        if outcome.ttl_ms:
+        status = await self._status(lock, MAX_TS, 0, rollback_if_not_exist=True)
+        if status.ttl_ms:
             raise LockRemainsError(
                 f"the transaction {lock.lock_version} is still alive on {lock.primary_lock.hex()}"
             )
-        return outcome.commit_ts
+        return status.commit_ts
 
     async def rollback_pessimistic(self, lock: kvrpcpb.LockInfo) -> None:
         """Remove one pessimistic lock: it holds no data,
@@ -135,19 +134,19 @@ class LockResolver:
 
     async def _resolve(
         self, locks: Iterable[kvrpcpb.LockInfo], caller_start_ts: int
-    ) -> dict[int, Outcome]:
+    ) -> dict[int, TxnStatus]:
         now = await self._clock.tso()
         by_txn: dict[int, list[kvrpcpb.LockInfo]] = defaultdict(list)
         for lock in locks:
             by_txn[lock.lock_version].append(lock)
-        outcomes: dict[int, Outcome] = {}
+        statuses: dict[int, TxnStatus] = {}
         for start_ts, group in by_txn.items():
-            outcome = outcomes[start_ts] = await self._ask(group[0], now, caller_start_ts)
-            if not outcome.ttl_ms:
-                await self._clear(group, start_ts, outcome)
-        return outcomes
+            status = statuses[start_ts] = await self._ask(group[0], now, caller_start_ts)
+            if not status.ttl_ms:
+                await self._clear(group, start_ts, status)
+        return statuses
 
-    async def _ask(self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int) -> Outcome:
+    async def _ask(self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int) -> TxnStatus:
         try:
             return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=False)
         except TxnNotFoundError:
@@ -155,17 +154,17 @@ class LockResolver:
             # absence after the TTL
             left_ms = physical_ms(lock.lock_version) + lock.lock_ttl - physical_ms(now)
             if left_ms > 0:
-                return Outcome(ttl_ms=left_ms)
+                return TxnStatus(ttl_ms=left_ms)
             return await self._status(lock, now, caller_start_ts, rollback_if_not_exist=True)
         except PrimaryMismatchError:
             if lock.lock_type != kvrpcpb.PessimisticLock:
                 raise
             # it was left behind when the transaction chose another primary
-            return Outcome()
+            return TxnStatus()
 
     async def _status(
         self, lock: kvrpcpb.LockInfo, now: int, caller_start_ts: int, *, rollback_if_not_exist: bool
-    ) -> Outcome:
+    ) -> TxnStatus:
         request = kvrpcpb.CheckTxnStatusRequest(
             primary_key=lock.primary_lock,
             lock_ts=lock.lock_version,
@@ -179,41 +178,41 @@ class LockResolver:
         # `force_sync_commit` below makes an async commit that fell back obey the same rule.
         answer = await self._kv.check_txn_status(request)
         if answer.HasField("lock_info") and answer.lock_info.use_async_commit:
-            outcome = await self._async_outcome(answer.lock_info, now)
-            if outcome is not None:
-                return outcome
+            status = await self._async_commit_status(answer.lock_info, now)
+            if status is not None:
+                return status
             request.force_sync_commit = True
             answer = await self._kv.check_txn_status(request)
         if answer.lock_ttl:
             left_ms = physical_ms(lock.lock_version) + answer.lock_ttl - physical_ms(now)
-            return Outcome(
+            return TxnStatus(
                 ttl_ms=max(1, left_ms), pushed=answer.action == kvrpcpb.MinCommitTSPushed
             )
-        return Outcome(commit_ts=answer.commit_version)
+        return TxnStatus(commit_ts=answer.commit_version)
 
-    async def _async_outcome(self, primary: kvrpcpb.LockInfo, now: int) -> Outcome | None:
+    async def _async_commit_status(self, primary: kvrpcpb.LockInfo, now: int) -> TxnStatus | None:
         """The fate of an async commit by its primary's lock; None if a lock of it is ordinary:
         its primary decides.
         """
         left_ms = physical_ms(primary.lock_version) + primary.lock_ttl - physical_ms(now)
         if left_ms > 0 and now != MAX_TS:
-            return Outcome(ttl_ms=left_ms)
+            return TxnStatus(ttl_ms=left_ms)
         secondaries = await self._kv.check_secondary_locks(
             primary.secondaries, primary.lock_version
         )
         commit_ts = async_commit_ts(primary.min_commit_ts, secondaries)
         if commit_ts is None:
             return None
-        return Outcome(commit_ts=commit_ts, keys=(primary.primary_lock, *primary.secondaries))
+        return TxnStatus(commit_ts=commit_ts, keys=(primary.primary_lock, *primary.secondaries))
 
     async def _clear(
-        self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, outcome: Outcome
+        self, locks: Sequence[kvrpcpb.LockInfo], start_ts: int, status: TxnStatus
     ) -> None:
         pessimistic = [lock for lock in locks if lock.lock_type == kvrpcpb.PessimisticLock]
         for lock in pessimistic:
             await self.rollback_pessimistic(lock)
         keys = {lock.key for lock in locks if lock.lock_type != kvrpcpb.PessimisticLock}.union(
-            outcome.keys
+            status.keys
         )
         if keys:
-            await self._kv.resolve_lock(keys, start_ts, outcome.commit_ts)
+            await self._kv.resolve_lock(keys, start_ts, status.commit_ts)

@@ -122,16 +122,16 @@ async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterat
     """Keep all lakes current; raises ConfigError for options that cannot be used."""
     check_jobs(config)
     async with connect(config.capture, security) as channel, asyncio.TaskGroup() as tasks:
-        keeper = Keeper(config, security, channel, tasks)
-        task = tasks.create_task(keeper.run(), name="keeper")
+        supervisor = LakeJobSupervisor(config, security, channel, tasks)
+        task = tasks.create_task(supervisor.run(), name="lake job supervisor")
         try:
             yield {}
         finally:
             task.cancel()
-            await keeper.drain()
+            await supervisor.drain()
 
 
-class Keeper:
+class LakeJobSupervisor:
     """Starts and drains lake jobs as changefeeds come and go."""
 
     def __init__(

@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from server.puller.mysql.ddl.statement import Kind
 from server.puller.mysql.log.opening import Beginning
-from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.log.stream import LogPlace, open_stream
-from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.catalogue import may_nest_savepoints
 from server.puller.mysql.session.connection import Session, log_in_to
 from server.puller.mysql.session.errors import TornTransactionError
@@ -35,9 +35,9 @@ from server.puller.mysql.transaction.scanner import Place, is_before
 from server.puller.mysql.transaction.transactions import (
     Item,
     LogBegins,
-    Stated,
+    LoggedStatement,
     Transactions,
-    Unjudged,
+    UndecidedTimes,
     Unprepared,
 )
 from server.puller.tikv.open_transactions import OpenTransactions
@@ -148,8 +148,8 @@ def read_before_images(
     """What rows were at their table's cut, of those that the log of the session's server changes up
     to `end`.
 
-    It begins at an anchor of the changefeed, which gives each transaction the commit_ts that the
-    lake knows it by.
+    It begins at a saved position of the changefeed, which gives each transaction the commit_ts that
+    the lake knows it by.
 
     Raises:
         VerifyMovedError: a table's columns changed after the cut.
@@ -160,7 +160,7 @@ def read_before_images(
     torn: dict[Place, RowRanges | None] = {}
     while True:
         try:
-            return _LogReader(tables, begin, torn).read(session, options, begin.anchor, end)
+            return _LogReader(tables, begin, torn).read(session, options, begin.saved_position, end)
         except TornTransactionError as err:
             # Rows of a large transaction were taken before the log undid them: read again, without
             # these.
@@ -178,12 +178,14 @@ class _LogReader:
         self._before = BeforeImages({table.source.span.table_id: table.ts for table in tables})
         self._tables = Tables([table.source for table in tables])
         self._rows = LogRows(self._tables, self._from_ts, self._before)
-        self._transactions = Transactions(LogPosition(begin.anchor), torn=torn, clock=begin.clock)
+        self._transactions = Transactions(
+            LogPosition(begin.saved_position), torn=torn, clock=begin.clock
+        )
 
     def read(
-        self, session: Session, options: MySqlOptions, anchor: Anchor, end: Place
+        self, session: Session, options: MySqlOptions, saved_position: SavedPosition, end: Place
     ) -> BeforeImages:
-        """Read from the anchor up to `end`; raises as `read_before_images`."""
+        """Read from the saved position up to `end`; raises as `read_before_images`."""
         self._transactions.reconnected(
             fold_case=int(session.row("SELECT @@lower_case_table_names")[0]) > 0
         )
@@ -191,7 +193,12 @@ class _LogReader:
         # A connection of its own: the session's holds the snapshot.
         reader = log_in_to(session.address, options)
         try:
-            place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+            place = LogPlace(
+                saved_position.gtids,
+                saved_position.file,
+                saved_position.position,
+                saved_position.gtid_block,
+            )
             stream = open_stream(reader, place, options, _READ_ONCE, follow=False)
         except BaseException:
             reader.close()
@@ -223,34 +230,34 @@ class _LogReader:
         elif isinstance(item, Commits):
             for ignored in self._rows.add(item):
                 self._ignore(ignored)
-        elif isinstance(item, Unjudged):
-            # The time lies behind all cuts, where only the order of changes counts: any judgement
+        elif isinstance(item, UndecidedTimes):
+            # The time lies behind all cuts, where only the order of changes counts: any decision
             # will do.
-            self._transactions.clock = self._transactions.clock.judge(
+            self._transactions.clock = self._transactions.clock.decide(
                 item.previous_ts, item.times_ms, 0
             ).clock
         elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
             self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
         elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
             raise _unknown_rows(item)
-        elif isinstance(item, Stated) and item.commit_ts > self._from_ts:
+        elif isinstance(item, LoggedStatement) and item.commit_ts > self._from_ts:
             self._check_statement(item)
 
-    def _ignore(self, rows: Untold) -> None:
+    def _ignore(self, rows: TableMapMismatch) -> None:
         """Rows of a table that is not compared; one that is has other columns now."""
         if rows.name in self._tables.by_name:
             raise _table_moved(".".join(rows.name), rows.commit_ts, "its rows have other columns")
         self._rows.ignored.add(rows.name)
 
-    def _check_statement(self, stated: Stated) -> None:
-        if stated.statement.kind is not Kind.DDL:
-            place = f"{stated.file}:{stated.position}"
-            self._tables.check(stated.statement, stated.query.sql, place, stated.commit_ts)
+    def _check_statement(self, logged: LoggedStatement) -> None:
+        if logged.statement.kind is not Kind.DDL:
+            place = f"{logged.file}:{logged.position}"
+            self._tables.check(logged.statement, logged.query.sql, place, logged.commit_ts)
             return
-        effect = self._tables.effect(stated.statement, lambda *_: False)
+        effect = self._tables.effect(logged.statement, lambda *_: False)
         names = {".".join(name) for name in (*effect.touched, *effect.dropped, *effect.truncated)}
         if names:
-            raise _table_moved(", ".join(sorted(names)), stated.commit_ts, stated.query.sql[:80])
+            raise _table_moved(", ".join(sorted(names)), logged.commit_ts, logged.query.sql[:80])
 
 
 def _unknown_rows(item: Unprepared) -> VerifyHistoryError:

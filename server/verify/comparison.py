@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
+from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts, row_texts
 
 from server.verify.catalog import Table
 from server.verify.difference import (
@@ -161,7 +161,7 @@ class Comparison:
             await self._look_at(ours.ranges, chosen, report)
         return report
 
-    async def _both(self, stage: str, ranges: Ranges) -> tuple[Leaves, Leaves]:
+    async def _both(self, stage: str, ranges: Ranges) -> tuple[RangeChecksums, RangeChecksums]:
         self._progress.enter(stage, self._table.name)
         # At the same time, because the upstream has to keep its history for as long as this takes.
         async with asyncio.TaskGroup() as tasks:
@@ -169,14 +169,14 @@ class Comparison:
             ours = await self._upstream_leaves(ranges)
         return ours, lake_side.result()
 
-    async def _lake_leaves(self, ranges: Ranges) -> Leaves:
+    async def _lake_leaves(self, ranges: Ranges) -> RangeChecksums:
         with self._progress.awaiting(LAKE):
             leaves = await self._lake.leaves(self._table, ranges)
         self._progress.expect(leaves.rows)
         return leaves
 
-    async def _upstream_leaves(self, ranges: Ranges) -> Leaves:
-        leaves = Leaves(ranges)
+    async def _upstream_leaves(self, ranges: Ranges) -> RangeChecksums:
+        leaves = RangeChecksums(ranges)
         async for rows in self._upstream_rows():
             await asyncio.to_thread(leaves.add, rows, self._table.key)
         self._progress.expect(leaves.rows)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges
+from pyspark_tidemark.digest import COARSE_BITS, RangeChecksums, Ranges
 
 ONLY_UPSTREAM, ONLY_LAKE, DIFFERS, TWICE = (
     "only upstream",
@@ -77,7 +77,7 @@ class Difference:
         }
 
 
-def differing(upstream: Leaves, lake: Leaves) -> list[int]:
+def differing(upstream: RangeChecksums, lake: RangeChecksums) -> list[int]:
     """The ranges whose count or sum is not the same on both sides."""
     differs = (upstream.counts != lake.counts) | (upstream.sums != lake.sums)
     return [int(place) for place in np.flatnonzero(differs)]
@@ -92,7 +92,7 @@ def divided(coarse: Sequence[int]) -> Ranges:
 
 
 def affordable(
-    differing_ranges: Sequence[int], upstream: Leaves, lake: Leaves, budget: Budget
+    differing_ranges: Sequence[int], upstream: RangeChecksums, lake: RangeChecksums, budget: Budget
 ) -> list[int]:
     """As many of the ranges as fit into the budget on either side, the smallest first;
     maybe none.

@@ -32,7 +32,7 @@ from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
 from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.opening import Beginning
-from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.log.saved_positions import ClockRecord, prefix
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
@@ -176,16 +176,18 @@ def chunked_rows(session: Session, table: SourceTable) -> Iterator[pa.Array]:
 
 
 async def _log_beginning(meta: Meta, changefeed: str, ts: int) -> Beginning:
-    """The newest anchor at or below the cut, and what was decided about times of the log."""
-    anchors = [Anchor.from_json(pair.value) for pair in await meta.get_prefix(prefix(changefeed))]
-    usable = [anchor for anchor in anchors if anchor.ts <= ts]
+    """The newest saved position at or below the cut, and the decisions about times of the log."""
+    saved_positions = [
+        SavedPosition.from_json(pair.value) for pair in await meta.get_prefix(prefix(changefeed))
+    ]
+    usable = [saved_position for saved_position in saved_positions if saved_position.ts <= ts]
     if not usable:
         raise VerifyHistoryError(
             f"changefeed {changefeed} knows no place in the log at or before the cut {ts}"
         )
-    anchor = max(usable, key=lambda anchor: anchor.ts)
+    saved_position = max(usable, key=lambda saved_position: saved_position.ts)
     clock = await ClockRecord(meta, changefeed).load()
-    return Beginning(anchor, anchor.ts, clock or Clock.believing())
+    return Beginning(saved_position, saved_position.ts, clock or Clock.accepting())
 
 
 def _open_snapshot(

@@ -202,9 +202,12 @@ def apply_schema(rows: Rows, schema: Schema) -> None:
         }
 
 
-def commit_ts_of(anchor: Mapping[str, Any], binlogs: Sequence[Path]) -> dict[int, int]:
-    """The commit_ts of each transaction behind an anchor, by its number in the log's one domain."""
-    ts, after = int(anchor["ts"]), int(str(anchor["gtids"] or "0-0-0").rpartition("-")[2])
+def commit_ts_of(saved_position: Mapping[str, Any], binlogs: Sequence[Path]) -> dict[int, int]:
+    """The commit_ts of each transaction behind a saved position, by its number."""
+    ts, after = (
+        int(saved_position["ts"]),
+        int(str(saved_position["gtids"] or "0-0-0").rpartition("-")[2]),
+    )
     found = {}
     for path in binlogs:
         for seq, second in _gtids(path):
@@ -217,7 +220,7 @@ def commit_ts_of(anchor: Mapping[str, Any], binlogs: Sequence[Path]) -> dict[int
 def timed(entries: Iterable[Entry], commit_ts: Mapping[int, int]) -> list[tuple[int, Entry]]:
     """In the source's order; a DDL has the commit_ts right before its transaction's.
 
-    Those before the anchor have 0.
+    Those before the saved position have 0.
     """
     found: list[tuple[int, Entry]] = []
     for entry in sorted(entries, key=lambda each: each.seq):

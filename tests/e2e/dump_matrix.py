@@ -80,15 +80,15 @@ class House:
             parts.callback(capture.close)
             yield cls(server, address, capture)
 
-    def anchor(self, changefeed: str) -> dict[str, Any]:
-        """Where the changefeed began in the log: its first anchor."""
+    def saved_position(self, changefeed: str) -> dict[str, Any]:
+        """Where the changefeed began in the log: its first saved position."""
         return asyncio.run(self._anchor(changefeed))
 
     async def _anchor(self, changefeed: str) -> dict[str, Any]:
         async with open_meta(f"etcd://{self.coordinator}", connect) as meta:
             found = await meta.get_prefix(keys.source(changefeed) + b"anchor/")
-            anchor: dict[str, Any] = json.loads(found[0].value)
-            return anchor
+            saved_position: dict[str, Any] = json.loads(found[0].value)
+            return saved_position
 
     def binlogs(self) -> list[Path]:
         """The log's files, in order."""
@@ -115,14 +115,14 @@ class Run:
             for writer in writers:
                 ending.callback(writer.stop)
             start_ts = self._created(f"{database}.*")
-            anchor = self._house.anchor(self._name)
+            saved_position = self._house.saved_position(self._name)
             reader = Reader(capture.flight, self._name, start_ts, self._dice, lambda: capture.life)
             ending.callback(reader.give_up)
             ending.callback(capture.disarm)
             self._dumps(history, reader)
             for writer in writers:
                 writer.stop()
-            commit_ts = commit_ts_of(anchor, self._house.binlogs())
+            commit_ts = commit_ts_of(saved_position, self._house.binlogs())
             reader.end_at(max(commit_ts.values()), _READ_S)
         audit = Audit(history.base, timed(history.entries, commit_ts), start_ts)
         for cut in reader.cuts:

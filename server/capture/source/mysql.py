@@ -15,7 +15,7 @@ from server.dump.puller import DumpingPuller
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log.opening import beginning
-from server.puller.mysql.log.saved_positions import Anchors, ClockRecord
+from server.puller.mysql.log.saved_positions import ClockRecord, PositionStore
 from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.session.catalogue import read_definitions
@@ -60,12 +60,12 @@ class MySqlSource:
         return self._odd_times.warnings
 
     async def now(self) -> int:
-        """See `Source.now`; keeps an anchor for it."""
+        """See `Source.now`; saves the log's position for it."""
         begins = await self._ask(beginning, self._options)
         record = ClockRecord(self._meta, self._changefeed)
         if await record.load() is None:
             await record.save(begins.clock)
-        await Anchors(self._meta, self._changefeed).put(begins.anchor)
+        await PositionStore(self._meta, self._changefeed).put(begins.saved_position)
         return begins.ts
 
     async def snapshot(self, ts: int, before: Sequence[TableRecord] = ()) -> Sequence[TableRecord]:

@@ -1,7 +1,7 @@
 """The log of a MySQL-protocol server (MySQL, MariaDB), followed for one changefeed.
 
 session/      a login at the server: settings, catalogue, errors, the checks before a start
-log/          the stream of events: where to begin, packets, positions, believed times
+log/          the stream of events: where to begin, packets, positions, accepted times
 transaction/  which events are one transaction, and its commit_ts
 ddl/          statements as trees, and what a table is after each
 puller        brings all of it together: `rows`, `tables`, `ddl_outcome` and `ddl_changes` go to

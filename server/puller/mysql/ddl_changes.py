@@ -20,27 +20,27 @@ from server.puller.mysql.ddl.tracker import (
 )
 from server.puller.mysql.ddl.tree import CreateTable, TableName
 from server.puller.mysql.ddl_outcome import (
-    Helps,
-    Outcome,
+    CatalogFacts,
+    DdlOutcome,
     StatementOutcome,
     first_column_id,
     is_incomplete,
 )
 from server.puller.mysql.listener import Again, Copying, LogListener
-from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.errors import RowsMovedError
 from server.puller.mysql.tables import (
     Effect,
     Tables,
     changed_alone,
+    definition_of_table_map,
     name_of,
     new_id,
     record_of,
     same_keys,
-    told_by_log,
 )
 from server.puller.mysql.transaction.scanner import Seen
-from server.puller.mysql.transaction.transactions import Stated
+from server.puller.mysql.transaction.transactions import LoggedStatement
 from server.puller.source import Catalog, TableChange
 from storage.mysql.schema import Index, Table
 from storage.mysql.table_map import TableMap
@@ -48,11 +48,11 @@ from storage.mysql.table_map import TableMap
 _SEQUENCE_COLUMN = "next_not_cached_value"
 _STATEMENT_SHOWN = 200
 _STATEMENT_IN_ERROR = 120
-_UNTOLD = "/* as rows have it */"
-_UNTOLD_COLUMNS = (
+_UNLOGGED = "/* as rows have it */"
+_UNLOGGED_COLUMNS = (
     "its columns are others than the statements of the log say (an ALTER under sql_log_bin=0)"
 )
-_UNTOLD_ROWS = "no statement of the log made it (sql_log_bin=0)"
+_UNLOGGED_ROWS = "no statement of the log made it (sql_log_bin=0)"
 _log = structlog.get_logger(__name__)
 
 
@@ -73,27 +73,27 @@ class DdlChanges:
         self._listener = listener
         self._copying = copying
 
-    def effect_of(self, stated: Stated) -> Effect:
+    def effect_of(self, logged: LoggedStatement) -> Effect:
         """What a statement does to the changefeed's tables, by name.
 
         Raises:
             StatementLoggedError, DdlUnknownError: rows would be lost.
         """
-        if stated.statement.kind is not Kind.DDL:
-            at = f"{stated.file}:{stated.position}"
-            self._tables.check(stated.statement, stated.query.sql, at, stated.commit_ts)
-            self._tables.check_new(stated, self._catalog.wants)
+        if logged.statement.kind is not Kind.DDL:
+            at = f"{logged.file}:{logged.position}"
+            self._tables.check(logged.statement, logged.query.sql, at, logged.commit_ts)
+            self._tables.check_new(logged, self._catalog.wants)
             return Effect()
-        self._rows.ignored -= {action.to or action.name for action in stated.statement.actions}
-        return self._tables.effect(stated.statement, self._catalog.wants)
+        self._rows.ignored -= {action.to or action.name for action in logged.statement.actions}
+        return self._tables.effect(logged.statement, self._catalog.wants)
 
-    def changed_by_statement(self, stated: Stated) -> TableName | None:
+    def changed_by_statement(self, logged: LoggedStatement) -> TableName | None:
         """The only table whose rows a statement changes by itself;
         whoever may have triggers asks the catalogue.
         """
-        if stated.statement.kind is not Kind.ROWS or not self._tables.by_name:
+        if logged.statement.kind is not Kind.ROWS or not self._tables.by_name:
             return None
-        return changed_alone(stated.statement)
+        return changed_alone(logged.statement)
 
     def incomplete(self, effect: Effect) -> list[TableName]:
         """Touched tables whose records do not say enough to follow a statement:
@@ -106,12 +106,16 @@ class DdlChanges:
             name for name, table in touched if table is not None and is_incomplete(table.record)
         ]
 
-    def outcome(self, stated: Stated, effect: Effect, helps: Helps) -> Outcome:
+    def outcome(self, logged: LoggedStatement, effect: Effect, facts: CatalogFacts) -> DdlOutcome:
         """What the statement makes of the tables it touches, as its tree tells it."""
-        return StatementOutcome(self._tables, stated, effect, helps).read()
+        return StatementOutcome(self._tables, logged, effect, facts).read()
 
     async def apply(
-        self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]
+        self,
+        logged: LoggedStatement,
+        effect: Effect,
+        outcome: DdlOutcome,
+        seen: Mapping[TableName, Seen],
     ) -> None:
         """Bring a statement in force; `seen` are tables that the statement does not tell,
         right behind it.
@@ -120,7 +124,7 @@ class DdlChanges:
             TableIneligibleError: a table can no longer be replicated.
             RowsMovedError: rows came, went or changed beside the log, and nobody copies them.
         """
-        unclear = self._unclear(effect, outcome) | self._taken_over(stated, effect, outcome, seen)
+        unclear = self._unclear(effect, outcome) | self._taken_over(logged, effect, outcome, seen)
         unclear = {
             name: why
             for name, why in unclear.items()
@@ -128,33 +132,33 @@ class DdlChanges:
         }
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
-            record = self._stated_record(stated, name, table_id, outcome, seen.get(name))
+            record = self._record_after(logged, name, table_id, outcome, seen.get(name))
             if record is not None:
                 brought += self._taken(name, record)
         taken = set(map(name_of, brought))
         effect.filled = [name for name in effect.filled if name in taken]
-        foreign = await self._foreign(stated, effect, unclear)
+        foreign = await self._foreign(logged, effect, unclear)
         replaced = [name for name in effect.dropped if name in effect.touched]
         emptied = [
             name for names in (effect.truncated, effect.moved, unclear, replaced) for name in names
         ]
         await self._change(
             TableChange(
-                stated.commit_ts,
-                stated.query.sql,
+                logged.commit_ts,
+                logged.query.sql,
                 tuple(brought),
                 tuple(_dotted((*effect.dropped, *foreign))),
                 tuple(_dotted(dict.fromkeys(emptied))),
             ),
             effect.dropped,
         )
-        self._note_empty(stated, effect)
+        self._note_empty(logged, effect)
 
-    def _note_empty(self, stated: Stated, effect: Effect) -> None:
+    def _note_empty(self, logged: LoggedStatement, effect: Effect) -> None:
         """Which tables have no rows behind the statement,
         so that one which changes values has nothing to change.
         """
-        is_created = isinstance(stated.statement.tree, CreateTable)
+        is_created = isinstance(logged.statement.tree, CreateTable)
         created = {name for name, table_id in effect.touched.items() if is_created and table_id < 0}
         now = self._tables.by_name
         moved = {
@@ -166,7 +170,7 @@ class DdlChanges:
         empty = ({*effect.truncated} | created) - {*effect.filled, *effect.moved}
         self._rows.note_empty(now[name].span.table_id for name in empty & now.keys())
 
-    def _unclear(self, effect: Effect, outcome: Outcome) -> dict[TableName, str]:
+    def _unclear(self, effect: Effect, outcome: DdlOutcome) -> dict[TableName, str]:
         """Tables whose rows must be read again, by their new names, and why."""
         reasons = {
             name: "; ".join(each.unclear) for name, each in outcome.tracked.items() if each.unclear
@@ -178,7 +182,11 @@ class DdlChanges:
         }
 
     def _taken_over(
-        self, stated: Stated, effect: Effect, outcome: Outcome, seen: Mapping[TableName, Seen]
+        self,
+        logged: LoggedStatement,
+        effect: Effect,
+        outcome: DdlOutcome,
+        seen: Mapping[TableName, Seen],
     ) -> dict[TableName, str]:
         reasons: dict[TableName, str] = {}
         for name in effect.taken_over & outcome.lost.keys() & seen.keys():
@@ -189,13 +197,18 @@ class DdlChanges:
                     before, before.free_column_id
                 )
                 tracked = taken_over(
-                    before, definition.table(before.id), Context(dialect=stated.dialect)
+                    before, definition.table(before.id), Context(dialect=logged.dialect)
                 )
                 reasons |= {name: "; ".join(tracked.unclear)} if tracked.unclear else {}
         return reasons
 
-    def _stated_record(
-        self, stated: Stated, name: TableName, table_id: int, outcome: Outcome, seen: Seen | None
+    def _record_after(
+        self,
+        logged: LoggedStatement,
+        name: TableName,
+        table_id: int,
+        outcome: DdlOutcome,
+        seen: Seen | None,
     ) -> TableRecord | None:
         """The new record of a table that a statement touched; None: it stays,
         or is gone before it has any row.
@@ -228,7 +241,7 @@ class DdlChanges:
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
             definition = replace(definition, faults=(*definition.faults, *faults))
-        record = record_of(definition, table_id if source_table else new_id(stated.commit_ts, name))
+        record = record_of(definition, table_id if source_table else new_id(logged.commit_ts, name))
         return None if source_table is not None and source_table.record.whole == record else record
 
     def _found(
@@ -236,7 +249,7 @@ class DdlChanges:
     ) -> Definition:
         if isinstance(found, Definition):
             return found
-        definition = told_by_log(
+        definition = definition_of_table_map(
             found, [*([before] if before else []), *([other] if other else [])]
         )
         if before is None:
@@ -244,7 +257,7 @@ class DdlChanges:
         return replace(definition, indexes=_kept(before, definition), collation=before.collation)
 
     async def _foreign(
-        self, stated: Stated, effect: Effect, unclear: Mapping[TableName, str]
+        self, logged: LoggedStatement, effect: Effect, unclear: Mapping[TableName, str]
     ) -> Sequence[TableName]:
         """Names whose rows would be missing; what is copied anew, read again,
         or copied first, misses none.
@@ -269,10 +282,10 @@ class DdlChanges:
         ids: dict[TableName, int] = {}
         for name in again:
             table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
-            ids[name] = table_id if table_id > 0 else new_id(stated.commit_ts, name)
-        statement = " ".join(stated.query.sql.split())[:_STATEMENT_SHOWN]
-        if again and not await self._read_again(stated.commit_ts, statement, ids, again):
-            at = f"{stated.file}:{stated.position}"
+            ids[name] = table_id if table_id > 0 else new_id(logged.commit_ts, name)
+        statement = " ".join(logged.query.sql.split())[:_STATEMENT_SHOWN]
+        if again and not await self._read_again(logged.commit_ts, statement, ids, again):
+            at = f"{logged.file}:{logged.position}"
             raise _rows_moved(again, f"{statement[:_STATEMENT_IN_ERROR]!r} at {at}")
         return ()
 
@@ -290,14 +303,14 @@ class DdlChanges:
         shown_reasons = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
         return await self._copying.reads_again(Again(commit_ts, tables, shown_reasons))
 
-    async def apply_untold(self, untold: Untold, found: Definition | None) -> None:
+    async def apply_mismatch(self, mismatch: TableMapMismatch, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said;
         `found` is what the server says.
 
         Raises:
             TableIneligibleError: as `apply`.
         """
-        name, table_map = untold.name, untold.told
+        name, table_map = mismatch.name, mismatch.table_map
         source_table = self._tables.by_name.get(name)
         if not self._catalog.wants(*name) or (found is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)
@@ -312,7 +325,7 @@ class DdlChanges:
             definition = replace(definition, faults=found.faults)
         record = record_of(
             definition,
-            source_table.span.table_id if source_table else new_id(untold.commit_ts - 1, name),
+            source_table.span.table_id if source_table else new_id(mismatch.commit_ts - 1, name),
         )
         if source_table is not None and source_table.record.whole == record:
             return
@@ -322,17 +335,17 @@ class DdlChanges:
         _log.warning(
             "table changed without a statement in the log",
             table=".".join(name),
-            commit_ts=untold.commit_ts,
+            commit_ts=mismatch.commit_ts,
         )
-        emptied = await self._read_untold(name, brought[0], untold.commit_ts - 1)
+        emptied = await self._reread_mismatch(name, brought[0], mismatch.commit_ts - 1)
         await self._change(
             TableChange(
-                untold.commit_ts - 1, _UNTOLD, tuple(brought), truncated=tuple(_dotted(emptied))
+                mismatch.commit_ts - 1, _UNLOGGED, tuple(brought), truncated=tuple(_dotted(emptied))
             ),
             (),
         )
 
-    async def _read_untold(
+    async def _reread_mismatch(
         self, name: TableName, table: SourceTable, commit_ts: int
     ) -> Sequence[TableName]:
         """Read a table again that no statement told: nobody knows what its older rows hold now, or
@@ -343,8 +356,8 @@ class DdlChanges:
             return ()
         if is_new and await self._copying.copies(_dotted([name])):
             return ()
-        why = {name: _UNTOLD_ROWS if is_new else _UNTOLD_COLUMNS}
-        if not await self._read_again(commit_ts, _UNTOLD, {name: table_id}, why):
+        why = {name: _UNLOGGED_ROWS if is_new else _UNLOGGED_COLUMNS}
+        if not await self._read_again(commit_ts, _UNLOGGED, {name: table_id}, why):
             raise _rows_moved(why, f"a change that no statement of the log tells, at {commit_ts},")
         return () if is_new else (name,)
 

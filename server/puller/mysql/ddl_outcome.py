@@ -12,14 +12,14 @@ from server.puller.mysql.ddl.definition import Definition, row_key
 from server.puller.mysql.ddl.tracker import Context, Tracked, altered, copied, created, faults_of
 from server.puller.mysql.ddl.tree import AlterTable, CreateTable, TableName
 from server.puller.mysql.tables import Effect, Tables, new_id
-from server.puller.mysql.transaction.transactions import Stated
+from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.schema import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Helps:
-    """What the server says that is no table's past: its collations;
-    and what records of old versions lack.
+class CatalogFacts:
+    """What a statement leaves to the server: its collations, a schema's default collation, and
+    definitions for records of old versions, which lack keys or collations.
     """
 
     collations: Collations = field(default_factory=Collations)
@@ -29,9 +29,9 @@ class Helps:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """The touched tables after a statement, by their new names;
-    `lost` are those it does not tell of, and why.
+class DdlOutcome:
+    """The tables that a statement touched, as they are after it, by their new names;
+    `lost` are those that the statement alone does not define, and why.
     """
 
     tracked: dict[TableName, Tracked] = field(default_factory=dict)
@@ -43,22 +43,24 @@ class Outcome:
 class StatementOutcome:
     """Computes the outcome of one statement; `tables` are those there were before it."""
 
-    def __init__(self, tables: Tables, stated: Stated, effect: Effect, helps: Helps) -> None:
+    def __init__(
+        self, tables: Tables, logged: LoggedStatement, effect: Effect, facts: CatalogFacts
+    ) -> None:
         self._tables = tables
-        self._stated = stated
+        self._logged = logged
         self._effect = effect
-        self._helps = helps
-        self._context = Context(helps.collations, stated.dialect, helps.schema_collation)
+        self._catalog_facts = facts
+        self._context = Context(facts.collations, logged.dialect, facts.schema_collation)
 
-    def read(self) -> Outcome:
-        """Compute it, a touched table at a time."""
-        tree = self._stated.statement.tree
-        outcome = Outcome()
+    def read(self) -> DdlOutcome:
+        """Compute the outcome, a touched table at a time."""
+        tree = self._logged.statement.tree
+        outcome = DdlOutcome()
         for name, table_id in self._effect.touched.items():
             source_table = self._tables.by_id(table_id)
             before = Table.parse(source_table.record.table_info) if source_table else None
-            if before is not None and name in self._helps.definitions:
-                before = completed(before, self._helps.definitions[name])
+            if before is not None and name in self._catalog_facts.definitions:
+                before = completed(before, self._catalog_facts.definitions[name])
             try:
                 outcome.tracked[name] = self._tracked(name, before)
             except LostError as err:
@@ -68,7 +70,7 @@ class StatementOutcome:
         return outcome
 
     def _tracked(self, name: TableName, before: Table | None) -> Tracked:
-        tree, effect = self._stated.statement.tree, self._effect
+        tree, effect = self._logged.statement.tree, self._effect
         if name in effect.taken_over:
             raise LostError("another table has taken its place")
         if isinstance(tree, CreateTable):
@@ -86,7 +88,7 @@ class StatementOutcome:
 
     def _created(self, tree: CreateTable) -> Tracked:
         first = first_column_id(self._tables, tree.name)
-        table_id = new_id(self._stated.commit_ts, tree.name)
+        table_id = new_id(self._logged.commit_ts, tree.name)
         source = self._tables.by_name.get(tree.like) if tree.like is not None else None
         if source is not None:
             return copied(Table.parse(source.record.table_info), tree, table_id, first)
@@ -94,7 +96,7 @@ class StatementOutcome:
 
 
 def first_column_id(tables: Tables, name: TableName) -> int:
-    """Of a new table: the columns of one that it replaces share their ids with none of its own."""
+    """The first column id of a new table; above those of a table that it replaces."""
     replaced = tables.by_name.get(name)
     return Table.parse(replaced.record.table_info).free_column_id if replaced else 1
 

@@ -5,7 +5,7 @@ Invariants:
 1. Tables are resolved up to the last complete transaction, after all rows up to it were added.
 2. After a fault the log is read again behind the last complete transaction, from the first server
    that has it; rows of the broken one were not added, or are added again as they were.
-3. Nothing is kept here that the log and the anchors do not give again.
+3. Nothing is kept here that the log and the saved positions do not give again.
 """
 
 import asyncio
@@ -22,15 +22,20 @@ from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
 from server.puller.mysql.ddl.tree import CreateTable
 from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.ddl_outcome import Helps
+from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.listener import Copying, LogListener
 from server.puller.mysql.log.clock import Clock
-from server.puller.mysql.log.heartbeat import Heart
-from server.puller.mysql.log.opening import OpenLog, believed_ms, oldest, open_log
+from server.puller.mysql.log.heartbeat import HeartbeatWriter
+from server.puller.mysql.log.opening import OpenLog, accepted_until_ms, oldest, open_log
 from server.puller.mysql.log.position import STEP, LogPosition
-from server.puller.mysql.log.saved_positions import SAVE_EVERY_S, Anchors, ClockRecord, Retention
+from server.puller.mysql.log.saved_positions import (
+    SAVE_EVERY_S,
+    ClockRecord,
+    PositionStore,
+    RetentionMonitor,
+)
 from server.puller.mysql.log.stream import leased_server_id
-from server.puller.mysql.rows import LogRows, Untold
+from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.catalogue import (
     changes_alone,
     may_nest_savepoints,
@@ -54,9 +59,9 @@ from server.puller.mysql.transaction.scanner import definitions_behind
 from server.puller.mysql.transaction.transactions import (
     HELD_BYTES,
     LogBegins,
-    Stated,
+    LoggedStatement,
     Transactions,
-    Unjudged,
+    UndecidedTimes,
     Unprepared,
     XaMoved,
 )
@@ -68,7 +73,7 @@ from storage.model.ts import physical_ms
 from storage.mysql.event import Events
 
 T = TypeVar("T")
-Barrier: TypeAlias = Stated | Untold | Unprepared
+Barrier: TypeAlias = LoggedStatement | TableMapMismatch | Unprepared
 """What the log cannot be read beyond without a look at it on the event loop."""
 _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
@@ -140,9 +145,9 @@ class LogPuller:
         self._ddl = DdlChanges(
             self._tables, self._rows, catalog, upstream.listener, upstream.copying
         )
-        self._anchors = Anchors(upstream.meta, upstream.changefeed)
+        self._position_store = PositionStore(upstream.meta, upstream.changefeed)
         self._clock = ClockRecord(upstream.meta, upstream.changefeed)
-        self._anchored_at = 0.0
+        self._saved_at = 0.0
         self._resolved_at = 0.0
         self._heard_at = 0.0
         self._transactions: Transactions | None = None
@@ -154,24 +159,26 @@ class LogPuller:
         options = self._upstream.options
         if self._upstream.copying is not None:
             await self._upstream.copying.begin(self._start_ts)
-        anchor = await self._anchors.begin(self._start_ts)
-        if anchor is None:
-            anchor = await self._ask(oldest, options, self._start_ts)
+        saved_position = await self._position_store.begin(self._start_ts)
+        if saved_position is None:
+            saved_position = await self._ask(oldest, options, self._start_ts)
             # the fold begins there after a restart, too
-            await self._anchors.put(anchor)
-        clock = await self._clock.load() or Clock.believing(physical_ms(self._start_ts))
+            await self._position_store.put(saved_position)
+        clock = await self._clock.load() or Clock.accepting(physical_ms(self._start_ts))
         self._transactions = Transactions(
-            LogPosition(anchor),
+            LogPosition(saved_position),
             torn=self._upstream.torn,
             held_bytes=self._held_bytes,
             clock=clock,
             shared=self._sink.open_transactions,
         )
-        heart = Heart(self._upstream.changefeed, options)
-        retention = Retention(self._upstream.changefeed, options, self._upstream.meta)
+        heartbeats = HeartbeatWriter(self._upstream.changefeed, options)
+        retention = RetentionMonitor(self._upstream.changefeed, options, self._upstream.meta)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pull(), name=f"log {self._upstream.changefeed}")
-            tasks.create_task(heart.run(lambda: self._position.ts, self._asking), name="heartbeat")
+            tasks.create_task(
+                heartbeats.run(lambda: self._position.ts, self._asking), name="heartbeat"
+            )
             tasks.create_task(retention.run(self._asking), name="retention of the log")
 
     @property
@@ -216,7 +223,7 @@ class LogPuller:
     async def _connect_and_follow(self, server_id: int) -> None:
         log = await self._open(server_id)
         try:
-            server, gtids = log.session.address, self._position.anchor.gtids
+            server, gtids = log.session.address, self._position.snapshot.gtids
             _log.info(
                 "log opened",
                 changefeed=self._upstream.changefeed,
@@ -233,8 +240,8 @@ class LogPuller:
 
     async def _open(self, server_id: int) -> OpenLog:
         loop = asyncio.get_running_loop()
-        anchor, options = self._position.anchor, self._upstream.options
-        opening = loop.run_in_executor(self._asking, open_log, options, anchor, server_id)
+        saved_position, options = self._position.snapshot, self._upstream.options
+        opening = loop.run_in_executor(self._asking, open_log, options, saved_position, server_id)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -249,8 +256,8 @@ class LogPuller:
         while True:
             work = self._work(log, waiting)
             while (barrier := await self._call(next, work, None)) is not None:
-                if isinstance(barrier, Unjudged):
-                    await self._judge(barrier, log)
+                if isinstance(barrier, UndecidedTimes):
+                    await self._decide_times(barrier, log)
                     continue
                 # the position is behind what was not worked on yet
                 try:
@@ -264,9 +271,9 @@ class LogPuller:
             self._resolve_all()
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
-            await self._keep_anchor()
+            await self._save_position()
 
-    def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Barrier | Unjudged]:
+    def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Barrier | UndecidedTimes]:
         """One take of the log; runs in a thread, and stops at what needs the event loop."""
         assert self._transactions is not None, "it runs"
         for events in waiting or log.stream.take(_TAKE_S):
@@ -278,7 +285,7 @@ class LogPuller:
                 elif isinstance(item, XaMoved):
                     if self._upstream.listener is not None:
                         self._upstream.listener.xa_moved(item.xid, waits=item.waits)
-                elif isinstance(item, Unjudged):
+                elif isinstance(item, UndecidedTimes):
                     yield item
                 elif item.commit_ts > self._start_ts:
                     if isinstance(item, UnclearSavepoint):
@@ -324,9 +331,9 @@ class LogPuller:
         """A table is, or may be, another one from here on; or rows are missing."""
         if isinstance(barrier, Unprepared):
             raise _unknown(barrier)
-        if isinstance(barrier, Untold):
+        if isinstance(barrier, TableMapMismatch):
             definitions = await self._ask(read_definitions, log.session, [barrier.name])
-            await self._ddl.apply_untold(barrier, definitions.get(barrier.name))
+            await self._ddl.apply_mismatch(barrier, definitions.get(barrier.name))
             return
         effect = self._ddl.effect_of(barrier)
         target = self._ddl.changed_by_statement(barrier)
@@ -341,8 +348,8 @@ class LogPuller:
         if not effect:
             return
         metrics.DDLS.inc()
-        helps = await self._ask(partial(self._helps, log.session, barrier, effect))
-        outcome = self._ddl.outcome(barrier, effect, helps)
+        facts = await self._ask(partial(self._catalog_facts, log.session, barrier, effect))
+        outcome = self._ddl.outcome(barrier, effect, facts)
         new = [
             name
             for name, table_id in effect.touched.items()
@@ -353,40 +360,42 @@ class LogPuller:
         seen = await self._ask(partial(look, fold_case=log.fold_case)) if names else {}
         await self._ddl.apply(barrier, effect, outcome, seen)
 
-    async def _judge(self, unjudged: Unjudged, log: OpenLog) -> None:
+    async def _decide_times(self, undecided: UndecidedTimes, log: OpenLog) -> None:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""
         assert self._transactions is not None, "it runs"
-        present_ms = await self._ask(believed_ms, log.session, self._upstream.options)
-        judgement = self._transactions.clock.judge(
-            unjudged.previous_ts, unjudged.times_ms, present_ms
+        present_ms = await self._ask(accepted_until_ms, log.session, self._upstream.options)
+        decision = self._transactions.clock.decide(
+            undecided.previous_ts, undecided.times_ms, present_ms
         )
-        await self._clock.save(judgement.clock)
-        self._transactions.clock = judgement.clock
-        if judgement.odd_ms:
+        await self._clock.save(decision.clock)
+        self._transactions.clock = decision.clock
+        if decision.odd_ms:
             odd = self._upstream.odd_times
-            odd.transactions += len(judgement.odd_ms)
-            odd.latest_ms = max(odd.latest_ms, *judgement.odd_ms)
-            metrics.ODD_TIMES.inc(len(judgement.odd_ms))
+            odd.transactions += len(decision.odd_ms)
+            odd.latest_ms = max(odd.latest_ms, *decision.odd_ms)
+            metrics.ODD_TIMES.inc(len(decision.odd_ms))
             _log.warning(
                 "odd times in the log",
                 changefeed=self._upstream.changefeed,
                 warning=odd.warnings[0],
             )
 
-    def _helps(self, session: Session, stated: Stated, effect: Effect) -> Helps:
+    def _catalog_facts(
+        self, session: Session, logged: LoggedStatement, effect: Effect
+    ) -> CatalogFacts:
         """Ask the server; in a thread."""
-        tree = stated.statement.tree
+        tree = logged.statement.tree
         usual = schema_collation(session, tree.name[0]) if isinstance(tree, CreateTable) else ""
-        return Helps(
+        return CatalogFacts(
             read_collations(session), usual, read_definitions(session, self._ddl.incomplete(effect))
         )
 
-    async def _keep_anchor(self) -> None:
+    async def _save_position(self) -> None:
         assert self._transactions is not None, "it runs"
         now = asyncio.get_running_loop().time()
-        if now - self._anchored_at >= SAVE_EVERY_S and self._transactions.is_at_rest:
-            await self._anchors.put(self._position.anchor)
-            self._anchored_at = now
+        if now - self._saved_at >= SAVE_EVERY_S and self._transactions.is_at_rest:
+            await self._position_store.put(self._position.snapshot)
+            self._saved_at = now
 
     async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run in a thread what only asks the server; whoever is cancelled waits for no answer."""

@@ -2,8 +2,8 @@
 stops where a table is not the one that is known.
 
 Runs in a thread, one step after the other; what needs the event loop (a change of the catalog)
-comes out of it as an `Untold`, and it goes on when that was dealt with. Rows of the watermark table
-go to the listener (`watermark_rows`).
+comes out of it as a `TableMapMismatch`, and it goes on when that was dealt with. Rows of the
+watermark table go to the listener (`watermark_rows`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,18 +35,18 @@ _PARTS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class TableMapMismatch:
     """Rows of a table whose columns are not those that are known, or that is not known at all."""
 
     name: TableName
-    told: TableMap
+    table_map: TableMap
     commit_ts: int
     """Of the first such transaction; the commit_ts before it is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Some transactions of a `Commits`."""
+    """A run of transactions of a `Commits`."""
 
     events: Events
     commit_ts: npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class _Slice:
         return int(self.ends[place - 1]) if place else 0
 
     def through(self, event: int) -> int:
-        """The same, with the one of `event`."""
+        """How many events the transactions up to and with the one of `event` have."""
         place = int(np.searchsorted(self.ends, event, "right"))
         return int(self.ends[place]) if place < len(self.ends) else len(self.events)
 
@@ -116,12 +116,13 @@ class LogRows:
         self.tables_changed()
 
     def tables_changed(self) -> None:
-        """Others are in force."""
+        """Drop what was prepared for the former tables: a schema change is in force."""
         self._plans.clear()
 
-    def add(self, commits: Commits) -> Iterator[Untold]:
-        """Add the rows of these transactions; before each `Untold` those of all transactions before
-        it are added.
+    def add(self, commits: Commits) -> Iterator[TableMapMismatch]:
+        """Add the rows of these transactions.
+
+        Before a `TableMapMismatch` is yielded, the rows of all transactions before it are added.
 
         Raises:
             RowImageError, EventUnsupportedError, CorruptError: the rows cannot be read.
@@ -140,7 +141,9 @@ class LogRows:
                 event = int(stranger.numbers[0])
                 cut = rest.before(event)
                 self._add_all(rest.cut(0, cut))
-                yield Untold(_name(stranger.table), stranger.table, int(rest.commit_ts[event]))
+                yield TableMapMismatch(
+                    _name(stranger.table), stranger.table, int(rest.commit_ts[event])
+                )
             elif watermark is not None:
                 cut = rest.through(int(watermark.numbers[0]))
                 self._pass_watermark(rest.cut(0, cut))

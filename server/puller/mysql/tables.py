@@ -26,7 +26,7 @@ from server.puller.mysql.session.errors import (
     StatementLoggedError,
 )
 from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
-from server.puller.mysql.transaction.transactions import Stated
+from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.schema import INTEGERS, STRINGS, Column, Table, Type
 from storage.mysql.table_map import TableMap
 
@@ -125,22 +125,22 @@ class Tables:
             what = f"may change {', '.join(seen) or 'rows of captured tables'}"
             raise _ddl_unknown(statement, f"{_short(sql)!r} at {at} {what}", commit_ts)
 
-    def check_new(self, stated: Stated, wants: Wants) -> None:
+    def check_new(self, logged: LoggedStatement, wants: Wants) -> None:
         """Refuse a statement that is not understood and may make a table that the changefeed takes:
         its rows may be in no event.
 
         Raises:
             DdlUnknownError: as `check`.
         """
-        statement, query = stated.statement, stated.query
+        statement, query = logged.statement, logged.query
         if statement.kind is not Kind.UNKNOWN or query.error_code:
             return
         words = re.findall(r"[\w$]+", query.sql)
         names = {(query.schema, word) for word in words} | {*itertools.pairwise(words)}
         if any(wants(*name) for name in names):
-            at = f"{stated.file}:{stated.position}"
+            at = f"{logged.file}:{logged.position}"
             what = f"{_short(query.sql)!r} at {at} may make a table that the changefeed takes"
-            raise _ddl_unknown(statement, what, stated.commit_ts)
+            raise _ddl_unknown(statement, what, logged.commit_ts)
 
     def check_savepoint(self, unclear: UnclearSavepoint, *, nested: Callable[[], bool]) -> None:
         """Refuse a ROLLBACK TO that may undo rows of ours; `nested`:
@@ -303,7 +303,9 @@ def record_of(definition: Definition, table_id: int) -> TableRecord:
     return TableRecord(definition.name[0], doc)
 
 
-def told_by_log(table_map: TableMap, definitions: Sequence[Table | Definition]) -> Definition:
+def definition_of_table_map(
+    table_map: TableMap, definitions: Sequence[Table | Definition]
+) -> Definition:
     """A definition as a TABLE_MAP event has it; where that has no primary key,
     the key is that of the `known` ones.
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.digest import Leaves, Ranges
+from pyspark_tidemark.digest import RangeChecksums, Ranges
 
 from server.process import drain
 from server.verify.catalog import LakeCut, Table
@@ -66,10 +66,10 @@ class Lake:
         answer = await self._ask("cut", at=at)
         return LakeCut(int(answer["cut"]), answer["mode"], answer["beyond"], answer["newest_only"])
 
-    async def leaves(self, table: Table, ranges: Ranges) -> Leaves:
+    async def leaves(self, table: Table, ranges: Ranges) -> RangeChecksums:
         """The sums of a table; without a row where the lake has no such table."""
         answer = await self._ask("leaves", **_table_members(table), **_range_members(ranges))
-        leaves = Leaves(ranges)
+        leaves = RangeChecksums(ranges)
         leaves.merge(base64.b64decode(answer["leaves"]))
         return leaves
 

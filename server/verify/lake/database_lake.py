@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import RangeChecksums
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord
 from pyspark_tidemark.lake.databases import manifest
@@ -139,7 +139,7 @@ class DatabaseLake:
 
     def leaves(self, question: Question) -> bytes:
         """See `LakeSide.leaves`."""
-        leaves = Leaves(question.ranges)
+        leaves = RangeChecksums(question.ranges)
         for summed in question.summed(self._batches(question)):
             leaves.merge(summed["leaves"][0].as_py())
         return leaves.to_bytes()

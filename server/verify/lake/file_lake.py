@@ -22,7 +22,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import RangeChecksums
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
@@ -174,7 +174,7 @@ class FileLake:
 
     def leaves(self, question: Question) -> bytes:
         """See `LakeSide.leaves`."""
-        leaves = Leaves(question.ranges)
+        leaves = RangeChecksums(question.ranges)
         frame = self._table(question).frame(self._spark)
         if frame is not None:
             # Each task holds the sums of all ranges: no more tasks than cores, however many files

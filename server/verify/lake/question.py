@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts, row_texts
+from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts, row_texts
 from pyspark_tidemark.errors import SourceError
 
 from server.verify.spans import Extent, KeySpans
@@ -58,7 +58,7 @@ class Question:
 
     def summed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The sums of a part of the table, as one row."""
-        leaves = Leaves(self.ranges)
+        leaves = RangeChecksums(self.ranges)
         for batch in batches:
             leaves.add(batch.cast(self.schema), self.key)
         yield pa.RecordBatch.from_pydict({"leaves": [leaves.to_bytes()]})

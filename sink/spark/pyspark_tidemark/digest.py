@@ -78,7 +78,7 @@ class Ranges:
         )
 
 
-class Leaves:
+class RangeChecksums:
     """Count, size and sum of the rows in each of some ranges."""
 
     def __init__(self, ranges: Ranges) -> None:

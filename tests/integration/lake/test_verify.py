@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark_tidemark.digest import Leaves, Ranges, digests, key_texts
+from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cuts import TableCut
@@ -96,7 +96,7 @@ def asked(upstream, ts, ranges=None, chosen=()):
 
 
 def sums(batch, ranges):
-    leaves = Leaves(ranges)
+    leaves = RangeChecksums(ranges)
     leaves.add(batch, KEY)
     return leaves.to_bytes()
 

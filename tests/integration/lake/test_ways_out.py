@@ -62,7 +62,7 @@ class Shop:
 
     def keeper(self):
         """A lake job, for the block."""
-        return Keeper(self)
+        return LakeJobLoop(self)
 
     def refused(self, *flags):
         """The line that the command line prints instead of making the changefeed."""
@@ -102,7 +102,7 @@ class Shop:
         return shown, [tuple(each) for each in newest.get("skipped", [])]
 
 
-class Keeper:
+class LakeJobLoop:
     """Keeps one lake as the job does: skip, cuts, acknowledgements, reports;
     started again after each error.
     """
@@ -163,7 +163,7 @@ class Keeper:
                     at_ts = end_ts
 
 
-class ChangelogKeeper(Keeper):
+class ChangelogJobLoop(LakeJobLoop):
     """Keeps a Parquet changelog."""
 
     def __init__(self, shop):
@@ -354,7 +354,7 @@ def test_a_lake_of_another_mode_goes_on_in_its_own_and_the_other_is_made_anew(se
     assert (done.returncode, "[TM:ErrTargetMode]" in done.stderr) == (1, True)
     (mode,) = re.findall(r"start its job with --mode (\w+)", done.stderr)
     until(shop.state, ("failed", "TM:ErrTargetMode"))
-    with Keeper(shop, mode):
+    with LakeJobLoop(shop, mode):
         shop.execute("INSERT INTO a VALUES (2, 20, 200)")
         until(shop.lake, [(1, 10, 100), (2, 20, 200)])
         until(shop.state, ("normal", None))
@@ -364,7 +364,7 @@ def test_a_lake_of_another_mode_goes_on_in_its_own_and_the_other_is_made_anew(se
     assert "dumpstart" in done.stderr
     shop.target = postgres.create("waysoutmodes")
     shop.create()
-    with Keeper(shop, APPEND):
+    with LakeJobLoop(shop, APPEND):
         shop.cli("dumpstart")
         until(lambda: sorted(row["id"] for row in rows_of(shop)), [1, 2])
         until(shop.state, ("normal", None))
@@ -394,12 +394,12 @@ def test_a_table_whose_directory_an_earlier_version_named_goes_on_once_it_is_mov
             for row in pq.read_table(file, partitioning=None).to_pylist()
         )
 
-    with ChangelogKeeper(shop):
+    with ChangelogJobLoop(shop):
         shop.execute("INSERT INTO `a%b` VALUES (1)")
         until(lake, [1])
     before = tmp_path / "moved" / "a%b"
     (tmp_path / "moved" / "a~25b").rename(before)
-    with ChangelogKeeper(shop):
+    with ChangelogJobLoop(shop):
         shop.execute("INSERT INTO `a%b` VALUES (2)")
         message = shop.fails_with("ErrTableMoved")
         (place,) = re.findall(

@@ -13,7 +13,7 @@ from tests.integration.dump.cluster_binlogs import Written
 from tests.integration.dump.cluster_source import DATABASE_ID, ClusterSource
 from tests.integration.lake.test_databases import rows
 from tests.integration.lake.test_job_errors import until
-from tests.integration.lake.test_ways_out import Keeper
+from tests.integration.lake.test_ways_out import LakeJobLoop
 
 pytestmark = pytest.mark.timeout(500)
 EXCHANGE_PARTITION = 42
@@ -111,7 +111,7 @@ def test_an_exchanged_partition_goes_on_as_printed_in_another_changefeed(cluster
     first = Feed(cluster, "first", postgres.create("exchanged1"))
     source.create("other", 0)
     first.create("--filter", "shop.*")
-    with Keeper(first):
+    with LakeJobLoop(first):
         source.create("parted", 6, partitions=2)
         source.create("plain", 0)
         source.put("plain", 11, 13)
@@ -129,7 +129,7 @@ def test_an_exchanged_partition_goes_on_as_printed_in_another_changefeed(cluster
 
     second = Feed(cluster, "second", postgres.create("exchanged2"))
     second.create("--filter", "shop.*", "--start-ts", ts)
-    with Keeper(second):
+    with LakeJobLoop(second):
         second.cli("dumpstart")
         source.put("plain", 17)
         for name in ("parted", "plain", "other"):
@@ -145,7 +145,7 @@ def test_a_table_renamed_into_the_filter_goes_on_by_the_printed_resume_and_a_dum
     source.create("seen", 0)
     source.create("hidden", 3)
     feed.create("--filter", "shop.*", "--filter", "!shop.hidden")
-    with Keeper(feed):
+    with LakeJobLoop(feed):
         source.put("seen", 1)
         source.rename("hidden", "shown")
         source.put("shown", 9)

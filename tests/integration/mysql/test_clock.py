@@ -10,9 +10,9 @@ import pytest
 
 from server.changefeed.source import SourceUri
 from server.puller.mysql.log import opening
-from server.puller.mysql.log.clock import Clock, Horizon
-from server.puller.mysql.log.position import Anchor
-from server.puller.mysql.log.saved_positions import Anchors, ClockRecord
+from server.puller.mysql.log.clock import Clock, TimeLimit
+from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.log.saved_positions import ClockRecord, PositionStore
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import UnavailableError
@@ -111,7 +111,7 @@ async def test_a_log_that_is_hours_old_is_no_odd_log(meta: EtcdMeta) -> None:
         gtids = server.execute("SELECT @@gtid_binlog_pos")[0][0]
         times_s = [int(time.time()) - 2 * HOUR_S + 60 * number for number in range(5)]
         start_ts = compose(1000 * (times_s[0] - 1))
-        await Anchors(meta, "feed").put(Anchor(start_ts, gtids, file, position))
+        await PositionStore(meta, "feed").put(SavedPosition(start_ts, gtids, file, position))
         for number, time_s in enumerate(times_s):
             server.execute(f"SET timestamp={time_s}", f"INSERT INTO a.t VALUES ({number}, 0)")
         async with following(server.uri, meta, "a.t", start_ts=start_ts) as feed:
@@ -135,10 +135,10 @@ async def test_a_log_file_that_was_begun_in_the_future_is_found_by_its_rows(
         last = server.execute("SHOW MASTER STATUS")[0][0]
         server.execute(f"PURGE BINARY LOGS TO '{last}'")
         assert first != last
-        anchor = opening.oldest(
+        saved_position = opening.oldest(
             MySqlOptions.of(SourceUri.parse(server.uri)), compose(now_ms() + 1000)
         )
-    assert anchor.file == last
+    assert saved_position.file == last
 
 
 async def test_a_replica_gives_the_same_commit_ts_behind_odd_times(meta: EtcdMeta) -> None:
@@ -165,10 +165,10 @@ async def test_of_two_captures_only_one_decides(meta: EtcdMeta) -> None:
     one, other = ClockRecord(meta, "feed"), ClockRecord(meta, "feed")
     assert await one.load() is None
     assert await other.load() is None
-    await one.save(Clock([Horizon(0, 5)]))
+    await one.save(Clock([TimeLimit(0, 5)]))
     with pytest.raises(UnavailableError, match="another capture"):
-        await other.save(Clock([Horizon(0, 7)]))
+        await other.save(Clock([TimeLimit(0, 7)]))
     known = await other.load()
     assert known is not None
-    assert known.horizons == (Horizon(0, 5),)
-    await other.save(Clock([Horizon(0, 7)]))
+    assert known.limits == (TimeLimit(0, 5),)
+    await other.save(Clock([TimeLimit(0, 7)]))

@@ -13,7 +13,7 @@ from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
 from server.cli.main import main
 from server.puller.mysql.log.opening import open_log, present
-from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.errors import LogBehindError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
@@ -130,10 +130,16 @@ async def test_a_restart_at_any_checkpoint_gives_the_same_commit_ts(
 
 def test_a_server_that_lacks_what_was_read_is_refused(mysql: MariaDb) -> None:
     options = MySqlOptions.of(SourceUri.parse(mysql.uri))
-    anchor = present(options)
-    lost = ",".join(filter(None, (anchor.gtids, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-7")))
+    saved_position = present(options)
+    lost = ",".join(
+        filter(None, (saved_position.gtids, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-7"))
+    )
     with pytest.raises(LogBehindError, match="02fc00000001:1-7"):
-        open_log(options, Anchor(anchor.ts, lost, anchor.file, anchor.position), 0)
+        open_log(
+            options,
+            SavedPosition(saved_position.ts, lost, saved_position.file, saved_position.position),
+            0,
+        )
 
 
 async def test_partial_json_is_refused_by_name(mysql: MariaDb, meta: EtcdMeta) -> None:

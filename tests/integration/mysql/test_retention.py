@@ -14,7 +14,7 @@ from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source import SourceUri
 from server.puller.mysql.log.opening import present
-from server.puller.mysql.log.saved_positions import Anchors, Retention
+from server.puller.mysql.log.saved_positions import PositionStore, RetentionMonitor
 from server.puller.mysql.session.connection import QueryThreads
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
@@ -28,18 +28,18 @@ async def test_the_time_left_counts_from_when_the_needed_file_was_written_last(
 ) -> None:
     with running_mariadb("--binlog-expire-logs-seconds=0") as server:
         options = MySqlOptions.of(SourceUri.parse(server.uri))
-        retention = Retention("feed", options, meta)
-        anchor = present(options)
-        assert math.isinf(retention.left(anchor).left_s), "it keeps its log for ever"
+        retention = RetentionMonitor("feed", options, meta)
+        saved_position = present(options)
+        assert math.isinf(retention.left(saved_position).left_s), "it keeps its log for ever"
         server.execute("SET GLOBAL binlog_expire_logs_seconds = 5000")
-        assert retention.left(anchor).left_s == retention.left(anchor).kept_s == 5000, (
-            "the file that is written stays"
-        )
+        assert (
+            retention.left(saved_position).left_s == retention.left(saved_position).kept_s == 5000
+        ), "the file that is written stays"
         server.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
         for _ in range(2):
-            assert 4000 < retention.left(anchor).left_s <= 5000
+            assert 4000 < retention.left(saved_position).left_s <= 5000
         an_hour_ago = replace(
-            anchor, file="of another server", ts=compose(int(time.time() - 3600) * 1000)
+            saved_position, file="of another server", ts=compose(int(time.time() - 3600) * 1000)
         )
         assert 400 < retention.left(an_hour_ago).left_s < 1500, "known by its time only"
 
@@ -73,12 +73,12 @@ async def test_a_server_that_hangs_keeps_no_thread_from_others(meta: EtcdMeta) -
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     with running_mariadb() as server:
         options, askers = MySqlOptions.of(SourceUri.parse(server.uri)), Asked()
-        await Anchors(meta, "feed").put(present(options))
+        await PositionStore(meta, "feed").put(present(options))
         assert server.running is not None
         server.running.send_signal(signal.SIGSTOP)
         try:
             async with asyncio.TaskGroup() as tasks, asyncio.timeout(20):  # the server has a minute
-                asking = tasks.create_task(Retention("feed", options, meta).run(askers))
+                asking = tasks.create_task(RetentionMonitor("feed", options, meta).run(askers))
                 await askers.begun.wait()
                 assert await asyncio.to_thread(divmod, 7, 2) == (3, 1)
                 asking.cancel()

@@ -156,8 +156,9 @@ class TableKeys:
     """The keys of a table while a statement changes them."""
 
     def __init__(self, indexes: Sequence[Index], names: dict[str, str | None]) -> None:
-        """Begin with the keys there were; `names` are their columns' new names, None of those that
-        are dropped.
+        """Start with the keys before the statement.
+
+        `names` has the new name of each renamed column, and None for a dropped one.
         """
         self._indexes: list[Index] = []
         for index in indexes:
@@ -168,11 +169,11 @@ class TableKeys:
 
     @property
     def all(self) -> tuple[Index, ...]:
-        """Those there are now."""
+        """The keys that the table has now."""
         return tuple(self._indexes)
 
     def drop(self, spec: DropKey) -> None:
-        """Take a key away, if there is one of that name; foreign keys and checks are none here."""
+        """Drop the key of that name, if there is one; foreign keys and checks are ignored."""
         if spec.kind in ("foreign", "check"):
             return
         name = "primary" if spec.kind == "primary" else spec.name.lower()
@@ -186,7 +187,7 @@ class TableKeys:
         ]
 
     def add_all(self, keys: Sequence[Key]) -> None:
-        """Add those that are indexes.
+        """Add the keys that are indexes.
 
         Raises:
             LostError: two have one name, or one is over a period.

@@ -1,5 +1,5 @@
-"""Rows that we write ourselves while nobody else does:
-the heartbeats of a server have no commit_ts, cuts would stand.
+"""Heartbeat rows, which we write while nobody else writes: without a transaction there is no new
+commit_ts (a server's own heartbeats have none), and cuts would not move on.
 
     changefeed_dump.tidemark_heartbeat(changefeed_id, seq, written_at)
 
@@ -39,16 +39,16 @@ _WRITE = (
 )
 
 
-class Heart:
-    """Beats for one changefeed, while its log stands still."""
+class HeartbeatWriter:
+    """Writes heartbeat rows for one changefeed while its log stands still."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         self._changefeed = changefeed
         self._options = options
 
     async def run(self, position_ts: Callable[[], int], executor: Executor) -> None:
-        """Beat when `position_ts` has not moved for a while,
-        until it is cancelled or the server takes no rows.
+        """Write a row whenever `position_ts` has not moved for `idle_row_ms`, until cancelled or
+        the server refuses the row.
         """
         every_s = self._options.idle_row_ms / 1000
         loop = asyncio.get_running_loop()
@@ -58,29 +58,29 @@ class Heart:
             if position_ts() != before:
                 continue
             try:
-                await loop.run_in_executor(executor, self._beat)
+                await loop.run_in_executor(executor, self._write)
                 metrics.HEARTBEATS.inc()
             except MySqlUnavailableError:
-                continue  # who reads the log says so
+                continue  # the puller reports a server that does not answer
             except TidemarkError as err:
                 _log.warning(
                     "no heartbeat rows: cuts stand while the server is idle", error=err.message
                 )
                 return
 
-    def _beat(self) -> None:
+    def _write(self) -> None:
         with log_in(self._options) as session:
             if session.row("SELECT @@global.read_only")[0]:
                 raise MySqlPrivilegeError(
                     "the server only reads (read_only): a row of ours would part it from its "
                     "primary"
                 )
-            prepare(session)
-            beat(session, self._changefeed)
+            create_table(session)
+            write_row(session, self._changefeed)
 
 
-def prepare(session: Session) -> None:
-    """Make the table, if it is not there.
+def create_table(session: Session) -> None:
+    """Create the heartbeat table if it does not exist.
 
     Raises:
         MySqlPrivilegeError, MySqlStatementError: the user may not, or the server only reads.
@@ -90,6 +90,6 @@ def prepare(session: Session) -> None:
             session.execute(statement)
 
 
-def beat(session: Session, changefeed: str) -> None:
-    """Write one row; it is committed when this returns. Raises as `prepare`."""
+def write_row(session: Session, changefeed: str) -> None:
+    """Write a heartbeat row; it is committed when this returns. Raises as `create_table`."""
     session.execute(_WRITE, (changefeed,))

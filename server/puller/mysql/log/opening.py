@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from server.puller.mysql.log.clock import Clock
-from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import (
@@ -22,12 +22,12 @@ from server.puller.mysql.session.errors import (
     MySqlPrivilegeError,
     MySqlStatementError,
     MySqlUnavailableError,
-    NoAnchorError,
+    UnknownStartError,
     behind,
 )
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import log_end
-from server.puller.mysql.transaction.transactions import Transactions, Unjudged
+from server.puller.mysql.transaction.transactions import Transactions, UndecidedTimes
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
@@ -56,25 +56,30 @@ class OpenLog:
         self.session.close()
 
 
-def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
-    """Open the log behind `anchor` at the first server that has it; blocks.
+def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: int) -> OpenLog:
+    """Open the log behind `saved_position` at the first server that has it; blocks.
 
     Raises:
         GtidDomainsError: there is another server to choose, and its order may be another one.
         MySqlUnavailableError: a server that may have it does not answer.
         LogPurgedError, LogBehindError, ServerIdTakenError, …: no server that answers has it.
     """
-    check_domains(options, anchor)
+    check_domains(options, saved_position)
     failures: list[TidemarkError] = []
     for address in options.addresses:
         opened: list[Session | LogStream] = []
         try:
             session = log_in_to(address, options)
             opened.append(session)
-            _check_executed(session, anchor)
+            _check_executed(session, saved_position)
             reader = log_in_to(address, options)
             opened.append(reader)
-            place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+            place = LogPlace(
+                saved_position.gtids,
+                saved_position.file,
+                saved_position.position,
+                saved_position.gtid_block,
+            )
             stream = open_stream(reader, place, options, server_id)
             opened.append(stream)
             folds = int(session.row("SELECT @@lower_case_table_names")[0]) > 0
@@ -93,26 +98,26 @@ def open_log(options: MySqlOptions, anchor: Anchor, server_id: int) -> OpenLog:
     raise failures[0]
 
 
-def present(options: MySqlOptions) -> Anchor:
+def present(options: MySqlOptions) -> SavedPosition:
     """Where the log ends now, with a ts that everything before it is at or below; blocks.
 
     Raises:
         MySqlUnavailableError, MySqlLoginError, …: no server lets us ask.
-        NoAnchorError: the server writes no log.
+        UnknownStartError: the server writes no log.
     """
     with log_in(options) as session:
-        anchor = _present(session)
-    check_domains(options, anchor)
-    return anchor
+        saved_position = _present(session)
+    check_domains(options, saved_position)
+    return saved_position
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Where a changefeed begins: all that was committed before is at or below `ts`;
-    `anchor` is before what follows.
+    `saved_position` is before what follows.
     """
 
-    anchor: Anchor
+    saved_position: SavedPosition
     ts: int
     clock: Clock
     """What was decided about times between the two."""
@@ -120,19 +125,19 @@ class Beginning:
 
 def beginning(options: MySqlOptions) -> Beginning:
     """A ts that everything committed before is at or below,
-    and an anchor before all rows of what follows it; blocks.
+    and a saved position before all rows of what follows it; blocks.
 
     Rows of an XA transaction are in the log where it was prepared, maybe before the place at which
     it is committed. So the ts is that of a later place, when no transaction is prepared any more
-    that was so at the anchor. One that stays prepared for longer than `_XA_WAIT_S` is told when it
-    is committed (XaUnknownError).
+    that was so at the saved position. One that stays prepared for longer than `_XA_WAIT_S` stops
+    the changefeed when it is committed (XaUnknownError).
 
     Raises:
         As `present`.
     """
     with log_in(options) as session:
-        anchor = _present(session)
-        check_domains(options, anchor)
+        saved_position = _present(session)
+        check_domains(options, saved_position)
         waiting, deadline = prepared_xids(session), time.monotonic() + _XA_WAIT_S
         while (left := waiting & prepared_xids(session)) and time.monotonic() < deadline:
             time.sleep(_XA_LOOK_S)
@@ -141,20 +146,24 @@ def beginning(options: MySqlOptions) -> Beginning:
                 "XA transactions stay prepared: their rows must be dumped if they commit",
                 count=len(left),
             )
-        if (_gtids(session), *log_end(session)) == (anchor.gtids, anchor.file, anchor.position):
-            clock = Clock.believing(believed_ms(session, options))
+        if (_gtids(session), *log_end(session)) == (
+            saved_position.gtids,
+            saved_position.file,
+            saved_position.position,
+        ):
+            clock = Clock.accepting(accepted_until_ms(session, options))
             # nothing is behind it, nor between its GTIDs and its offset
-            return Beginning(anchor, anchor.ts, clock)
-        until_ms = believed_ms(session, options)
+            return Beginning(saved_position, saved_position.ts, clock)
+        until_ms = accepted_until_ms(session, options)
         reader = log_in_to(session.address, options)
-    return _ts_at_end(reader, anchor, options, Clock.believing(until_ms))
+    return _ts_at_end(reader, saved_position, options, Clock.accepting(until_ms))
 
 
-def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
-    """The beginning of the oldest log of a server, for a start of which no anchor is known; blocks.
+def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
+    """The beginning of the oldest log of a server, for a start without a saved position; blocks.
 
     Raises:
-        NoAnchorError: the server's log does not say when it began.
+        UnknownStartError: the server's log does not say when it began.
         LogPurgedError: the oldest log begins after `start_ts`.
     """
     with log_in(options) as session:
@@ -165,10 +174,10 @@ def oldest(options: MySqlOptions, start_ts: int) -> Anchor:
             f"the oldest log of the server ({file}) begins at {began_s} s, after the wanted "
             "start: leave the start out, and dump the tables"
         )
-    return Anchor(0, "", file)
+    return SavedPosition(0, "", file)
 
 
-def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
+def check_domains(options: MySqlOptions, saved_position: SavedPosition) -> None:
     """The fold of commit_ts is over all domains in the log's order,
     which is each server's own between domains.
 
@@ -177,63 +186,70 @@ def check_domains(options: MySqlOptions, anchor: Anchor) -> None:
     Raises:
         GtidDomainsError: more than one server is named, and more than one domain is in the log.
     """
-    if len(options.addresses) > 1 and anchor.domains > 1:
+    if len(options.addresses) > 1 and saved_position.domains > 1:
         raise GtidDomainsError(
-            f"the log has transactions of several GTID domains ({anchor.gtids}), which each "
+            f"the log has transactions of several GTID domains ({saved_position.gtids}), which each "
             "server may have in another order: name one server only in the source URI, or write "
             "under one gtid_domain_id and forget the others (FLUSH BINARY LOGS DELETE_DOMAIN_ID)"
         )
 
 
-def _check_executed(session: Session, anchor: Anchor) -> None:
+def _check_executed(session: Session, saved_position: SavedPosition) -> None:
     """A MySQL that lacks what was read would send what it has instead, or nothing for ever;
     MariaDB refuses by itself.
 
     Its log may be some ms ahead of what it says it has executed, and a replica further behind, so
     it is given a while.
     """
-    if not anchor.is_mysql or session.flavor.is_mariadb:
+    if not saved_position.is_mysql or session.flavor.is_mariadb:
         return
     ((missing,),) = session.execute(
-        "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (anchor.gtids, _EXECUTED_WAIT_S)
+        "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (saved_position.gtids, _EXECUTED_WAIT_S)
     )
     if missing:
         ((lacking,),) = session.execute(
-            "SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (anchor.gtids,)
+            "SELECT GTID_SUBTRACT(%s, @@global.gtid_executed)", (saved_position.gtids,)
         )
         raise behind(f"(the server has not executed {lacking})")
 
 
-def _present(session: Session) -> Anchor:
+def _present(session: Session) -> SavedPosition:
     gtids = _gtids(session)
     file, position = log_end(session)
     if not file:
-        raise NoAnchorError(
+        raise UnknownStartError(
             "the server writes no log: set log_bin; see `tidemark cli source check`"
         )
-    return Anchor(compose(_now_ms(session)), gtids, file, position)
+    return SavedPosition(compose(_now_ms(session)), gtids, file, position)
 
 
-def _ts_at_end(reader: Session, anchor: Anchor, options: MySqlOptions, clock: Clock) -> Beginning:
+def _ts_at_end(
+    reader: Session, saved_position: SavedPosition, options: MySqlOptions, clock: Clock
+) -> Beginning:
     """The commit_ts of the last transaction in the log now;
-    times that are later than `clock` believes are odd.
+    times that are later than `clock` accepts are odd.
     """
-    place = LogPlace(anchor.gtids, anchor.file, anchor.position, anchor.gtid_block)
+    place = LogPlace(
+        saved_position.gtids,
+        saved_position.file,
+        saved_position.position,
+        saved_position.gtid_block,
+    )
     stream = open_stream(reader, place, options, 0, follow=False)
     with closing(stream), closing(OpenTransactions()) as shared:
-        transactions = Transactions(LogPosition(anchor), clock=clock, shared=shared)
+        transactions = Transactions(LogPosition(saved_position), clock=clock, shared=shared)
         while not stream.ended:
             for events in stream.take(_FIRST_S):
                 for item in transactions.take(events):
-                    if isinstance(item, Unjudged):
-                        transactions.clock = transactions.clock.judge(
+                    if isinstance(item, UndecidedTimes):
+                        transactions.clock = transactions.clock.decide(
                             item.previous_ts, item.times_ms, 0
                         ).clock
-    return Beginning(anchor, transactions.position.ts, transactions.clock)
+    return Beginning(saved_position, transactions.position.ts, transactions.clock)
 
 
-def believed_ms(session: Session, options: MySqlOptions) -> int:
-    """The latest time that is believed now, by the later of the server's clock and ours; blocks."""
+def accepted_until_ms(session: Session, options: MySqlOptions) -> int:
+    """The latest time that is accepted now, by the later of the server's clock and ours; blocks."""
     return _now_ms(session) + options.max_clock_skew_ms
 
 
@@ -255,18 +271,18 @@ def began(reader: Session, file: str, options: MySqlOptions) -> int:
     A file that was begun by a session that has SET timestamp has the session's time: if that is
     still to come, the first time behind it counts.
     """
-    last_s = believed_ms(reader, options) // 1000
+    last_s = accepted_until_ms(reader, options) // 1000
     stream = open_stream(reader, LogPlace("", file), options, 0, follow=False)
     try:
         while not stream.ended:
             for events in stream.take(_FIRST_S):
                 times = events.timestamps[(events.timestamps > 0) & (events.next_positions > 0)]
-                believed = times[times <= last_s]
-                if len(believed):
-                    return int(believed[0])
+                accepted = times[times <= last_s]
+                if len(accepted):
+                    return int(accepted[0])
     finally:
         stream.close()
-    raise NoAnchorError(f"the log {file} of the server does not say when it began")
+    raise UnknownStartError(f"the log {file} of the server does not say when it began")
 
 
 def _close_all(opened: list[Session | LogStream]) -> None:

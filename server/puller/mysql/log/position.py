@@ -1,5 +1,5 @@
 """Where in a log we stand, and the commit_ts there: a fold over all transactions,
-that goes on from anchors. Pure.
+that goes on from saved positions. Pure.
 
     commit_ts(n) = max(commit_ts(n - 1) + 2, physical time of transaction n in TSO layout)
 
@@ -7,8 +7,8 @@ over all transactions of the log in its order, whatever tables they touch. The c
 one, which no transaction has, belongs to schema changes: a transaction may bring one and rows above
 it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that they give the same fold:
 with MariaDB the second of the GTID event; with MySQL the millisecond of the commit on the server
-that ran it, as a replica's event has the second of the last statement. An anchor is a place and its
-commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
+that ran it, as a replica's event has the second of the last statement. A saved position is a place
+and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
 """
 
 import json
@@ -27,9 +27,9 @@ STEP: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """After which transaction we are: everything of the log before it has a commit_ts at or below
-    `ts`.
+class SavedPosition:
+    """A place between two transactions, as the metadata keeps it (key `anchor/…`): everything of
+    the log before it has a commit_ts at or below `ts`.
     """
 
     ts: int
@@ -42,7 +42,7 @@ class Anchor:
     position: int = 4
 
     def to_json(self) -> bytes:
-        """As the metadata keeps it."""
+        """The JSON that the metadata keeps."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
@@ -56,7 +56,7 @@ class Anchor:
             return cls(**json.loads(value))
         except (ValueError, TypeError) as err:
             raise CorruptError(
-                f"an anchor of a MySQL source in the metadata cannot be read: {err!r}"
+                f"a saved position of a MySQL source in the metadata cannot be read: {err!r}"
             ) from err
 
     @property
@@ -86,36 +86,36 @@ def fold(previous_ts: int, physical: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 class LogPosition:
     """The place after the last complete transaction; moved by `Transactions` alone."""
 
-    def __init__(self, anchor: Anchor) -> None:
-        self.ts = anchor.ts
-        self.file = anchor.file
-        self.position = anchor.position
+    def __init__(self, saved_position: SavedPosition) -> None:
+        self.ts = saved_position.ts
+        self.file = saved_position.file
+        self.position = saved_position.position
         self._gtids: MariaGtidSet | MysqlGtidSet
         self._gtids = (
-            MysqlGtidSet.parse(anchor.gtids)
-            if anchor.is_mysql
-            else MariaGtidSet.parse(anchor.gtids)
+            MysqlGtidSet.parse(saved_position.gtids)
+            if saved_position.is_mysql
+            else MariaGtidSet.parse(saved_position.gtids)
         )
 
     @property
-    def anchor(self) -> Anchor:
-        """As a value."""
-        return Anchor(self.ts, str(self._gtids), self.file, self.position)
+    def snapshot(self) -> SavedPosition:
+        """The position now, as a value that can be saved."""
+        return SavedPosition(self.ts, str(self._gtids), self.file, self.position)
 
     @property
     def has_gtids(self) -> bool:
-        """Whether any is known."""
+        """Whether any GTID is known."""
         return bool(str(self._gtids))
 
     def begin_with(self, gtids: str) -> None:
-        """What a log file says was before it; for a log that is read by file and offset."""
+        """Set the GTIDs that a log file says were before it; for a log read by file and offset."""
         if not self.has_gtids:
             self._gtids = MysqlGtidSet.parse(gtids) if ":" in gtids else MariaGtidSet.parse(gtids)
 
     def passed(
         self, gtid: MariaGtid | MysqlGtid | None, ts: int, next_position: int, first_gno: int = 0
     ) -> None:
-        """A transaction is complete; of MySQL's all from `first_gno` on, if it is given."""
+        """Move behind a complete transaction; with `first_gno` behind all of MySQL's from it on."""
         self.ts = ts
         self.position = next_position or self.position
         if isinstance(gtid, MariaGtid):
@@ -126,5 +126,5 @@ class LogPosition:
             self._gtids = mysql.add(gtid.server, gtid.gno, gtid.tag, first=first_gno)
 
     def moved_to_file(self, file: str, position: int) -> None:
-        """The log goes on there."""
+        """Move to where the log goes on after a ROTATE."""
         self.file, self.position = file, position

@@ -30,7 +30,7 @@ from server.changefeed.info import checkpoint_of
 from server.puller.mysql import metrics
 from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.opening import began
-from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.checks import kept_s
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.options import MySqlOptions
@@ -44,8 +44,8 @@ _AGE_SHARE = 32
 _log = structlog.get_logger(__name__)
 
 
-class Anchors:
-    """Those of one changefeed."""
+class PositionStore:
+    """Saves, thins out and finds the positions of one changefeed."""
 
     def __init__(self, meta: Meta, changefeed: str, clock: Callable[[], float] = time.time) -> None:
         self._meta = meta
@@ -53,27 +53,29 @@ class Anchors:
         self._clock = clock
         self._kept: list[int] = []
 
-    async def begin(self, start_ts: int) -> Anchor | None:
-        """The anchor to begin with for that checkpoint; None: there is none at or below it.
+    async def begin(self, start_ts: int) -> SavedPosition | None:
+        """Find the saved position to begin with; None: there is none at or below `start_ts`.
 
         Raises:
             CorruptError, MetaUnavailableError: they cannot be read.
         """
-        anchors = [
-            Anchor.from_json(pair.value) for pair in await self._meta.get_prefix(self._prefix)
+        saved_positions = [
+            SavedPosition.from_json(pair.value)
+            for pair in await self._meta.get_prefix(self._prefix)
         ]
-        usable = [anchor for anchor in anchors if anchor.ts <= start_ts]
-        await self._meta.write_all(
-            [Delete(self._key(anchor.ts)) for anchor in anchors if anchor.ts > start_ts]
-        )
-        self._kept = [anchor.ts for anchor in usable]
+        usable = [position for position in saved_positions if position.ts <= start_ts]
+        later = [position for position in saved_positions if position.ts > start_ts]
+        # Those above are written again while the log is read again (invariant 1).
+        await self._meta.write_all([Delete(self._key(position.ts)) for position in later])
+        self._kept = [position.ts for position in usable]
         return usable[-1] if usable else None
 
-    async def put(self, anchor: Anchor) -> None:
-        """Keep one, and let those go that lie closer than their age asks for. Durable."""
-        await self._meta.put(self._key(anchor.ts), anchor.to_json())
-        self._kept.append(anchor.ts)
-        spare = spare_anchors(self._kept, int(self._clock() * 1000))
+    async def put(self, saved_position: SavedPosition) -> None:
+        """Save a position, and delete those that lie closer than their age asks for. Durable."""
+        # The new one is durable before any is deleted: a crash in between leaves one too many.
+        await self._meta.put(self._key(saved_position.ts), saved_position.to_json())
+        self._kept.append(saved_position.ts)
+        spare = spare_positions(self._kept, int(self._clock() * 1000))
         await self._meta.write_all([Delete(self._key(ts)) for ts in spare])
         gone = set(spare)
         self._kept = [ts for ts in self._kept if ts not in gone]
@@ -93,7 +95,7 @@ class ClockRecord:
         self._revision = 0
 
     async def load(self) -> Clock | None:
-        """What was decided; None: nothing yet.
+        """Load the decisions about times; None: nothing was decided yet.
 
         Raises:
             CorruptError, MetaUnavailableError: it cannot be read.
@@ -103,7 +105,7 @@ class ClockRecord:
         return Clock.from_json(pair.value) if pair else None
 
     async def save(self, clock: Clock) -> None:
-        """Keep it. Durable.
+        """Save the decisions about times. Durable.
 
         Raises:
             UnavailableError: somebody else has written it since it was loaded.
@@ -112,18 +114,18 @@ class ClockRecord:
         result = await self._meta.txn([unchanged], [Put(self._key, clock.to_json())])
         if not result.succeeded:
             raise UnavailableError(
-                "another capture has judged times of the log, which is read again by them"
+                "another capture has decided about times of the log, which is read again by its decisions"
             )
         self._revision = result.revision
 
 
 def prefix(changefeed: str) -> bytes:
-    """What the keys of a changefeed's anchors start with."""
+    """What the keys of a changefeed's saved positions start with."""
     return keys.source(changefeed) + b"anchor/"
 
 
-def spare_anchors(kept: Sequence[int], now_ms: int) -> list[int]:
-    """Which of the ascending anchors are not needed: the first and the last always are. Pure."""
+def spare_positions(kept: Sequence[int], now_ms: int) -> list[int]:
+    """Which of the ascending saved positions can be deleted; never the first or the last. Pure."""
     spare: list[int] = []
     last = kept[0] if kept else 0
     for ts, following in itertools.pairwise(kept[1:]):
@@ -136,17 +138,17 @@ def spare_anchors(kept: Sequence[int], now_ms: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """How long logs are kept, and for how long still the one that is needed; less than nothing:
-    it may be gone.
+class LogRetention:
+    """How long the server keeps its logs (`kept_s`), and how long still the file that the
+    changefeed needs (`left_s`; negative: it may be gone).
     """
 
     kept_s: float
     left_s: float
 
 
-class Retention:
-    """Of the log of one changefeed."""
+class RetentionMonitor:
+    """Watches how long the server still keeps the log that one changefeed needs."""
 
     def __init__(self, changefeed: str, options: MySqlOptions, meta: Meta) -> None:
         self._changefeed = changefeed
@@ -154,11 +156,11 @@ class Retention:
         self._meta = meta
         self._ended: dict[str, int] = {}
         """The second in which the file after a file begins; of the last one that was asked for."""
-        self._told = ""
+        self._reported_error = ""
 
     async def run(self, executor: Executor) -> None:
-        """Look from time to time, until cancelled; what keeps a server from telling is said
-        once.
+        """Set the gauges each `RETENTION_EVERY_S` until cancelled; each reason why they cannot be
+        known is logged once.
         """
         try:
             while True:
@@ -170,23 +172,25 @@ class Retention:
 
     async def _look(self, executor: Executor) -> None:
         try:
-            anchor = await self._needed()
-            if anchor is not None:
+            saved_position = await self._needed()
+            if saved_position is not None:
                 self._show(
-                    await asyncio.get_running_loop().run_in_executor(executor, self.left, anchor)
+                    await asyncio.get_running_loop().run_in_executor(
+                        executor, self.left, saved_position
+                    )
                 )
         except TidemarkError as err:
-            # who reads the log says the former
-            if not isinstance(err, UnavailableError) and err.message != self._told:
-                self._told = err.message
+            # The puller reports a server that does not answer.
+            if not isinstance(err, UnavailableError) and err.message != self._reported_error:
+                self._reported_error = err.message
                 _log.warning(
                     "how long the log is kept is not known",
                     changefeed=self._changefeed,
                     error=err.message,
                 )
 
-    def left(self, anchor: Anchor) -> Left:
-        """For how long the log behind an anchor is kept; blocks.
+    def left(self, saved_position: SavedPosition) -> LogRetention:
+        """For how long the log behind a saved position is kept; blocks.
 
         Raises:
             MySqlUnavailableError, MySqlPrivilegeError, …: no server tells.
@@ -194,39 +198,42 @@ class Retention:
         with log_in(self._options) as session:
             keep_s = kept_s(session.variables())
             if math.isinf(keep_s):
-                return Left(keep_s, keep_s)
+                return LogRetention(keep_s, keep_s)
             now_s = float(session.row("SELECT UNIX_TIMESTAMP()")[0])
-            return Left(keep_s, keep_s - max(now_s - self._written_s(session, anchor, now_s), 0.0))
+            return LogRetention(
+                keep_s, keep_s - max(now_s - self._written_s(session, saved_position, now_s), 0.0)
+            )
 
-    def _written_s(self, session: Session, anchor: Anchor, now_s: float) -> float:
-        """When the file of an anchor was written last."""
+    def _written_s(self, session: Session, saved_position: SavedPosition, now_s: float) -> float:
+        """When the log file of a saved position was written last."""
         files = [str(row[0]) for row in session.execute("SHOW BINARY LOGS")]
-        if anchor.file not in files:
-            return physical_ms(anchor.ts) / 1000
-        if anchor.file == files[-1]:
+        if saved_position.file not in files:
+            return physical_ms(saved_position.ts) / 1000
+        if saved_position.file == files[-1]:
             return now_s
-        if anchor.file not in self._ended:
-            following = files[files.index(anchor.file) + 1]
+        if saved_position.file not in self._ended:
+            following = files[files.index(saved_position.file) + 1]
             self._ended = {
-                anchor.file: began(
+                saved_position.file: began(
                     log_in_to(session.address, self._options), following, self._options
                 )
             }
-        return self._ended[anchor.file]
+        return self._ended[saved_position.file]
 
-    async def _needed(self) -> Anchor | None:
-        """What the changefeed would begin with at its durable checkpoint."""
+    async def _needed(self) -> SavedPosition | None:
+        """The saved position that the changefeed would begin with at its durable checkpoint."""
         status = await self._meta.get(keys.status(self._changefeed))
-        anchors = [
-            Anchor.from_json(pair.value)
+        saved_positions = [
+            SavedPosition.from_json(pair.value)
             for pair in await self._meta.get_prefix(prefix(self._changefeed))
         ]
-        checkpoint_ts = checkpoint_of(status.value) if status else anchors[0].ts if anchors else 0
-        return next(
-            (each for each in reversed(anchors) if each.ts <= checkpoint_ts),
-            anchors[0] if anchors else None,
-        )
+        if not saved_positions:
+            return None
+        oldest = saved_positions[0]
+        checkpoint_ts = checkpoint_of(status.value) if status else oldest.ts
+        usable = [position for position in saved_positions if position.ts <= checkpoint_ts]
+        return usable[-1] if usable else oldest
 
-    def _show(self, left: Left) -> None:
+    def _show(self, left: LogRetention) -> None:
         metrics.UNTIL_PURGE.labels(self._changefeed).set(left.left_s)
         metrics.RETENTION.labels(self._changefeed).set(left.kept_s)

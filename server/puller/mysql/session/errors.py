@@ -163,7 +163,7 @@ class XaUnknownError(InvalidError):
     code = "ErrMySQLXAUnknown"
 
 
-class NoAnchorError(InvalidError):
+class UnknownStartError(InvalidError):
     """The log of the server begins after the wanted start,
     or nothing is known of that part of it.
     """

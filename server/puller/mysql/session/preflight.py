@@ -119,7 +119,7 @@ def _probe(session: Session, options: MySqlOptions, server_id: int) -> Check:
     """Write a row and wait for it in the log."""
     name, began = "watermark", time.monotonic()
     try:
-        heartbeat.prepare(session)
+        heartbeat.create_table(session)
     except TidemarkError as err:
         fix = f"GRANT CREATE, SELECT, INSERT, UPDATE ON {WATERMARK_SCHEMA}.* TO the user"
         return Check(name, FAILURE, "cannot be written", err.message, fix)
@@ -136,7 +136,7 @@ def _probe(session: Session, options: MySqlOptions, server_id: int) -> Check:
             "GRANT REPLICATION SLAVE ON *.* TO the user",
         )
     try:
-        heartbeat.beat(session, _PROBE)
+        heartbeat.write_row(session, _PROBE)
         seen = _seen(stream, mariadb=session.flavor.is_mariadb)
     except TidemarkError as err:
         return Check(

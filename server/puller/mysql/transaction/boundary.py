@@ -21,7 +21,7 @@ from storage.mysql.event import HEADER_BYTES, Events, EventType
 
 Gtid: TypeAlias = MariaGtid | MysqlGtid
 GTIDS = (EventType.MARIADB_GTID, EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED)
-IS_MARK = np.isin(
+IS_BOUNDARY = np.isin(
     np.arange(256),
     [
         *GTIDS,
@@ -48,8 +48,8 @@ _BEGIN_NUMBER = int.from_bytes(_BEGIN, "little")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """The marks of a buffer by place; without the BEGINs of plain transactions."""
+class TransactionBoundaries:
+    """The boundary events of a buffer by place; without the BEGINs of plain transactions."""
 
     at: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.uint8]
@@ -59,10 +59,10 @@ class Marks:
     """
 
     @classmethod
-    def of(cls, events: Events) -> "Marks":
-        """Find them."""
+    def of(cls, events: Events) -> "TransactionBoundaries":
+        """Find the boundary events of a buffer."""
         types = events.types
-        at = np.flatnonzero(IS_MARK[types])
+        at = np.flatnonzero(IS_BOUNDARY[types])
         kinds = types[at]
         plain: npt.NDArray[np.bool_] = kinds == EventType.XID
         maria = kinds == EventType.MARIADB_GTID
@@ -79,7 +79,7 @@ class Marks:
 def _plain_begins(
     events: Events, at: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.signedinteger]:
-    """Which marks are the BEGIN between a GTID of MySQL's that tells its time and an XID."""
+    """Find the BEGINs between a GTID of MySQL that carries its commit time and an XID."""
     places = np.flatnonzero(kinds[1:-1] == EventType.QUERY) + 1
     places = places[_IS_MYSQL_GTID[kinds[places - 1]] & (kinds[places + 1] == EventType.XID)]
     gtids, queries, data = at[places - 1], at[places], events.data
@@ -100,7 +100,7 @@ def _plain_begins(
 
 
 def stretches(plain: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Parts that are all plain or all not, in order."""
+    """Yield the ranges `[first, last)` that are all plain or all not, in order."""
     borders = np.flatnonzero(plain[1:] != plain[:-1]) + 1
     edges = [0, *borders.tolist(), len(plain)]
     return ((first, last) for first, last in itertools.pairwise(edges) if first < last)
@@ -144,19 +144,19 @@ def times_ms(
 
 
 def last_of_each(domains: npt.NDArray[np.unsignedinteger]) -> Sequence[int]:
-    """For each domain the last transaction in it."""
+    """Find the last transaction of each domain."""
     if len(domains) and bool((domains == domains[0]).all()):
         return [len(domains) - 1]
     _, first_from_behind = np.unique(domains[::-1], return_index=True)
     return [len(domains) - 1 - int(place) for place in first_from_behind]
 
 
-def gtid_of(events: Events, mark: int) -> Gtid:
-    """What a GTID event says."""
-    header = events.header(mark)
+def gtid_of(events: Events, event_number: int) -> Gtid:
+    """Parse a GTID event of any kind."""
+    header = events.header(event_number)
     if header[4] == EventType.MARIADB_GTID:
-        return MariaGtid.parse(header, events.body(mark))
-    body = events.body(mark)
+        return MariaGtid.parse(header, events.body(event_number))
+    body = events.body(event_number)
     return (
         MysqlGtid.parse_tagged(body)
         if header[4] == EventType.GTID_TAGGED
@@ -164,15 +164,15 @@ def gtid_of(events: Events, mark: int) -> Gtid:
     )
 
 
-def physical_ms_of(gtid: Gtid, events: Events, mark: int) -> int:
+def physical_ms_of(gtid: Gtid, events: Events, event_number: int) -> int:
     """When a transaction was committed, as all servers of one history tell it;
     at most year 2106, as seconds are.
     """
     if isinstance(gtid, MysqlGtid) and gtid.committed_us:
         return min(gtid.committed_us // 1000, _LAST_MS)
-    return 1000 * int.from_bytes(events.header(mark)[:4], "little")
+    return 1000 * int.from_bytes(events.header(event_number)[:4], "little")
 
 
-def next_position(events: Events, mark: int) -> int:
+def next_position(events: Events, event_number: int) -> int:
     """The offset in the log file after an event."""
-    return int.from_bytes(events.header(mark)[13:17], "little")
+    return int.from_bytes(events.header(event_number)[13:17], "little")

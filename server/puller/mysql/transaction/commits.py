@@ -36,12 +36,12 @@ class Runs:
         self._opened_at = 0
 
     def begin(self, events: Events) -> None:
-        """Another buffer; what was open goes on at its first event."""
+        """Begin another buffer; an open transaction goes on at its first event."""
         self._events = events
 
-    def open(self, mark: int) -> None:
-        """A transaction begins with that event."""
-        self._opened_at = mark
+    def open(self, event_number: int) -> None:
+        """Begin a transaction with that event."""
+        self._opened_at = event_number
 
     def close(self) -> int:
         """Where the open transaction's part in this buffer begins."""
@@ -53,14 +53,14 @@ class Runs:
         end: npt.NDArray[np.int64],
         commit_ts: npt.NDArray[np.int64],
     ) -> None:
-        """Transactions `[begin, end)`."""
+        """Add committed transactions, each the events `[begin, end)`."""
         if len(begin):
             self._begin.append(begin)
             self._end.append(end)
             self._ts.append(commit_ts)
 
     def flush(self) -> Iterator[Commits]:
-        """What was gathered."""
+        """Yield the transactions gathered so far, as one batch."""
         if not self._begin or self._events is None:
             return
         begin, end, ts = (np.concatenate(each) for each in (self._begin, self._end, self._ts))
@@ -73,7 +73,7 @@ class Runs:
 
 
 def joined(parts: Sequence[Events]) -> Events:
-    """The same events in a buffer of their own."""
+    """Copy the events into a buffer of their own."""
     return join_events(
         [
             events.header(number) + events.body(number)
@@ -84,12 +84,12 @@ def joined(parts: Sequence[Events]) -> Events:
 
 
 def pieces(events: Events, size: int) -> Iterator[Events]:
-    """The same events in pieces of about `size` bytes; an event is never divided."""
+    """Divide the events into pieces of about `size` bytes; an event is never divided."""
     numbers = np.cumsum(events.end - events.begin) // size
     borders = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
     return (events[first:last] for first, last in itertools.pairwise([0, *borders, len(events)]))
 
 
 def size_of(events: Events) -> int:
-    """Bytes of all of them."""
+    """Bytes of all the events."""
     return int((events.end - events.begin).sum()) if len(events) else 0

@@ -1,7 +1,8 @@
 """The transaction that a log is in the middle of: its events so far, and the savepoints it may go
 back to.
 
-Its events are kept part by part (`Parts`), in memory, or on disk beyond the changefeed's share.
+Its events are kept part by part (`TransactionParts`), in memory, or on disk beyond the
+changefeed's share.
 
 A server logs ROLLBACK TO SAVEPOINT, and the rows before it, where the transaction also made or
 dropped a temporary table, or wrote a table without transactions; else it cuts both out of its log.
@@ -46,14 +47,14 @@ _COUNT: Final = struct.Struct("<Q")
 _PLACE: Final = struct.Struct(">I")
 
 
-class Parts:
-    """Those of one transaction, in the order of the log;
-    each is in a buffer of its own (`commits.joined`).
+class TransactionParts:
+    """The event buffers of one open transaction, in the order of the log;
+    each part is a copy of its own (`commits.joined`), so it keeps no read buffer alive.
     """
 
     def __init__(self, rows: OpenRows[Events], number: int) -> None:
         self.size = 0
-        """Bytes of all of them."""
+        """Bytes of all parts."""
         self._rows = rows
         self._number = number
         self._count = 0
@@ -62,25 +63,25 @@ class Parts:
         return self._count
 
     def __iter__(self) -> Iterator[Events]:
-        """Read them, one at a time; raises as `take`."""
+        """Read the parts, one at a time; raises as `take`."""
         for place in range(self._count):
             yield _there(self._rows.get(self._at(place)))
 
     def append(self, part: Events) -> None:
-        """Put one behind the others."""
+        """Add a part behind the others."""
         self._rows.put(self._at(self._count), part)
         self._count += 1
         self.size += size_of(part)
 
     def pop(self) -> Events:
-        """Take out the last one; raises as `take`."""
+        """Take out the last part; raises as `take`."""
         self._count -= 1
         part = _there(self._rows.pop(self._at(self._count)))
         self.size -= size_of(part)
         return part
 
     def take(self) -> Iterator[Events]:
-        """Take out all of them, one at a time; to be used up.
+        """Take out all parts, one at a time; the iterator must be used up.
 
         Raises:
             CorruptDatabaseError: what is on disk is damaged.
@@ -91,7 +92,7 @@ class Parts:
         self._rows.settle()
 
     def clear(self) -> None:
-        """Drop all of them, unread."""
+        """Drop all parts, unread."""
         for place in range(self._count):
             self._rows.discard(self._at(place))
         self._rows.settle()
@@ -101,20 +102,20 @@ class Parts:
         return self._number, _PLACE.pack(place)
 
 
-class HeldParts:
-    """Of all transactions of a log that have not ended; used by one thread at a time."""
+class TransactionPartStore:
+    """Stores the parts of all open transactions of a log; used by one thread at a time."""
 
     def __init__(self, shared: OpenTransactions) -> None:
         self._shared = shared
         self._rows = OpenRows(shared, Format(_encode, _decode, size_of))
         self._numbers = itertools.count(1)
 
-    def begin(self) -> Parts:
-        """Those of one more transaction, none so far."""
-        return Parts(self._rows, next(self._numbers))
+    def begin(self) -> TransactionParts:
+        """Make room for one more transaction, without parts so far."""
+        return TransactionParts(self._rows, next(self._numbers))
 
     def spill_if_short(self) -> None:
-        """Write all to disk if the changefeed holds too much in memory;
+        """Write all parts to disk if the changefeed holds too much in memory;
         waits while the disk refuses.
 
         Raises:
@@ -131,7 +132,7 @@ class HeldParts:
             )
 
     def end(self) -> None:
-        """Let nobody wait for the disk any more; may be called from any thread."""
+        """End all waits for the disk; may be called from any thread."""
         self._rows.end()
 
 
@@ -166,21 +167,24 @@ class UnclearSavepoint:
 
 
 class Savepoints:
-    """Those of one transaction, in the order in which they were set. RELEASE is in no log."""
+    """The savepoints of one transaction, in the order in which they were set.
+
+    RELEASE SAVEPOINT is in no log.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Savepoint] = {}
         self._all_ascii = True
 
     def put(self, name: str, rows: int, read: int) -> None:
-        """One is set; one of the same name moves."""
+        """Set a savepoint; one of the same name moves."""
         key = _folded(name)
         before = self._by_name.pop(key, None)
         self._all_ascii &= name.isascii()
         self._by_name[key] = Savepoint(rows, read, before.rows_if_outer if before else rows)
 
     def get(self, name: str) -> Savepoint | None:
-        """The one that ROLLBACK TO goes back to; None: the log does not tell which one it is.
+        """Find the savepoint that ROLLBACK TO goes back to; None: the log does not tell which.
 
         Servers compare names by a collation of their version, by which `é` may be `e`: the last of
         all that may be equal must have the very same name.
@@ -206,8 +210,8 @@ class OpenTransaction:
     gtid: Gtid | None
     place: tuple[str, int]
     """The log's file, and the offset behind its first event."""
-    parts: Parts
-    """What is held of it."""
+    parts: TransactionParts
+    """Its events so far."""
     single: bool
     """Its first statement ends it."""
     prepared: bool = False
@@ -216,7 +220,7 @@ class OpenTransaction:
     """It is known to have no end, from an earlier reading: nothing of it is held."""
     left_out: RowRanges = ()
     """Rows that are known to be undone, from an earlier reading."""
-    stated: list[tuple[Query, Statement]] = field(default_factory=list)
+    statements: list[tuple[Query, Statement]] = field(default_factory=list)
     savepoints: Savepoints = field(default_factory=Savepoints)
     given: int = 0
     """How many parts of it were given before its end."""
@@ -252,7 +256,7 @@ class OpenTransaction:
         """This is the `XA COMMIT` of what was prepared, which is part of it from now on."""
         for part in self.parts.take():
             prepared.parts.append(part)
-        self.parts, self.stated = prepared.parts, [*prepared.stated, *self.stated]
+        self.parts, self.statements = prepared.parts, [*prepared.statements, *self.statements]
 
     def set_savepoint(self, name: str, rows_since: int) -> None:
         """SAVEPOINT, behind `rows_since` row events that are not held yet."""

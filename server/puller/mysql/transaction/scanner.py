@@ -79,17 +79,19 @@ class Lookahead:
     def see(self, events: Events, *, mariadb: bool) -> None:
         """Take the next events of the log."""
         types = events.types
-        for mark in np.flatnonzero(_IS_SEEN[types]).tolist():
-            if types[mark] == EventType.TABLE_MAP:
-                self._see_table(TableMap.parse(events.body(mark), mariadb=mariadb))
-            elif types[mark] == EventType.MARIADB_GTID:
+        for event_number in np.flatnonzero(_IS_SEEN[types]).tolist():
+            if types[event_number] == EventType.TABLE_MAP:
+                self._see_table(TableMap.parse(events.body(event_number), mariadb=mariadb))
+            elif types[event_number] == EventType.MARIADB_GTID:
                 self.passes = MariaGtid.parse(
-                    events.header(mark), events.body(mark)
+                    events.header(event_number), events.body(event_number)
                 ).changes_nothing
-            elif types[mark] == EventType.FORMAT_DESCRIPTION:
-                self.dialect = dialect_of(events.body(mark), self.dialect)
+            elif types[event_number] == EventType.FORMAT_DESCRIPTION:
+                self.dialect = dialect_of(events.body(event_number), self.dialect)
             elif not self.passes:
-                self._see_statement(statement_of(Query.parse(events.body(mark)), self.dialect))
+                self._see_statement(
+                    statement_of(Query.parse(events.body(event_number)), self.dialect)
+                )
 
     def _see_table(self, table_map: TableMap) -> None:
         sought = self.sought.pop((table_map.schema, table_map.table), None)
@@ -211,8 +213,8 @@ def _between(session: Session, options: MySqlOptions, begin: Place, end: Place) 
         while not stream.ended:
             for events in stream.take(_TAKE_S):
                 yield from expanded(events)
-                for mark in events.of(EventType.ROTATE).tolist():
-                    file = Rotate.parse(events.body(mark)).file
+                for event_number in events.of(EventType.ROTATE).tolist():
+                    file = Rotate.parse(events.body(event_number)).file
                 if not is_before((file, int(events.next_positions[-1])), end):
                     return
     finally:

@@ -27,7 +27,7 @@ from server.puller.mysql.log.position import LogPosition
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.boundary import (
     GTIDS,
-    Marks,
+    TransactionBoundaries,
     ends_of_runs,
     gtid_of,
     next_position,
@@ -37,9 +37,9 @@ from server.puller.mysql.transaction.boundary import (
 )
 from server.puller.mysql.transaction.commits import Commits, Runs, joined
 from server.puller.mysql.transaction.open_transaction import (
-    HeldParts,
     OpenTransaction,
     RowRanges,
+    TransactionPartStore,
     UnclearSavepoint,
 )
 from server.puller.tikv.open_transactions import OpenTransactions
@@ -55,7 +55,7 @@ _NOTHING_TORN: Final[Mapping[tuple[str, int], RowRanges | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Stated:
+class LoggedStatement:
     """A statement of the log that may change tables, or changed rows, or is not understood."""
 
     commit_ts: int
@@ -92,18 +92,20 @@ class LogBegins:
 
 
 @dataclass(frozen=True, slots=True)
-class Unjudged:
+class UndecidedTimes:
     """Times of transactions behind `previous_ts`,
-    the first of which is later than is believed without a judgement.
+    the first of which is later than is accepted without a decision.
 
-    Whoever takes this sets `Transactions.clock` to the clock of the judgement before going on.
+    Whoever takes this sets `Transactions.clock` to the clock of the decision before going on.
     """
 
     previous_ts: int
     times_ms: Times
 
 
-Item: TypeAlias = Commits | Stated | Unprepared | XaMoved | LogBegins | UnclearSavepoint | Unjudged
+Item: TypeAlias = (
+    Commits | LoggedStatement | Unprepared | XaMoved | LogBegins | UnclearSavepoint | UndecidedTimes
+)
 
 
 class Transactions:
@@ -120,12 +122,12 @@ class Transactions:
     ) -> None:
         """Without `shared` all that waits is in memory."""
         self.position = position
-        self.clock = clock or Clock.believing()
+        self.clock = clock or Clock.accepting()
         self._dialect = Dialect()
         self._torn = dict(torn)
         self._held_bytes = held_bytes
         self._open: OpenTransaction | None = None
-        self._held = HeldParts(shared or OpenTransactions())
+        self._part_store = TransactionPartStore(shared or OpenTransactions())
         self._prepared: dict[str, OpenTransaction] = {}
         self._runs = Runs()
         self._rows_of_buffer: Offsets | None = None
@@ -153,14 +155,14 @@ class Transactions:
         events.check_known()
         self._runs.begin(events)
         self._rows_of_buffer = None
-        marks = Marks.of(events)
-        for first, last in stretches(marks.plain):
+        boundaries = TransactionBoundaries.of(events)
+        for first, last in stretches(boundaries.plain):
             at = first
             while at < last:
-                if last - at >= _RUN_MIN and marks.plain[at] and self._open is None:
-                    yield from self._many(events, marks.at[at:last], marks.kinds[at:last])
+                if last - at >= _RUN_MIN and boundaries.plain[at] and self._open is None:
+                    yield from self._many(events, boundaries.at[at:last], boundaries.kinds[at:last])
                     break
-                yield from self._one(events, int(marks.at[at]), int(marks.kinds[at]))
+                yield from self._one(events, int(boundaries.at[at]), int(boundaries.kinds[at]))
                 at += 1
         yield from self._rest(events)
 
@@ -174,15 +176,15 @@ class Transactions:
 
     def end(self) -> None:
         """Let nobody wait for the disk any more; may be called from any thread."""
-        self._held.end()
+        self._part_store.end()
 
     def _many(
-        self, events: Events, marks: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]
+        self, events: Events, boundaries: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]
     ) -> Iterator[Item]:
         """A stretch of GTIDs and XIDs, in turn, all at once;
         a last GTID without XID begins a transaction.
         """
-        gtids, xids = marks[0::2], marks[1::2]
+        gtids, xids = boundaries[0::2], boundaries[1::2]
         if bool((kinds[1::2] != EventType.XID).any()) or bool((kinds[0::2] == EventType.XID).any()):
             raise LogDamagedError(
                 "the log has a transaction without an end, or an end without a transaction"
@@ -199,120 +201,122 @@ class Transactions:
 
     def _fold(self, times: Times) -> Generator[Item, None, Times]:
         """The commit_ts of transactions of these times, which come next."""
-        ts, unjudged = self.clock.fold(self.position.ts, times)
-        if unjudged is not None:
-            yield Unjudged(
-                int(ts[unjudged - 1]) if unjudged else self.position.ts, times[unjudged:]
+        ts, undecided = self.clock.fold(self.position.ts, times)
+        if undecided is not None:
+            yield UndecidedTimes(
+                int(ts[undecided - 1]) if undecided else self.position.ts, times[undecided:]
             )
-            ts, unjudged = self.clock.fold(self.position.ts, times)
-            assert unjudged is None, "the clock that was set judges all of them"
+            ts, undecided = self.clock.fold(self.position.ts, times)
+            assert undecided is None, "the clock that was set decides all of them"
         return ts
 
-    def _one(self, events: Events, mark: int, kind: int) -> Iterator[Item]:
+    def _one(self, events: Events, event_number: int, kind: int) -> Iterator[Item]:
         if kind in GTIDS:
             if self._open is not None:
                 self._tear()
-            yield from self._begin(events, mark)
+            yield from self._begin(events, event_number)
         elif kind == EventType.XID:
-            yield from self._end(events, mark)
+            yield from self._end(events, event_number)
         elif kind in (EventType.QUERY, EventType.EXECUTE_LOAD_QUERY):
-            yield from self._query(events, mark, loads=kind == EventType.EXECUTE_LOAD_QUERY)
+            yield from self._query(events, event_number, loads=kind == EventType.EXECUTE_LOAD_QUERY)
         elif kind == EventType.XA_PREPARE:
-            prepare = XaPrepare.parse(events.body(mark))
+            prepare = XaPrepare.parse(events.body(event_number))
             if prepare.one_phase:
-                yield from self._end(events, mark)
+                yield from self._end(events, event_number)
             else:
-                yield from self._prepare(events, mark, _xid(prepare.xid))
+                yield from self._prepare(events, event_number, _xid(prepare.xid))
         elif kind == EventType.FORMAT_DESCRIPTION:
             self._tear()
-            self._dialect = dialect_of(events.body(mark), self._dialect)
+            self._dialect = dialect_of(events.body(event_number), self._dialect)
             yield from self._runs.flush()
             yield LogBegins()
         elif kind == EventType.ROTATE:
-            rotate = Rotate.parse(events.body(mark))
+            rotate = Rotate.parse(events.body(event_number))
             self.position.moved_to_file(rotate.file, rotate.position)
         elif kind == EventType.MARIADB_GTID_LIST:
-            listed = MariaGtidList.parse(events.body(mark)).gtids
+            listed = MariaGtidList.parse(events.body(event_number)).gtids
             self.position.begin_with(
                 ",".join(f"{domain}-{server}-{seq}" for domain, server, seq in listed)
             )
         elif kind == EventType.PREVIOUS_GTIDS:
-            self.position.begin_with(str(MysqlGtidSet.decode(events.body(mark))))
+            self.position.begin_with(str(MysqlGtidSet.decode(events.body(event_number))))
         else:
             raise LogDamagedError(
                 "the server says that events are missing in its log (INCIDENT): dump the tables "
                 "anew"
             )
 
-    def _begin(self, events: Events, mark: int) -> Iterator[Item]:
-        gtid = gtid_of(events, mark)
-        (ts,) = (yield from self._fold(np.array([physical_ms_of(gtid, events, mark)]))).tolist()
+    def _begin(self, events: Events, event_number: int) -> Iterator[Item]:
+        gtid = gtid_of(events, event_number)
+        (ts,) = (
+            yield from self._fold(np.array([physical_ms_of(gtid, events, event_number)]))
+        ).tolist()
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
-        place = (self.position.file, next_position(events, mark))
+        place = (self.position.file, next_position(events, event_number))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
         left_out = self._torn.get(place, ())
         self._open = OpenTransaction(
             ts,
             gtid,
             place,
-            self._held.begin(),
+            self._part_store.begin(),
             single,
             prepared,
             torn=left_out is None,
             left_out=left_out or (),
         )
-        self._runs.open(mark)
+        self._runs.open(event_number)
 
-    def _query(self, events: Events, mark: int, *, loads: bool) -> Iterator[Item]:
-        query = Query.parse(events.body(mark), loads=loads)
+    def _query(self, events: Events, event_number: int, *, loads: bool) -> Iterator[Item]:
+        query = Query.parse(events.body(event_number), loads=loads)
         statement = statement_of(query, self._dialect)
         if self._open is None:
             raise LogDamagedError(
                 "the log has a statement outside of a transaction; MySQL before 5.7 is not read"
             )
         if isinstance(self._open.gtid, MariaGtid) and self._open.gtid.changes_nothing:
-            yield from self._end(events, mark)
+            yield from self._end(events, event_number)
             return
         kind, xid = statement.kind, statement.xid
         if kind in (Kind.BEGIN, Kind.XA_START):
             self._open.single = False
             self._open.prepared |= kind is Kind.XA_START
         elif kind is Kind.COMMIT:
-            yield from self._end(events, mark)
+            yield from self._end(events, event_number)
         elif kind is Kind.ROLLBACK:
-            yield from self._end(events, mark, rows=False)
+            yield from self._end(events, event_number, rows=False)
         elif kind is Kind.XA_COMMIT:
-            yield from self._commit_prepared(events, mark, xid)
+            yield from self._commit_prepared(events, event_number, xid)
         elif kind is Kind.XA_ROLLBACK:
             self._forget_prepared(xid)
-            yield from self._end(events, mark, rows=False)
+            yield from self._end(events, event_number, rows=False)
         elif kind in (Kind.SAVEPOINT, Kind.ROLLBACK_TO):
             pass_savepoint = self._set_savepoint if kind is Kind.SAVEPOINT else self._roll_back_to
-            yield from pass_savepoint(events, mark, statement.savepoint)
+            yield from pass_savepoint(events, event_number, statement.savepoint)
         else:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
-                self._open.stated.append((query, statement))
+                self._open.statements.append((query, statement))
             if self._open.single:
-                yield from self._end(events, mark)
+                yield from self._end(events, event_number)
 
-    def _set_savepoint(self, events: Events, mark: int, name: str) -> Iterator[Item]:
+    def _set_savepoint(self, events: Events, event_number: int, name: str) -> Iterator[Item]:
         """Its rows stay in the buffer, so that many transactions with savepoints are decoded
         together.
         """
         opened = self._open
         assert opened is not None, "statements are in transactions"
         if opened.left_out:
-            self._hold(opened, events, mark)
+            self._hold(opened, events, event_number)
         if self._rows_of_buffer is None:
             self._rows_of_buffer = events.rows
-        first, last = np.searchsorted(self._rows_of_buffer, [self._runs.close(), mark])
+        first, last = np.searchsorted(self._rows_of_buffer, [self._runs.close(), event_number])
         opened.set_savepoint(name, int(last - first))
         yield from ()
 
-    def _roll_back_to(self, events: Events, mark: int, name: str) -> Iterator[Item]:
+    def _roll_back_to(self, events: Events, event_number: int, name: str) -> Iterator[Item]:
         opened = self._open
         assert opened is not None, "statements are in transactions"
-        self._hold(opened, events, mark)
+        self._hold(opened, events, event_number)
         savepoint = opened.savepoints.get(name)
         if savepoint is None:
             reason = "the log does not say surely where it was set"
@@ -325,14 +329,14 @@ class Transactions:
         if opened.undoes_rows(savepoint):
             opened.roll_back_to(savepoint)
 
-    def _hold(self, opened: OpenTransaction, events: Events, mark: int) -> None:
+    def _hold(self, opened: OpenTransaction, events: Events, event_number: int) -> None:
         """Keep the open transaction's events up to this one;
         those behind it go on in the buffer.
         """
-        opened.hold(events[self._runs.close() : mark + 1])
-        self._runs.open(mark + 1)
+        opened.hold(events[self._runs.close() : event_number + 1])
+        self._runs.open(event_number + 1)
 
-    def _end(self, events: Events, mark: int, *, rows: bool = True) -> Iterator[Item]:
+    def _end(self, events: Events, event_number: int, *, rows: bool = True) -> Iterator[Item]:
         """The open transaction ends with this event."""
         opened = self._open
         if opened is None:
@@ -343,12 +347,12 @@ class Transactions:
             raise TornTransactionError(str(opened.gtid), opened.place)
         if opened.undone:
             raise TornTransactionError(str(opened.gtid), opened.place, opened.rows_left_out())
-        self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
-        if opened.stated:
+        self.position.passed(opened.gtid, opened.ts, next_position(events, event_number))
+        if opened.statements:
             yield from self._runs.flush()
-            for query, statement in opened.stated:
+            for query, statement in opened.statements:
                 place = self.position.file, self.position.position
-                yield Stated(
+                yield LoggedStatement(
                     opened.ts - 1, query, statement, *place, of_session(self._dialect, query)
                 )
         if not rows or opened.torn:
@@ -357,31 +361,31 @@ class Transactions:
             yield from self._runs.flush()
             if opened.parts.size > self._held_bytes:
                 yield from opened.give()
-            whole = joined([*opened.parts.take(), events[begin : mark + 1]])
+            whole = joined([*opened.parts.take(), events[begin : event_number + 1]])
             yield Commits(whole, np.full(len(whole), opened.ts), np.array([len(whole)]))
         else:
-            self._runs.add(np.array([begin]), np.array([mark + 1]), np.array([opened.ts]))
+            self._runs.add(np.array([begin]), np.array([event_number + 1]), np.array([opened.ts]))
 
-    def _prepare(self, events: Events, mark: int, xid: str) -> Iterator[Item]:
+    def _prepare(self, events: Events, event_number: int, xid: str) -> Iterator[Item]:
         opened = self._open
         if opened is None:
             raise LogDamagedError("the log prepares an XA transaction that has not begun")
         self._open = None
-        opened.hold(events[self._runs.close() : mark + 1])
+        opened.hold(events[self._runs.close() : event_number + 1])
         self._forget_prepared(xid)  # of one that is told again, the last counts
         self._prepared[xid] = opened
-        self.position.passed(opened.gtid, opened.ts, next_position(events, mark))
+        self.position.passed(opened.gtid, opened.ts, next_position(events, event_number))
         yield from self._runs.flush()
         yield XaMoved(xid, waits=True)
 
-    def _commit_prepared(self, events: Events, mark: int, xid: str) -> Iterator[Item]:
+    def _commit_prepared(self, events: Events, event_number: int, xid: str) -> Iterator[Item]:
         opened, prepared = self._open, self._prepared.pop(xid, None)
         assert opened is not None, "statements are in transactions"
         if prepared is None:
             yield Unprepared(opened.ts, xid)
         else:
             opened.complete(prepared)
-        yield from self._end(events, mark)
+        yield from self._end(events, event_number)
         yield from self._runs.flush()
         yield XaMoved(xid, waits=False)
 
@@ -394,7 +398,7 @@ class Transactions:
             self._runs.open(0)
             if opened.parts.size > self._held_bytes and not opened.prepared:
                 yield from opened.give()
-        self._held.spill_if_short()
+        self._part_store.spill_if_short()
 
     def _tear(self) -> None:
         """A transaction ended without an end: the server died in it."""

@@ -33,7 +33,7 @@ from pyspark_tidemark.lake.target import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Crossed:
+class BarrierResult:
     """The tables above a barrier, and those that ended or got another name at it."""
 
     tables: dict[str, TableMeta]
@@ -63,7 +63,7 @@ class Barrier:
         self._policy = policy
         self._known: Known | None = None
 
-    def cross(self, ts: int, *, first: bool) -> Crossed:
+    def cross(self, ts: int, *, first: bool) -> BarrierResult:
         """Follow the DDLs at `ts`, if there are any; a lake's first cut has nothing to follow.
 
         Raises:
@@ -74,7 +74,7 @@ class Barrier:
         ddls = [ddl for ddl in now.ddls if ddl.ts == ts]
         # The first cut makes its tables as they are above `ts`.
         if first or not ddls:
-            return Crossed(now.tables)
+            return BarrierResult(now.tables)
         before = self._changefeed.describe(ts - 1)
         self._require_allowed(ddls, before)
         # Of each DDL the renames first: a new table may take a name that a renamed one has left.
@@ -98,7 +98,7 @@ class Barrier:
                 now.tables[name], None if name in recreated else earlier, emptied=is_emptied
             )
             self._rekey(earlier, now.tables[name], ts)
-        return Crossed(
+        return BarrierResult(
             now.tables,
             tuple(dropped),
             tuple(renamed),
@@ -107,7 +107,7 @@ class Barrier:
             frozenset(emptied) - {*recreated},
         )
 
-    def catch_up(self, ts: int) -> Crossed:
+    def catch_up(self, ts: int) -> BarrierResult:
         """Follow whatever happened to the tables in a stretch that was skipped,
         and that ends at `ts`.
 
@@ -123,7 +123,7 @@ class Barrier:
             self.fitting(table)
             if self._behind(table, ts):
                 self._target.rekey(table)
-        return Crossed(now.tables, changed=frozenset(now.tables))
+        return BarrierResult(now.tables, changed=frozenset(now.tables))
 
     def fitting(
         self, table: TableMeta, before: TableMeta | None = None, *, emptied: bool = False

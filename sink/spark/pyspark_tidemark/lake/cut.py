@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Slice, TableMeta
-from pyspark_tidemark.lake.barrier import Barrier, Crossed
+from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, covered, versions_at
 from pyspark_tidemark.lake.failure import in_table, named
@@ -146,12 +146,12 @@ class CutApplier:
             )
         return start_ts
 
-    def _crossed(self, start_ts: int, last: CutRecord | None) -> Crossed:
+    def _crossed(self, start_ts: int, last: CutRecord | None) -> BarrierResult:
         if last is not None and last.is_skipped:
             return self._barrier.catch_up(start_ts)
         return self._barrier.cross(start_ts, first=last is None)
 
-    def _forget(self, crossed: Crossed) -> None:
+    def _forget(self, crossed: BarrierResult) -> None:
         """Drop what is remembered of tables that are others from here on."""
         # Also where the columns are the same: the key may be another one, and a table without rows
         # may begin anew.
@@ -182,7 +182,7 @@ class CutApplier:
         return end_ts, self._changefeed.plan(start_ts, end_ts)
 
     def _apply_tables(
-        self, crossed: Crossed, start_ts: int, end_ts: int, planned: Sequence[Slice]
+        self, crossed: BarrierResult, start_ts: int, end_ts: int, planned: Sequence[Slice]
     ) -> Sequence[TableCut]:
         slices: dict[str, list[Slice]] = defaultdict(list)
         for part in planned:

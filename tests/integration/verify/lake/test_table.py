@@ -7,7 +7,7 @@ import itertools
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark_tidemark.digest import Leaves, Ranges
+from pyspark_tidemark.digest import RangeChecksums, Ranges
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut
 from pyspark_tidemark.sink_uri import SinkUri
@@ -75,7 +75,7 @@ def lake_table(root, lake, mode, cut, schema=COLUMNS):
 
 
 def digested(batches):
-    leaves = Leaves(Ranges(4))
+    leaves = RangeChecksums(Ranges(4))
     for batch in batches:
         leaves.add(batch, ["id"])
     return leaves.to_bytes()

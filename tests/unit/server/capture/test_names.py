@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.capture.catalog import FeedCatalog, Terms
-from server.capture.creation import Chosen, eligible
+from server.capture.creation import TableSelection, eligible
 from server.capture.source.mysql import mysql_table
 from server.changefeed.columns import ColumnRules
 from server.changefeed.filter import TableFilter
@@ -50,7 +50,7 @@ def record(name: str = "t", *columns: str, number: int = 7, schema: str = "shop"
 
 def chosen(
     target: str, *records: TableRecord, rules: tuple[str, ...] = (), ignore: bool = False
-) -> Chosen:
+) -> TableSelection:
     terms = Terms("feed", TableFilter(["*.*"]), ignore, ColumnRules(rules), target)
     return eligible(SOURCE, records, terms)
 

@@ -345,7 +345,7 @@ async def test_a_new_changefeed_begins_without_what_one_of_its_name_left_behind(
 async def test_what_a_source_keeps_when_it_is_asked_for_the_present_stays(
     capture, upstream, meta, monkeypatch
 ):
-    """A log's anchor for the start: without it commit_ts would be others after a restart,
+    """A log's saved position for the start: without it commit_ts would be others after a restart,
     and rows be passed over.
     """
     key = b"/tidemark/default/changefeed/source/feed/anchor"

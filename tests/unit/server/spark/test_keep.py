@@ -12,7 +12,7 @@ from server.changefeed.info import lake_format
 from server.config import ConfigError
 from server.rpc.credentials import SecurityConfig
 from server.spark import keep
-from server.spark.keep import KeepConfig, Keeper, check_jobs, job_config
+from server.spark.keep import KeepConfig, LakeJobSupervisor, check_jobs, job_config
 
 
 def test_a_lake_is_known_by_its_format_wherever_it_lies():
@@ -52,15 +52,17 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
     async def polled(count):
         async with asyncio.timeout(60):
             while True:
-                await keeper._follow()
-                if starts.stat().st_size == count and "feed" in keeper._ended:
+                await supervisor._follow()
+                if starts.stat().st_size == count and "feed" in supervisor._ended:
                     return
                 await asyncio.sleep(0.01)
 
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
-        keeper = Keeper(KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks)
-        keeper._changefeeds = SimpleNamespace(ListChangefeeds=listed)
-        keeper._flight_endpoint = endpoint
+        supervisor = LakeJobSupervisor(
+            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
+        )
+        supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
+        supervisor._flight_endpoint = endpoint
         await polled(1)
         for _ in range(3):  # the captures do not know it yet: an older one never will
             await polled(1)
@@ -69,8 +71,8 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
         feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_NORMAL, False
         await polled(2)
         feed.state = pb.CHANGEFEED_STATE_STOPPED
-        await keeper._follow()
-        assert not keeper._jobs
+        await supervisor._follow()
+        assert not supervisor._jobs
 
 
 def test_every_job_has_the_shared_options_and_its_own():

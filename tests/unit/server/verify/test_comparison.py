@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.digest import Leaves
+from pyspark_tidemark.digest import RangeChecksums
 
 from server.verify.comparison import Comparison, VerifyOptions
 from server.verify.difference import TWICE, Budget
@@ -51,7 +51,7 @@ class Side:
             yield part
 
     async def leaves(self, table, ranges):
-        leaves = Leaves(ranges)
+        leaves = RangeChecksums(ranges)
         leaves.add(table.only(self._batch), table.key)
         return leaves
 

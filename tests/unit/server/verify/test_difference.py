@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges, digests, key_texts
+from pyspark_tidemark.digest import COARSE_BITS, RangeChecksums, Ranges, digests, key_texts
 
 from server.verify.difference import (
     DIFFERS,
@@ -29,7 +29,7 @@ def rows(table):
 
 
 def leaves(table, ranges=RANGES):
-    found = Leaves(ranges)
+    found = RangeChecksums(ranges)
     found.add(rows(table), ["id"])
     return found
 

@@ -1,7 +1,14 @@
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.digest import COARSE_BITS, Leaves, Ranges, digests, key_texts, row_texts
+from pyspark_tidemark.digest import (
+    COARSE_BITS,
+    RangeChecksums,
+    Ranges,
+    digests,
+    key_texts,
+    row_texts,
+)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
 ROWS = st.dictionaries(
@@ -16,7 +23,7 @@ def batch(rows, names=("id", "name", "raw")):
 
 
 def leaves(*batches, ranges=Ranges(4)):  # noqa: B008 - immutable
-    found = Leaves(ranges)
+    found = RangeChecksums(ranges)
     for part in batches:
         found.add(part, ["id"])
     return found

@@ -294,7 +294,7 @@ class Model:
         )
         for event in self.log[
             : self.checkpoint + 1
-        ]:  # as the log is read from an anchor before the checkpoint
+        ]:  # as the log is read from a saved position before the checkpoint
             if event.xa[0]:
                 self.process.windows.xa_moved(event.xa[0], waits=event.xa[1])
 

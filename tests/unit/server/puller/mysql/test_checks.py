@@ -10,7 +10,7 @@ from server.capture.source.mysql import mysql_table
 from server.changefeed.source import SourceUri, SourceUriError
 from server.puller.mysql.ddl.definition import Definition, column_of
 from server.puller.mysql.log.opening import check_domains
-from server.puller.mysql.log.position import Anchor
+from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.checks import (
     FAILURE,
     OK,
@@ -183,13 +183,13 @@ def test_several_domains_are_read_from_one_server_only() -> None:
     so another one would give rows other commit_ts.
     """
     one, two = (MySqlOptions.of(SourceUri.parse(f"mysql://u@{hosts}")) for hosts in ("a", "a,b"))
-    check_domains(one, Anchor(1, "0-1-5,7-1-2"))
-    check_domains(two, Anchor(1, "7-1-2"))
+    check_domains(one, SavedPosition(1, "0-1-5,7-1-2"))
+    check_domains(two, SavedPosition(1, "7-1-2"))
     check_domains(
         two,
-        Anchor(
+        SavedPosition(
             1, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2,4c22d75d-e5e0-11f1-ba82-02fc00000001:1"
         ),
     )
     with pytest.raises(GtidDomainsError, match="DELETE_DOMAIN_ID"):
-        check_domains(two, Anchor(1, "0-1-5,7-1-2"))
+        check_domains(two, SavedPosition(1, "0-1-5,7-1-2"))

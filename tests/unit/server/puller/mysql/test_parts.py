@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.session.errors import XaTooLargeError
 from server.puller.mysql.transaction import open_transaction
 from server.puller.mysql.transaction.commits import Commits, size_of
@@ -47,7 +47,7 @@ def shared(tmp_path: Path) -> Iterator[OpenTransactions]:
 
 
 def reading(shared: OpenTransactions | None) -> Transactions:
-    return Transactions(LogPosition(Anchor(0, "")), held_bytes=LIMIT, shared=shared)
+    return Transactions(LogPosition(SavedPosition(0, "")), held_bytes=LIMIT, shared=shared)
 
 
 def read(transactions: Transactions, log: Log, first: int = 0) -> Iterator[Item]:

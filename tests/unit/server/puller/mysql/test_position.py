@@ -1,4 +1,4 @@
-"""The fold that gives transactions their commit_ts, and the anchors it goes on from."""
+"""The fold that gives transactions their commit_ts, and the saved positions it goes on from."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import STEP, Anchor, LogPosition, fold
-from server.puller.mysql.log.saved_positions import spare_anchors
+from server.puller.mysql.log.position import STEP, LogPosition, SavedPosition, fold
+from server.puller.mysql.log.saved_positions import spare_positions
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.control import MariaGtid
@@ -56,18 +56,21 @@ def test_the_ts_before_each_commit_is_free_for_a_schema_change(times: list[int])
 
 
 def test_a_position_keeps_its_last_gtid_of_each_domain() -> None:
-    position = LogPosition(Anchor(7, "0-1-41,2-1-5", "binlog.000001", 4))
+    position = LogPosition(SavedPosition(7, "0-1-41,2-1-5", "binlog.000001", 4))
     position.passed(MariaGtid(seq=42, domain=0, server=3, flags=0), 9, 1234)
-    assert position.anchor == Anchor(9, "0-3-42,2-1-5", "binlog.000001", 1234)
+    assert position.snapshot == SavedPosition(9, "0-3-42,2-1-5", "binlog.000001", 1234)
 
 
 def test_an_anchor_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    anchor = Anchor(9, "0-3-42", "binlog.000002", 1234)
-    assert anchor.to_json() == b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
-    assert Anchor.from_json(anchor.to_json()) == anchor
+    saved_position = SavedPosition(9, "0-3-42", "binlog.000002", 1234)
+    assert (
+        saved_position.to_json()
+        == b'{"ts":9,"gtids":"0-3-42","file":"binlog.000002","position":1234}'
+    )
+    assert SavedPosition.from_json(saved_position.to_json()) == saved_position
     for damaged in (b"", b"[]", b'{"ts": 1}', b'{"other": 1}'):
         with pytest.raises(CorruptError):
-            Anchor.from_json(damaged)
+            SavedPosition.from_json(damaged)
 
 
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=60), st.integers(0, 10_000_000))
@@ -76,7 +79,7 @@ def test_anchors_lie_no_further_apart_than_a_share_of_their_age(
 ) -> None:
     kept = [compose(1_700_000_000_000 + ms) for ms in np.cumsum(gaps).tolist()]
     now_ms = physical_ms(kept[-1]) + since_ms
-    spare = set(spare_anchors(kept, now_ms))
+    spare = set(spare_positions(kept, now_ms))
     left = [ts for ts in kept if ts not in spare]
     assert (left[0], left[-1]) == (kept[0], kept[-1])
     for before, after in itertools.pairwise(left):

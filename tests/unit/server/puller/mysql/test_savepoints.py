@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.session.errors import SavepointUnclearError, TornTransactionError
 from server.puller.mysql.tables import Tables
 from server.puller.mysql.transaction.commits import Commits
@@ -98,7 +98,7 @@ def read(
         closing(OpenTransactions(Path(directory) / "open", held_bytes)) as shared,
     ):
         transactions = Transactions(
-            LogPosition(Anchor(0, "")), held_bytes=held_bytes, torn=torn, shared=shared
+            LogPosition(SavedPosition(0, "")), held_bytes=held_bytes, torn=torn, shared=shared
         )
         for begin, end in itertools.pairwise(borders):
             found += transactions.take(events(list(parts[begin:end])))

@@ -16,7 +16,7 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
 from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, is_before
-from server.puller.mysql.transaction.transactions import Stated
+from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.control import Query
 from storage.mysql.schema import Column, Type
 from storage.mysql.table_map import TableMap
@@ -149,9 +149,11 @@ def test_a_statement_that_may_make_a_table_of_ours_is_refused(
     sql: str, error_code: int, refused: bool
 ) -> None:
     """Though it names none that there is."""
-    stated = Stated(7, Query(1, "s", sql, error_code), read_statement(sql, "s"), "binlog.1", 9)
+    logged = LoggedStatement(
+        7, Query(1, "s", sql, error_code), read_statement(sql, "s"), "binlog.1", 9
+    )
     with pytest.raises(DdlUnknownError) if refused else contextlib.nullcontext():
-        tables().check_new(stated, lambda schema, name: schema == "s" and name[0] == "a")
+        tables().check_new(logged, lambda schema, name: schema == "s" and name[0] == "a")
 
 
 def test_a_renamed_table_is_known_by_its_new_name_only() -> None:

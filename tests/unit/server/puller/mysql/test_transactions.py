@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import Anchor, LogPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.transactions import Stated, Transactions, Unprepared
+from server.puller.mysql.transaction.transactions import LoggedStatement, Transactions, Unprepared
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.ts import compose
 from storage.mysql.compressed import expanded
@@ -168,7 +168,7 @@ def logs(draw: st.DrawFn) -> Log:
 def taken(transactions: Transactions, parts: list[bytes]) -> list[tuple[int, object]]:
     found: list[tuple[int, object]] = []
     for item in transactions.take(events(parts)):
-        if isinstance(item, Stated):
+        if isinstance(item, LoggedStatement):
             found.append((item.commit_ts, item.query.sql))
         elif isinstance(item, Commits):
             kinds = item.events.types
@@ -188,7 +188,7 @@ def test_any_buffers_give_the_same_transactions(limit: int, log: Log, cuts: list
         TemporaryDirectory() as directory,
         closing(OpenTransactions(Path(directory) / "open", limit)) as shared,
     ):
-        transactions = Transactions(LogPosition(Anchor(0, "")), shared=shared)
+        transactions = Transactions(LogPosition(SavedPosition(0, "")), shared=shared)
         for begin, end in itertools.pairwise(borders):
             found += taken(transactions, log.parts[begin:end])
             assert shared.used_bytes <= limit
@@ -197,7 +197,7 @@ def test_any_buffers_give_the_same_transactions(limit: int, log: Log, cuts: list
         )
     assert found == log.wanted
     assert (transactions.position.ts, transactions.is_at_rest) == (log.ts, not log.prepared)
-    assert transactions.position.anchor.gtids == (f"0-1-{log.seq}" if log.seq else "")
+    assert transactions.position.snapshot.gtids == (f"0-1-{log.seq}" if log.seq else "")
 
 
 @given(logs(), st.integers(0, 200))
@@ -205,7 +205,7 @@ def test_a_connection_that_breaks_anywhere_is_gone_on_from_the_last_complete_tra
     log: Log, cut: int
 ) -> None:
     cut %= len(log.parts) + 1
-    transactions = Transactions(LogPosition(Anchor(0, "")))
+    transactions = Transactions(LogPosition(SavedPosition(0, "")))
     found = taken(transactions, log.parts[:cut])
     transactions.reconnected(fold_case=False)
     resumed = max((end for end in log.ends if end <= cut), default=0)
@@ -219,11 +219,11 @@ def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_the
     log.transaction(1000, 1)
     log.torn(1000, 3)
     log.transaction(1000, 1)
-    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
+    eager = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1)
     with pytest.raises(TornTransactionError) as told:
         [taken(eager, [part]) for part in log.parts]
     warned = Transactions(
-        LogPosition(Anchor(0, "")), held_bytes=1, torn={told.value.place: told.value.rows}
+        LogPosition(SavedPosition(0, "")), held_bytes=1, torn={told.value.place: told.value.rows}
     )
     found = [each for part in log.parts for each in taken(warned, [part])]
     assert found == log.wanted, (
@@ -235,7 +235,7 @@ def test_a_large_transaction_is_given_as_it_comes_and_a_torn_one_is_told_and_the
 def test_parts_of_a_large_transaction_are_numbered_and_share_its_commit_ts() -> None:
     log = Log()
     log.transaction(1000, 3)
-    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=1)
+    eager = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=1)
     items = [
         item
         for part in log.parts
@@ -252,7 +252,7 @@ def test_a_packed_transaction_is_given_as_it_is_unpacked(monkeypatch: pytest.Mon
     )
     log = Log()
     log.transaction(1000, 500)
-    eager = Transactions(LogPosition(Anchor(0, "")), held_bytes=5000)
+    eager = Transactions(LogPosition(SavedPosition(0, "")), held_bytes=5000)
     items = [*eager.take(events([log.parts[0], payload(b"".join(log.parts[1:]))]))]
     commits = [item for item in items if isinstance(item, Commits)]
     assert [item.part for item in commits] == [*range(1, len(commits)), 0]
@@ -265,7 +265,7 @@ def test_a_packed_transaction_is_given_as_it_is_unpacked(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", [EventType.INCIDENT, EventType.XID])
 def test_a_log_that_cannot_be_followed_is_refused(kind: EventType) -> None:
     with pytest.raises(LogDamagedError):
-        taken(Transactions(LogPosition(Anchor(0, ""))), [event(kind, bytes(8))])
+        taken(Transactions(LogPosition(SavedPosition(0, ""))), [event(kind, bytes(8))])
 
 
 def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
@@ -273,11 +273,11 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     log.prepare(1000, 2)
     began = len(log.parts)
     log.finish(1001, commit=True)
-    rest = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts[began:]]))
+    rest = Transactions(LogPosition(SavedPosition(0, ""))).take(events([FDE, *log.parts[began:]]))
     assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [
         compose(1001 * 1000)
     ]
-    whole = Transactions(LogPosition(Anchor(0, ""))).take(events([FDE, *log.parts]))
+    whole = Transactions(LogPosition(SavedPosition(0, ""))).take(events([FDE, *log.parts]))
     assert not [item for item in whole if isinstance(item, Unprepared)]
 
 
@@ -291,7 +291,7 @@ def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
     log.parts.append(event(EventType.XA_PREPARE, struct.pack("<BIII", 0, 1, 1, 0) + b"x"))
     log.end()
     log.finish(1001, commit=True)
-    found = taken(Transactions(LogPosition(Anchor(0, ""))), log.parts)
+    found = taken(Transactions(LogPosition(SavedPosition(0, ""))), log.parts)
     assert found == [(log.ts - 1, "UPDATE t SET v = 5"), *log.wanted]
 
 
@@ -310,11 +310,11 @@ def test_a_replica_of_mysql_gives_the_commit_ts_of_its_primary(
             begin,
             event(EventType.XID, bytes(8)),
         ]
-        transactions = Transactions(LogPosition(Anchor(7, "")))
+        transactions = Transactions(LogPosition(SavedPosition(7, "")))
         (item,) = list(transactions.take(events(parts)))
         assert isinstance(item, Commits)
         assert set(item.commit_ts.tolist()) == {transactions.position.ts}
-        positions.append((transactions.position.ts, transactions.position.anchor.gtids))
+        positions.append((transactions.position.ts, transactions.position.snapshot.gtids))
     assert len(set(positions)) == (kind in golden)
 
 
@@ -323,15 +323,15 @@ def test_a_file_of_mysql_that_is_read_from_its_beginning_tells_the_gtids_before_
     golden: dict[str, Any],
 ) -> None:
     previous = bytes.fromhex(golden["previous"])
-    transactions = Transactions(LogPosition(Anchor(7, "", "binlog.000002")))
+    transactions = Transactions(LogPosition(SavedPosition(7, "", "binlog.000002")))
     assert not list(
         transactions.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]]))
     )
-    assert transactions.position.anchor.gtids == golden["executed"]
+    assert transactions.position.snapshot.gtids == golden["executed"]
     read_on = Transactions(
-        LogPosition(Anchor(7, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2", "binlog.000002"))
+        LogPosition(SavedPosition(7, "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2", "binlog.000002"))
     )
     assert not list(
         read_on.take(events([previous[:9] + struct.pack("<I", len(previous)) + previous[13:]]))
     )
-    assert read_on.position.anchor.gtids == "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2"
+    assert read_on.position.snapshot.gtids == "3c22d75d-e5e0-11f1-ba82-02fc00000001:1-2"

@@ -34,10 +34,10 @@ from server.puller.mysql.ddl.tree import (
     TableName,
 )
 from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.ddl_outcome import Helps
+from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.session.errors import LogDamagedError, SavepointUnclearError
 from server.puller.mysql.tables import Tables, record_of
-from server.puller.mysql.transaction.transactions import Stated
+from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
 from storage.mysql.errors import EventUnsupportedError
@@ -97,9 +97,9 @@ def final(query: str, dialect: Dialect = SERVERS["MariaDB 12"]) -> tuple[str, st
     catalog: Any = SimpleNamespace(wants=lambda schema, _: schema in ("db", "a"))
     rows: Any = SimpleNamespace(ignored=set())
     changes = DdlChanges(tables, rows, catalog)
-    stated = Stated(9, Query(1, "db", query, 0), statement, "binlog.000001", 4, dialect)
+    logged = LoggedStatement(9, Query(1, "db", query, 0), statement, "binlog.000001", 4, dialect)
     try:
-        effect = changes.effect_of(stated)
+        effect = changes.effect_of(logged)
     except TidemarkError as err:
         return STOP, err.code
     if statement.kind is Kind.UNKNOWN:
@@ -109,7 +109,7 @@ def final(query: str, dialect: Dialect = SERVERS["MariaDB 12"]) -> tuple[str, st
             NO_EFFECT,
             "as far as its table is a base table without triggers: the catalogue is asked",
         )
-    outcome = changes.outcome(stated, effect, Helps(COLLATIONS, "utf8mb4_general_ci"))
+    outcome = changes.outcome(logged, effect, CatalogFacts(COLLATIONS, "utf8mb4_general_ci"))
     if any(outcome.faults.values()) or any(tracked.faults for tracked in outcome.tracked.values()):
         return STOP, "ErrTableIneligible"
     again = [why for tracked in outcome.tracked.values() for why in tracked.unclear]

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import Anchor, LogPosition
-from server.puller.mysql.transaction.boundary import Marks
+from server.puller.mysql.log.position import LogPosition, SavedPosition
+from server.puller.mysql.transaction.boundary import TransactionBoundaries
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.transactions import Stated, Transactions
+from server.puller.mysql.transaction.transactions import LoggedStatement, Transactions
 from storage.mysql.event import Events, EventType
 from tests.unit.storage.mysql.encode import event, events
 
@@ -77,7 +77,7 @@ def taken(transactions: Transactions, arrived: list[Events]) -> list[tuple[int, 
                 rows = item.events.of(EventType.WRITE_ROWS)
                 found += [(int(item.commit_ts[row]), item.events.body(int(row))) for row in rows]
             else:
-                assert isinstance(item, Stated)
+                assert isinstance(item, LoggedStatement)
                 found.append((item.commit_ts, item.query.sql.encode()))
     return found
 
@@ -85,18 +85,18 @@ def taken(transactions: Transactions, arrived: list[Events]) -> list[tuple[int, 
 @given(st.lists(COMMITS, max_size=60), st.integers(0, 300))
 def test_many_at_once_are_what_one_after_the_other_are(commits: list[Commit], cut: int) -> None:
     parts = log_of(commits)
-    many, one = (Transactions(LogPosition(Anchor(7, "", "binlog.000001"))) for _ in range(2))
+    many, one = (Transactions(LogPosition(SavedPosition(7, "", "binlog.000001"))) for _ in range(2))
     found = taken(many, [events(parts[:cut]), events(parts[cut:])])
     assert found == taken(one, [events([part]) for part in parts])
-    assert many.position.anchor == one.position.anchor
+    assert many.position.snapshot == one.position.snapshot
 
 
 def test_usual_transactions_are_plain_so_that_no_statement_of_theirs_is_read() -> None:
     usual = [Commit(0, 0, 1_700_000_000_000, replica, "rows") for replica in (False, True)]
-    marks = Marks.of(events(log_of(usual * 9)))
+    marks = TransactionBoundaries.of(events(log_of(usual * 9)))
     assert marks.plain.all()
     assert np.array_equal(marks.kinds[0::2], [EventType.GTID] * 18)
-    marks = Marks.of(
+    marks = TransactionBoundaries.of(
         events(log_of([Commit(0, 0, 1, False, "ddl"), Commit(0, 0, 1, False, "rolled back")]))
     )
     assert not marks.plain.any()
