@@ -60,7 +60,7 @@ class CoordinatorConfig:
     """Where the coordinator listens, and where its state lives."""
 
     addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
-    http_addr: str = setting("127.0.0.1:0", "host:port for /metrics, /healthz and /readyz")
+    http_addr: str = setting("127.0.0.1:8391", "host:port for /metrics, /healthz and /readyz")
     advertise_addr: str = setting(
         "", "host:port that clients are told to use; empty: the listening address"
     )

@@ -53,7 +53,7 @@ class KeepConfig(JobSettings):
         "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
         "orders:compact-every=16; may be repeated",
     )
-    http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+    http_addr: str = setting("127.0.0.1:8394", "/metrics, /healthz, /readyz")
 
 
 _OWN = tuple(

@@ -76,3 +76,12 @@ def test_a_probe_imports_no_daemon():
         [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0
+
+
+def test_daemons_of_one_machine_have_ports_of_their_own_by_default():
+    """Of `spark run` there may be several, one for each changefeed: the kernel chooses."""
+    ports = {
+        role: sections()[role]().http_addr.rpartition(":")[2] for role in ROLES if role != "spark"
+    }
+    assert "0" not in ports.values()
+    assert len(set(ports.values())) == len(ports)
