@@ -53,6 +53,7 @@ _UNLOGGED_COLUMNS = (
     "its columns are others than the statements of the log say (an ALTER under sql_log_bin=0)"
 )
 _UNLOGGED_ROWS = "no statement of the log made it (sql_log_bin=0)"
+_RELOADED = "another table has taken its place, whose rows were not followed"
 _log = structlog.get_logger(__name__)
 
 
@@ -129,7 +130,7 @@ class DdlChanges:
             name: why
             for name, why in unclear.items()
             if not self._rows.is_empty(effect.touched[name])
-        }
+        } | dict.fromkeys(effect.reloaded, _RELOADED)
         brought: list[SourceTable] = []
         for name, table_id in effect.touched.items():
             record = self._record_after(logged, name, table_id, outcome, seen.get(name))
@@ -166,7 +167,7 @@ class DdlChanges:
             for name, table in now.items()
             if effect.names_before.get(name, name) in effect.moved
         }
-        self._rows.note_rows(moved)
+        self._rows.note_rows(moved | {effect.touched[name] for name in effect.taken_over})
         empty = ({*effect.truncated} | created) - {*effect.filled, *effect.moved}
         self._rows.note_empty(now[name].span.table_id for name in empty & now.keys())
 

@@ -69,6 +69,8 @@ class Effect:
     foreign: list[TableName] = field(default_factory=list)
     taken_over: set[TableName] = field(default_factory=set)
     """Names whose table another one has become, as gh-ost and pt-online-schema-change end."""
+    reloaded: set[TableName] = field(default_factory=set)
+    """Those of them whose other table is no copy that such a tool made: it has any rows."""
     names_before: dict[TableName, TableName] = field(default_factory=dict)
     """Old names by new ones, of tables that were renamed."""
 
@@ -183,6 +185,8 @@ class _Moves:
         self._now = ids
         self._hidden: dict[TableName, int] = {}
         """Tables that have names the changefeed does not take."""
+        self._came: dict[TableName, TableName] = {}
+        """The names that tables had which the changefeed did not take."""
         self._effect = Effect()
         self._wants = wants
 
@@ -216,12 +220,14 @@ class _Moves:
 
     def ended(self) -> Effect:
         effect, before = self._effect, self._before
-        hidden = {self._name_before(table_id) for table_id in self._hidden.values()}
+        hidden = {self._name_before(table_id): name for name, table_id in self._hidden.items()}
         for name, table_id in self._now.items():
             # another table took its place
             if table_id == _NEW and name in hidden:
                 effect.touched[name] = before[name]
                 effect.taken_over.add(name)
+                if not _is_copied(name[1], self._came.get(name, name)[1], hidden[name][1]):
+                    effect.reloaded.add(name)
             elif (was := self._name_before(table_id)) is not None and was != name:
                 effect.names_before[name] = was
         gone = [name for name in before if name not in self._now and name not in effect.dropped]
@@ -251,12 +257,23 @@ class _Moves:
             return
         if table_id is None:
             self._effect.foreign.append(old)
+            self._came[new] = old
         if table_id is None or old in self._effect.filled:
             self._effect.filled.append(new)
         self._now[new] = self._effect.touched[new] = _NEW if table_id is None else table_id
 
     def _name_before(self, table_id: int) -> TableName | None:
         return next((name for name, each in self._before.items() if each == table_id), None)
+
+
+def _is_copied(name: str, came: str, gone: str) -> bool:
+    """Whether a tool for online schema changes made the table that took another one's place, by
+    the names that gh-ost and pt-online-schema-change give: it has the other one's rows.
+    """
+    own = re.escape(name)
+    by_ghost = re.fullmatch(f"_{own}_gho", came) and re.fullmatch(rf"_{own}_(\d+_)?del", gone)
+    by_percona = re.fullmatch(f"_+{own}_new", came) and re.fullmatch(f"_+{own}_old", gone)
+    return bool(by_ghost or by_percona)
 
 
 def name_of(table: SourceTable) -> TableName:

@@ -89,6 +89,8 @@ CASES: Final[Mapping[str, Case]] = {
     "period_created": Case(["CREATE TABLE p (id INT, s DATE, e DATE, PERIOD FOR app (s, e), PRIMARY KEY (id, app WITHOUT OVERLAPS))", "INSERT INTO p VALUES (1, '2024-01-01', '2024-12-31')", "DELETE FROM p FOR PORTION OF app FROM '2024-03-01' TO '2024-04-01'"]),
     "period_added": Case(["ALTER TABLE t ADD PERIOD FOR app (d, e), ADD UNIQUE (v, app WITHOUT OVERLAPS)", "ALTER TABLE t ADD x INT DEFAULT 3", "UPDATE t FOR PORTION OF app FROM '2024-02-01' TO '2024-03-01' SET x = 9", "ALTER TABLE t DROP INDEX v, DROP PERIOD FOR app", "UPDATE t SET x = x + 1"], ["CREATE TABLE t (id INT AUTO_INCREMENT PRIMARY KEY, v INT, d DATETIME NOT NULL, e DATETIME NOT NULL)"], ["INSERT INTO t (v, d, e) VALUES (1, '2024-01-01', '2024-12-31')"], ["t"]),
     "ghost_beside": Case(["CREATE TABLE {away}._t_gho LIKE t", "ALTER TABLE {away}._t_gho ADD x INT NOT NULL DEFAULT 5", "INSERT INTO {away}._t_gho (id, v, c, d) SELECT * FROM t", "RENAME TABLE t TO {away}._t_del, {away}._t_gho TO t", LATER], read_again=["t"]),
+    "reloaded": Case(["CREATE TABLE {away}.fresh LIKE t", "INSERT INTO {away}.fresh (id, v) VALUES (2, 21), (7, 70)", "RENAME TABLE t TO {away}.stale, {away}.fresh TO t", LATER], read_again=["t"]),
+    "reloaded_while_empty": Case(["TRUNCATE t", "CREATE TABLE {away}.fresh2 LIKE t", "INSERT INTO {away}.fresh2 (id, v) VALUES (2, 21), (7, 70)", "RENAME TABLE t TO {away}.stale2, {away}.fresh2 TO t", "UPDATE t SET v = 5", "ALTER TABLE t ADD x INT DEFAULT (id * 2)"], read_again=["t"]),
 }  # fmt: skip
 """What was once wrong in silence, or stopped a changefeed for no reason."""
 

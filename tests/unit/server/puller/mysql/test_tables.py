@@ -101,6 +101,25 @@ def test_rows_that_no_event_brings_are_told_by_table(query: str, moved: str, fil
     assert bool(found) or not (moved or filled)
 
 
+@pytest.mark.parametrize(
+    ("query", "reloaded"),
+    [
+        ("RENAME TABLE a TO z, z2 TO a", True),
+        ("RENAME TABLE a TO _a_del, _a_gho TO a", False),
+        ("RENAME TABLE a TO _a_20261126_del, _a_gho TO a", False),
+        ("RENAME TABLE a TO __a_old, _a_new TO a", False),
+        ("RENAME TABLE a TO a_old, a_new TO a", True),
+        ("RENAME TABLE a TO _a_del, other.stage TO a", True),
+    ],
+)
+def test_a_table_that_takes_the_place_of_another_has_its_rows_by_a_tool_only(
+    query: str, reloaded: bool
+) -> None:
+    found = tables().effect(read_statement(query, "s"), lambda _, name: name == "a")
+    assert found.taken_over == {("s", "a")}
+    assert found.reloaded == (found.taken_over if reloaded else set())
+
+
 def test_a_table_that_becomes_a_partition_is_gone() -> None:
     assert effect("ALTER TABLE a CONVERT TABLE b TO PARTITION p VALUES LESS THAN (9)") == (
         {"a": 1},
