@@ -1,7 +1,7 @@
 """A changefeed that is to be created: its parameters, its record, and the tables it begins with.
 
 `NewChangefeed` holds the parameters as the API takes them. Its tables are those given with it, and
-those that its filter finds in the source (`chosen_tables`). A table that cannot be replicated is
+those that its filter finds in the source (`select_tables`). A table that cannot be replicated is
 never skipped silently: it refuses the creation, or is reported as ignored.
 """
 
@@ -94,8 +94,8 @@ class NewChangefeed:
             TableRecord(schema_name, read_document(text)) for schema_name, text in self.tables
         )
 
-    async def chosen(self, source: Source, start_ts: int) -> TableSelection:
-        """Its tables as of `start_ts`; raises as `chosen_tables`."""
+    async def selection(self, source: Source, start_ts: int) -> TableSelection:
+        """Select the tables as of `start_ts`; raises as `select_tables`."""
         given = self.records()
         terms = Terms(
             self.id,
@@ -106,14 +106,14 @@ class NewChangefeed:
         )
         if not self.rules:
             return eligible(source, given, terms)
-        return await chosen_tables(source, terms, start_ts, given)
+        return await select_tables(source, terms, start_ts, given)
 
-    def info(self, start_ts: int, chosen: TableSelection) -> ChangefeedInfo:
-        """Its record."""
+    def info(self, start_ts: int, selection: TableSelection) -> ChangefeedInfo:
+        """Make the record of the new changefeed."""
         # From here on the filter alone says what the changefeed takes. Tables that were given get
         # rules of their own, or their next DDL would be that of a foreign table.
         given = {table.name: (table.schema_name, table.table_name) for table in self.records()}
-        taken = [given[table.name] for table in chosen.tables if table.name in given]
+        taken = [given[table.name] for table in selection.tables if table.name in given]
         return ChangefeedInfo(
             id=self.id,
             sink_uri=self.sink_uri,
@@ -126,7 +126,7 @@ class NewChangefeed:
             zero_dates=self.zero_dates,
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
-            ignored=chosen.ignored,
+            ignored=selection.ignored,
             audit_s=self.audit_s,
         )
 
@@ -145,7 +145,7 @@ def check_range(start_ts: int, target_ts: int, now_ts: int) -> None:
         raise TargetTsError(f"target_ts {target_ts} is not after the start {start_ts}")
 
 
-async def chosen_tables(
+async def select_tables(
     source: Source,
     terms: Terms,
     ts: int,
@@ -176,7 +176,7 @@ def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Ta
     """The tables that can be replicated to the changefeed's target, with the columns that it takes
     of them; whatever its filter.
 
-    Raises as `chosen_tables`.
+    Raises as `select_tables`.
     """
     tables: list[SourceTable] = []
     refused: dict[str, str] = {}

@@ -19,7 +19,7 @@ from server.capture import metrics
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
 from server.capture.checkpoint_saver import CheckpointSaver
-from server.capture.creation import Checked, NewChangefeed, check_range, chosen_tables
+from server.capture.creation import Checked, NewChangefeed, check_range, select_tables
 from server.capture.errors import (
     AuditUnsupportedError,
     ChangefeedExistsError,
@@ -164,12 +164,12 @@ class Owner:
             await self._make_free(new.id)
             try:
                 start_ts = await self._protected_start(source, new)
-                chosen = await new.chosen(source, start_ts)
+                selection = await new.selection(source, start_ts)
             finally:
                 await self._safepoints.end_creation(source, new.id)
                 # A log source saved a position for its `now`, which no changefeed will use.
                 await self._records.clear(new.id)
-        return Checked(start_ts, tuple(map(source.table, chosen.tables)), chosen.refused)
+        return Checked(start_ts, tuple(map(source.table, selection.tables)), selection.refused)
 
     async def pause(self, changefeed: str) -> Feed:
         """Stop pulling; the checkpoint stays, and holds GC back for a day more.
@@ -342,12 +342,12 @@ class Owner:
         return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
-        chosen = await new.chosen(source, start_ts)
-        info = new.info(start_ts, chosen)
+        selection = await new.selection(source, start_ts)
+        info = new.info(start_ts, selection)
         feed = Feed.of(
-            self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(chosen.tables))]
+            self._factory, info, start_ts, [SchemaChange(start_ts, tables=by_id(selection.tables))]
         )
-        await self._records.create(info, chosen.tables)
+        await self._records.create(info, selection.tables)
         return feed
 
     async def _overwrite(self, feed: Feed, start_ts: int) -> None:
@@ -355,10 +355,10 @@ class Owner:
         info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
         if info.from_snapshot:
             before = [table.record.whole for table in feed.tables]
-            chosen = await chosen_tables(
+            selection = await select_tables(
                 feed.source, terms_of(info, info.rules), start_ts, before=before
             )
-            tables = chosen.tables
+            tables = selection.tables
         else:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))

@@ -165,22 +165,22 @@ class Comparison:
         self._progress.enter(stage, self._table.name)
         # At the same time, because the upstream has to keep its history for as long as this takes.
         async with asyncio.TaskGroup() as tasks:
-            lake_side = tasks.create_task(self._lake_leaves(ranges))
-            ours = await self._upstream_leaves(ranges)
+            lake_side = tasks.create_task(self._lake_checksums(ranges))
+            ours = await self._upstream_checksums(ranges)
         return ours, lake_side.result()
 
-    async def _lake_leaves(self, ranges: Ranges) -> RangeChecksums:
+    async def _lake_checksums(self, ranges: Ranges) -> RangeChecksums:
         with self._progress.awaiting(LAKE):
-            leaves = await self._lake.leaves(self._table, ranges)
-        self._progress.expect(leaves.rows)
-        return leaves
+            range_checksums = await self._lake.range_checksums(self._table, ranges)
+        self._progress.expect(range_checksums.rows)
+        return range_checksums
 
-    async def _upstream_leaves(self, ranges: Ranges) -> RangeChecksums:
-        leaves = RangeChecksums(ranges)
+    async def _upstream_checksums(self, ranges: Ranges) -> RangeChecksums:
+        range_checksums = RangeChecksums(ranges)
         async for rows in self._upstream_rows():
-            await asyncio.to_thread(leaves.add, rows, self._table.key)
-        self._progress.expect(leaves.rows)
-        return leaves
+            await asyncio.to_thread(range_checksums.add, rows, self._table.key)
+        self._progress.expect(range_checksums.rows)
+        return range_checksums
 
     async def _look_at(self, ranges: Ranges, chosen: Sequence[int], report: TableReport) -> None:
         self._progress.enter("rows of ranges that differ are read", self._table.name)

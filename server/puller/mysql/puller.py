@@ -88,14 +88,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class OddTimes:
-    """What the puller has told of times that do not count."""
+    """The transactions whose times do not count, since the puller began."""
 
     transactions: int = 0
     latest_ms: int = 0
 
     @property
     def warnings(self) -> Sequence[str]:
-        """For whoever asks about the changefeed."""
+        """The warnings that `changefeed query` shows."""
         if not self.transactions:
             return ()
         latest = datetime.fromtimestamp(self.latest_ms / 1000, UTC).isoformat()
@@ -109,7 +109,7 @@ class OddTimes:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What the puller of a changefeed has of its source."""
+    """The source of a changefeed, as its puller needs it."""
 
     changefeed: str
     options: MySqlOptions
@@ -162,7 +162,7 @@ class LogPuller:
         saved_position = await self._position_store.begin(self._start_ts)
         if saved_position is None:
             saved_position = await self._ask(oldest, options, self._start_ts)
-            # the fold begins there after a restart, too
+            # Saved before anything is read: after a restart commit_ts are folded from there, too.
             await self._position_store.put(saved_position)
         clock = await self._clock.load() or Clock.accepting(physical_ms(self._start_ts))
         self._transactions = Transactions(
@@ -233,6 +233,7 @@ class LogPuller:
             )
             await self._follow(log)
         except TornTransactionError as err:
+            # Rows of it were given already: the next run, from the checkpoint, leaves them out.
             self._upstream.torn[err.place] = err.rows
             raise
         finally:
@@ -245,6 +246,7 @@ class LogPuller:
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
+            # The thread cannot be stopped: close what it opens after the cancellation.
             opening.add_done_callback(_close_unwanted)
             raise
 
@@ -259,7 +261,8 @@ class LogPuller:
                 if isinstance(barrier, UndecidedTimes):
                     await self._decide_times(barrier, log)
                     continue
-                # the position is behind what was not worked on yet
+                # The position is already behind events that were not worked on yet: after a barrier
+                # that failed, the log cannot go on from there.
                 try:
                     await self._pass(barrier, log)
                 except InvalidError as err:
@@ -383,7 +386,7 @@ class LogPuller:
     def _catalog_facts(
         self, session: Session, logged: LoggedStatement, effect: Effect
     ) -> CatalogFacts:
-        """Ask the server; in a thread."""
+        """Ask the server what a statement leaves to it; runs in a thread."""
         tree = logged.statement.tree
         usual = schema_collation(session, tree.name[0]) if isinstance(tree, CreateTable) else ""
         return CatalogFacts(
@@ -393,6 +396,8 @@ class LogPuller:
     async def _save_position(self) -> None:
         assert self._transactions is not None, "it runs"
         now = asyncio.get_running_loop().time()
+        # Rows of a prepared XA transaction lie before the position: who began there would miss
+        # them at its XA COMMIT.
         if now - self._saved_at >= SAVE_EVERY_S and self._transactions.is_at_rest:
             await self._position_store.put(self._position.snapshot)
             self._saved_at = now

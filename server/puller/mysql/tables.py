@@ -79,19 +79,19 @@ class Effect:
 
 
 class Tables:
-    """Those in force."""
+    """The tables of a changefeed that are in force at a place of the log."""
 
     def __init__(self, tables: Iterable[SourceTable]) -> None:
         self.by_name: dict[TableName, SourceTable] = {name_of(table): table for table in tables}
 
     def by_id(self, table_id: int) -> SourceTable | None:
-        """One of them, whatever its name."""
+        """Find a table by its id, whatever its name is now."""
         return next(
             (table for table in self.by_name.values() if table.span.table_id == table_id), None
         )
 
     def effect(self, statement: Statement, wants: Wants) -> Effect:
-        """What a DDL does to them."""
+        """Compute what a DDL does to these tables."""
         moves = _Moves({name: table.span.table_id for name, table in self.by_name.items()}, wants)
         for action in statement.actions:
             moves.apply(action)

@@ -66,12 +66,12 @@ class Lake:
         answer = await self._ask("cut", at=at)
         return LakeCut(int(answer["cut"]), answer["mode"], answer["beyond"], answer["newest_only"])
 
-    async def leaves(self, table: Table, ranges: Ranges) -> RangeChecksums:
+    async def range_checksums(self, table: Table, ranges: Ranges) -> RangeChecksums:
         """The sums of a table; without a row where the lake has no such table."""
         answer = await self._ask("leaves", **_table_members(table), **_range_members(ranges))
-        leaves = RangeChecksums(ranges)
-        leaves.merge(base64.b64decode(answer["leaves"]))
-        return leaves
+        range_checksums = RangeChecksums(ranges)
+        range_checksums.merge(base64.b64decode(answer["leaves"]))
+        return range_checksums
 
     async def extent(self, table: Table) -> Extent:
         """How many rows the table has, and the ends of its key's first column, an integer."""

@@ -137,12 +137,12 @@ class DatabaseLake:
         parts = of_key.extent(self._batches(of_key))
         return whole_extent(tuple(part.to_pylist()[0].values()) for part in parts)
 
-    def leaves(self, question: Question) -> bytes:
-        """See `LakeSide.leaves`."""
-        leaves = RangeChecksums(question.ranges)
+    def range_checksums(self, question: Question) -> bytes:
+        """See `LakeSide.range_checksums`."""
+        range_checksums = RangeChecksums(question.ranges)
         for summed in question.summed(self._batches(question)):
-            leaves.merge(summed["leaves"][0].as_py())
-        return leaves.to_bytes()
+            range_checksums.merge(summed["leaves"][0].as_py())
+        return range_checksums.to_bytes()
 
     def rows(self, question: Question) -> Any:
         """See `LakeSide.rows`."""

@@ -172,17 +172,17 @@ class FileLake:
         rows, least, greatest = frame.agg(F.count("*"), F.min(column), F.max(column)).collect()[0]
         return whole_extent([(rows, least, greatest)])
 
-    def leaves(self, question: Question) -> bytes:
-        """See `LakeSide.leaves`."""
-        leaves = RangeChecksums(question.ranges)
+    def range_checksums(self, question: Question) -> bytes:
+        """See `LakeSide.range_checksums`."""
+        range_checksums = RangeChecksums(question.ranges)
         frame = self._table(question).frame(self._spark)
         if frame is not None:
             # Each task holds the sums of all ranges: no more tasks than cores, however many files
             # the table has.
             few = frame.coalesce(self._spark.sparkContext.defaultParallelism)
             for row in map_in_arrow(few, question.summed, "leaves binary").toLocalIterator():
-                leaves.merge(bytes(row.leaves))
-        return leaves.to_bytes()
+                range_checksums.merge(bytes(row.leaves))
+        return range_checksums.to_bytes()
 
     def rows(self, question: Question) -> Any:
         """See `LakeSide.rows`."""

@@ -44,7 +44,7 @@ class LakeSide(Protocol):
     def extent(self, question: Question) -> Extent:
         """How many rows a table has, and the ends of its key's first column, an integer."""
 
-    def leaves(self, question: Question) -> bytes:
+    def range_checksums(self, question: Question) -> bytes:
         """The sums of a table; without the table nothing was counted."""
 
     def rows(self, question: Question) -> Any:
@@ -77,7 +77,7 @@ class Job:
         if do == "extent":
             return dataclasses.asdict(self._lake.extent(question))
         if do == "leaves":
-            return {"leaves": base64.b64encode(self._lake.leaves(question)).decode()}
+            return {"leaves": base64.b64encode(self._lake.range_checksums(question)).decode()}
         if do == "rows":
             return {"file": self._written(self._lake.rows(question))}
         self._lake.check_repair(question)

@@ -58,10 +58,10 @@ class Question:
 
     def summed(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The sums of a part of the table, as one row."""
-        leaves = RangeChecksums(self.ranges)
+        range_checksums = RangeChecksums(self.ranges)
         for batch in batches:
-            leaves.add(batch.cast(self.schema), self.key)
-        yield pa.RecordBatch.from_pydict({"leaves": [leaves.to_bytes()]})
+            range_checksums.add(batch.cast(self.schema), self.key)
+        yield pa.RecordBatch.from_pydict({"leaves": [range_checksums.to_bytes()]})
 
     def extent(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Rows, and the least and the greatest value of the key's first column,

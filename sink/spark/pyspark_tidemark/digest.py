@@ -3,9 +3,9 @@
 Pure.
 
 A row is its key and its columns as JSON text (`json_text`), columns in the order of their names. A
-digest is the first 64 bits of BLAKE2b. Rows are gathered in leaves, the ranges of key digests that
-share their first bits; a leaf has a count, the size of its rows' text, and a sum of their digests
-modulo 2^64: leaves of parts of a table can be added up.
+digest is the first 64 bits of BLAKE2b. Rows are gathered by ranges of key digests, which
+share their first bits; a range has a count, the size of its rows' text, and a sum of their digests
+modulo 2^64: checksums of parts of a table can be added up.
 """
 
 import dataclasses
@@ -100,19 +100,19 @@ class RangeChecksums:
         np.add.at(self.sums, places, digests(texts))
 
     def merge(self, other: bytes) -> None:
-        """Add leaves of another part of the table, as `to_bytes` gave them."""
+        """Add the checksums of another part of the table, as `to_bytes` gave them."""
         counts, sizes, sums = np.frombuffer(other, np.uint64).reshape(3, -1)
         self.counts += counts.astype(np.int64)
         self.sizes += sizes.astype(np.int64)
         self.sums += sums
 
     def to_bytes(self) -> bytes:
-        """Everything, for `merge`."""
+        """Pack all counts, sizes and sums for `merge`."""
         return np.concatenate(
             [self.counts.astype(np.uint64), self.sizes.astype(np.uint64), self.sums]
         ).tobytes()
 
     @property
     def rows(self) -> int:
-        """How many were added."""
+        """How many rows were added."""
         return int(self.counts.sum())

@@ -96,9 +96,9 @@ def asked(upstream, ts, ranges=None, chosen=()):
 
 
 def sums(batch, ranges):
-    leaves = RangeChecksums(ranges)
-    leaves.add(batch, KEY)
-    return leaves.to_bytes()
+    range_checksums = RangeChecksums(ranges)
+    range_checksums.add(batch, KEY)
+    return range_checksums.to_bytes()
 
 
 @pytest.fixture(params=[("iceberg", "upsert"), ("iceberg", "append")], ids="-".join)
@@ -113,11 +113,13 @@ def test_each_cut_has_the_sums_of_the_upstream_and_repairs_are_for_rows_only(kep
     assert side.cut(None) == {"cut": 600, "mode": kept.mode, "beyond": {}, "newest_only": False}
     assert side.cut(599)["cut"] == 300
     for ts in CUTS:
-        leaves = side.leaves(asked(upstream, ts))
-        assert leaves == sums(state(upstream, ts), Ranges())
-    some = tuple(np.flatnonzero(np.frombuffer(leaves, np.uint64)[: len(Ranges())]).tolist()[::2])
+        range_checksums = side.range_checksums(asked(upstream, ts))
+        assert range_checksums == sums(state(upstream, ts), Ranges())
+    some = tuple(
+        np.flatnonzero(np.frombuffer(range_checksums, np.uint64)[: len(Ranges())]).tolist()[::2]
+    )
     fine = Ranges(3, some)
-    assert side.leaves(asked(upstream, 600, fine)) == sums(state(upstream, 600), fine)
+    assert side.range_checksums(asked(upstream, 600, fine)) == sums(state(upstream, 600), fine)
     found = key_columns(side.rows(asked(upstream, 600, Ranges(), some)), KEY).to_pylist()
     inside = np.isin(Ranges().of(digests(key_texts(state(upstream, 600), KEY))), some)
     assert sorted(map(str, found)) == sorted(
@@ -170,19 +172,19 @@ def test_a_damaged_table_is_repaired_and_its_job_goes_on_from_there(kept, upstre
         SourceError, match=r"ErrRepairUnsupported.*changes \(.*\) that no cut shows"
     ):
         kept.side.check_repair(question)
-    assert kept.side.leaves(question) == sums(state(upstream, 600), Ranges()), (
+    assert kept.side.range_checksums(question) == sums(state(upstream, 600), Ranges()), (
         "the cut's version is as it was"
     )
     with kept.locked() as (manifest, _):
         file_lake.publish(manifest, NAME, version)
-    assert kept.side.leaves(question) != sums(state(upstream, 600), Ranges())
+    assert kept.side.range_checksums(question) != sums(state(upstream, 600), Ranges())
 
     live, gone = pa.Table.from_batches([lost]), pa.Table.from_batches([new]).select(list(KEY))
     with kept.locked() as (_, side):
         side.check_repair(question)
         repaired = side.repair(question, gone, live)
-        assert side.leaves(question) == sums(state(upstream, 600), Ranges())
+        assert side.range_checksums(question) == sums(state(upstream, 600), Ranges())
     shown = {item.table: item for item in read_cuts(kept.manifest)[-1].tables}
     assert shown[NAME] == TableCut(NAME, shown[NAME].rows, repaired)
     kept.apply(1000)
-    assert kept.side.leaves(asked(upstream, 1000)) == sums(state(upstream, 1000), Ranges())
+    assert kept.side.range_checksums(asked(upstream, 1000)) == sums(state(upstream, 1000), Ranges())

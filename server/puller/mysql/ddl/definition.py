@@ -54,7 +54,7 @@ _COMPRESSED = {Type.VARCHAR: Type.VARCHAR_COMPRESSED, Type.BLOB: Type.BLOB_COMPR
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One table of the catalogue."""
+    """A table's columns and keys, from the catalogue, a statement or the log."""
 
     name: TableName
     columns: tuple[Column, ...]
@@ -64,14 +64,14 @@ class Definition:
     faults: tuple[str, ...] = ()
     """Columns of types that are not known."""
     indexes: tuple[Index, ...] | None = None
-    """All its keys; None: not known."""
+    """All keys of the table; None: not known."""
     collation: int = 0
-    """That of text columns that name none; 0: not known."""
+    """The collation of text columns that name none; 0: not known."""
     next_column_id: int = 0
-    """Of columns that have ids; 0: they have none yet."""
+    """The first column id that is free; 0: the columns have no ids yet."""
 
     def table(self, table_id: int) -> Table:
-        """Its record's content, under an id of ours."""
+        """The table as records have it, under the id `table_id`."""
         columns = tuple(
             replace(column, id=column.id or place + 1) for place, column in enumerate(self.columns)
         )

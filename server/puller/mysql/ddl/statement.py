@@ -33,7 +33,7 @@ from storage.mysql.control import Query
 
 
 class Verb(enum.Enum):
-    """What happens to a table."""
+    """What a statement does to a table."""
 
     CREATED = "created"
     ALTERED = "altered"
@@ -46,12 +46,12 @@ class Verb(enum.Enum):
     truncated or exchanged, tablespaces.
     """
     FILLED = "filled"
-    """It is new, and has rows that are in no row event: it was a partition."""
+    """The table is new, and has rows that are in no row event: it was a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One of them; a dropped schema has no table's name."""
+    """One change of one table; that of a dropped schema has an empty table name."""
 
     verb: Verb
     name: TableName
@@ -60,7 +60,7 @@ class Action:
 
 
 class Kind(enum.Enum):
-    """What a statement is."""
+    """The kind of a statement, as far as the log's reader must know it."""
 
     DDL = "ddl"
     BEGIN = "begin"
@@ -73,9 +73,9 @@ class Kind(enum.Enum):
     SAVEPOINT = "savepoint"
     ROLLBACK_TO = "rollback to"
     NOTHING = "nothing"
-    """It changes no rows and no tables."""
+    """A statement that changes no rows and no tables."""
     ROWS = "rows"
-    """It changes rows, as a statement."""
+    """A statement that changes rows itself (binlog_format STATEMENT)."""
     UNKNOWN = "unknown"
 
 
@@ -184,7 +184,7 @@ def _kind(tree: Tree) -> Kind:
 
 
 def _actions(tree: Tree) -> Iterator[Action]:
-    """What it does to tables, by name."""
+    """Yield what a statement does to tables, by name."""
     if isinstance(tree, CreateTable) and not tree.temporary:
         yield from _create_actions(tree)
     elif isinstance(tree, AlterTable):

@@ -165,7 +165,7 @@ def held_value(column: Column, definition: ColumnDef, dialect: Dialect) -> Value
 
 
 def _implicit(column: Column, definition: ColumnDef) -> Value:
-    """What NOT NULL columns without DEFAULT hold."""
+    """The implicit default of a NOT NULL column without DEFAULT."""
     kind = column.type
     if kind in _INLINE_UNKNOWN or kind is Type.TIMESTAMP2:
         raise UnclearValueError(f"a {definition.type.base} has no plain value of its own")

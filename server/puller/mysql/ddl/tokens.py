@@ -55,7 +55,7 @@ class NotUnderstoodError(Exception):
 
 
 class Sort(enum.Enum):
-    """What a token is."""
+    """The kind of a token."""
 
     WORD = "word"
     """A keyword, or a name without quotes."""
@@ -64,13 +64,13 @@ class Sort(enum.Enum):
     STRING = "string"
     NUMBER = "number"
     HEX = "hex"
-    """Its text is the digits."""
+    """A hexadecimal literal; the text is its digits."""
     BITS = "bits"
     SYMBOL = "symbol"
 
 
 class Token(NamedTuple):
-    """One of them."""
+    """A token and its place in the statement."""
 
     sort: Sort
     text: str
@@ -257,7 +257,7 @@ _RESERVED_NAMES: Final = frozenset(
 
 
 class TokenReader:
-    """What is common to all grammars."""
+    """Reads tokens one after the other; the base of all grammars."""
 
     def __init__(self, tokens: Sequence[Token], schema: str, dialect: Dialect) -> None:
         self.tokens = tokens
@@ -378,7 +378,7 @@ class TokenReader:
         return self.tokens[begin : self.at - 1]
 
     def listed(self, read: Callable[[], T]) -> tuple[T, ...]:
-        """One or several, commas between them."""
+        """Read one or several items with commas between them."""
         items = [read()]
         while self.skip(","):
             items.append(read())

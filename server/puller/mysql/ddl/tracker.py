@@ -60,7 +60,7 @@ class Context:
     collations: Collations = field(default_factory=Collations)
     dialect: Dialect = field(default_factory=Dialect)
     schema_collation: str = ""
-    """What text columns of new tables have by default."""
+    """The default collation of text columns of new tables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ class ColumnDef:
     stored: bool = False
     auto_increment: bool = False
     keys: tuple[Key, ...] = ()
-    """Those it declares itself, and foreign keys (REFERENCES)."""
+    """The keys that the column declares itself, and foreign keys (REFERENCES)."""
     row_period: bool = False
     """The begin or end of system versioning."""
 
@@ -207,7 +207,7 @@ class Versioning:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """It changes neither columns, nor keys, nor rows."""
+    """A change of neither columns, nor keys, nor rows."""
 
     what: str
 
@@ -256,7 +256,7 @@ class CreateTable:
     if_not_exists: bool = False
     like: TableName | None = None
     selects: bool = False
-    """Its rows, and maybe columns, come by a query."""
+    """The rows, and maybe columns, come from a query (CREATE TABLE … SELECT)."""
     logs_rows: bool = False
     """MySQL's START TRANSACTION: the rows of its query follow as rows."""
 

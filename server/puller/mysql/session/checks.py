@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says of itself."""
+    """What the checks need to know of a server."""
 
     flavor: Flavor
     variables: Mapping[str, str]

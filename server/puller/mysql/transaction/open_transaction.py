@@ -211,13 +211,13 @@ class OpenTransaction:
     place: tuple[str, int]
     """The log's file, and the offset behind its first event."""
     parts: TransactionParts
-    """Its events so far."""
+    """The events read so far."""
     single: bool
-    """Its first statement ends it."""
+    """The first statement ends the transaction: no BEGIN came."""
     prepared: bool = False
-    """It is of two phases: its rows wait for `XA COMMIT`."""
+    """It is an XA transaction of two phases: its rows wait for `XA COMMIT`."""
     torn: bool = False
-    """It is known to have no end, from an earlier reading: nothing of it is held."""
+    """An earlier reading found that it has no end: nothing of it is held."""
     left_out: RowRanges = ()
     """Rows that are known to be undone, from an earlier reading."""
     statements: list[tuple[Query, Statement]] = field(default_factory=list)
@@ -307,7 +307,7 @@ class OpenTransaction:
         return frozenset(TableMap.names(part.body(number)) for part, number in maps)
 
     def rows_left_out(self) -> RowRanges:
-        """What the next reading is to leave out."""
+        """The row ranges that the next reading is to leave out."""
         return tuple(sorted({*self.left_out, *self.undone}))
 
 
@@ -318,7 +318,7 @@ def _without(events: Events, numbers: Offsets) -> Events:
 
 
 def _folded(name: str) -> str:
-    """In lower case, as far as all servers agree."""
+    """Fold a name to lower case, as far as all servers agree."""
     return name.encode().lower().decode()
 
 

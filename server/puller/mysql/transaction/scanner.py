@@ -42,7 +42,7 @@ Place: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class Sought:
-    """One table on its way through the log."""
+    """A table whose definition is looked for, under the name it has at the place reached."""
 
     name: TableName
     told: TableMap | None = None
@@ -53,7 +53,7 @@ class Sought:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a table is; not `sure`: behind another DDL of it."""
+    """A table's definition that was found; not `sure`: behind another DDL of the table."""
 
     table: Definition | TableMap
     sure: bool = True

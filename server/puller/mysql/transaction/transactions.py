@@ -140,7 +140,7 @@ class Transactions:
         return not self._prepared
 
     def take(self, arrived: Events) -> Iterator[Item]:
-        """What is committed by these events; to be used up before the next call.
+        """Yield what these events commit; the iterator must be used up before the next call.
 
         Raises:
             CorruptError, EventUnsupportedError: the log, or what is on disk, cannot be read.
@@ -175,7 +175,7 @@ class Transactions:
         self._dialect = replace(self._dialect, fold_case=fold_case)
 
     def end(self) -> None:
-        """Let nobody wait for the disk any more; may be called from any thread."""
+        """End all waits for the disk; may be called from any thread."""
         self._part_store.end()
 
     def _many(
@@ -200,12 +200,13 @@ class Transactions:
             yield from self._begin(events, int(gtids[-1]))
 
     def _fold(self, times: Times) -> Generator[Item, None, Times]:
-        """The commit_ts of transactions of these times, which come next."""
+        """Fold the times of the transactions that come next into their commit_ts."""
         ts, undecided = self.clock.fold(self.position.ts, times)
         if undecided is not None:
             yield UndecidedTimes(
                 int(ts[undecided - 1]) if undecided else self.position.ts, times[undecided:]
             )
+            # Whoever took the item has set a clock that decides these times: fold them again.
             ts, undecided = self.clock.fold(self.position.ts, times)
             assert undecided is None, "the clock that was set decides all of them"
         return ts
@@ -226,6 +227,8 @@ class Transactions:
             else:
                 yield from self._prepare(events, event_number, _xid(prepare.xid))
         elif kind == EventType.FORMAT_DESCRIPTION:
+            # A server never divides a transaction between two files: one that is open at the
+            # beginning of a file was cut off by a crash.
             self._tear()
             self._dialect = dialect_of(events.body(event_number), self._dialect)
             yield from self._runs.flush()
@@ -251,7 +254,9 @@ class Transactions:
         (ts,) = (
             yield from self._fold(np.array([physical_ms_of(gtid, events, event_number)]))
         ).tolist()
+        # MySQL's GTID does not say whether a BEGIN follows; if one does, it clears `single`.
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True
+        # By its place in the log: after a crash its GTID and commit_ts are given out again.
         place = (self.position.file, next_position(events, event_number))
         prepared = isinstance(gtid, MariaGtid) and gtid.is_prepared
         left_out = self._torn.get(place, ())
@@ -337,7 +342,7 @@ class Transactions:
         self._runs.open(event_number + 1)
 
     def _end(self, events: Events, event_number: int, *, rows: bool = True) -> Iterator[Item]:
-        """The open transaction ends with this event."""
+        """End the open transaction with this event; `rows` False: drop its rows."""
         opened = self._open
         if opened is None:
             raise LogDamagedError("the log has an end without a transaction")

@@ -99,9 +99,9 @@ class CutApplier:
         # Announced before anything is written, the barrier included: after a takeover the successor
         # writes a cut with the same end, which the tables' fences recognise (docs/design/0028).
         end_ts, planned = self._planned(start_ts, self._manifest.announce(start_ts, cut.end_ts))
-        crossed = self._crossed(start_ts, last)
-        self._forget(crossed)
-        applied = tuple(self._apply_tables(crossed, start_ts, end_ts, planned))
+        barrier_result = self._cross_barrier(start_ts, last)
+        self._forget(barrier_result)
+        applied = tuple(self._apply_tables(barrier_result, start_ts, end_ts, planned))
         record = CutRecord(
             changefeed=self._name,
             start_ts=start_ts,
@@ -110,12 +110,12 @@ class CutApplier:
             applied_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
             tables=applied,
             mode=self._policy.mode,
-            dropped=crossed.dropped,
-            renamed=crossed.renamed,
+            dropped=barrier_result.dropped,
+            renamed=barrier_result.renamed,
             skipped=() if last is None else last.skipped,
         )
         self._manifest.commit(record)
-        self._altered |= crossed.changed
+        self._altered |= barrier_result.changed
         # Another job had begun a shorter cut: the rest of Spark's batch is one more.
         return record if end_ts >= cut.end_ts else self.apply(cut)
 
@@ -146,20 +146,20 @@ class CutApplier:
             )
         return start_ts
 
-    def _crossed(self, start_ts: int, last: CutRecord | None) -> BarrierResult:
+    def _cross_barrier(self, start_ts: int, last: CutRecord | None) -> BarrierResult:
         if last is not None and last.is_skipped:
             return self._barrier.catch_up(start_ts)
         return self._barrier.cross(start_ts, first=last is None)
 
-    def _forget(self, crossed: BarrierResult) -> None:
+    def _forget(self, barrier_result: BarrierResult) -> None:
         """Drop what is remembered of tables that are others from here on."""
         # Also where the columns are the same: the key may be another one, and a table without rows
         # may begin anew.
         for name in (
-            *crossed.changed,
-            *crossed.dropped,
-            *crossed.recreated,
-            *(name for pair in crossed.renamed for name in pair),
+            *barrier_result.changed,
+            *barrier_result.dropped,
+            *barrier_result.recreated,
+            *(name for pair in barrier_result.renamed for name in pair),
         ):
             self._positions.pop(name, None)
             self._fitted.pop(name, None)
@@ -182,16 +182,16 @@ class CutApplier:
         return end_ts, self._changefeed.plan(start_ts, end_ts)
 
     def _apply_tables(
-        self, crossed: BarrierResult, start_ts: int, end_ts: int, planned: Sequence[Slice]
+        self, barrier_result: BarrierResult, start_ts: int, end_ts: int, planned: Sequence[Slice]
     ) -> Sequence[TableCut]:
         slices: dict[str, list[Slice]] = defaultdict(list)
         for part in planned:
             slices[part.table].append(part)
-        tables = crossed.tables
+        tables = barrier_result.tables
         first = self._manifest.last is None
-        names = sorted(tables if first else slices.keys() | crossed.changed)
+        names = sorted(tables if first else slices.keys() | barrier_result.changed)
         work = [
-            (tables[name], (start_ts, end_ts), slices.get(name, []), name in crossed.emptied)
+            (tables[name], (start_ts, end_ts), slices.get(name, []), name in barrier_result.emptied)
             for name in names
         ]
         writing = [self._pool.submit(self._apply_table, *arguments) for arguments in work]

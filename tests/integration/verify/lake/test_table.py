@@ -75,10 +75,10 @@ def lake_table(root, lake, mode, cut, schema=COLUMNS):
 
 
 def digested(batches):
-    leaves = RangeChecksums(Ranges(4))
+    range_checksums = RangeChecksums(Ranges(4))
     for batch in batches:
-        leaves.add(batch, ["id"])
-    return leaves.to_bytes()
+        range_checksums.add(batch, ["id"])
+    return range_checksums.to_bytes()
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ class Side:
         for part in (self._batch.slice(0, half), self._batch.slice(half)):
             yield part
 
-    async def leaves(self, table, ranges):
-        leaves = RangeChecksums(ranges)
-        leaves.add(table.only(self._batch), table.key)
-        return leaves
+    async def range_checksums(self, table, ranges):
+        range_checksums = RangeChecksums(ranges)
+        range_checksums.add(table.only(self._batch), table.key)
+        return range_checksums
 
     async def rows(self, table, ranges, chosen):
         asked = Question(table.name, table.ts, 0, table.key, table.schema, ranges, tuple(chosen))

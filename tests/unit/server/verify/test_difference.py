@@ -28,7 +28,7 @@ def rows(table):
     return pa.RecordBatch.from_pydict({"id": list(table), "n": list(table.values())}, schema=schema)
 
 
-def leaves(table, ranges=RANGES):
+def range_checksums(table, ranges=RANGES):
     found = RangeChecksums(ranges)
     found.add(rows(table), ["id"])
     return found
@@ -41,7 +41,7 @@ def texts(table):
 @given(TABLES, TABLES)
 def test_the_ranges_that_differ_hold_every_difference_and_the_rows_tell_it(upstream, lake):
     wrong = {key for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key)}
-    found = differing(leaves(upstream), leaves(lake))
+    found = differing(range_checksums(upstream), range_checksums(lake))
     keys = dict.fromkeys(wrong, 0)
     homes = RANGES.of(digests(key_texts(rows(keys), ["id"]))).tolist() if keys else []
     assert found == sorted(set(homes))
@@ -57,14 +57,16 @@ def test_the_ranges_that_differ_hold_every_difference_and_the_rows_tell_it(upstr
 
 @given(TABLES, TABLES)
 def test_ranges_divided_once_more_hold_every_difference_too(upstream, lake):
-    found = differing(leaves(upstream, Ranges()), leaves(lake, Ranges()))
+    found = differing(range_checksums(upstream, Ranges()), range_checksums(lake, Ranges()))
     if not found:
         assert upstream == lake
         return
     fine = divided(found)
     wrong = {key: 0 for key in upstream.keys() | lake.keys() if upstream.get(key) != lake.get(key)}
     homes = fine.of(digests(key_texts(rows(wrong), ["id"]))).tolist()
-    assert differing(leaves(upstream, fine), leaves(lake, fine)) == sorted(set(homes))
+    assert differing(range_checksums(upstream, fine), range_checksums(lake, fine)) == sorted(
+        set(homes)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000, 1 << COARSE_BITS])
@@ -82,7 +84,7 @@ def test_a_row_that_the_lake_has_twice_is_told():
 def test_no_more_is_looked_at_than_the_budget_and_all_of_what_fits(
     upstream, lake, most_rows, most_bytes
 ):
-    ours, theirs = leaves(upstream), leaves(lake)
+    ours, theirs = range_checksums(upstream), range_checksums(lake)
     found = differing(ours, theirs)
     chosen = affordable(found, ours, theirs, Budget(most_rows, most_bytes))
     assert set(chosen) <= set(found)

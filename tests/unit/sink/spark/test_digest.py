@@ -22,7 +22,7 @@ def batch(rows, names=("id", "name", "raw")):
     return pa.RecordBatch.from_pylist(documents, schema=SCHEMA).select(list(names))
 
 
-def leaves(*batches, ranges=Ranges(4)):  # noqa: B008 - immutable
+def range_checksums(*batches, ranges=Ranges(4)):  # noqa: B008 - immutable
     found = RangeChecksums(ranges)
     for part in batches:
         found.add(part, ["id"])
@@ -30,24 +30,27 @@ def leaves(*batches, ranges=Ranges(4)):  # noqa: B008 - immutable
 
 
 @given(ROWS, st.integers(0, 10), st.randoms())
-def test_leaves_do_not_depend_on_order_batches_or_column_order(rows, cut, chance):
+def test_range_checksums_do_not_depend_on_order_batches_or_column_order(rows, cut, chance):
     pairs = list(rows.items())
-    whole = leaves(batch(pairs))
+    whole = range_checksums(batch(pairs))
     chance.shuffle(pairs)
-    parts = leaves(batch(pairs[:cut], ("raw", "id", "name")), batch(pairs[cut:]))
+    parts = range_checksums(batch(pairs[:cut], ("raw", "id", "name")), batch(pairs[cut:]))
     assert whole.to_bytes() == parts.to_bytes()
     assert whole.rows == len(rows)
 
 
 @given(ROWS, ROWS)
-def test_leaves_tell_different_tables_apart(one, other):
-    same = leaves(batch(one.items())).to_bytes() == leaves(batch(other.items())).to_bytes()
+def test_range_checksums_tell_different_tables_apart(one, other):
+    same = (
+        range_checksums(batch(one.items())).to_bytes()
+        == range_checksums(batch(other.items())).to_bytes()
+    )
     assert same == (one == other)
 
 
 @given(ROWS)
-def test_leaves_know_how_much_text_their_rows_are(rows):
-    found = leaves(batch(rows.items()))
+def test_range_checksums_know_how_much_text_their_rows_are(rows):
+    found = range_checksums(batch(rows.items()))
     assert found.sizes.sum() == sum(
         len(text.encode()) for text in row_texts(batch(rows.items())).to_pylist()
     )
@@ -55,9 +58,12 @@ def test_leaves_know_how_much_text_their_rows_are(rows):
 
 def test_parts_are_merged_and_a_digest_stays_what_it_is():
     rows = {1: ("a", b"\0"), 2: (None, None)}
-    one, other = leaves(batch(list(rows.items())[:1])), leaves(batch(list(rows.items())[1:]))
+    one, other = (
+        range_checksums(batch(list(rows.items())[:1])),
+        range_checksums(batch(list(rows.items())[1:])),
+    )
     one.merge(other.to_bytes())
-    assert one.to_bytes() == leaves(batch(rows.items())).to_bytes()
+    assert one.to_bytes() == range_checksums(batch(rows.items())).to_bytes()
     keys = digests(key_texts(batch(rows.items()), ["id"]))
     assert [f"{key:016x}" for key in keys] == DIGESTS
     assert Ranges(8).of(keys).tolist() == [int(text[:2], 16) for text in DIGESTS]
@@ -81,6 +87,6 @@ def test_ranges_that_are_divided_once_more_hold_the_same_rows(rows, bits, data):
         else:
             assert within[place >> bits] == number
             assert place & (1 << bits) - 1 == key >> 64 - COARSE_BITS - bits & (1 << bits) - 1
-    assert leaves(batch(rows.items()), ranges=fine).rows == sum(
+    assert range_checksums(batch(rows.items()), ranges=fine).rows == sum(
         number in within for number in coarse
     )

@@ -53,7 +53,7 @@ _NUMBERS: Final = frozenset(
 
 
 class TypeReader(TokenReader):
-    """Reads types."""
+    """Reads column types."""
 
     def type_spec(self) -> TypeSpec:
         """A type, with what belongs to it: length, sign, members, character set.
@@ -188,7 +188,7 @@ class TypeReader(TokenReader):
 
 
 class ColumnReader(TypeReader, KeyReader):
-    """Reads columns."""
+    """Reads column definitions."""
 
     def column(self) -> ColumnDef:
         """A name, a type and attributes."""
@@ -309,7 +309,7 @@ class ColumnReader(TypeReader, KeyReader):
     # Defaults
 
     def default(self) -> Literal | Expression:
-        """What stands behind DEFAULT."""
+        """Read the literal or expression behind DEFAULT."""
         if self.sees("("):
             inner = type(self)(self.in_parentheses(), self.schema, self.dialect)
             try:

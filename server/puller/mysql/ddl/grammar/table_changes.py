@@ -258,7 +258,7 @@ class TableChangeReader(ColumnReader, TableOptionReader):
         yield MovesRows()
 
     def _partition_spec(self) -> Iterator[Spec]:
-        """What moves rows between partitions only."""
+        """Read a change of partitions that moves rows between them only."""
         what = self.tokens[self.at - 1].text.upper()
         self.expect("PARTITION")
         self.skip_any("NO_WRITE_TO_BINLOG", "LOCAL")

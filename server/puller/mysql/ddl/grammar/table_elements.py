@@ -82,7 +82,7 @@ class KeyReader(TokenReader):
                 raise NotUnderstoodError("an unknown kind of index")
 
     def key_parts(self) -> tuple[KeyPart, ...]:
-        """The columns of a key."""
+        """Read the columns of a key, in parentheses."""
         self.expect("(")
         parts = self.listed(self._key_part)
         self.expect(")")
@@ -161,7 +161,7 @@ class KeyReader(TokenReader):
 
 
 class TableOptionReader(TokenReader):
-    """Reads options and partitions."""
+    """Reads table options and partitions."""
 
     def table_options(self, options: list[Spec]) -> bool:
         """Options until none comes; whether START TRANSACTION was among them."""
@@ -177,7 +177,7 @@ class TableOptionReader(TokenReader):
             options.append(option)
 
     def table_option(self) -> Spec | None:
-        """One option, if one comes."""
+        """Read a table option; None: what comes is none."""
         begin = self.at
         self.skip("DEFAULT")
         if self.skip("CHARACTER", "SET") or self.skip("CHARSET") or self.skip("CHAR", "SET"):

@@ -65,8 +65,8 @@ def test_an_older_cut_is_refused_with_the_reason(at, cut):
 
 def test_a_table_that_has_no_cut_yet_has_no_rows():
     made = Question("shop.made", 50, 0, ("id",), SCHEMA, Ranges())
-    assert lake().leaves(made) == RangeChecksums(Ranges()).to_bytes()
-    assert lake().leaves(ASKED) != RangeChecksums(Ranges()).to_bytes()
+    assert lake().range_checksums(made) == RangeChecksums(Ranges()).to_bytes()
+    assert lake().range_checksums(ASKED) != RangeChecksums(Ranges()).to_bytes()
 
 
 @pytest.mark.parametrize(
