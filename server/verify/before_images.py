@@ -38,7 +38,7 @@ from server.puller.mysql.transaction.transactions import (
     LoggedStatement,
     Transactions,
     UndecidedTimes,
-    Unprepared,
+    UnpreparedXaCommit,
 )
 from server.puller.tikv.open_transactions import OpenTransactions
 from server.verify.catalog import Table
@@ -238,7 +238,7 @@ class _LogReader:
             ).clock
         elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
             self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
-        elif isinstance(item, Unprepared) and item.commit_ts > self._from_ts:
+        elif isinstance(item, UnpreparedXaCommit) and item.commit_ts > self._from_ts:
             raise _unknown_rows(item)
         elif isinstance(item, LoggedStatement) and item.commit_ts > self._from_ts:
             self._check_statement(item)
@@ -260,7 +260,7 @@ class _LogReader:
             raise _table_moved(", ".join(sorted(names)), logged.commit_ts, logged.query.sql[:80])
 
 
-def _unknown_rows(item: Unprepared) -> VerifyHistoryError:
+def _unknown_rows(item: UnpreparedXaCommit) -> VerifyHistoryError:
     return VerifyHistoryError(
         f"XA transaction {item.xid} was prepared before the cut's place in the log, so the rows "
         f"that it changed at {item.commit_ts} are not known: verify a cut at or above that"

@@ -24,13 +24,13 @@ from server.dump.errors import DumpStateError
 from server.dump.job import DumpRecords, Job
 from server.dump.mysql.listener import DumpListener
 from server.dump.saver import ProgressSaver
-from server.puller.mysql.listener import Again
+from server.puller.mysql.listener import Reread
 
 _log = structlog.get_logger(__name__)
 
 
 class DumpCopying:
-    """Implements `server.puller.mysql.listener.Copying` for one changefeed; on the event loop."""
+    """Implements `puller.mysql.listener.TableCopier` for one changefeed; on the event loop."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class DumpCopying:
         self._looked.set()
 
     async def copies(self, names: Collection[str]) -> bool:
-        """See `Copying.copies`."""
+        """See `TableCopier.copies`."""
         await self._looked.wait()
         if self._reads_again_any(names):
             return False
         return self._job is not None and all(map(self._job.takes, names))
 
     async def begin(self, start_ts: int) -> None:
-        """See `Copying.begin`."""
+        """See `TableCopier.begin`."""
         job = await self._records.job()
         if job is None:
             return
@@ -86,8 +86,8 @@ class DumpCopying:
                 tables=sorted(names),
             )
 
-    async def reads_again(self, again: Again) -> bool:
-        """See `Copying.reads_again`."""
+    async def reads_again(self, again: Reread) -> bool:
+        """See `TableCopier.reads_again`."""
         if not self._rereads:
             return False
         await self._looked.wait()
@@ -125,7 +125,7 @@ class DumpCopying:
         return not (self._earlier | again).isdisjoint(names)
 
     async def copies_anew(self, names: Collection[str]) -> bool:
-        """See `Copying.copies_anew`."""
+        """See `TableCopier.copies_anew`."""
         await self._looked.wait()
         if self._reads_again_any(names):
             return False
@@ -136,7 +136,7 @@ class DumpCopying:
         return True
 
 
-def _extended(job: Job | None, again: Again) -> Job:
+def _extended(job: Job | None, again: Reread) -> Job:
     """The job with these tables in it, and why."""
     reasons, since_ts = dict(again.reasons), dict.fromkeys(again.reasons, again.commit_ts)
     if job is None:

@@ -26,7 +26,7 @@ from server.puller.mysql.ddl_outcome import (
     first_column_id,
     is_incomplete,
 )
-from server.puller.mysql.listener import Again, Copying, LogListener
+from server.puller.mysql.listener import LogListener, Reread, TableCopier
 from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.errors import RowsMovedError
 from server.puller.mysql.tables import (
@@ -39,7 +39,7 @@ from server.puller.mysql.tables import (
     record_of,
     same_keys,
 )
-from server.puller.mysql.transaction.scanner import Seen
+from server.puller.mysql.transaction.scanner import FoundDefinition
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from server.puller.source import Catalog, TableChange
 from storage.mysql.schema import Index, Table
@@ -66,7 +66,7 @@ class DdlChanges:
         rows: LogRows,
         catalog: Catalog,
         listener: LogListener | None = None,
-        copying: Copying | None = None,
+        copying: TableCopier | None = None,
     ) -> None:
         self._tables = tables
         self._rows = rows
@@ -116,7 +116,7 @@ class DdlChanges:
         logged: LoggedStatement,
         effect: Effect,
         outcome: DdlOutcome,
-        seen: Mapping[TableName, Seen],
+        seen: Mapping[TableName, FoundDefinition],
     ) -> None:
         """Bring a statement in force; `seen` are tables that the statement does not tell,
         right behind it.
@@ -187,7 +187,7 @@ class DdlChanges:
         logged: LoggedStatement,
         effect: Effect,
         outcome: DdlOutcome,
-        seen: Mapping[TableName, Seen],
+        seen: Mapping[TableName, FoundDefinition],
     ) -> dict[TableName, str]:
         reasons: dict[TableName, str] = {}
         for name in effect.taken_over & outcome.lost.keys() & seen.keys():
@@ -209,7 +209,7 @@ class DdlChanges:
         name: TableName,
         table_id: int,
         outcome: DdlOutcome,
-        seen: Seen | None,
+        seen: FoundDefinition | None,
     ) -> TableRecord | None:
         """The new record of a table that a statement touched; None: it stays,
         or is gone before it has any row.
@@ -302,7 +302,7 @@ class DdlChanges:
             return False
         tables = {table_id: ".".join(name) for name, table_id in ids.items()}
         shown_reasons = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
-        return await self._copying.reads_again(Again(commit_ts, tables, shown_reasons))
+        return await self._copying.reads_again(Reread(commit_ts, tables, shown_reasons))
 
     async def apply_mismatch(self, mismatch: TableMapMismatch, found: Definition | None) -> None:
         """Rows came whose table is another one than any statement of the log said;

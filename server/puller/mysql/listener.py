@@ -52,9 +52,9 @@ class LogListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Tables whose rows a DDL changes beside the log: by id their names behind it,
-    and by these names why.
+class Reread:
+    """Tables to read again, because a DDL changes rows beside the log: the names behind it by
+    id, and the reasons by name.
     """
 
     commit_ts: int
@@ -62,7 +62,7 @@ class Again:
     reasons: Mapping[str, str]
 
 
-class Copying(Protocol):
+class TableCopier(Protocol):
     """Who copies tables beside the log, and so brings rows that the log never names;
     called on the event loop.
     """
@@ -82,7 +82,7 @@ class Copying(Protocol):
         """
         ...
 
-    async def reads_again(self, again: Again) -> bool:
+    async def reads_again(self, again: Reread) -> bool:
         """Read tables again by themselves, whether they were copied or not;
         durable when it returns.
 

@@ -23,7 +23,7 @@ from server.puller.mysql import metrics
 from server.puller.mysql.ddl.tree import CreateTable
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.ddl_outcome import CatalogFacts
-from server.puller.mysql.listener import Copying, LogListener
+from server.puller.mysql.listener import LogListener, TableCopier
 from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.heartbeat import HeartbeatWriter
 from server.puller.mysql.log.opening import OpenLog, accepted_until_ms, oldest, open_log
@@ -62,7 +62,7 @@ from server.puller.mysql.transaction.transactions import (
     LoggedStatement,
     Transactions,
     UndecidedTimes,
-    Unprepared,
+    UnpreparedXaCommit,
     XaMoved,
 )
 from server.puller.source import Catalog, Rows
@@ -73,7 +73,7 @@ from storage.model.ts import physical_ms
 from storage.mysql.event import Events
 
 T = TypeVar("T")
-Barrier: TypeAlias = LoggedStatement | TableMapMismatch | Unprepared
+Barrier: TypeAlias = LoggedStatement | TableMapMismatch | UnpreparedXaCommit
 """What the log cannot be read beyond without a look at it on the event loop."""
 _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
@@ -119,7 +119,7 @@ class Upstream:
     """Where transactions begin that a server never ended, or that undid rows that were given
     (these); known as long as the source.
     """
-    copying: Copying | None = None
+    copying: TableCopier | None = None
     odd_times: OddTimes = field(default_factory=OddTimes)
 
 
@@ -332,7 +332,7 @@ class LogPuller:
 
     async def _pass(self, barrier: Barrier, log: OpenLog) -> None:
         """A table is, or may be, another one from here on; or rows are missing."""
-        if isinstance(barrier, Unprepared):
+        if isinstance(barrier, UnpreparedXaCommit):
             raise _unknown(barrier)
         if isinstance(barrier, TableMapMismatch):
             definitions = await self._ask(read_definitions, log.session, [barrier.name])
@@ -422,7 +422,7 @@ class LogPuller:
             raise
 
 
-def _unknown(item: Unprepared) -> XaUnknownError:
+def _unknown(item: UnpreparedXaCommit) -> XaUnknownError:
     return XaUnknownError(
         f"XA transaction {item.xid}, committed at {item.commit_ts}, was prepared before the "
         "changefeed's log begins: its rows are not known. Resume with --overwrite-checkpoint-ts "

@@ -41,18 +41,18 @@ Place: TypeAlias = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Sought:
+class TableSearch:
     """A table whose definition is looked for, under the name it has at the place reached."""
 
     name: TableName
-    told: TableMap | None = None
+    table_map: TableMap | None = None
     gone: bool = False
     altered: bool = False
     """Whether another DDL came before what was found: it tells of the table behind that."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FoundDefinition:
     """A table's definition that was found; not `sure`: behind another DDL of the table."""
 
     table: Definition | TableMap
@@ -60,17 +60,15 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Lookahead:
-    """What was found so far; pure."""
+class LogSearch:
+    """Looks for definitions of tables in the events behind a place of the log. Pure."""
 
     dialect: Dialect
-    sought: dict[TableName, Sought]
-    """By the names they have at the place that was reached;
-    those that need no more are left out.
-    """
-    done: list[Sought] = field(default_factory=list)
+    searches: dict[TableName, TableSearch]
+    """The searches that go on, by the names that their tables have at the place reached."""
+    done: list[TableSearch] = field(default_factory=list)
     met: bool = False
-    """Whether anything about one of them was met since this was last set to False."""
+    """Whether an event about one of the tables came since this was last set to False."""
     passes: bool = False
     """Whether the statement that comes changes nothing:
     it is a phase of an ALTER that is not its end.
@@ -94,10 +92,10 @@ class Lookahead:
                 )
 
     def _see_table(self, table_map: TableMap) -> None:
-        sought = self.sought.pop((table_map.schema, table_map.table), None)
-        if sought is not None:
-            sought.told, self.met = table_map, True
-            self.done.append(sought)
+        search = self.searches.pop((table_map.schema, table_map.table), None)
+        if search is not None:
+            search.table_map, self.met = table_map, True
+            self.done.append(search)
 
     def _see_statement(self, statement: Statement) -> None:
         if statement.kind is not Kind.DDL:
@@ -105,19 +103,19 @@ class Lookahead:
         for action in statement.actions:
             names = [action.name]
             if action.verb is Verb.SCHEMA_DROPPED:
-                names = [name for name in self.sought if name[0] == action.name[0]]
+                names = [name for name in self.searches if name[0] == action.name[0]]
             for name in names:
-                sought = self.sought.get(name)
-                if sought is None:
+                search = self.searches.get(name)
+                if search is None:
                     continue
                 self.met = True
                 if action.verb in (Verb.DROPPED, Verb.SCHEMA_DROPPED):
-                    sought.gone = True
-                    self.done.append(self.sought.pop(name))
+                    search.gone = True
+                    self.done.append(self.searches.pop(name))
                 elif action.verb is Verb.RENAMED and action.to is not None:
-                    self.sought[action.to] = self.sought.pop(name)
+                    self.searches[action.to] = self.searches.pop(name)
                 elif action.verb is Verb.ALTERED:
-                    sought.altered = True
+                    search.altered = True
 
 
 def definitions_behind(
@@ -127,54 +125,56 @@ def definitions_behind(
     place: Place,
     *,
     fold_case: bool,
-) -> dict[TableName, Seen]:
+) -> dict[TableName, FoundDefinition]:
     """The tables of these names right behind a place in the log of the session's server;
     without those that are gone.
 
     Raises:
         MySqlUnavailableError, LogPurgedError, …: the server or its log cannot be read.
     """
-    look = Lookahead(Dialect(fold_case=fold_case), {name: Sought(name) for name in names})
+    look = LogSearch(Dialect(fold_case=fold_case), {name: TableSearch(name) for name in names})
     while True:
         end = log_end(session)
         look.met = False
-        if look.sought and end != place:
+        if look.searches and end != place:
             for events in _between(session, options, place, end):
                 look.see(events, mariadb=session.flavor.is_mariadb)
-                if not look.sought:
+                if not look.searches:
                     break
-        definitions = read_definitions(session, list(look.sought))
+        definitions = read_definitions(session, list(look.searches))
         again = log_end(session)
         place = end
-        if again == end or not look.sought or not _touched(session, options, look, end, again):
+        if again == end or not look.searches or not _touched(session, options, look, end, again):
             return _answer(look, definitions)
 
 
 def _touched(
-    session: Session, options: MySqlOptions, look: Lookahead, begin: Place, end: Place
+    session: Session, options: MySqlOptions, look: LogSearch, begin: Place, end: Place
 ) -> bool:
     """Whether the log went on about one of the tables while the catalogue was read."""
-    probe = Lookahead(look.dialect, {name: Sought(name) for name in look.sought})
+    probe = LogSearch(look.dialect, {name: TableSearch(name) for name in look.searches})
     for events in _between(session, options, begin, end):
         probe.see(events, mariadb=session.flavor.is_mariadb)
     return probe.met
 
 
-def _answer(look: Lookahead, definitions: dict[TableName, Definition]) -> dict[TableName, Seen]:
+def _answer(
+    look: LogSearch, definitions: dict[TableName, Definition]
+) -> dict[TableName, FoundDefinition]:
     """Each table under the name that it has at the place:
     it may have been found under another one.
     """
     answer = {}
-    for sought in look.done:
-        if sought.told is not None and not sought.gone:
-            schema, table = sought.name
-            answer[sought.name] = Seen(
-                replace(sought.told, schema=schema, table=table), not sought.altered
+    for search in look.done:
+        if search.table_map is not None and not search.gone:
+            schema, table = search.name
+            answer[search.name] = FoundDefinition(
+                replace(search.table_map, schema=schema, table=table), not search.altered
             )
-    for name, sought in look.sought.items():
+    for name, search in look.searches.items():
         if name in definitions:
-            answer[sought.name] = Seen(
-                replace(definitions[name], name=sought.name), not sought.altered
+            answer[search.name] = FoundDefinition(
+                replace(definitions[name], name=search.name), not search.altered
             )
     return answer
 

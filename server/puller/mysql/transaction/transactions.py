@@ -69,7 +69,7 @@ class LoggedStatement:
 
 
 @dataclass(frozen=True, slots=True)
-class Unprepared:
+class UnpreparedXaCommit:
     """An XA transaction was committed that had been prepared before the place where the log began
     to be read.
     """
@@ -104,7 +104,13 @@ class UndecidedTimes:
 
 
 Item: TypeAlias = (
-    Commits | LoggedStatement | Unprepared | XaMoved | LogBegins | UnclearSavepoint | UndecidedTimes
+    Commits
+    | LoggedStatement
+    | UnpreparedXaCommit
+    | XaMoved
+    | LogBegins
+    | UnclearSavepoint
+    | UndecidedTimes
 )
 
 
@@ -387,7 +393,7 @@ class Transactions:
         opened, prepared = self._open, self._prepared.pop(xid, None)
         assert opened is not None, "statements are in transactions"
         if prepared is None:
-            yield Unprepared(opened.ts, xid)
+            yield UnpreparedXaCommit(opened.ts, xid)
         else:
             opened.complete(prepared)
         yield from self._end(events, event_number)

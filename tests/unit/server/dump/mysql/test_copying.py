@@ -17,7 +17,7 @@ from server.dump.mysql.listener import DumpListener
 from server.dump.mysql.window import HIGH, LOW, Chunk
 from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
 from server.dump.saver import ProgressSaver
-from server.puller.mysql.listener import Again
+from server.puller.mysql.listener import Reread
 from server.puller.source import TableChange
 from sink.holds import Holds
 from storage.meta.client import EtcdMeta
@@ -117,10 +117,10 @@ def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
     assert listener.known_at(1, 0, dump.ahead(0)[1]) == listener.known(1)
 
 
-def again(ts: int, *ids: int) -> Again:
+def again(ts: int, *ids: int) -> Reread:
     names = {1: "s.a", 2: "s.b"}
     tables = {each: names[each] for each in ids}
-    return Again(
+    return Reread(
         ts, tables, dict.fromkeys(tables.values(), "MODIFY v INT NOT NULL: NULL becomes a value")
     )
 

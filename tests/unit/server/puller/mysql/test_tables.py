@@ -15,7 +15,7 @@ from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import DdlUnknownError, StatementLoggedError
 from server.puller.mysql.tables import Tables, name_of, new_id, record_of, same_keys
-from server.puller.mysql.transaction.scanner import Lookahead, Sought, _answer, is_before
+from server.puller.mysql.transaction.scanner import LogSearch, TableSearch, _answer, is_before
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.mysql.control import Query
 from storage.mysql.schema import Column, Type
@@ -207,11 +207,13 @@ def test_what_makes_a_table_ineligible_is_kept_in_its_record() -> None:
 
 def looked(*queries: str) -> dict[TableName, str]:
     """By the names a table has first: where it is at the end, or `gone`."""
-    look = Lookahead(Dialect(), sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
+    look = LogSearch(
+        Dialect(), searches={("s", name): TableSearch(("s", name)) for name in ("a", "b")}
+    )
     for query in queries:
         look._see_statement(read_statement(query, "s"))
     return {each.name: "gone" for each in look.done} | {
-        each.name: now[1] for now, each in look.sought.items()
+        each.name: now[1] for now, each in look.searches.items()
     }
 
 
@@ -228,7 +230,9 @@ def test_looking_ahead_follows_names_and_ends_at_drops() -> None:
 
 
 def test_a_table_found_under_a_later_name_has_the_one_it_was_sought_by() -> None:
-    look = Lookahead(Dialect(), sought={("s", name): Sought(("s", name)) for name in ("a", "b")})
+    look = LogSearch(
+        Dialect(), searches={("s", name): TableSearch(("s", name)) for name in ("a", "b")}
+    )
     look._see_statement(read_statement("RENAME TABLE a TO t, b TO a, t TO b", "s"))
     look._see_table(TableMap(7, "s", "b", COLUMNS, ("id",)))
     seen = _answer(look, {("s", "a"): Definition(("s", "a"), COLUMNS, ("id",))})

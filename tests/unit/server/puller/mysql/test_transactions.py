@@ -19,7 +19,11 @@ from hypothesis import strategies as st
 from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.commits import Commits
-from server.puller.mysql.transaction.transactions import LoggedStatement, Transactions, Unprepared
+from server.puller.mysql.transaction.transactions import (
+    LoggedStatement,
+    Transactions,
+    UnpreparedXaCommit,
+)
 from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.ts import compose
 from storage.mysql.compressed import expanded
@@ -274,11 +278,11 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     began = len(log.parts)
     log.finish(1001, commit=True)
     rest = Transactions(LogPosition(SavedPosition(0, ""))).take(events([FDE, *log.parts[began:]]))
-    assert [item.commit_ts for item in rest if isinstance(item, Unprepared)] == [
+    assert [item.commit_ts for item in rest if isinstance(item, UnpreparedXaCommit)] == [
         compose(1001 * 1000)
     ]
     whole = Transactions(LogPosition(SavedPosition(0, ""))).take(events([FDE, *log.parts]))
-    assert not [item for item in whole if isinstance(item, Unprepared)]
+    assert not [item for item in whole if isinstance(item, UnpreparedXaCommit)]
 
 
 def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
