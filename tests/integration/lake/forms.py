@@ -144,6 +144,10 @@ _REREAD: Final[Mapping[str, Form]] = {
     "generated": Form(["ALTER TABLE {t} ADD g INT AS (v * 2) STORED"]),
     "generated_otherwise": Form(["ALTER TABLE {t} MODIFY s INT AS (v * 5) STORED"], "id INT PRIMARY KEY, v INT, s INT AS (v * 3) STORED", "(1, 10, DEFAULT), (2, 20, DEFAULT), (3, 30, DEFAULT)"),
     "ignore": Form(["ALTER IGNORE TABLE {t} MODIFY c VARCHAR(3)"], "id INT PRIMARY KEY, c VARCHAR(9) UNIQUE", "(3, 'abc1'), (1, 'abc2'), (2, 'xyz')"),
+    "computed_bytes": Form(["ALTER TABLE {t} MODIFY c VARCHAR(9) CHARACTER SET utf8mb4"], "id INT PRIMARY KEY, v INT, c VARCHAR(9) CHARACTER SET latin1, l INT AS (LENGTH(c))", "(1, 10, 'é', DEFAULT), (2, 20, 'x', DEFAULT), (3, 30, 'éé', DEFAULT)"),
+    "implicit_timestamp": Form(["SET explicit_defaults_for_timestamp=OFF", "ALTER TABLE {t} ADD at TIMESTAMP"]),
+    "unlogged": Form(["SET sql_log_bin=0", "ALTER TABLE {t} ADD w INT DEFAULT 5, RENAME COLUMN v TO q", "SET sql_log_bin=1", "INSERT INTO {t} (id) VALUES (30)"]),
+    "ghost": Form(["CREATE TABLE away._gho LIKE {t}", "ALTER TABLE away._gho ADD w INT NOT NULL DEFAULT 5", "INSERT INTO away._gho (id, v, x, y, u) SELECT * FROM {t}", "RENAME TABLE {t} TO away._del, away._gho TO {t}"]),
     "other_key": Form(["ALTER TABLE {t} ADD uid INT AUTO_INCREMENT, DROP PRIMARY KEY, ADD PRIMARY KEY (uid)", "UPDATE {t} SET v = 9 WHERE id = 3"]),
 }  # fmt: skip
 """Cause D: no event tells what the ALTER did to values."""
@@ -235,6 +239,10 @@ FEW: Final = (
     "fails_in_two_phases",
     "savepoint_myisam_first",
     "not_null",
+    "computed_bytes",
+    "implicit_timestamp",
+    "unlogged",
+    "ghost",
     "other_key",
     "only_key",
     "key_and_name",
