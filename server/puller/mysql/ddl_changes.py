@@ -108,7 +108,7 @@ class DdlChanges:
         ]
 
     def outcome(self, logged: LoggedStatement, effect: Effect, facts: CatalogFacts) -> DdlOutcome:
-        """What the statement makes of the tables it touches, as its tree tells it."""
+        """Compute from the statement's tree what the tables it touches are behind it."""
         return StatementOutcome(self._tables, logged, effect, facts).read()
 
     async def apply(
@@ -297,7 +297,7 @@ class DdlChanges:
         ids: Mapping[TableName, int],
         reasons: Mapping[TableName, str],
     ) -> bool:
-        """Read the tables of these ids again, behind `commit_ts`; False: nobody does."""
+        """Have the tables of these ids read again, behind `commit_ts`; False: no copier does it."""
         if self._copying is None:
             return False
         tables = {table_id: ".".join(name) for name, table_id in ids.items()}
@@ -401,7 +401,7 @@ def _definition_of(name: TableName, tracked: Tracked) -> Definition:
 
 
 def _kept(before: Table, definition: Definition) -> tuple[Index, ...] | None:
-    """The keys of a table whose columns the log tells anew: those whose columns are still there."""
+    """The keys of a table whose columns a TABLE_MAP gives anew: those whose columns remain."""
     names = {column.name for column in definition.columns}
     kept = tuple(
         index for index in before.indexes or () if names.issuperset(filter(None, index.columns))
@@ -418,7 +418,7 @@ def _dotted(names: Iterable[TableName]) -> list[str]:
 
 
 def _is_sequence(table: Definition | TableMap) -> bool:
-    """Whether it is no table, but a MariaDB's sequence, whose one row is in the log as well."""
+    """Whether this is a sequence of MariaDB, no table: its one row is in the log as well."""
     return bool(table.columns) and table.columns[0].name == _SEQUENCE_COLUMN
 
 

@@ -1,6 +1,6 @@
-"""What a statement of the log makes of the tables it touches, as its tree alone tells it. No I/O.
+"""What the tables that a statement touches are behind it, computed from its tree alone. No I/O.
 
-Of a table that the tree does not tell, it says so, and why.
+Where the tree does not define a table, the outcome says so, and why.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class DdlOutcome:
 
 
 class StatementOutcome:
-    """Computes the outcome of one statement; `tables` are those there were before it."""
+    """Computes the outcome of one statement; `tables` are the changefeed's tables before it."""
 
     def __init__(
         self, tables: Tables, logged: LoggedStatement, effect: Effect, facts: CatalogFacts

@@ -1,9 +1,9 @@
-"""Who follows the log beside the changefeed: the dump,
-which opens and closes its windows at written watermarks.
+"""What the dump gets from the log, and what the log's reader asks of the dump.
 
-All calls are made by one thread, in the order of the log, and after the event that ends a
-transaction (its XID): a transaction that never ends is never told. What was told before a restart
-is told again from the checkpoint on.
+The dump follows the log beside the changefeed, and opens and closes its windows (DBLog) at the
+watermarks that it writes. One thread makes all calls of a `LogListener`, in the order of the log,
+each after the event that ends a transaction (its XID), so a transaction without an end makes none.
+After a restart the calls are made again from the checkpoint on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,8 +25,8 @@ class LogListener(Protocol):
         """Rows of a table changed: the canonical keys of their before- and after-images,
         in log order.
 
-        The keys of all transactions between two calls of `watermark` are told before the second
-        one, never later.
+        The calls for all transactions between two calls of `watermark` come before the second one,
+        never later.
         """
         ...
 
@@ -63,7 +63,7 @@ class Reread:
 
 
 class TableCopier(Protocol):
-    """Who copies tables beside the log, and so brings rows that the log never names;
+    """Copies tables beside the log (the dump), and so brings rows that are in no event of it;
     called on the event loop.
     """
 

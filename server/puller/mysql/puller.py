@@ -124,7 +124,7 @@ class Upstream:
 
 
 class LogPuller:
-    """Implements `server.puller.source.Puller` for `tables`, those in force at `start_ts`."""
+    """Implements `server.puller.source.Puller` for `tables`, the tables in force at `start_ts`."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class LogPuller:
         metrics.RESOLVED_LAG.set(max(0.0, time.time() - physical_ms(ts) / 1000))
 
     def _resolve_all(self) -> None:
-        """Without tables the changefeed as a whole is told how far the log is, and from then on."""
+        """Resolve the changefeed as a whole, once it was without tables to resolve one by one."""
         self._was_without_tables |= not self._tables.by_name
         if self._was_without_tables:
             self._catalog.resolve(max(self._start_ts, self._position.ts))
@@ -403,7 +403,7 @@ class LogPuller:
             self._saved_at = now
 
     async def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run in a thread what only asks the server; whoever is cancelled waits for no answer."""
+        """Run a query of the server in a thread; a caller that is cancelled waits for no answer."""
         return await asyncio.get_running_loop().run_in_executor(self._asking, function, *arguments)
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -36,12 +36,12 @@ _PARTS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TableMapMismatch:
-    """Rows of a table whose columns are not those that are known, or that is not known at all."""
+    """Rows whose TABLE_MAP has other columns than the table in force, or names an unknown table."""
 
     name: TableName
     table_map: TableMap
     commit_ts: int
-    """Of the first such transaction; the commit_ts before it is free."""
+    """The commit_ts of the first such transaction; the one before it is free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Effect:
     taken_over: set[TableName] = field(default_factory=set)
     """Names whose table another one has become, as gh-ost and pt-online-schema-change end."""
     reloaded: set[TableName] = field(default_factory=set)
-    """Those of them whose other table is no copy that such a tool made: it has any rows."""
+    """The tables among them whose other table is no copy that such a tool made: it has any rows."""
     names_before: dict[TableName, TableName] = field(default_factory=dict)
     """Old names by new ones, of tables that were renamed."""
 

@@ -99,7 +99,7 @@ def open_log(options: MySqlOptions, saved_position: SavedPosition, server_id: in
 
 
 def present(options: MySqlOptions) -> SavedPosition:
-    """Where the log ends now, with a ts that everything before it is at or below; blocks.
+    """Find where the log ends now, with a ts that everything before is at or below; blocks.
 
     Raises:
         MySqlUnavailableError, MySqlLoginError, …: no server lets us ask.
@@ -291,9 +291,9 @@ def _close_all(opened: list[Session | LogStream]) -> None:
 
 
 def prepared_xids(session: Session) -> frozenset[str]:
-    """Those prepared, or being committed, at this moment, as the log names them: `hex,hex`.
+    """List the XA transactions that are prepared or being committed; xids as in the log: `hex,hex`.
 
-    None where the server does not tell the user (MySQL's XA_RECOVER_ADMIN).
+    Empty where the server does not tell the user (MySQL's XA_RECOVER_ADMIN).
 
     Raises:
         MySqlUnavailableError: the server does not answer.

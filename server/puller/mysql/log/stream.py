@@ -100,7 +100,7 @@ class LogStream:
         return self._packets.take(data)
 
     def close(self) -> None:
-        """End the connection; whoever waits in `take` gets an error."""
+        """End the connection; a thread that waits in `take` gets an error."""
         self._closed = True
         with suppress(OSError):  # it may be gone already
             self._socket.shutdown(socket.SHUT_RDWR)

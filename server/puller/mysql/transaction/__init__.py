@@ -1,1 +1,1 @@
-"""Events to committed transactions, in the order of the log."""
+"""From the events of a log to its committed transactions, in the order of the log."""

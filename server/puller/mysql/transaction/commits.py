@@ -22,7 +22,7 @@ class Commits:
     ends: npt.NDArray[np.int64]
     """How many of the events each transaction ends after; without its last one where it goes on."""
     part: int = 0
-    """Of a transaction whose rows are given before its end: which part it is, from 1 on."""
+    """The part's number, from 1 on, if a transaction's rows are given before its end; else 0."""
 
 
 class Runs:

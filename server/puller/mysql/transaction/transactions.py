@@ -140,7 +140,7 @@ class Transactions:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether whoever begins at `position` misses nothing:
+        """Whether a reader that begins at `position` misses nothing:
         no prepared XA transaction waits for its commit.
         """
         return not self._prepared
@@ -401,7 +401,7 @@ class Transactions:
         yield XaMoved(xid, waits=False)
 
     def _rest(self, events: Events) -> Iterator[Item]:
-        """At the end of a buffer: what is open is kept, or given already if it is large."""
+        """Keep the open transaction's events at the end of a buffer; give them if it is large."""
         yield from self._runs.flush()
         opened = self._open
         if opened is not None:
@@ -412,7 +412,7 @@ class Transactions:
         self._part_store.spill_if_short()
 
     def _tear(self) -> None:
-        """A transaction ended without an end: the server died in it."""
+        """Drop the open transaction, which has no end: the server died in it."""
         opened = self._open
         if opened is not None:
             self._runs.close()
