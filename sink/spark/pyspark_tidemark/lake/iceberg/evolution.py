@@ -6,6 +6,7 @@ rows: version 3 has `initial-default` for it, but Spark's Parquet reader, which 
 here, does not know it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -63,6 +64,30 @@ def _change_columns(catalog: Catalog, transaction: Any, change: SchemaChange) ->
         new_names = dict(change.renamed)
         kept = sorted(new_names.get(column, column) for column in identifiers - {*change.dropped})
         transaction.updateSchema().setIdentifierFields(catalog.strings(kept)).commit()
+
+
+def free_former_key(catalog: Catalog, name: str, key: Sequence[str]) -> None:
+    """Let columns that are not in the `key` any more hold nulls, in one commit.
+
+    The table has no identifier fields then: those must be required, and rows may have nulls in a
+    column that is new in the key. Nobody else may commit meanwhile.
+    """
+    transaction = catalog.begin(catalog.load(name))
+    stored = transaction.table()
+    freed = [
+        field.name
+        for field in catalog.schema(stored)
+        if not field.nullable and field.name not in key
+    ]
+    if not freed:
+        return
+    position = catalog.position(stored, name) or 0
+    update = transaction.updateSchema()
+    update.setIdentifierFields(catalog.strings(()))
+    for column in freed:
+        update.makeColumnOptional(column)
+    update.commit()
+    catalog.fenced(transaction, transaction.newAppend(), position)
 
 
 def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaChange) -> None:

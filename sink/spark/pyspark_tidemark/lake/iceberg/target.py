@@ -22,7 +22,12 @@ from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.evolution import add_filled, begin_anew, evolve
+from pyspark_tidemark.lake.iceberg.evolution import (
+    add_filled,
+    begin_anew,
+    evolve,
+    free_former_key,
+)
 from pyspark_tidemark.lake.iceberg.files import (
     WRITTEN,
     Layout,
@@ -130,8 +135,13 @@ class IcebergTarget:
                 add_filled(self._spark, self._catalog, table.name, change)
 
     def rekey(self, table: TableMeta) -> None:
-        """Drop what is remembered of the files by the old key; deletes name their own."""
+        """Drop what is remembered of the files by the old key, whose columns take nulls again;
+        deletes name their own.
+        """
         self._forget(table.name)
+        if self._mode == UPSERT:
+            with self._committing:
+                free_former_key(self._catalog, table.name, table.key)
 
     def is_empty(self, table: TableMeta) -> bool:
         """Read from the current snapshot."""
