@@ -285,7 +285,10 @@ class DdlChanges:
             table_id = effect.touched.get(name) or self._tables.by_name[name].span.table_id
             ids[name] = table_id if table_id > 0 else new_id(logged.commit_ts, name)
         statement = " ".join(logged.query.sql.split())[:_STATEMENT_SHOWN]
-        if again and not await self._read_again(logged.commit_ts, statement, ids, again):
+        if again and not (
+            await self._read_again(logged.commit_ts, statement, ids, again)
+            or await self._copies_anew([effect.names_before.get(name, name) for name in again])
+        ):
             at = f"{logged.file}:{logged.position}"
             raise _rows_moved(again, f"{statement[:_STATEMENT_IN_ERROR]!r} at {at}")
         return ()
@@ -358,9 +361,23 @@ class DdlChanges:
         if is_new and await self._copying.copies(_dotted([name])):
             return ()
         why = {name: _UNLOGGED_ROWS if is_new else _UNLOGGED_COLUMNS}
-        if not await self._read_again(commit_ts, _UNLOGGED, {name: table_id}, why):
+        if not (
+            await self._read_again(commit_ts, _UNLOGGED, {name: table_id}, why)
+            or await self._copies_anew([name])
+        ):
             raise _rows_moved(why, f"a change that no statement of the log tells, at {commit_ts},")
         return () if is_new else (name,)
+
+    async def _copies_anew(self, names: Sequence[TableName]) -> bool:
+        """Begin tables anew that a dump is reading, as somebody asked for who resumes after a stop;
+        False: one of them is in none, or new.
+        """
+        known = self._tables.by_name.keys()
+        return (
+            self._copying is not None
+            and known >= set(names)
+            and await self._copying.copies_anew(_dotted(names))
+        )
 
     def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
         table = self._catalog.table(record)

@@ -266,7 +266,7 @@ class LogPuller:
                 try:
                     await self._pass(barrier, log)
                 except InvalidError as err:
-                    await self._refuse(barrier.commit_ts - 1, err)
+                    await self._refuse(_before(barrier), err)
                 except MySqlUnavailableError as err:
                     raise BarrierInterruptedError(
                         f"{err.message}; the log is read again from the checkpoint"
@@ -420,6 +420,13 @@ class LogPuller:
                 self._transactions.end()
             await asyncio.wait([calling])
             raise
+
+
+def _before(barrier: Barrier) -> int:
+    """Up to where all is delivered that the log has before it: a change of columns that its rows
+    show has the commit_ts before theirs, and is told again from here on.
+    """
+    return barrier.commit_ts - (2 if isinstance(barrier, TableMapMismatch) else 1)
 
 
 def _unknown(item: UnpreparedXaCommit) -> XaUnknownError:

@@ -9,11 +9,12 @@ their end then. There is no dump, so what no event tells has to be read again by
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import pyarrow.flight as fl
 import pytest
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
@@ -23,6 +24,7 @@ from tidemarkpb.v1 import changefeed_pb2 as feedpb
 
 from tests.integration.capture.processes import Cluster, running_cluster
 from tests.integration.lake.memory import MemoryLake
+from tests.integration.mysql.lake import Lake
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
 from tests.mariadb import MariaDb, mariadb_only, running_mariadb
 
@@ -190,3 +192,67 @@ def test_a_statement_that_is_not_understood_stops_before_a_new_table(tmp_path: P
             time.sleep(0.1)
     assert error.code.removeprefix("TM:") == "ErrMySQLDDLUnknown"
     assert "may make a table that the changefeed takes" in error.message
+
+
+def _follow(lake: Lake, seconds: float, is_there: Callable[[], bool]) -> None:
+    """Cuts come until it is so."""
+    deadline = time.monotonic() + seconds
+    while not is_there():
+        assert time.monotonic() < deadline, f"not at {lake.at_ts}: {lake.tables}"
+        with contextlib.suppress(fl.FlightServerError):  # it has failed, or is about to go on
+            lake.follow(_once())
+
+
+def _once() -> Callable[[object], bool]:
+    looks = iter((False, True))
+    return lambda _: next(looks, True)
+
+
+@pytest.mark.parametrize(
+    ("statements", "rows"),
+    [
+        (
+            ["SET sql_mode=''", "ALTER TABLE t MODIFY v INT NOT NULL"],
+            [{"id": 1, "v": 0}, {"id": 2, "v": 2}],
+        ),
+        (
+            [UNLOGGED, "ALTER TABLE t ADD x INT DEFAULT 5", LOGGED, "INSERT INTO t VALUES (3, 3, 3)"],
+            [{"id": 1, "v": None, "x": 5}, {"id": 2, "v": 2, "x": 5}, {"id": 3, "v": 3, "x": 3}],
+        ),
+    ],
+)  # fmt: skip
+def test_where_what_is_unclear_stops_the_printed_dump_and_resume_go_on(
+    tmp_path: Path, statements: list[str], rows: list[dict[str, int]]
+) -> None:
+    with running_mariadb() as server, running_cluster(tmp_path) as cluster:
+        server.execute(
+            "CREATE DATABASE a",
+            "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)",
+            "INSERT INTO a.t VALUES (1, NULL), (2, 2)",
+        )
+        uri = f"{server.uri}?idle-row-ms=300&on-unclear-ddl=stop"
+        request = feedpb.CreateChangefeedRequest(
+            id="f", sink_uri="flight://", source_uri=uri, filter=["a.*"]
+        )
+        lake = Lake(cluster, "f", cluster.api("CreateChangefeed", request).changefeed.checkpoint_ts)
+        cluster.cli("changefeed", "dumpstart", "-c", "f")
+
+        def dumped() -> bool:
+            return bool(cluster.cli("changefeed", "dumpstatus", "-c", "f")["state"] == "finished")
+
+        def failed() -> bool:
+            query = feedpb.QueryChangefeedRequest(id="f")
+            state = cluster.api("QueryChangefeed", query).changefeed.state
+            return bool(state == feedpb.CHANGEFEED_STATE_FAILED)
+
+        _follow(lake, PATIENCE_S, dumped)
+        server.execute(*statements, database="a")
+        _follow(lake, PATIENCE_S, failed)
+        cluster.cli("changefeed", "dumpstart", "-c", "f", "--table", "a.t")
+        cluster.cli("changefeed", "resume", "-c", "f")
+        _follow(
+            lake,
+            PATIENCE_S,
+            lambda: sorted(lake.tables["a.t"].values(), key=lambda row: row["id"]) == rows,
+        )
+        assert not failed()
