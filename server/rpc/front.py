@@ -22,6 +22,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
+from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import StatusError, status_of
 from storage.defect import request_error
 from storage.group_queue import GroupQueue
@@ -226,6 +227,8 @@ def _handler(method: MethodDescriptor, function: Callable[..., Any]) -> Any:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
+    if is_audited(method.full_name):
+        function = audited(function, method.full_name)
     served = _streaming(function) if method.server_streaming else function
     kind = message_factory.GetMessageClass(method.input_type)
     guard = _guarded_stream if method.client_streaming else _guarded

@@ -5,6 +5,7 @@ for what the client can correct, 503 for what passes by itself, else 500.
 """
 
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -27,6 +28,7 @@ from server.routes import (
     json_answer,
     template_arguments,
 )
+from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import status_of
 from storage.defect import request_error
 from storage.model.errors import NotFoundError, TidemarkError
@@ -233,7 +235,11 @@ class Api:
         return next((each.id for each in await self._members() if each.is_owner), "")
 
     async def _call(self, method: str, request: Any) -> Any:
-        return await getattr(self._changefeeds, method)(request, LOCAL)
+        full_name = f"tidemarkpb.v1.ChangefeedService.{method}"
+        function = getattr(self._changefeeds, method)
+        if is_audited(full_name):
+            function = audited(function, full_name)
+        return await function(request, LOCAL)
 
 
 class _LocalContext:
@@ -242,6 +248,14 @@ class _LocalContext:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """None."""
         return ()
+
+    def peer(self) -> str:
+        """What stands in the audit log for whoever sent the HTTP request."""
+        return "http"
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """No certificate is known here."""
+        return {}
 
 
 LOCAL: Final = _LocalContext()

@@ -1,0 +1,65 @@
+"""A line in the log for every call that changes something: who, what, of which object, and how it
+ended. Calls that only read, and those of other daemons, have none.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import structlog
+
+from storage.model.errors import TidemarkError
+
+_CHANGES: Final = re.compile(
+    r"tidemarkpb\.v1\.(Changefeed|Dump|GC|Pump|Store)Service\.(?!Get|List|Query|Check|Write)\w+"
+)
+_OBJECTS: Final = ("id", "changefeed_id", "node_id")
+"""Members of a request that name what it is about."""
+_SHOWN_MAX: Final = 256
+OK: Final = "ok"
+
+_log = structlog.get_logger("audit")
+
+
+def is_audited(method: str) -> bool:
+    """Whether calls of the method, `package.Service.Method`, change something for people."""
+    return _CHANGES.fullmatch(method) is not None
+
+
+def audited(function: Callable[..., Any], method: str) -> Callable[..., Any]:
+    """The handler `function` of a unary method, with a line in the log for each of its calls."""
+
+    async def call(request: Any, context: Any) -> Any:
+        outcome = "ErrInternal"
+        try:
+            answer = await function(request, context)
+            outcome = OK
+        except TidemarkError as err:
+            outcome = err.code
+            raise
+        finally:
+            # Also where the call was cancelled: what it has begun may have been carried out.
+            log_change(
+                method.rpartition(".")[2], request, outcome, context.peer(), _client(context)
+            )
+        return answer
+
+    return call
+
+
+def log_change(method: str, request: Any, outcome: str, peer: str, client: str = "") -> None:
+    """Write the line; `client` is the name in the client's certificate."""
+    of = next((text for name in _OBJECTS if (text := str(getattr(request, name, "")))), "")
+    _log.info(
+        "call changed something" if outcome == OK else "call was refused",
+        method=method,
+        of=of[:_SHOWN_MAX],
+        peer=peer,
+        client=client,
+        outcome=outcome,
+    )
+
+
+def _client(context: Any) -> str:
+    names: Iterable[bytes] = context.auth_context().get("x509_common_name", ())
+    return ", ".join(name.decode(errors="backslashreplace") for name in names)[:_SHOWN_MAX]
