@@ -221,9 +221,20 @@ def demo_parser() -> Parser:
 
 def _check_own_variables(sections: dict[str, type[Any]]) -> None:
     """Variables of other daemons are not our business; a misspelt one of ours is an error."""
-    prefixes = tuple(f"TIDEMARK_{key.upper().replace('-', '_')}_" for key in sections)
-    own = {variable: text for variable, text in os.environ.items() if variable.startswith(prefixes)}
+    names = {*SECTIONS, *sections}
+    own = {
+        variable: text
+        for variable, text in os.environ.items()
+        if _section_of(variable, names) in sections
+    }
     check_environment(sections, own)
+
+
+def _section_of(variable: str, names: set[str]) -> str:
+    """The section whose prefix the variable has: TIDEMARK_SPARK_KEEP_… is not of `spark`."""
+    prefixes = {f"TIDEMARK_{name.upper().replace('-', '_')}_": name for name in names}
+    matching = [prefix for prefix in prefixes if variable.startswith(prefix)]
+    return prefixes[max(matching, key=len)] if matching else ""
 
 
 def run_play(argv: Sequence[str]) -> int:

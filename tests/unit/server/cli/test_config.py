@@ -5,7 +5,9 @@ import tomllib
 import pytest
 
 from server.cli import main
-from server.cli.daemon import SECTIONS
+from server.cli.config import sections
+from server.cli.daemon import SECTIONS, _check_own_variables
+from server.config import ConfigError
 
 
 def test_the_printed_file_is_valid_and_has_all_sections(tmp_path, capsys):
@@ -30,3 +32,12 @@ def test_all_faults_of_a_section_are_told(tmp_path, capsys):
 def test_the_reference_has_every_section(section, capsys):
     assert main.main(["config", "reference", section]) == 0
     assert capsys.readouterr().out.startswith(f"## {section}\n\n| setting |")
+
+
+def test_variables_of_spark_keep_do_not_stop_spark_run_and_misspelt_ones_do(monkeypatch):
+    monkeypatch.setenv("TIDEMARK_SPARK_KEEP_HTTP_ADDR", "127.0.0.1:1")
+    spark = {"spark": sections()["spark"]}
+    _check_own_variables(spark)
+    monkeypatch.setenv("TIDEMARK_SPARK_KEP_HTTP_ADDR", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match="unknown configuration key TIDEMARK_SPARK_KEP_HTTP_ADDR"):
+        _check_own_variables(spark)
