@@ -182,7 +182,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         verb.set_defaults(command=command)
         if name == "update":
             verb.add_argument(
-                "--sink-uri", default="", help="the same place, with another user or password-file="
+                "--sink-uri", default="", help="the same place, with another login or other options"
             )
             verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
             verb.add_argument("--audit", type=period, metavar="DURATION|off", help=AUDIT_HELP)
