@@ -29,7 +29,6 @@ from sink.quota import MemQuota
 from sink.ranges import Ranges
 from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
-from sink.tidb_mounter import TidbMounter
 from sink.versions import Version
 from sorter import Extent, Sorter
 from storage.model.span import Span
@@ -353,10 +352,6 @@ class SinkManager:
 
 
 def _mounting(version: Version) -> Mounting:
-    whole = whole_mounter(version.mounter)
-    moves_keys = isinstance(whole, TidbMounter) and not whole.table.handle_is_key
-    return Mounting(
-        version.mounter.mount,
-        WithBefore(version.mounter).mount,
-        whole.split if moves_keys else None,
-    )
+    mounter = version.mounter
+    split = whole_mounter(mounter).split if mounter.moves_keys else None
+    return Mounting(mounter.mount, WithBefore(mounter).mount, split)

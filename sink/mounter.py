@@ -74,6 +74,13 @@ class TableMounter(Protocol):
         """
         ...
 
+    @property
+    def moves_keys(self) -> bool:
+        """Whether an update may change the key without the source saying so: `split` then makes a
+        delete and an insert of it.
+        """
+        ...
+
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """The changes of `raw` as `mount` gives them, one by one:
         an update may be a delete and an insert.
@@ -102,6 +109,7 @@ class SelectedMounter:
     ) -> None:
         self.whole = whole
         self.name: str = whole.name
+        self.moves_keys: bool = whole.moves_keys
         names = renamed or {}
         self.key_columns: tuple[str, ...] = tuple(
             names.get(column, column) for column in whole.key_columns

@@ -57,6 +57,11 @@ class MysqlMounter:
         ]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
+    @property
+    def moves_keys(self) -> bool:
+        """Never: the puller gives an update that changes the key as a delete and an insert."""
+        return False
+
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """See `TableMounter.split`: they are so already."""
         return raw

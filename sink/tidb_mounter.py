@@ -72,9 +72,14 @@ class TidbMounter:
         self._date_keys = [place for place in dates if not self._columns[place].as_text]
         self.schema: pa.Schema = pa.schema([*META_FIELDS, *fields])
 
+    @property
+    def moves_keys(self) -> bool:
+        """Where rows lie by another key than the table's, an update may change that one."""
+        return not self.table.handle_is_key
+
     def split(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """See `TableMounter.split`."""
-        return raw if self.table.handle_is_key else split_key_changes(raw, self.table.key_columns)
+        return split_key_changes(raw, self.table.key_columns) if self.moves_keys else raw
 
     def mount(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Mount one batch of `RAW_SCHEMA`, sorted as the sorter gives it.

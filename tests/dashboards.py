@@ -27,3 +27,10 @@ def metrics_of(query: str) -> set[str]:
 def asked_now(query: str) -> str:
     """The query as Grafana sends it, with every changefeed chosen."""
     return query.replace("$__rate_interval", "1m").replace("$changefeed", ".*")
+
+
+def documented_metrics() -> set[str]:
+    """The metrics of docs/reference, and what the rules make of them."""
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    rules = (ROOT / "deploy/prometheus/rules.yaml").read_text()
+    return set(re.findall(r"^\| `(\w+)`", page, re.M)) | set(re.findall(r"record: (\S+)", rules))

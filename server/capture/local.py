@@ -23,8 +23,8 @@ from server.capture.processor import Assignment, ProcessorPosition, ProcessorSta
 from server.capture.pulling import SorterRows
 from server.capture.run import LocalSink, Run
 from server.changefeed.table import SourceTable
+from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Peer, SourceContext
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import RegionProgress, TablePuller, raw_bounds
 from server.rpc.tikv import KvClient
 from sorter import Sorter, SorterSettings

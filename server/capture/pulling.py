@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from server.capture.catalog import FeedCatalog
 from server.changefeed.table import SourceTable
+from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Merging, Peer, Puller, Source
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller
 from sorter import Sorter
 from sorter.errors import TableNotFoundError

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
+from server.puller.open_transactions import OpenTransactions
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient

@@ -18,7 +18,7 @@ from server.daemon import Endpoints
 from server.pump import metrics
 from server.pump.http_api import HttpApi
 from server.pump.registry import ONLINE, Node, Registry, node_id
-from server.pump.service import Admission, PumpService, StreamService
+from server.pump.service import Admission, BinlogPump, PumpService
 from server.pump.steering import Steering
 from server.pump.unmatched import UnmatchedPrewrites
 from server.pump.upkeep import (
@@ -139,10 +139,10 @@ async def open_pump(
             storage, pd, meta, config.gc_retention_seconds, config.gc_force_seconds
         )
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
-        service = PumpService(storage, admission)
+        service = BinlogPump(storage, admission)
         server = RpcServer(security, suited=Engine.NATIVE)
         server.add_service(_SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
-        server.add_service(_STREAMS, StreamService(storage, admission, steering))
+        server.add_service(_STREAMS, PumpService(storage, admission, steering))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound
             node.node_id = node_id(data_dir, config.node_id, node.host)

@@ -1,7 +1,7 @@
 """The pump's gRPC services, and which binlogs they take.
 
-`PumpService` is `binlog.Pump` of TiDB and Drainer: WriteBinlog as a batch function, PullBinlogs as
-a stream, answers as the original Pump gives them; every refusal is gRPC UNKNOWN. `StreamService` is
+`BinlogPump` is `binlog.Pump` of TiDB and Drainer: WriteBinlog as a batch function, PullBinlogs as
+a stream, answers as the original Pump gives them; every refusal is gRPC UNKNOWN. `PumpService` is
 `tidemarkpb.v1.PumpService`: binlogs by the thousand in one message, and steering.
 
 `Admission` decides for both: a heartbeat is taken even when the disk is low or the node not online,
@@ -102,7 +102,7 @@ class Admission:
             )
 
 
-class PumpService:
+class BinlogPump:
     """The methods of `binlog.Pump` over one storage."""
 
     def __init__(self, storage: PumpStorage, admission: Admission) -> None:
@@ -168,7 +168,7 @@ class PumpService:
         )
 
 
-class StreamService:
+class PumpService:
     """The service over one storage; streams share the groups of the value log with each other and
     with WriteBinlog.
     """

@@ -245,8 +245,6 @@ def _streaming(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     async def call(request: Any, context: Context) -> None:
-        # Headers first and alone: gRPC cannot end a call with a status that is interrupted while
-        # they are on their way.
         await context.send_initial_metadata(())
         async for message in function(request, context):
             await context.write(message)

@@ -40,7 +40,7 @@ from server.puller.mysql.transaction.transactions import (
     UndecidedTimes,
     UnpreparedXaCommit,
 )
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from server.verify.catalog import Table
 from server.verify.errors import VerifyBehindError, VerifyHistoryError, VerifyMovedError
 from storage.model.event import RAW_SCHEMA

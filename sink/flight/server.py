@@ -177,7 +177,8 @@ def open_server(
     """A server that listens on `addr` (port 0: any; or `unix:/path`,
     where TLS is not for) for those with `token`.
 
-    Run `serve` in a thread; `shutdown` waits for calls under way.
+    It listens already: run `wait` in a thread, as pyarrow's `serve` would take the process's
+    signals. `shutdown` waits for calls under way.
 
     Raises:
         FlightPortError: the address is taken or not ours.

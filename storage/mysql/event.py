@@ -124,7 +124,7 @@ class Events:
 
     @property
     def timestamps(self) -> npt.NDArray[np.uint32]:
-        """Seconds since the Unix epoch at which each statement began;
+        """The time in each event's header, in seconds since the Unix epoch;
         0 for events made for one reader only.
         """
         seconds: npt.NDArray[np.uint32] = self.data.number(self.begin, 4)

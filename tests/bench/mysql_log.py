@@ -24,8 +24,8 @@ from server.capture.source.mysql import MySqlSource
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.mysql.session.options import MySqlOptions
+from server.puller.open_transactions import OpenTransactions
 from server.puller.source import TableChange
-from server.puller.tikv.open_transactions import OpenTransactions
 from sink.holds import Holds
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd

@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow as pa
 from kvproto import cdcpb_pb2 as cdcpb
 
+from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import COMMIT, INITIALIZED, PREWRITE, Matcher
-from server.puller.tikv.open_transactions import OpenTransactions
 from tests.integration.store.stubs import row_key
 
 EVENT_ROWS = 500

@@ -5,7 +5,7 @@ A store tells a transaction's write twice: PREWRITE brings the value, COMMIT onl
 so a COMMIT may precede its PREWRITE.
 
 Invariants:
-1. A change with `start < commit_ts` comes out at least once, whole, and nothing else comes out.
+1. A change with `start_ts < commit_ts` comes out at least once, whole, and nothing else comes out.
 2. No change with `commit_ts <= resolved_ts` comes out: that would be a row nobody reads any more
    (LateCommitError).
 3. An entry never outlives its transaction's COMMIT or ROLLBACK, whatever the order of scan and
@@ -22,14 +22,14 @@ from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Protocol
 
-from server.puller.tikv.changes import OP_DELETE, Changes, Columns
-from server.puller.tikv.open_transactions import (
+from server.puller.open_transactions import (
     ENTRY_BYTES,
     Format,
     OpenRows,
     OpenTransactions,
     TxnKey,
 )
+from server.puller.tikv.changes import OP_DELETE, Changes, Columns
 from storage.model.errors import CorruptError, UnavailableError
 
 PREWRITE: Final = 1

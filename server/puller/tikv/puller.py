@@ -29,11 +29,11 @@ import structlog
 from kvproto import cdcpb_pb2 as cdcpb
 
 from server.puller import metrics
+from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.frontier import Frontier
 from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.subscription import (
     Delivery,
     Fault,

@@ -18,7 +18,7 @@ from tidemarkpb.v1 import pump_pb2_grpc as stream_grpc
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.pump.registry import ONLINE, PAUSED, Node
-from server.pump.service import Admission, PumpService, StreamService
+from server.pump.service import Admission, BinlogPump, PumpService
 from server.pump.upkeep import DiskWatch
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
@@ -72,10 +72,10 @@ async def started(directory: Path, segment_bytes: int = 1 << 20) -> AsyncIterato
         node = Node("test", "127.0.0.1:0", ONLINE)
         disk = DiskWatch(RealFS(), directory, 0)
         admission = Admission(storage, CLUSTER_ID, node, disk)
-        service = PumpService(storage, admission)
+        service = BinlogPump(storage, admission)
         server = RpcServer()
         server.add_service(SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
-        server.add_service(STREAMS, StreamService(storage, admission))
+        server.add_service(STREAMS, PumpService(storage, admission))
         async with server.listen("127.0.0.1:0") as address, connect(address) as channel:
             try:
                 yield Pump(storage, node, disk, pump_pb2_grpc.PumpStub(channel), address)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
+from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.rpc.pd import PdClient
 from server.rpc.region_cache import region_end

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
+from server.puller.open_transactions import OpenTransactions
 from server.puller.source import Merging, Peer, Puller, Source, TableChange
 from server.puller.tidb.table import removed_from, reread_of
-from server.puller.tikv.open_transactions import OpenTransactions
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import TidemarkError
 from storage.model.event import DELETE

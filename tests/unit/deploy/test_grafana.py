@@ -5,7 +5,6 @@ tests/integration/test_dashboards.py.
 """
 
 import json
-import re
 from itertools import pairwise
 
 import pytest
@@ -14,16 +13,9 @@ import yaml
 from deploy.grafana import __main__ as generated
 from deploy.grafana.dashboard import Dashboard, Panel
 from deploy.grafana.panels import DASHBOARDS
-from tests.dashboards import ROOT, metrics_of, queries
+from tests.dashboards import ROOT, documented_metrics, metrics_of, queries
 
 GRAFANA = ROOT / "deploy" / "grafana"
-
-
-def documented() -> set[str]:
-    """The metrics of docs/reference, and what the rules make of them."""
-    page = (ROOT / "docs/reference/metrics.md").read_text()
-    rules = (ROOT / "deploy/prometheus/rules.yaml").read_text()
-    return set(re.findall(r"^\| `(\w+)`", page, re.M)) | set(re.findall(r"record: (\S+)", rules))
 
 
 def test_the_files_are_what_the_tables_say():
@@ -40,7 +32,7 @@ def test_every_metric_of_a_query_is_in_the_reference(dashboard):
         "process_open_fds",
         "ALERTS",
     }
-    known = documented() | pythons
+    known = documented_metrics() | pythons
     unknown = {name: query for query in queries(dashboard) for name in metrics_of(query) - known}
     assert unknown == {}
 

@@ -28,7 +28,7 @@ from server.puller.mysql.session.errors import (
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import log_end
 from server.puller.mysql.transaction.transactions import Transactions, UndecidedTimes
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.model.errors import TidemarkError
 from storage.model.ts import compose, physical_ms
 from storage.mysql.event import Events

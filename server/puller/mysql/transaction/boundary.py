@@ -165,8 +165,9 @@ def gtid_of(events: Events, event_number: int) -> Gtid:
 
 
 def physical_ms_of(gtid: Gtid, events: Events, event_number: int) -> int:
-    """When a transaction was committed, as all servers of one history tell it;
-    at most year 2106, as seconds are.
+    """The time of a transaction that all servers of one history repeat, in Unix milliseconds:
+    MySQL's commit time on the server that ran it first, else the second in the header of the GTID
+    event. At most of the year 2106, as seconds are.
     """
     if isinstance(gtid, MysqlGtid) and gtid.committed_us:
         return min(gtid.committed_us // 1000, _LAST_MS)

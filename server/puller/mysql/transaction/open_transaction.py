@@ -30,7 +30,7 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import XaTooLargeError
 from server.puller.mysql.transaction.boundary import Gtid
 from server.puller.mysql.transaction.commits import Commits, joined, pieces, size_of
-from server.puller.tikv.open_transactions import Format, OpenRows, OpenTransactions, TxnKey
+from server.puller.open_transactions import Format, OpenRows, OpenTransactions, TxnKey
 from storage.mysql.buffer import Bytes, Offsets
 from storage.mysql.control import Query
 from storage.mysql.event import Events, EventType

@@ -42,7 +42,7 @@ from server.puller.mysql.transaction.open_transaction import (
     TransactionPartStore,
     UnclearSavepoint,
 )
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.mysql.buffer import Offsets
 from storage.mysql.compressed import expanded
 from storage.mysql.control import MariaGtid, MariaGtidList, Query, Rotate, XaPrepare

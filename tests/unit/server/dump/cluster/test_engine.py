@@ -23,7 +23,7 @@ from server.dump.cluster.survey import SMALL_ROWS, Surveyor
 from server.dump.errors import ChunkLostError
 from server.dump.job import PAUSED, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.model.errors import InvalidError, UnavailableError

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.dump.cluster.holds import HoldableRows, HoldLateError, PulledTables
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.model.errors import ClosedError
 from storage.model.event import snapshot_rows
 from storage.model.span import Span

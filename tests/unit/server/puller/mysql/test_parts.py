@@ -14,7 +14,7 @@ from server.puller.mysql.session.errors import XaTooLargeError
 from server.puller.mysql.transaction import open_transaction
 from server.puller.mysql.transaction.commits import Commits, size_of
 from server.puller.mysql.transaction.transactions import Item, Transactions
-from server.puller.tikv.open_transactions import OpenTransactions, OpenTransactionsClosedError
+from server.puller.open_transactions import OpenTransactions, OpenTransactionsClosedError
 from storage.leveldb import CorruptDatabaseError, DirectoryUnusableError, LevelDB
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.test_transactions import Log

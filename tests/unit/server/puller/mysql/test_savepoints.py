@@ -19,7 +19,7 @@ from server.puller.mysql.tables import Tables
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.transaction.transactions import Item, Transactions
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.mysql.event import EventType
 from tests.unit.server.puller.mysql.test_transactions import PREPARED, Log
 from tests.unit.storage.mysql.encode import event, events

@@ -24,7 +24,7 @@ from server.puller.mysql.transaction.transactions import (
     Transactions,
     UnpreparedXaCommit,
 )
-from server.puller.tikv.open_transactions import OpenTransactions
+from server.puller.open_transactions import OpenTransactions
 from storage.model.ts import compose
 from storage.mysql.compressed import expanded
 from storage.mysql.event import EventType

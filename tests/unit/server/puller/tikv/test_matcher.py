@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv import matcher
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import LateCommitError, Matcher, UnmatchedCommitError
-from server.puller.tikv.open_transactions import OpenTransactions
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 
 PUT, DEL = 1, 2

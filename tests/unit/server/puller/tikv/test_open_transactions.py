@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 
+from server.puller.open_transactions import ENTRY_BYTES, OpenTransactions
 from server.puller.tikv.changes import Changes
 from server.puller.tikv.matcher import Matcher
-from server.puller.tikv.open_transactions import ENTRY_BYTES, OpenTransactions
 from storage.leveldb import DirectoryUnusableError, LevelDB
 from tests.small_disk import small_disk
 from tests.unit.server.puller.tikv.test_matcher import INITIALIZED, commit, prewrite

@@ -8,8 +8,8 @@ import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
+from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.matcher import LateCommitError
-from server.puller.tikv.open_transactions import OpenTransactions
 from server.puller.tikv.puller import TablePuller, Upstream
 from server.puller.tikv.subscription import ClusterIdMismatchError, Fault
 from server.rpc.pd import RegionRoute
