@@ -1,9 +1,9 @@
 """Chooses the end of a cut: the largest ts whose rows fit,
 and divides a table's part of it into slices. Pure.
 
-A commit_ts is never split. Only as many commit_ts are looked at as fit; extents whose first row is
-beyond what fits are not read. A table's part of a cut is read whole or in slices of about equal
-bytes.
+A commit_ts is never split. An extent is a block of one table in the sorter. Only as many commit_ts
+are looked at as fit; extents whose first row is beyond what fits are not read. A table's part of a
+cut is read whole or in slices of about equal bytes.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from storage.model.span import Span
 _COMPACT_ROWS = 1 << 16
 SLICES_MAX: Final = 1000
 """Of one table: more would cost readers more than they give."""
-# extents smaller than that share of a slice are not looked into
+# an extent smaller than an eighth of a slice is not read to find where the slice ends
 _EXTENTS_PER_SLICE: Final = 8
 
 
@@ -92,8 +92,8 @@ class _Fitting:
 
 
 def find_cut(extents: Iterable[Extent], start_ts: int, upper_ts: int, bounds: Bounds) -> int:
-    """The largest ts in `(start_ts, upper_ts]` such that the rows in `(start_ts,
-    ts]` fit into `bounds`.
+    """The largest ts up to `upper_ts` such that the rows above `start_ts`, up to it, fit into
+    `bounds`.
     """
     if bounds.is_open:
         return upper_ts

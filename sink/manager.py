@@ -83,8 +83,8 @@ class SinkManager:
         """Serve a table above `start_ts`; `mount` makes typed batches of raw ones,
         row by row in order, in any thread.
 
-        One that is `born` at `start_ts` has no rows at or below it; of any other, they are not
-        here. The sorter's table is added, and removed, by the caller.
+        `born`: the table did not exist before `start_ts`; of any other table the older rows are
+        not kept here. The sorter's table is added, and removed, by the caller.
 
         Raises:
             TableExistsError: it is there already.
@@ -146,8 +146,8 @@ class SinkManager:
             self._sorter.resolve(span, ts)
 
     def end_table(self, span: Span, ts: int) -> None:
-        """There are no rows above `ts`: the table is served up to there,
-        and holds nobody back beyond.
+        """There are no rows above `ts`: the table is served up to there, and does not hold the
+        changefeed's resolved_ts back above it.
 
         Raises:
             TableNotFoundError: no such table.
@@ -187,7 +187,9 @@ class SinkManager:
             self._tables.limit_ts = min(ts, self._tables.limit_ts)
 
     def withhold(self, holds: Holds) -> None:
-        """Let nobody see tables in part that `holds` says are read again."""
+        """Withhold cuts in which a table that is being read again, as `holds` says, would be
+        incomplete.
+        """
         with self._changed:
             self._tables.holds = holds
 

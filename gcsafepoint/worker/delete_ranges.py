@@ -1,5 +1,5 @@
-"""What a dropped table or index left, destroyed physically on every store: its records,
-and the phase Delete Ranges.
+"""Key ranges of dropped tables and indexes: their records, and the phase Delete Ranges, which
+destroys them on every store.
 
 A `DeleteRange` is a row of mysql.gc_delete_range (`PENDING` among the records) or of
 gc_delete_range_done (`DONE`). `register` records one; it is due when the timestamp of its drop is
@@ -107,7 +107,7 @@ Report = Callable[[DeleteRange, TidemarkError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class DueRanges:
-    """What the phase has to do: for the first time, and once more."""
+    """What the phase has to destroy: for the first time, and a second time a day later."""
 
     first: list[DeleteRange]
     again: list[DeleteRange]
@@ -204,7 +204,9 @@ async def load_due(records: Records, safe_point: int, now_ms: int) -> DueRanges:
 
 
 def due(pending: Iterable[DeleteRange], safe_point: int) -> list[DeleteRange]:
-    """The ranges whose drop no readable snapshot precedes, in the order of their drops."""
+    """The ranges dropped before `safe_point`, which no snapshot that may still be read sees; in the
+    order of their drops.
+    """
     return sorted(
         (delete_range for delete_range in pending if delete_range.ts < safe_point),
         key=lambda delete_range: (delete_range.ts, delete_range.job_id, delete_range.element_id),

@@ -1,8 +1,8 @@
 """A Flight listener beside an event loop: it serves in threads of its own,
 which are waited for outside the loop.
 
-It listens from its creation on. `serve` would only take the process's signals for itself, which are
-the daemon's.
+The server listens once it is made. pyarrow's `serve` would catch the process's signals, which are
+the daemon's, so a thread calls `wait`.
 """
 
 import asyncio
@@ -37,9 +37,10 @@ async def serving_flight(
     security: SecurityConfig | None = None,
     token_file: str = "",
 ) -> AsyncIterator[FlightServer]:
-    """Serve `feeds` for the block; `close` is called before the listener waits for calls under way.
+    """Serve `feeds` for the block; at its end `feeds.close` is called first, and then calls under
+    way are waited for.
 
-    With a `token_file`, to those only who know what is in it.
+    With a `token_file`, only clients that send its token are served.
 
     Raises:
         TokenFileError: it cannot be read, or holds no token.

@@ -3,9 +3,9 @@ and answers ExplainGC.
 
 `Explainer.explain` is shared by gRPC (`ExplainService`) and HTTP (`server.coordinator.http_api`).
 `gather` puts a `Situation` together: safe points from the term's memory, records from the metadata,
-the rest from the captures, each of which is asked by itself and has `ANSWER_SECONDS`. A part that
-cannot be had leaves its problem in its place, and a capture that does not answer is a finding; only
-the safe points are indispensable. Only the leader answers, because only it knows them.
+the rest from the captures, each of which is asked by itself and given `ANSWER_SECONDS` to answer. A
+part that cannot be had is replaced by the reason, and a capture that does not answer is a finding;
+only the safe points are indispensable. Only the leader answers, because only it knows them.
 """
 
 import asyncio
@@ -89,8 +89,8 @@ class Explainer:
             len(name) > _NAME_CHARACTERS_MAX for name in what_if_remove
         ):
             raise ExplainRequestError(
-                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters can be thought "
-                "away at a time"
+                f"at most {_NAMES_MAX} names of {_NAME_CHARACTERS_MAX} characters may be given to "
+                "what-if"
             )
         term = self._current.term
         if term is None:

@@ -54,12 +54,13 @@ class GCWorkerConfig:
         60.0, "seconds between looks at the leadership and at what is due", least=0.001
     )
     lease_seconds: float = setting(
-        120.0, "seconds a leader leads without renewing; at least 2, and two ticks"
+        120.0,
+        "seconds a leader leads without renewing; at least 2, and at least twice --tick-seconds",
     )
     min_gc_time: str = setting(
         "10m0s",
-        "shortest life time and run interval that may be set, as TiDB's; less only where nobody "
-        "reads history",
+        "shortest life time and run interval that may be set, as TiDB's; lower it only if no reader "
+        "needs old versions",
     )
 
     def checked(self) -> "GCWorkerConfig":
@@ -143,7 +144,7 @@ def _advertised(bound: str) -> str:
 
 
 def _since_boot_s() -> float:
-    """A clock that goes on while the machine sleeps: a lease must not outlive a closed lid."""
+    """A clock that goes on while the machine is suspended, as a lease must expire then, too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -34,7 +34,7 @@ class EngineError(InvalidError):
 
 
 class ConnectionShareError(InvalidError):
-    """No listener can give one address so many connections."""
+    """The number of connections for one client address is out of range."""
 
     code = "ErrMaxConnectionsPerAddress"
 
@@ -70,14 +70,14 @@ def chosen(suited: Engine) -> Engine:
     """The engine of a listener for which `suited` is the best.
 
     Raises:
-        EngineError: the environment names none.
+        EngineError: the environment variable holds no engine's name.
     """
     engine = _checked(os.environ.get(_VARIABLE, Engine.AUTO.value))
     return suited if engine is Engine.AUTO else engine
 
 
 def connections_per_address() -> int:
-    """What the process was told; 0: each listener's default.
+    """Connections that one client address may have; 0: half of what the port allows.
 
     Raises:
         ConnectionShareError: the environment names a number out of range.

@@ -1,9 +1,9 @@
-"""The `etcd3` library for one-shot administration, over our stubs.
+"""The `etcd3` library for one-shot administration, with our generated modules in place of its own.
 
 Its own generated code does not load under today's protobuf, so its stub module is replaced before
 it is imported. Only one-shot calls go through it (status, put, get, transactions, leases): its
-watcher spins without back-off while the server is away, drops the callback, and never resumes, so
-everything that lives longer uses `storage.meta.client`.
+watcher spins without back-off while the server is away, forgets its subscriber, and never resumes.
+Everything that lives longer uses `storage.meta.client`.
 """
 
 import importlib
@@ -53,7 +53,7 @@ def client(
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What the library raises where a server does not answer, or refuses."""
+    """The exceptions that the library raises when a server does not answer, or refuses."""
     return _library().exceptions.Etcd3Exception, grpc.RpcError
 
 

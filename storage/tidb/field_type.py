@@ -67,18 +67,18 @@ TEXTS = frozenset(
 DATES = frozenset({Type.DATE, Type.DATETIME, Type.TIMESTAMP})
 NULL_DATES: Final = "null"
 SHOWN_DATES: Final = (NULL_DATES, "key-text", "text")
-"""How a changefeed shows dates that no calendar has: as null, where one in a key stops it; or
-columns of dates, those of keys or all of them, are text.
+"""How a changefeed shows dates that no calendar has. null: as null, but one in a key stops the
+changefeed; key-text: columns of dates in keys are text; text: all columns of dates are text.
 """
 ZERO_DATES: Final = "tidemark_zero_dates"
-"""A member of a table's document that is ours: which of its columns of dates are text
+"""The member that Tidemark adds to a table's JSON: which of its columns of dates are text
 (`dates_as_text`).
 """
 
 
 def dates_as_text(setting: Any, *, in_key: bool) -> bool:
     """Whether a DATE, DATETIME or TIMESTAMP is text,
-    so that 0000-00-00 and 2024-02-31 are values of it.
+    so that it can hold 0000-00-00 and 2024-02-31.
 
     `setting` is one of `SHOWN_DATES`, or None for the first.
     """

@@ -1,5 +1,5 @@
-"""The canonical text of a value: the same bytes by SQL at the server and of the decoded,
-typed value that is delivered.
+"""A text of each value that SQL and our decoder make alike, so that chunks can be compared by
+checksums.
 
     text = '-'                            null; so are dates that no calendar has
          | number                         integers, BIT, YEAR; days of a DATE;
@@ -43,7 +43,7 @@ _CHARSETS: Final = UTF8 | {
     ),
     *("gb2312", "gbk", "ucs2", "utf16", "utf16le", "utf32"),
 }
-"""Those whose every character the server and we know as the same one; others differ in some."""
+"""Character sets of which every character maps to Unicode here as it does at the server."""
 _LONG_FROM: Final = 3
 """Bytes of the length before a value: MEDIUMTEXT,
 LONGTEXT and the like are summed by themselves.
@@ -74,9 +74,7 @@ def canonical(column: Column, name: str) -> Canonical | None:
 
 
 def crc32s(texts: pa.Array) -> np.ndarray:
-    """The CRC-32 of each text, 0 for null: zlib, called from C;
-    as arithmetic on columns of bytes it takes no less.
-    """
+    """The CRC-32 of each text, 0 for null: by zlib for each value, as NumPy is no faster."""
     _, offsets, content = texts.buffers()
     if content is None or not len(texts):
         return np.full(len(texts), zlib.crc32(b""), np.uint32)

@@ -11,9 +11,9 @@ Invariants:
 3. An entry never outlives its transaction's COMMIT or ROLLBACK, whatever the order of scan and
    stream.
 
-Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A delete's prewrite has no value,
-and neither has the fake prewrite that a transaction's heartbeat causes, so before INITIALIZED the
-two cannot be told apart.
+Source: TiCDC's matcher and region worker; kvproto cdcpb.proto. A transaction's heartbeat makes the
+store repeat a prewrite without its value, and a delete's prewrite has no value either: before
+INITIALIZED the two look alike.
 """
 
 import struct
@@ -81,7 +81,7 @@ _MARK: Final = b"\1"
 
 
 class UnmatchedCommitError(UnavailableError):
-    """An initialized region committed what it never prewrote;
+    """An initialized region sent a commit whose prewrite it had never sent;
     subscribing again reads the row from the store.
     """
 

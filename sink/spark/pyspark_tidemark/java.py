@@ -31,7 +31,9 @@ _ADVICE = (
 
 
 QUIET = "-Xlog:cds=error -Xlog:cds+dynamic=error"
-"""Java warns of every class that an archive cannot hold, and of an archive that does not fit."""
+"""Options that silence what Java warns of: every class that an archive cannot hold, and an archive
+that does not fit.
+"""
 
 
 def java_program() -> str:
@@ -77,7 +79,7 @@ def java_options(directory: Path, class_path: Sequence[Path]) -> str:
 
 
 def make_class_archive(directory: Path, class_path: Sequence[Path]) -> None:
-    """Make the archive for Spark and `class_path`, which is that of a session of ours, and remove
+    """Make the archive for Spark and `class_path`, as `lake.session` sets it, and remove
     others from `directory`.
 
     It takes half a minute, and some 200 MB of disk.
