@@ -137,13 +137,13 @@ class LogPuller:
         self.resolved_ts = start_ts
         self._start_ts = start_ts
         self._upstream = upstream
-        self._sink = rows
+        self._sorter_rows = rows
         self._tables = Tables(tables)
         self._catalog = catalog
         self._was_without_tables = False
-        self._rows = LogRows(self._tables, start_ts, rows, upstream.listener)
+        self._log_rows = LogRows(self._tables, start_ts, rows, upstream.listener)
         self._ddl = DdlChanges(
-            self._tables, self._rows, catalog, upstream.listener, upstream.copying
+            self._tables, self._log_rows, catalog, upstream.listener, upstream.copying
         )
         self._position_store = PositionStore(upstream.meta, upstream.changefeed)
         self._clock = ClockRecord(upstream.meta, upstream.changefeed)
@@ -170,7 +170,7 @@ class LogPuller:
             torn=self._upstream.torn,
             held_bytes=self._held_bytes,
             clock=clock,
-            shared=self._sink.open_transactions,
+            shared=self._sorter_rows.open_transactions,
         )
         heartbeats = HeartbeatWriter(self._upstream.changefeed, options)
         retention = RetentionMonitor(self._upstream.changefeed, options, self._upstream.meta)
@@ -253,7 +253,7 @@ class LogPuller:
     async def _follow(self, log: OpenLog) -> None:
         assert self._transactions is not None, "it runs"
         self._transactions.reconnected(fold_case=log.fold_case)
-        self._rows.connected(mariadb=log.session.flavor.is_mariadb)
+        self._log_rows.connected(mariadb=log.session.flavor.is_mariadb)
         waiting = log.first
         while True:
             work = self._work(log, waiting)
@@ -282,9 +282,9 @@ class LogPuller:
         for events in waiting or log.stream.take(_TAKE_S):
             for item in self._transactions.take(events):
                 if isinstance(item, LogBegins):
-                    self._rows.log_begins()
+                    self._log_rows.log_begins()
                 elif isinstance(item, Commits):
-                    yield from self._rows.add(item)
+                    yield from self._log_rows.add(item)
                 elif isinstance(item, XaMoved):
                     if self._upstream.listener is not None:
                         self._upstream.listener.xa_moved(item.xid, waits=item.waits)
@@ -310,7 +310,7 @@ class LogPuller:
         ):
             return
         for table in tables:
-            self._sink.resolve(table.span, ts)
+            self._sorter_rows.resolve(table.span, ts)
         self.resolved_ts, self._resolved_at = ts, now
         metrics.RESOLVED_LAG.set(max(0.0, time.time() - physical_ms(ts) / 1000))
 
@@ -326,7 +326,7 @@ class LogPuller:
         """
         if ts > self.resolved_ts:
             for table in self._tables.by_name.values():
-                await self._call(self._sink.resolve, table.span, ts)
+                await self._call(self._sorter_rows.resolve, table.span, ts)
             self.resolved_ts = ts
         await self._catalog.refuse(ts, error)
 
@@ -411,7 +411,7 @@ class LogPuller:
         nothing is added after.
         """
         calling = asyncio.get_running_loop().run_in_executor(
-            self._sink.executor, function, *arguments
+            self._sorter_rows.executor, function, *arguments
         )
         try:
             return await asyncio.shield(calling)
