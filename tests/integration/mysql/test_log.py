@@ -155,6 +155,9 @@ async def test_checksums_come_and_go_with_the_files_of_a_log(meta: EtcdMeta) -> 
         server.execute("CREATE DATABASE d", "CREATE TABLE d.t (id MEDIUMINT PRIMARY KEY)")
         async with following(server.uri, meta, "d.*") as feed:
             tables = [each for versions in feed.target.versions.values() for _, each in versions]
+            # MariaDB's log has seconds: who reads it from its beginning knows no rows of the second
+            # in which the first changefeed started from those before it.
+            server.execute("DO SLEEP(1)")
             for number, algorithm in enumerate(("CRC32", "NONE", "CRC32", "NONE")):
                 server.execute(
                     f"SET GLOBAL binlog_checksum={algorithm}",
