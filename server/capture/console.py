@@ -7,7 +7,6 @@ which the page pauses and resumes. Any capture answers: it asks the owner for th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 import grpc
@@ -17,11 +16,11 @@ from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
 from server.capture.api_v2.api import LOCAL, Api
 from server.changefeed.diagnosis import (
-    Finding,
     diagnose_captures,
     diagnose_changefeed,
     diagnose_gc,
     stages,
+    worst_first,
 )
 from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.view import detail, error_of, summary
@@ -96,12 +95,11 @@ class Console:
             if changefeed.id == opened:
                 opened_detail = _opened(document, lags, now_ms)
         findings += diagnose_gc(gc) if gc else ()
-        findings.sort(key=lambda finding: (-finding.level, finding.where))
         return {
             "version": CREATOR_VERSION,
             "uptime_seconds": round(time.monotonic() - self._began_s),
             "rows_per_second": self._rate.next(REGISTRY.get_sample_value(_ROWS_IN) or 0.0),
-            "findings": [_finding(each) for each in findings[:_FINDINGS_SHOWN]],
+            "findings": [each.document() for each in worst_first(findings)[:_FINDINGS_SHOWN]],
             "changefeeds": shown,
             "detail": opened_detail,
             "captures": captures,
@@ -136,6 +134,8 @@ class Services:
         """All changefeeds, by their ids; raises as ListChangefeeds."""
         request = changefeed_pb2.ListChangefeedsRequest()
         listed = await self._changefeeds.ListChangefeeds(request, LOCAL)
+        ids = {each.id for each in listed.changefeeds}
+        self._dumps_seen = {name: seen for name, seen in self._dumps_seen.items() if name in ids}
         return sorted(listed.changefeeds, key=lambda each: str(each.id))
 
     async def captures(self) -> list[dict[str, Any]]:
@@ -248,10 +248,6 @@ def _opened(document: dict[str, Any], lags: Mapping[str, float], now_ms: int) ->
         "ddls": document["ddls"][::-1],
         "stages": lags,
     }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return asdict(finding) | {"level": finding.level.name.lower()}
 
 
 def _explained(answer: explain_pb2.ExplainGCResponse) -> dict[str, Any]:

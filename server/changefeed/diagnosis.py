@@ -6,7 +6,7 @@ has a timestamp up to which it is done, so the stage that is to blame is the fir
 behind the stage before it: all later ones wait for it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -44,6 +44,15 @@ class Finding:
     do: str = ""
     """What helps; empty: nothing needs to be done."""
 
+    def document(self) -> dict[str, str]:
+        """As JSON has it."""
+        return {
+            "level": self.level.name.lower(),
+            "where": self.where,
+            "what": self.what,
+            "do": self.do,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -51,6 +60,11 @@ class Stage:
 
     name: str
     lag_s: float
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """In the order in which they are shown."""
+    return sorted(findings, key=lambda finding: (-finding.level, finding.where))
 
 
 def stages(changefeed: Document, now_ms: int) -> list[Stage]:

@@ -22,6 +22,7 @@ from server.changefeed.diagnosis import (
     diagnose_gc,
     diagnose_members,
     stages,
+    worst_first,
 )
 from server.changefeed.view import detail
 from server.cli import cluster
@@ -63,11 +64,11 @@ async def examine(remote: Remote, arguments: argparse.Namespace) -> Output:
         findings += diagnose_changefeed(changefeed, dump, now_ms)
         lags = {stage.name: round(stage.lag_s, 1) for stage in stages(changefeed, now_ms)}
         shown.append({"id": changefeed["id"], "state": changefeed["state"], "lag_seconds": lags})
-    findings.sort(key=lambda finding: (-finding.level, finding.where))
+    findings = worst_first(findings)
     document = {
         "healthy": not any(finding.level == Level.PROBLEM for finding in findings),
         "changefeeds": shown,
-        "findings": [_plain_finding(finding) for finding in findings],
+        "findings": [finding.document() for finding in findings],
     }
     status = EXIT_OK if document["healthy"] else EXIT_ERROR
     return Output(document, shown="\n".join(_page(shown, findings)), status=status)
@@ -145,15 +146,6 @@ async def _asked(answer: Awaitable[T], where: str, findings: list[Finding]) -> T
         said = err.message if err.message.startswith("[TM:") else f"[TM:{err.code}] {err.message}"
         findings.append(Finding(Level.PROBLEM, where, said))
         return None
-
-
-def _plain_finding(finding: Finding) -> dict[str, str]:
-    return {
-        "level": finding.level.name.lower(),
-        "where": finding.where,
-        "what": finding.what,
-        "do": finding.do,
-    }
 
 
 def _page(changefeeds: list[dict[str, Any]], findings: list[Finding]) -> Iterator[str]:
