@@ -26,7 +26,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from server.config import ConfigError
 from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
-from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.certificates import AllowedNames, ListenerTls, common_names
+from server.rpc.credentials import SecurityConfig
 from server.rpc.listener import client_address
 from storage.model.errors import TidemarkError, UnavailableError
 
@@ -66,8 +67,15 @@ def listen(
         CredentialsError: a TLS file cannot be used.
     """
     host, _, port = addr.rpartition(":")
+    security = security or SecurityConfig()
     answering = _Port(
-        ready, registry, routes or Routes(), tls_context(security or SecurityConfig())
+        ready,
+        registry,
+        routes or Routes(),
+        # A port with a CA alone asks nobody: it stays plain HTTP.
+        ListenerTls(security, demands=False) if security.cert_path and security.key_path else None,
+        bool(security.ca_path),
+        AllowedNames(security.cert_allowed_cn),
     )
     try:
         server = _Server((host, int(port)), answering)
@@ -89,29 +97,6 @@ def listen(
         thread.join()
 
 
-def tls_context(security: SecurityConfig) -> ssl.SSLContext | None:
-    """TLS for a listener that asks for client certificates but lets others in;
-    None without a certificate.
-
-    Raises:
-        CredentialsError: a file cannot be used.
-    """
-    if not (security.cert_path and security.key_path):
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(security.cert_path, security.key_path)
-        if security.ca_path:
-            context.verify_mode = ssl.CERT_OPTIONAL
-            context.load_verify_locations(security.ca_path)
-    except OSError as err:
-        raise CredentialsError(
-            f"the TLS files cannot be used for HTTP: {err}; check --cert-path, --key-path"
-        ) from err
-    return context
-
-
 @dataclass(frozen=True, slots=True)
 class _Port:
     """What the port answers with."""
@@ -119,7 +104,10 @@ class _Port:
     ready: Callable[[], bool]
     registry: CollectorRegistry
     routes: Routes
-    tls: ssl.SSLContext | None
+    tls: ListenerTls | None
+    demands_certificate: bool
+    """For routes; what is built in is answered to everybody."""
+    allowed: AllowedNames
 
     def builtin(self, path: str) -> Answer | None:
         """What every daemon answers, without any certificate."""
@@ -142,10 +130,15 @@ class _Port:
             raise UnauthorizedError(
                 "this path is answered over https only; use the cluster's certificates"
             )
-        if self.tls.verify_mode is not ssl.CERT_NONE and not connection.getpeercert():
+        if not self.demands_certificate:
+            return
+        certificate = connection.getpeercert()
+        if not certificate:
             raise UnauthorizedError(
                 "this path is answered to clients with a certificate of the cluster's CA only"
             )
+        if reason := self.allowed.refusal(common_names(certificate)):
+            raise UnauthorizedError(reason)
 
 
 class _Server(ThreadingHTTPServer):
@@ -221,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         tls = self.server.port.tls
         self.request.settimeout(REQUEST_SECONDS)
         if tls is not None and self.request.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
-            self.request = tls.wrap_socket(self.request, server_side=True)
+            self.request = tls.context().wrap_socket(self.request, server_side=True)
         super().setup()
         self.rfile = io.BufferedReader(_Bounded(self.connection))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from server.rpc.connection_guard import ConnectionGuard
-from server.rpc.credentials import SecurityConfig
+from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import connections_per_address
 from server.rpc.limits import Limits
 from sink.flight.feeds import Feeds
@@ -44,10 +44,13 @@ async def serving_flight(
 
     Raises:
         TokenFileError: it cannot be read, or holds no token.
+        CredentialsError: names of clients matter, and there is no token.
         FlightPortError: the address cannot be listened on.
     """
     token = read_token(token_file) if token_file else ""
-    server = open_server(feeds, addr, advertise_addr, _tls(security) if security else None, token)
+    server = open_server(
+        feeds, addr, advertise_addr, _tls(security, token) if security else None, token
+    )
     thread = threading.Thread(target=server.wait, name="flight", daemon=True)
     thread.start()
     try:
@@ -68,9 +71,15 @@ async def _guard(server: FlightServer, addr: str) -> None:
         ).run()
 
 
-def _tls(security: SecurityConfig) -> FlightTls | None:
+def _tls(security: SecurityConfig, token: str) -> FlightTls | None:
     if not security.enabled:
         return None
+    # Flight's library tells nobody the name in a client's certificate.
+    if security.cert_allowed_cn and not token:
+        raise CredentialsError(
+            "the Flight port cannot look at names in certificates: with --cert-allowed-cn it needs "
+            "--flight-token-file"
+        )
     root = Path(security.ca_path).read_bytes() if security.ca_path else None
     return FlightTls(
         certificate=Path(security.cert_path).read_bytes(),

@@ -25,40 +25,53 @@ class SecurityConfig:
     ca_path: str = setting("", "file with the CA certificates that peers are checked against")
     cert_path: str = setting("", "file with this node's certificate chain")
     key_path: str = setting("", "file with this node's private key")
+    cert_allowed_cn: tuple[str, ...] = setting(
+        (), "common name that a client's certificate may have; repeat it for several (default: any)"
+    )
 
     @property
     def enabled(self) -> bool:
         """Whether anything is encrypted."""
         return bool(self.ca_path or self.cert_path or self.key_path)
 
+    def listens_with_tls(self) -> bool:
+        """Whether listeners speak TLS.
 
-def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | None:
-    """Credentials for a listener; None means plaintext.
+        Raises:
+            CredentialsError: only some of the files are given, or names without a CA.
+        """
+        if self.enabled and not (self.cert_path and self.key_path):
+            raise CredentialsError(
+                "TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)"
+            )
+        # Without a CA nobody shows a certificate: the names would be a lock on no door.
+        if self.cert_allowed_cn and not self.ca_path:
+            raise CredentialsError("--cert-allowed-cn needs --ca-path, --cert-path and --key-path")
+        return self.enabled
+
+
+def server_certificate(security: SecurityConfig) -> grpc.ServerCertificateConfiguration:
+    """What a listener of gRPC's own engine shows and demands.
 
     Raises:
-        CredentialsError: only some of the files are given, or one cannot be read.
+        CredentialsError: a file cannot be used.
     """
-    if not _listens_with_tls(security):
-        return None
-    root = _read(security.ca_path) if security.ca_path else None
-    return grpc.ssl_server_credentials(
+    # gRPC would say nothing of a key that does not fit, and refuse every handshake.
+    server_tls(security)
+    return grpc.ssl_server_certificate_configuration(
         [(_read(security.key_path), _read(security.cert_path))],
-        root_certificates=root,
-        require_client_auth=root is not None,
+        root_certificates=_read(security.ca_path) if security.ca_path else None,
     )
 
 
-def server_tls(security: SecurityConfig) -> ssl.SSLContext | None:
-    """The same for the native listener, which speaks HTTP/2 only.
+def server_tls(security: SecurityConfig) -> ssl.SSLContext:
+    """The same for a listener of Python's own.
 
     Raises:
-        CredentialsError: only some of the files are given, or one cannot be used.
+        CredentialsError: a file cannot be used.
     """
-    if not _listens_with_tls(security):
-        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
     context.options |= ssl.OP_NO_RENEGOTIATION
     for path in filter(None, (security.cert_path, security.key_path, security.ca_path)):
         _read(path)  # its own message for a file that cannot be read
@@ -69,7 +82,7 @@ def server_tls(security: SecurityConfig) -> ssl.SSLContext | None:
             context.load_verify_locations(security.ca_path)
     except ssl.SSLError as err:
         raise CredentialsError(
-            f"the TLS files cannot be used: {err}; check --cert-path, --key-path"
+            f"the TLS files cannot be used: {err}; check --cert-path, --key-path, --ca-path"
         ) from err
     return context
 
@@ -105,16 +118,11 @@ def client_tls(security: SecurityConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _listens_with_tls(security: SecurityConfig) -> bool:
-    if security.enabled and not (security.cert_path and security.key_path):
-        raise CredentialsError(
-            "TLS needs --cert-path and --key-path (and --ca-path to demand client certificates)"
-        )
-    return security.enabled
-
-
 def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as err:
-        raise CredentialsError(f"cannot read the TLS file {path}: {err.strerror}") from err
+        raise CredentialsError(
+            f"cannot read the TLS file {path}: {err.strerror}; check --cert-path, --key-path, "
+            "--ca-path"
+        ) from err

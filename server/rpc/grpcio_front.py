@@ -10,7 +10,6 @@ those that offer `h2` by ALPN, and not `http/1.1`, too.
 import asyncio
 import shutil
 import socket
-import ssl
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 import structlog
 
 from server.rpc import metrics
+from server.rpc.certificates import ListenerTls
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
 from server.rpc.limits import Limits
 from server.rpc.listener import Accepting, close_listener, open_listeners
@@ -38,12 +38,10 @@ _log = structlog.get_logger(__name__)
 class GrpcioFront:
     """The public listener; `address` is where gRPC's own has to listen."""
 
-    def __init__(self, front: Http1Front, tls: ssl.SSLContext | None, limits: Limits) -> None:
+    def __init__(self, front: Http1Front, tls: ListenerTls | None, limits: Limits) -> None:
         """`tls` is for HTTP/1.1; None if the port is plaintext."""
         self._front = front
         self._tls = tls
-        if tls is not None:
-            tls.set_alpn_protocols(["http/1.1"])
         self._limits = limits
         self._directory = Path(tempfile.mkdtemp(prefix="tidemark-"))
         self._sockets: Sequence[socket.socket] = ()
@@ -131,7 +129,7 @@ class GrpcioFront:
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: Http1Connection(self._front, closed.set),
             accepted,
-            ssl=self._tls,
+            ssl=self._tls.context() if self._tls else None,
             ssl_handshake_timeout=_FIRST_BYTES_S if self._tls else None,
         )
         await closed.wait()

@@ -15,6 +15,7 @@ import h11
 import structlog
 
 from server.routes import Answer, Request, fault
+from server.rpc.certificates import AllowedNames, common_names
 from storage.model.errors import TidemarkError
 
 MAX_HEADER_BYTES = 16 << 10
@@ -52,8 +53,9 @@ def begins_like_http1(data: bytes) -> bool | None:
 class Http1Front:
     """What all HTTP/1.1 connections of a listener share."""
 
-    def __init__(self, serve: Serve) -> None:
+    def __init__(self, serve: Serve, allowed: AllowedNames | None = None) -> None:
         self.serve = serve
+        self.allowed = allowed or AllowedNames(())
         self.buffered_bytes = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.connections: dict[Http1Connection, None] = {}
@@ -171,6 +173,10 @@ class Http1Connection(asyncio.Protocol):
             self._send(
                 fault(503, "ErrServerBusy", "all connections are at work; try again"), last=True
             )
+            return
+        certificate = transport.get_extra_info("peercert") or {}
+        if reason := self._front.allowed.refusal(common_names(certificate)):
+            self._send(fault(403, "ErrUnauthorized", reason), last=True)
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends; while an answer is made, no more is read."""

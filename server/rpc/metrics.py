@@ -26,3 +26,14 @@ FAULTS = Counter(
     "Connections ended because their peer broke HTTP/2",
     ["code"],
 )
+NAMES_REFUSED = Counter(
+    "tidemark_rpc_names_refused_total",
+    "Calls and requests refused because the client's certificate has a common name that is not in "
+    "cert-allowed-cn",
+)
+CERTIFICATE_RELOADS = Counter(
+    "tidemark_rpc_certificate_reloads_total",
+    "Changes of a listener's TLS files: `ok` if it uses the new ones, `failed` if they cannot be "
+    "used",
+    ["outcome"],
+)

@@ -18,8 +18,14 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
+from server.rpc.certificates import (
+    AllowedNames,
+    NamesInterceptor,
+    grpcio_credentials,
+    listener_tls,
+)
 from server.rpc.connection_guard import ConnectionGuard
-from server.rpc.credentials import SecurityConfig, server_credentials, server_tls
+from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
 from server.rpc.front import BatchHandler, Route, method_handlers
@@ -67,15 +73,17 @@ class _Server(Protocol):
 class _GrpcioServer:
     """gRPC's own engine."""
 
-    def __init__(self, limits: Limits, security: SecurityConfig) -> None:
+    def __init__(self, limits: Limits, security: SecurityConfig, allowed: AllowedNames) -> None:
         self._limits = limits
         self._security = security
-        self._credentials = server_credentials(security)
+        self._credentials = grpcio_credentials(security)
         self._front: GrpcioFront | None = None
         self._guard: ConnectionGuard | None = None
         self._guarding: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            options=[_ONE_LISTENER, *limits.options()], maximum_concurrent_rpcs=limits.calls
+            options=[_ONE_LISTENER, *limits.options()],
+            maximum_concurrent_rpcs=limits.calls,
+            interceptors=[NamesInterceptor(allowed)] if allowed else None,
         )
 
     def add_registered_method_handlers(
@@ -88,7 +96,7 @@ class _GrpcioServer:
 
     def serve_http1(self, front: Http1Front) -> None:
         self._limits = passed_on(self._limits)
-        self._front = GrpcioFront(front, server_tls(self._security), self._limits)
+        self._front = GrpcioFront(front, listener_tls(self._security, "http/1.1"), self._limits)
 
     def bind(self, address: str) -> int:
         if self._front is None:
@@ -127,10 +135,12 @@ class _GrpcioServer:
             self._guarding.cancel()
 
 
-def _server(engine: Engine, security: SecurityConfig, limits: Limits) -> _Server:
+def _server(
+    engine: Engine, security: SecurityConfig, limits: Limits, allowed: AllowedNames
+) -> _Server:
     if engine is Engine.NATIVE:
-        return NativeServer(limits, server_tls(security))
-    return _GrpcioServer(limits, security)
+        return NativeServer(limits, listener_tls(security, "h2"), allowed)
+    return _GrpcioServer(limits, security, allowed)
 
 
 class RpcServer:
@@ -148,7 +158,9 @@ class RpcServer:
             limits,
             connections_per_address=limits.connections_per_address or connections_per_address(),
         )
-        self._server = _server(chosen(suited), security or SecurityConfig(), limits)
+        security = security or SecurityConfig()
+        self._allowed = AllowedNames(security.cert_allowed_cn)
+        self._server = _server(chosen(suited), security, limits, self._allowed)
         self._routes: list[Route] = []
         self._names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
         self._health = HealthServicer()
@@ -180,7 +192,7 @@ class RpcServer:
         """Answer HTTP/1.1 on the same port, to whom the port's certificates let in;
         call it before `listen`.
         """
-        self._server.serve_http1(Http1Front(serve))
+        self._server.serve_http1(Http1Front(serve, self._allowed))
 
     @asynccontextmanager
     async def listen(self, addr: str) -> AsyncIterator[str]:

@@ -223,4 +223,7 @@ def _tls_flags(security: SecurityConfig) -> list[str]:
         "--cert-path": security.cert_path,
         "--key-path": security.key_path,
     }
-    return [part for flag, path in files.items() if path for part in (flag, path)]
+    flags = [part for flag, path in files.items() if path for part in (flag, path)]
+    return flags + [
+        part for name in security.cert_allowed_cn for part in ("--cert-allowed-cn", name)
+    ]

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from server.rpc import metrics
+from server.rpc.certificates import common_names
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.peer import Bounds, Peer
@@ -333,12 +334,7 @@ def auth_context(certificate: Mapping[str, Any]) -> dict[str, tuple[bytes, ...]]
     tuple. As gRPC does, only DNS names, URIs, mail and IP addresses are the client's identities.
     """
     auth: dict[str, tuple[bytes, ...]] = {"transport_security_type": (b"ssl",)}
-    common = tuple(
-        value.encode()
-        for part in certificate.get("subject", ())
-        for key, value in part
-        if key == "commonName"
-    )
+    common = common_names(certificate)
     alternative = tuple(
         value.encode()
         for kind, value in certificate.get("subjectAltName", ())

@@ -11,7 +11,6 @@ whose connections all have calls is refused.
 import asyncio
 import heapq
 import socket
-import ssl
 import time
 from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
@@ -21,6 +20,7 @@ import grpc
 import structlog
 
 from server.rpc import metrics
+from server.rpc.certificates import AllowedNames, ListenerTls
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
 from server.rpc.http1 import Http1Front, ProtocolChoice
@@ -59,9 +59,12 @@ _log = structlog.get_logger(__name__)
 class NativeServer:
     """One listener; `add_…` and `bind` first, then `start` and, once, `stop`."""
 
-    def __init__(self, limits: Limits, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, limits: Limits, tls: ListenerTls | None = None, allowed: AllowedNames | None = None
+    ) -> None:
         self._limits = limits
         self._tls = tls
+        self._allowed = allowed or AllowedNames(())
         self._bounds = Bounds(
             metadata_bytes=METADATA_BYTES,
             streams=2 * limits.calls,
@@ -210,6 +213,8 @@ class NativeServer:
     def _stream(
         self, connection: ConnectionState, number: int, head: RequestHead, timeout_s: float | None
     ) -> Stream:
+        if self._allowed:
+            self._allowed.check(connection.peer.auth.get("x509_common_name", ()))
         # A dictionary for what is registered; the generic handlers are asked in turn, like gRPC
         # does.
         handler = self._handlers.get(head.method) or self._generic_handler(head)
@@ -297,7 +302,7 @@ class NativeServer:
         self._http1 = front
         if self._tls is not None:
             # gRPC's clients offer h2 only; who offers both wants HTTP
-            self._tls.set_alpn_protocols(["http/1.1", "h2"])
+            self._tls.offer("http/1.1", "h2")
 
     def _protocol(self, link: Link) -> asyncio.Protocol:
         """What a new connection begins with."""
@@ -314,7 +319,7 @@ class NativeServer:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._protocol(link),
                 accepted,
-                ssl=self._tls,
+                ssl=self._tls.context() if self._tls else None,
                 ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
                 ssl_shutdown_timeout=_CLOSE_S if self._tls else None,
             )

@@ -27,22 +27,27 @@ class Certificates:
                 "2",
             ],
         )
-        self._openssl(
-            ["req", "-new", "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"]
-        )
         (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
-        sign = [
-            "x509",
-            "-req",
-            "-in",
-            "node.csr",
-            "-CA",
-            "ca.pem",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-        ]
-        self._openssl([*sign, "-out", "node.pem", "-days", "2", "-extfile", "san"])
+        self.sign("node")
+
+    def sign(self, name: str, file: str = "") -> SecurityConfig:
+        """A new key and certificate with this common name, in files called `file`, else `name`."""
+        file = file or name
+        self._openssl(
+            ["req", "-new", "-keyout", f"{file}.key", "-out", f"{file}.csr", "-subj", f"/CN={name}"]
+        )
+        self._openssl(
+            [
+                *("x509", "-req", "-in", f"{file}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
+                *("-CAcreateserial", "-out", f"{file}.pem", "-days", "2", "-extfile", "san"),
+            ]
+        )
+        path = self.directory
+        return SecurityConfig(
+            ca_path=str(path / "ca.pem"),
+            cert_path=str(path / f"{file}.pem"),
+            key_path=str(path / f"{file}.key"),
+        )
 
     def _openssl(self, arguments: Sequence[str]) -> None:
         fresh = ["-newkey", "rsa:2048", "-nodes"] if arguments[0] == "req" else []

@@ -1,0 +1,219 @@
+"""Names that clients' certificates may have, and certificates that are replaced while a listener
+serves, on real connections of both engines.
+"""
+
+import asyncio
+import http.client
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from kvproto import kvrpcpb_pb2 as kvrpcpb
+from kvproto import tikvpb_pb2 as tikvpb
+from structlog.testing import capture_logs
+
+from server.capture.listener import serving_flight
+from server.http import listen
+from server.routes import Answer, Request, Routes, json_answer
+from server.rpc import certificates as module
+from server.rpc.certificates import AllowedNames, ListenerTls, common_names
+from server.rpc.client import connect
+from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.engine import Engine
+from server.rpc.server import RpcServer
+from tests.unit.server.certificates import Certificates
+
+TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+class Servicer:
+    """One method that answers once, and one that streams."""
+
+    async def RawGet(self, _request: Any, _context: Any) -> Any:
+        return kvrpcpb.RawGetResponse(value=b"v")
+
+    async def BatchCommands(self, requests: Any, _context: Any) -> AsyncIterator[Any]:
+        async for _ in requests:
+            yield tikvpb.BatchCommandsResponse()
+
+
+async def echo(requests: Any) -> list[bytes]:
+    return list(requests)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=[Engine.NATIVE, Engine.GRPCIO], ids=lambda engine: engine.value)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    return Engine(request.param)
+
+
+@asynccontextmanager
+async def serving(security: SecurityConfig, engine: Engine) -> AsyncIterator[str]:
+    server = RpcServer(security, suited=engine)
+    server.add_service(TIKV, Servicer(), {"KvGet": echo})
+
+    async def paths(_request: Request) -> Answer:
+        return json_answer("ok")
+
+    server.serve_http1(paths)
+    async with server.listen("127.0.0.1:0") as bound:
+        yield bound
+
+
+async def statuses(bound: str, security: SecurityConfig) -> set[str]:
+    """What calls of each kind end with; one call each."""
+    ended = set()
+    async with connect(bound, security) as channel:
+        for call in (_batched, _unary, _streamed, _health):
+            try:
+                await call(channel)
+                ended.add("OK")
+            except grpc.aio.AioRpcError as err:
+                ended.add(f"{err.code().name} {err.details()}")
+    return ended
+
+
+async def _batched(channel: grpc.aio.Channel) -> None:
+    assert await channel.unary_unary("/tikvpb.Tikv/KvGet")(b"k", timeout=60) == b"k"
+
+
+async def _unary(channel: grpc.aio.Channel) -> None:
+    assert await channel.unary_unary("/tikvpb.Tikv/RawGet")(b"", timeout=60)
+
+
+async def _streamed(channel: grpc.aio.Channel) -> None:
+    call = channel.stream_stream("/tikvpb.Tikv/BatchCommands")(iter([b""]), timeout=60)
+    assert [answer async for answer in call] == [b""]
+
+
+async def _health(channel: grpc.aio.Channel) -> None:
+    request = health_pb2.HealthCheckRequest().SerializeToString()
+    assert await channel.unary_unary(HEALTH)(request, timeout=60)
+
+
+def get(bound: str, context: ssl.SSLContext) -> int:
+    with closing(http.client.HTTPSConnection(bound, timeout=60, context=context)) as connection:
+        connection.request("GET", "/things")
+        return connection.getresponse().status
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def client_of(security: SecurityConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=security.ca_path)
+    context.load_cert_chain(security.cert_path, security.key_path)
+    return context
+
+
+async def test_a_name_that_is_not_allowed_is_refused_at_every_call(
+    certificates: Certificates, engine: Engine
+) -> None:
+    other = certificates.sign("intruder")
+    security = replace(certificates.security(ca=True), cert_allowed_cn=("node", "spare"))
+    with capture_logs() as logs:
+        async with serving(security, engine) as bound:
+            assert await statuses(bound, certificates.security(ca=True)) == {"OK"}
+            (refused,) = await statuses(bound, other)
+            assert "PERMISSION_DENIED [TM:ErrUnauthorized] the common name 'intruder'" in refused
+            assert await asyncio.to_thread(get, bound, client_of(other)) == 403
+            assert await asyncio.to_thread(get, bound, client_of(security)) == 200
+    told = [line for line in logs if "not allowed" in line["event"]]
+    assert [line["name"] for line in told] == ["intruder"]
+
+
+async def test_a_changed_certificate_is_shown_to_later_connections(
+    certificates: Certificates, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    security = certificates.sign("first", f"shown-{engine.value}")
+
+    async def shown(bound: str, protocol: str) -> bytes:
+        context = certificates.client(certificate=True)
+        context.set_alpn_protocols([protocol])
+        host, _, port = bound.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        (name,) = common_names(writer.get_extra_info("peercert"))
+        writer.close()
+        return name
+
+    async with serving(security, engine) as bound:
+        assert [await shown(bound, protocol) for protocol in ("h2", "http/1.1")] == [b"first"] * 2
+        # A file that is half written changes nothing; nobody sees an error.
+        cut_short(Path(security.cert_path))
+        assert [await shown(bound, protocol) for protocol in ("h2", "http/1.1")] == [b"first"] * 2
+        certificates.sign("second", f"shown-{engine.value}")
+        assert [await shown(bound, protocol) for protocol in ("h2", "http/1.1")] == [b"second"] * 2
+
+
+def test_the_http_port_looks_at_names_and_reads_changed_files_too(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    other = certificates.sign("visitor")
+    own = certificates.sign("first", "http")
+    security = replace(own, cert_allowed_cn=("node",))
+    routes = Routes()
+    with (
+        listen("127.0.0.1:0", ready=lambda: True, routes=routes, security=security) as bound,
+        routes.serving({("GET", "/things"): lambda _request: json_answer("ok")}),
+    ):
+        node = certificates.client(certificate=True)
+        assert (get(bound, client_of(other)), get(bound, node)) == (403, 200)
+        certificates.sign("second", "http")
+        connection = http.client.HTTPSConnection(bound, timeout=60, context=node)
+        connection.connect()
+        assert isinstance(connection.sock, ssl.SSLSocket)
+        assert common_names(connection.sock.getpeercert() or {}) == (b"second",)
+        connection.close()
+
+
+async def test_flight_cannot_look_at_names_and_wants_a_token_instead(
+    certificates: Certificates,
+) -> None:
+    security = replace(certificates.security(ca=True), cert_allowed_cn=("node",))
+    feeds: Any = None
+    with pytest.raises(CredentialsError, match="--flight-token-file"):
+        async with serving_flight(feeds, "127.0.0.1:0", security=security):
+            pass
+
+
+def test_names_without_a_ca_are_refused_at_the_start(certificates: Certificates) -> None:
+    security = replace(certificates.security(ca=False), cert_allowed_cn=("node",))
+    for given_security in (security, SecurityConfig(cert_allowed_cn=("node",))):
+        with pytest.raises(CredentialsError, match="--ca-path"):
+            RpcServer(given_security)
+
+
+def test_a_key_that_does_not_fit_is_one_clear_error(
+    certificates: Certificates, engine: Engine
+) -> None:
+    own = certificates.security(ca=True)
+    other = certificates.sign("other")
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        RpcServer(replace(own, key_path=other.key_path), suited=engine)
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        ListenerTls(replace(own, key_path=other.key_path))
+
+
+@given(st.sets(st.text(max_size=4)), st.lists(st.binary(max_size=4), max_size=3))
+def test_all_names_of_a_certificate_have_to_be_allowed(
+    allowed: set[str], names: list[bytes]
+) -> None:
+    expected = not allowed or (bool(names) and {name.encode() for name in allowed} >= set(names))
+    assert (AllowedNames(sorted(allowed)).refusal(names) == "") == expected
