@@ -148,6 +148,8 @@ _REREAD: Final[Mapping[str, Form]] = {
     "implicit_timestamp": Form(["SET explicit_defaults_for_timestamp=OFF", "ALTER TABLE {t} ADD at TIMESTAMP"]),
     "unlogged": Form(["SET sql_log_bin=0", "ALTER TABLE {t} ADD w INT DEFAULT 5, RENAME COLUMN v TO q", "SET sql_log_bin=1", "INSERT INTO {t} (id) VALUES (30)"]),
     "ghost": Form(["CREATE TABLE away._gho LIKE {t}", "ALTER TABLE away._gho ADD w INT NOT NULL DEFAULT 5", "INSERT INTO away._gho (id, v, x, y, u) SELECT * FROM {t}", "RENAME TABLE {t} TO away._del, away._gho TO {t}"]),
+    "nulls_in_other_key": Form(["SET sql_mode=''", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (id, U)"], later=["UPDATE {t} SET u = 8 WHERE id = 1", "DELETE FROM {t} WHERE id = 2", "INSERT INTO {t} (id, u) VALUES (3, 5)"]),
+    "nulls_in_renamed_key": Form(["SET sql_mode=''", "ALTER TABLE {t} DROP PRIMARY KEY, RENAME COLUMN u TO w, ADD PRIMARY KEY (id, w)"], later=["UPDATE {t} SET w = 8 WHERE id = 1", "DELETE FROM {t} WHERE id = 2", "INSERT INTO {t} (id, w) VALUES (3, 5)"]),
     "other_key": Form(["ALTER TABLE {t} ADD uid INT AUTO_INCREMENT, DROP PRIMARY KEY, ADD PRIMARY KEY (uid)", "UPDATE {t} SET v = 9 WHERE id = 3"]),
 }  # fmt: skip
 """Cause D: no event tells what the ALTER did to values."""
@@ -157,6 +159,7 @@ _REKEYED: Final[Mapping[str, Form]] = {
     for name, statement, later in (
         ("only_key", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (v)", ["UPDATE {t} SET v = v + 1 WHERE id = 1", "UPDATE {t} SET id = 1 WHERE v = 20", "DELETE FROM {t} WHERE v = 20", "INSERT INTO {t} VALUES (3, 40, 1)"]),
         ("wider_key", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)", ["INSERT INTO {t} VALUES (3, 31, 9)", "UPDATE {t} SET v = v + 1 WHERE id = 1", "DELETE FROM {t} WHERE id = 2"]),
+        ("added_with_key", "ALTER TABLE {t} ADD n INT, DROP PRIMARY KEY, ADD PRIMARY KEY (id, N)", ["UPDATE {t} SET n = 8 WHERE id = 1", "DELETE FROM {t} WHERE id = 2", "INSERT INTO {t} (id, v, n) VALUES (3, 5, 5)"]),
         ("key_and_column", "ALTER TABLE {t} DROP PRIMARY KEY, ADD PRIMARY KEY (id), RENAME COLUMN id TO v2, RENAME COLUMN v TO id", ["UPDATE {t} SET id = id + 1 WHERE v2 = 1", "DELETE FROM {t} WHERE id = 20", "INSERT INTO {t} VALUES (3, 40, 1)"]),
     )
 }  # fmt: skip
@@ -239,6 +242,7 @@ FEW: Final = (
     "fails_in_two_phases",
     "savepoint_myisam_first",
     "not_null",
+    "nulls_in_renamed_key",
     "computed_bytes",
     "implicit_timestamp",
     "unlogged",

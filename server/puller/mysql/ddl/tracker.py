@@ -164,6 +164,12 @@ class _Alter:
         self._new: list[AddColumn | ChangeColumn] = []
         self._next_id = table.free_column_id
         self._unclear: list[str] = []
+        self._primary_added = {
+            part.column.lower()
+            for key in self._keys_added()
+            if key.kind == "primary"
+            for part in key.parts
+        }
         self._usual = _table_collation(tree.specs, table.collation, context)
 
     def run(self) -> Tracked:
@@ -176,6 +182,7 @@ class _Alter:
             raise LostError("two columns have one name, or none is left")
         columns = self._converted(columns)
         self._check_computed()
+        self._check_primary(columns)
         indexes = self._indexes()
         if self._tree.ignore and self._drops_rows():
             self._unclear.append("IGNORE takes rows away")
@@ -256,6 +263,8 @@ class _Alter:
 
     def _made(self, spec: AddColumn | ChangeColumn) -> Column:
         column = _column(spec.column, self._usual, self._context)
+        if column.name.lower() in self._primary_added:
+            column = replace(column, nullable=False)
         if isinstance(spec, ChangeColumn):
             return self._changed_column(self._old[spec.old.lower()], spec.column, column)
         column = replace(column, id=self._next_id)
@@ -272,7 +281,7 @@ class _Alter:
             return column
 
     def _changed_column(self, old: Column, definition: ColumnDef, new: Column) -> Column:
-        if any(key.kind == "primary" for key in definition.keys) or self._is_in_primary(old.name):
+        if self._is_in_primary(old.name):
             new = replace(new, nullable=False)
         why = change_of_values(old, new, self._context.dialect, ignores=self._tree.ignore)
         if not why and new.type in (Type.FLOAT, Type.DOUBLE) and definition.type.scale is not None:
@@ -382,12 +391,23 @@ class _Alter:
             elif isinstance(spec, RenameKey):
                 keys.rename(spec)
         keys.add_all(self._keys_added())
-        primary = next((set(key.columns) for key in keys.all if key.kind == "primary"), set())
-        strict = self._context.dialect.is_strict and not self._tree.ignore
-        was_nullable = {column.name for column in self._table.columns if column.nullable}
-        if not strict and primary & was_nullable:
-            self._unclear.append("NULL becomes a value in the primary key")
         return keys.all
+
+    def _check_primary(self, columns: Sequence[Column]) -> None:
+        """Columns that are NOT NULL by a new primary key alone; `_changed_column` sees to those
+        that the statement changes.
+        """
+        ids = {column.id for column in columns if column.name.lower() in self._primary_added}
+        for name, column in self._old.items():
+            if column.id in ids and name not in self._changed:
+                why = change_of_values(
+                    column,
+                    replace(column, nullable=False),
+                    self._context.dialect,
+                    ignores=self._tree.ignore,
+                )
+                if why:
+                    self._unclear.append(f"column {column.name}: {why} in the primary key")
 
     def _drops_rows(self) -> bool:
         """Whether keys, or other values in them, may make rows equal."""

@@ -139,6 +139,11 @@ def test_several_alters_are_followed_each_by_itself() -> None:
         ("c INT", "ADD u INT DEFAULT 99999999999", True, True),
         ("c INT", "ADD u INT DEFAULT 9, ADD KEY (u), COMMENT 'x', ENGINE=InnoDB", False, False),
         ("c INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (c)", False, True),
+        ("c INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (id, C)", False, True),
+        ("c INT", "DROP PRIMARY KEY, RENAME COLUMN c TO d, ADD PRIMARY KEY (id, D)", False, True),
+        ("c INT", "DROP PRIMARY KEY, CHANGE c d INT, ADD PRIMARY KEY (id, D)", False, True),
+        ("c INT NOT NULL", "DROP PRIMARY KEY, ADD PRIMARY KEY (id, C)", False, False),
+        ("c TIMESTAMP NULL", "DROP PRIMARY KEY, ADD PRIMARY KEY (id, C)", True, True),
     ],
 )
 def test_what_changes_stored_values_is_read_again(
@@ -149,6 +154,15 @@ def test_what_changes_stored_values_is_read_again(
             f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect
         )
         assert bool(tracked.unclear) == expected, tracked.unclear
+
+
+def test_a_column_added_with_the_primary_key_holds_no_null() -> None:
+    tracked = after(
+        "id INT PRIMARY KEY", "ALTER TABLE t ADD x INT, DROP PRIMARY KEY, ADD PRIMARY KEY (ID, X)"
+    )
+    assert [(column.held, column.nullable) for column in tracked.table.columns[1:]] == [(0, False)]
+    assert not tracked.unclear
+    assert tracked.table.primary_key == ("id", "x")
 
 
 @pytest.mark.parametrize(
