@@ -162,6 +162,12 @@ class FeedCatalog:
             return None
         return table
 
+    def known(self, commit_ts: int) -> dict[str, SourceTable] | None:
+        """See `Catalog.known`."""
+        if commit_ts > self._newest_ts:
+            return None
+        return {table.name: table for table in self.at(commit_ts)}
+
     def _before(self, record: TableRecord) -> TableRecord | None:
         """The version of the same table that is in force."""
         table_id = record.table_info.get("id")

@@ -14,7 +14,7 @@ Invariants every source keeps:
    `Catalog.resolve` up to it; no reader goes beyond that.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, TypeAlias, runtime_checkable
@@ -108,6 +108,15 @@ class Catalog(Protocol):
         Raises:
             InvalidError: it cannot be read.
             TableIneligibleError: the changefeed wants it, but it cannot be replicated.
+        """
+        ...
+
+    def known(self, commit_ts: int) -> Mapping[str, SourceTable] | None:
+        """The tables right above a change that is known already, by name, as after a restart;
+        None: it is news.
+
+        What a statement alone does not tell must not be asked of the source once more then: it has
+        gone on, and would tell of a later change.
         """
         ...
 

@@ -75,6 +75,10 @@ class Counting:
         """The one table."""
         return (schema_name, table_name) == ("shop", "orders")
 
+    def known(self, commit_ts: int) -> None:
+        """Every change is news here."""
+        del commit_ts
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """As the source reads it."""
         del commit_ts

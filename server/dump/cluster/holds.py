@@ -16,7 +16,7 @@ must be above. Invariants:
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -237,6 +237,10 @@ class HoldableLogCatalog:
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
         return self._catalog.table(record, commit_ts)
+
+    def known(self, commit_ts: int) -> Mapping[str, SourceTable] | None:
+        """See `Catalog.known`."""
+        return self._catalog.known(commit_ts)
 
     async def change(self, change: TableChange) -> None:
         """See `Catalog.change`."""

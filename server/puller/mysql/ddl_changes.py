@@ -107,6 +107,21 @@ class DdlChanges:
             name for name, table in touched if table is not None and is_incomplete(table.record)
         ]
 
+    def known(
+        self, logged: LoggedStatement, names: Iterable[TableName]
+    ) -> Mapping[TableName, FoundDefinition] | None:
+        """What these tables were right behind a statement that was followed before; None: it is
+        news.
+        """
+        tables = self._catalog.known(logged.commit_ts)
+        if tables is None:
+            return None
+        return {
+            name: FoundDefinition(_recorded(name, tables[dotted].record.whole))
+            for name in names
+            if (dotted := ".".join(name)) in tables
+        }
+
     def outcome(self, logged: LoggedStatement, effect: Effect, facts: CatalogFacts) -> DdlOutcome:
         """Compute from the statement's tree what the tables it touches are behind it."""
         return StatementOutcome(self._tables, logged, effect, facts).read()
@@ -135,7 +150,7 @@ class DdlChanges:
         for name, table_id in effect.touched.items():
             record = self._record_after(logged, name, table_id, outcome, seen.get(name))
             if record is not None:
-                brought += self._taken(name, record)
+                brought += self._taken(name, record, logged.commit_ts)
         taken = set(map(name_of, brought))
         effect.filled = [name for name in effect.filled if name in taken]
         foreign = await self._foreign(logged, effect, unclear)
@@ -333,7 +348,7 @@ class DdlChanges:
         )
         if source_table is not None and source_table.record.whole == record:
             return
-        brought = self._taken(name, record)
+        brought = self._taken(name, record, mismatch.commit_ts - 1)
         if not brought:
             return
         _log.warning(
@@ -379,8 +394,8 @@ class DdlChanges:
             and await self._copying.copies_anew(_dotted(names))
         )
 
-    def _taken(self, name: TableName, record: TableRecord) -> Sequence[SourceTable]:
-        table = self._catalog.table(record)
+    def _taken(self, name: TableName, record: TableRecord, commit_ts: int) -> Sequence[SourceTable]:
+        table = self._catalog.table(record, commit_ts)
         if table is None:
             self._rows.ignored.add(name)
             return ()
@@ -415,6 +430,10 @@ def _definition_of(name: TableName, tracked: Tracked) -> Definition:
         name, table.columns, table.primary_key, "", tracked.faults, table.indexes, table.collation,
         table.free_column_id,
     )  # fmt: skip
+
+
+def _recorded(name: TableName, record: TableRecord) -> Definition:
+    return _definition_of(name, Tracked(Table.parse(record.table_info)))
 
 
 def _kept(before: Table, definition: Definition) -> tuple[Index, ...] | None:

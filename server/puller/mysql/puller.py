@@ -10,7 +10,7 @@ Invariants:
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
-from server.puller.mysql.ddl.tree import CreateTable
+from server.puller.mysql.ddl.tree import CreateTable, TableName
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.listener import LogListener, TableCopier
@@ -55,7 +55,7 @@ from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.tables import Effect, Tables, statement_logged
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
-from server.puller.mysql.transaction.scanner import definitions_behind
+from server.puller.mysql.transaction.scanner import FoundDefinition, definitions_behind
 from server.puller.mysql.transaction.transactions import (
     HELD_BYTES,
     LogBegins,
@@ -358,10 +358,23 @@ class LogPuller:
             for name, table_id in effect.touched.items()
             if self._tables.by_id(table_id) is None
         ]
-        names, place = list({*outcome.lost, *new}), (barrier.file, barrier.position)
-        look = partial(definitions_behind, log.session, self._upstream.options, names, place)
-        seen = await self._ask(partial(look, fold_case=log.fold_case)) if names else {}
+        seen = await self._seen_behind(barrier, list({*outcome.lost, *new}), log)
         await self._ddl.apply(barrier, effect, outcome, seen)
+
+    async def _seen_behind(
+        self, barrier: LoggedStatement, names: Sequence[TableName], log: OpenLog
+    ) -> Mapping[TableName, FoundDefinition]:
+        """What tables are right behind a statement that does not tell it."""
+        if not names:
+            return {}
+        # After a restart the server has gone on: it would tell of a later statement, and readers
+        # were given what it told first.
+        known = self._ddl.known(barrier, names)
+        if known is not None:
+            return known
+        place = (barrier.file, barrier.position)
+        look = partial(definitions_behind, log.session, self._upstream.options, names, place)
+        return await self._ask(partial(look, fold_case=log.fold_case))
 
     async def _decide_times(self, undecided: UndecidedTimes, log: OpenLog) -> None:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""

@@ -60,6 +60,10 @@ class Target:
     def wants(self, schema_name: str, table_name: str) -> bool:
         return TableFilter(self.rules).takes(schema_name, table_name)
 
+    def known(self, commit_ts: int) -> None:
+        """Every change is news here."""
+        del commit_ts
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         del commit_ts
         if not self.wants(record.schema_name, record.table_name):

@@ -131,6 +131,10 @@ class Replica:
         del schema_name, table_name
         return True
 
+    def known(self, commit_ts: int) -> None:
+        """Every change is news here."""
+        del commit_ts
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         """See `Catalog.table`."""
         del commit_ts

@@ -89,6 +89,10 @@ class Wants:
         del table_name
         return schema_name == "a"
 
+    def known(self, commit_ts: int) -> None:
+        """Every change is news here."""
+        del commit_ts
+
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         del commit_ts
         return tidb_table(record) if record.schema_name == "a" else None
@@ -231,6 +235,10 @@ class Following(Wants):
 
     def __init__(self, followed: Followed) -> None:
         self._followed = followed
+
+    def known(self, commit_ts: int) -> None:
+        """Every change is news here."""
+        del commit_ts
 
     def table(self, record: TableRecord, commit_ts: int | None = None) -> SourceTable | None:
         assert commit_ts
