@@ -12,6 +12,7 @@ from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine
 from server.dump.mysql.listener import DumpListener
 from server.dump.puller import DumpingPuller
+from server.puller.mysql.catalogue_check import CatalogueCheck
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log.opening import beginning
@@ -50,6 +51,7 @@ class MySqlSource:
         self._meta = meta
         self._torn: dict[tuple[str, int], RowRanges | None] = {}
         self._odd_times = OddTimes()
+        self._catalogue = CatalogueCheck(changefeed, options)
         self._asking = QueryThreads(_ASKERS, f"asks {changefeed}")
         self.listener: LogListener | None = None
         """Who follows the log of pullers made from now on, instead of their dump."""
@@ -57,7 +59,7 @@ class MySqlSource:
     @property
     def warnings(self) -> Sequence[str]:
         """See `Source.warnings`."""
-        return self._odd_times.warnings
+        return [*self._odd_times.warnings, *self._catalogue.warnings]
 
     async def now(self) -> int:
         """See `Source.now`; saves the log's position for it."""
@@ -111,6 +113,7 @@ class MySqlSource:
             self._torn,
             engine.copying,
             self._odd_times,
+            self._catalogue,
         )
         log = LogPuller(tables, start_ts, upstream, rows, catalog)
         return [DumpingPuller(log, engine)]

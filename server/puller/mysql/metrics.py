@@ -29,3 +29,8 @@ RESOLVED_LAG = Gauge(
     "tidemark_puller_mysql_resolved_lag_seconds",
     "age of the newest transaction read, by the second in the log",
 )
+CATALOGUE_DIFFERENCES = Gauge(
+    "tidemark_mysql_catalogue_differences",
+    "tables that are not at the server what its log made of them, by the last look",
+    ["changefeed"],
+)

@@ -20,6 +20,7 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller.mysql import metrics
+from server.puller.mysql.catalogue_check import CatalogueCheck, Followed
 from server.puller.mysql.ddl.tree import CreateTable, TableName
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.ddl_outcome import CatalogFacts
@@ -79,8 +80,8 @@ _TAKE_S: Final = 0.25
 _BACKOFF_S: Final = (0.1, 2.0)
 _GIVE_UP_S: Final = 30.0
 _MANY_TABLES: Final = 100
-# who reads the log, the heart, and who looks how long the log is kept
-_ASKERS: Final = 3
+# who reads the log, the heart, who looks how long the log is kept, and who at the catalogue
+_ASKERS: Final = 4
 _RESOLVE_EVERY_S: Final = 0.05
 
 _log = structlog.get_logger(__name__)
@@ -121,6 +122,8 @@ class Upstream:
     """
     copying: TableCopier | None = None
     odd_times: OddTimes = field(default_factory=OddTimes)
+    catalogue: CatalogueCheck | None = None
+    """Compares the tables with the server's; None: nobody does."""
 
 
 class LogPuller:
@@ -180,6 +183,9 @@ class LogPuller:
                 heartbeats.run(lambda: self._position.ts, self._asking), name="heartbeat"
             )
             tasks.create_task(retention.run(self._asking), name="retention of the log")
+            if self._upstream.catalogue is not None:
+                look = self._upstream.catalogue.run(self._catalog.wants, self._asking)
+                tasks.create_task(look, name="catalogue check")
 
     @property
     def _position(self) -> LogPosition:
@@ -275,6 +281,17 @@ class LogPuller:
             waiting = []
             self._heard_at = asyncio.get_running_loop().time()
             await self._save_position()
+            if self._upstream.catalogue is not None:
+                self._upstream.catalogue.give(self._followed)
+
+    def _followed(self) -> Followed:
+        tables = self._tables.by_name
+        columns = {
+            name: tuple(column["name"] for column in table.record.whole.table_info["columns"])
+            for name, table in tables.items()
+        }
+        place = (self._position.file, self._position.position)
+        return Followed(place, columns, frozenset(self._log_rows.ignored))
 
     def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Barrier | UndecidedTimes]:
         """One take of the log; runs in a thread, and stops at what needs the event loop."""

@@ -43,6 +43,7 @@ from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 
 STEPS: Final = 300
 PATIENCE_S: Final = 240.0
+UNTRUE_LOG: Final = "not what its log made of them"
 SHRINK_RUNS: Final = 60
 LOCKED: Final = (1205, 1213)
 """Codes of a server that did not wait for a lock."""
@@ -221,7 +222,7 @@ class Life:
         return columns, families
 
     def _create_feed(self) -> None:
-        uri = f"{self.world.server.uri}?idle-row-ms=300&heartbeat-ms=100"
+        uri = f"{self.world.server.uri}?idle-row-ms=300&heartbeat-ms=100&catalogue-check-s=1"
         request = feedpb.CreateChangefeedRequest(
             id=self.inside, sink_uri="flight://", source_uri=uri, filter=[f"{self.inside}.*"]
         )
@@ -339,9 +340,14 @@ class Life:
                     return ""
                 deadline = min(deadline, time.monotonic() + 60)
             time.sleep(0.1)
+        assert self.hazards is not None
         state = self.world.cluster.api(
             "QueryChangefeed", feedpb.QueryChangefeedRequest(id=self.inside)
         ).changefeed
+        # MariaDB logs RENAME of a temporary table as the real one's: no reader of the log can know.
+        if "temporary" in self.hazards and any(UNTRUE_LOG in text for text in state.warnings):
+            self.told["warned"] += 1
+            return "a warning"
         raise WrongError(f"{wrong} (state {state.state}, {state.error.code} {state.error.message})")
 
     def _has_ended(self) -> bool:

@@ -82,6 +82,22 @@ def read_definitions(
     }  # fmt: skip
 
 
+def table_names(session: Session) -> list[TableName]:
+    """All tables of users."""
+    condition, values = _condition(None)
+    return [(row[0], row[1]) for row in session.execute(_TABLES + condition, values)]
+
+
+def column_names(session: Session, names: Sequence[TableName]) -> dict[TableName, list[str]]:
+    """The columns of those of these tables that exist; without what the server hides."""
+    found: dict[TableName, list[str]] = defaultdict(list)
+    if names:
+        condition, values = _condition(names)
+        for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
+            found[row[0], row[1]].append(row[2])
+    return dict(found)
+
+
 def read_collations(session: Session) -> Collations:
     """The server's collations, and the default one of each character set."""
     by_name = _collations(session)

@@ -26,6 +26,7 @@ _OPTIONS = (
     "heartbeat-ms",
     "connect-timeout-s",
     "idle-row-ms",
+    "catalogue-check-s",
     "checksum",
     "on-unclear-ddl",
     "max-clock-skew",
@@ -71,6 +72,11 @@ class MySqlOptions:
     idle_row_ms: int = 3000
     """After so long without any transaction a heartbeat row is written, so that cuts move on."""
 
+    catalogue_check_s: int = 60
+    """How often the tables that were followed are compared with the server's catalogue, while the
+    log stands still; 0: never.
+    """
+
     @classmethod
     def of(cls, uri: SourceUri) -> Self:
         """Read a source URI.
@@ -112,6 +118,7 @@ class MySqlOptions:
             heartbeat_ms=_number(uri, "heartbeat-ms", 1000, 50, 60_000),
             connect_timeout_s=_number(uri, "connect-timeout-s", 10, 1, 600),
             idle_row_ms=_number(uri, "idle-row-ms", 3000, 0, 3_600_000),
+            catalogue_check_s=_number(uri, "catalogue-check-s", 60, 0, 86_400),
         )
 
 

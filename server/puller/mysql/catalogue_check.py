@@ -1,0 +1,195 @@
+"""Whether the server has the tables that its log speaks of, looked at while the log stands still.
+
+A log can leave out a DDL, by `sql_log_bin=0`, or have one that did something else: MariaDB logs
+RENAME of a temporary table as if it were the real table's. Rows that come later tell some of it; a
+table that is gone, or gets no rows, nobody tells. So the tables that were followed are compared
+with the catalogue, once a minute at most. A difference is a warning of the changefeed, and no more:
+which rows there are at the server is told by no event, and only a person knows what was done.
+
+A look counts only if the log ended where the puller is, before it and after it, and each table that
+differs could be opened, or was told to be missing: what a DDL that is under way does to the
+catalogue is nobody's difference.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from server.puller.mysql import metrics
+from server.puller.mysql.ddl.tree import TableName
+from server.puller.mysql.session.catalogue import (
+    column_names,
+    read_definitions,
+    table_names,
+)
+from server.puller.mysql.session.connection import Session, log_in
+from server.puller.mysql.session.options import MySqlOptions
+from server.puller.mysql.transaction.scanner import Place, log_end
+from storage.model.errors import TidemarkError
+
+_COLUMNS_OF: Final = 500
+"""Tables whose columns one look compares; the next one goes on with others."""
+_SHOWN: Final = 5
+GONE: Final = "it is gone"
+_NO_SUCH_TABLE: Final = "(the server: 1146 "
+_LOCK_WAIT_S: Final = 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What the log made of the tables, at a place in it."""
+
+    place: Place
+    columns: Mapping[TableName, Sequence[str]]
+    passed_over: Collection[TableName]
+    """Tables that the changefeed does not take though its filter does."""
+
+
+def differing(
+    followed: Mapping[TableName, Collection[str]], found: Mapping[TableName, Collection[str] | None]
+) -> dict[TableName, str]:
+    """Why tables are others than what was followed. Pure.
+
+    `found` has all tables that the changefeed would take, with their columns where they were read.
+    """
+    reasons: dict[TableName, str] = {}
+    for name, columns in followed.items():
+        if name not in found:
+            reasons[name] = GONE
+            continue
+        now = found[name]
+        if now is None:
+            continue
+        was, now = _folded(columns), _folded(now)
+        changes = [
+            *(f"column {each} is gone" for each in sorted(was - now)),
+            *(f"column {each} has come" for each in sorted(now - was)),
+        ]
+        if changes:
+            reasons[name] = ", ".join(changes)
+    return reasons | dict.fromkeys(found.keys() - followed.keys(), "it has come")
+
+
+def _folded(names: Iterable[str]) -> set[str]:
+    return {name.lower() for name in names}
+
+
+class CatalogueCheck:
+    """The looks at one changefeed's tables; what the last one found stays as long as the source."""
+
+    def __init__(self, changefeed: str, options: MySqlOptions) -> None:
+        self.differences: Mapping[TableName, str] = {}
+        self._changefeed = changefeed
+        self._options = options
+        self._asked: asyncio.Future[Followed] | None = None
+        self._next_table = 0
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """The warnings that `changefeed query` shows."""
+        if not self.differences:
+            return ()
+        shown = [
+            f"{'.'.join(name)} ({why})" for name, why in sorted(self.differences.items())[:_SHOWN]
+        ]
+        more = len(self.differences) - len(shown)
+        rest = f" and {more} more" if more > 0 else ""
+        text = (
+            "tables at the server are not what its log made of them (sql_log_bin=0, or RENAME of a "
+            f"temporary table): {', '.join(shown)}{rest}. Rows in the lake may be wrong. To take "
+            "the tables as they are now: pause the changefeed, resume it with "
+            "--overwrite-checkpoint-ts now, then dumpstart"
+        )
+        return (text,)
+
+    async def run(self, wants: Callable[[str, str], bool], executor: Executor) -> None:
+        """Look every `catalogue_check_s` until cancelled; a look that fails is left out."""
+        loop = asyncio.get_running_loop()
+        while self._options.catalogue_check_s:
+            await asyncio.sleep(self._options.catalogue_check_s)
+            self._asked = loop.create_future()
+            followed = await self._asked
+            try:
+                found = await loop.run_in_executor(executor, self._look, followed, wants)
+            except TidemarkError as err:
+                _log.debug("the catalogue cannot be compared", reason=err.message)
+                continue
+            if found is not None:
+                self._note(found)
+
+    def give(self, followed: Callable[[], Followed]) -> None:
+        """Called where all that was read of the log is in force; what it gives is looked at if a
+        look is due.
+        """
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(followed())
+
+    def _look(
+        self, followed: Followed, wants: Callable[[str, str], bool]
+    ) -> Mapping[TableName, str] | None:
+        """What differs; None: the log went on meanwhile, so that nothing can be said."""
+        with log_in(self._options) as session:
+            if log_end(session) != followed.place:
+                return None
+            differences = self._compared(session, followed, wants)
+            return differences if log_end(session) == followed.place else None
+
+    def _compared(
+        self, session: Session, followed: Followed, wants: Callable[[str, str], bool]
+    ) -> dict[TableName, str]:
+        names = [name for name in table_names(session) if wants(*name)]
+        known = sorted(followed.columns.keys() & set(names))
+        first = self._next_table if self._next_table < len(known) else 0
+        chosen = known[first : first + _COLUMNS_OF]
+        self._next_table = first + len(chosen)
+        found: dict[TableName, Collection[str] | None] = dict.fromkeys(known)
+        found |= column_names(session, chosen)
+        others = [name for name in names if name not in found and name not in followed.passed_over]
+        found |= dict.fromkeys(_eligible(session, others[:_COLUMNS_OF]))
+        differences = differing(followed.columns, found)
+        # What an earlier look told of tables that this one did not read stays.
+        differences |= {
+            name: why
+            for name, why in self.differences.items()
+            if name in known and name not in chosen
+        }
+        session.execute(f"SET SESSION lock_wait_timeout={_LOCK_WAIT_S}")
+        return {
+            name: why
+            for name, why in differences.items()
+            if _is_missing(session, name) is (why == GONE)
+        }
+
+    def _note(self, differences: Mapping[TableName, str]) -> None:
+        if differences and differences != self.differences:
+            _log.warning(
+                "tables at the server are not what its log made of them",
+                changefeed=self._changefeed,
+                tables={".".join(name): why for name, why in sorted(differences.items())[:_SHOWN]},
+            )
+        self.differences = differences
+        metrics.CATALOGUE_DIFFERENCES.labels(self._changefeed).set(len(differences))
+
+
+def _eligible(session: Session, names: Sequence[TableName]) -> list[TableName]:
+    """Those that a changefeed can replicate: others may be left out since it was created."""
+    definitions = read_definitions(session, names).values()
+    return [each.name for each in definitions if each.key and not each.faults]
+
+
+def _is_missing(session: Session, name: TableName) -> bool | None:
+    """Whether the server says that there is no such table; None: a DDL has it, or it may not be
+    opened.
+    """
+    quoted = ".".join(f"`{part.replace('`', '``')}`" for part in name)
+    try:
+        session.execute(f"SELECT 1 FROM {quoted} LIMIT 0")  # noqa: S608 - quoted
+    except TidemarkError as err:
+        return True if _NO_SUCH_TABLE in err.message else None
+    return False
