@@ -35,6 +35,7 @@ from server.capture.worker.service import WorkerService
 from server.config import setting
 from server.daemon import Endpoints
 from server.dump.service import DumpService
+from server.http_ports import HTTP_ADDRS
 from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
@@ -68,7 +69,7 @@ class CaptureConfig:
     data_dir: str = setting(
         "./data/capture", "directory for sorted rows; a cache, filled again after a restart"
     )
-    http_addr: str = setting("127.0.0.1:8303", "/metrics, /healthz, /readyz")
+    http_addr: str = setting(HTTP_ADDRS["capture"], "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(
         512 << 20, "memory for the rows of one changefeed (TiCDC: 1 GiB)"
     )

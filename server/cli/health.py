@@ -1,7 +1,6 @@
 """`tidemark health ROLE`: whether the daemon of that role on this machine is ready.
 
-Containers and service managers run it every few seconds, so it imports no daemon unless it must
-look up a default.
+Containers and service managers run it every few seconds, so it imports no daemon.
 """
 
 import argparse
@@ -15,19 +14,10 @@ from typing import Any, Final
 from server.cli.arguments import Parser
 from server.config import ConfigError, load, read_document, setting
 from server.exit_status import EXIT_OK
+from server.http_ports import HTTP_ADDRS
 from storage.model.errors import UnavailableError
 
-ROLES: Final = (
-    "coordinator",
-    "store",
-    "capture",
-    "pump",
-    "gc-worker",
-    "up",
-    "spark",
-    "spark-keep",
-)
-"""Sections of the configuration that have an `http-addr`."""
+ROLES: Final = tuple(HTTP_ADDRS)
 
 
 class NotReadyError(UnavailableError):
@@ -102,11 +92,7 @@ def _configured(arguments: argparse.Namespace) -> str:
         environ=os.environ,
         flags={"http_addr": arguments.http_addr},
     )
-    if section.http_addr:
-        return section.http_addr
-    from server.cli.config import sections  # imports every daemon: seconds
-
-    return str(sections()[role]().http_addr)
+    return section.http_addr or HTTP_ADDRS[role]
 
 
 def _of_file(path: str | None, role: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Commands are imported when they are called: `tidemark --help` waits for none of 
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import select
@@ -18,12 +19,18 @@ from typing import TextIO
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from server.exit_status import EXIT_ERROR, EXIT_USAGE
-from storage.model.errors import TidemarkError
+from storage.model.errors import InvalidError, TidemarkError
 
 EXIT_READER_GONE = 141
 """128 + SIGPIPE: what shells report of a program whose reader, such as `head`,
 has closed the pipe.
 """
+
+_EXTRAS = {"pyspark": "spark", "pandas": "spark", "psycopg": "spark", "tikv_client": "demo"}
+"""The extra of the distribution that brings each module which daemons can do without."""
+
+_NEEDS = {"spark": ("pyspark",), "play": ("pyspark",), "demo": ("tikv_client",)}
+"""What commands cannot do without."""
 
 COMMANDS = {
     "up": "all daemons on this machine, for a laptop or a demo",
@@ -40,6 +47,18 @@ COMMANDS = {
     "play": "a MariaDB with a shop, a lake that follows it, and SQL to try on both",
     "demo": "a bank workload through a foreign client, with proof that the lake equals the store",
 }
+
+
+class NotInstalledError(InvalidError):
+    """A command needs a module that is not installed here."""
+
+    code = "ErrNotInstalled"
+
+    def __init__(self, module: str) -> None:
+        super().__init__(
+            f"this command needs {module}, which is not installed here: pip install "
+            f"'tidemark-cdc[{_EXTRAS[module]}]', or use the Spark image"
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,6 +117,22 @@ def _run(arguments: list[str]) -> int:
         print(f"tidemark: no command {arguments[0]!r}{advice}\n\n{_usage()}", file=sys.stderr)
         return EXIT_USAGE
     command, argv = arguments[0], arguments[1:]
+    try:
+        _check_installed(command)
+        return _call(command, argv)
+    except TidemarkError as err:
+        print(err, file=sys.stderr)
+    except ModuleNotFoundError as err:
+        print(_not_installed(err), file=sys.stderr)
+    except BaseExceptionGroup as group:
+        missing = group.split(ModuleNotFoundError)[0]
+        if missing is None:
+            raise
+        print(_not_installed(_first(missing)), file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _call(command: str, argv: list[str]) -> int:
     if command in ("cli", "config", "completion", "health"):
         run = importlib.import_module(f"server.cli.{command}").run
     else:
@@ -105,11 +140,35 @@ def _run(arguments: list[str]) -> int:
         run = getattr(
             importlib.import_module("server.cli.daemon"), f"run_{command.replace('-', '_')}"
         )
-    try:
-        return int(run(argv))
-    except TidemarkError as err:
-        print(err, file=sys.stderr)
-        return EXIT_ERROR
+    return int(run(argv))
+
+
+def _check_installed(command: str) -> None:
+    """Miss what a command needs before it starts anything: `play` would run for a minute first.
+
+    Raises:
+        NotInstalledError: a module is not there.
+    """
+    for module in _NEEDS.get(command, ()):
+        if importlib.util.find_spec(module) is None:
+            raise NotInstalledError(module)
+
+
+def _not_installed(err: ModuleNotFoundError) -> NotInstalledError:
+    """The same for what a command missed on its way.
+
+    Raises:
+        ModuleNotFoundError: `err`, a defect: no extra has that module.
+    """
+    name = (err.name or "").partition(".")[0]
+    if name not in _EXTRAS:
+        raise err
+    return NotInstalledError(name)
+
+
+def _first(group: BaseExceptionGroup[ModuleNotFoundError]) -> ModuleNotFoundError:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _usage() -> str:

@@ -32,6 +32,7 @@ from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members, MemberService, Membership, member_at
 from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, Election, LeaderTerm
+from server.http_ports import HTTP_ADDRS
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect, diagnose
 from server.rpc.credentials import SecurityConfig
@@ -60,7 +61,9 @@ class CoordinatorConfig:
     """Where the coordinator listens, and where its state lives."""
 
     addr: str = setting("127.0.0.1:2379", "host:port for PD's and etcd's gRPC services")
-    http_addr: str = setting("127.0.0.1:8391", "host:port for /metrics, /healthz and /readyz")
+    http_addr: str = setting(
+        HTTP_ADDRS["coordinator"], "host:port for /metrics, /healthz and /readyz"
+    )
     advertise_addr: str = setting(
         "", "host:port that clients are told to use; empty: the listening address"
     )

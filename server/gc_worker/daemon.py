@@ -24,6 +24,7 @@ from server.gc_worker.cluster import TikvCluster
 from server.gc_worker.listener import LogAndCount
 from server.gc_worker.service import GCService
 from server.gc_worker.view import MetaRecords
+from server.http_ports import HTTP_ADDRS
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdUnavailableError
@@ -48,7 +49,7 @@ class GCWorkerConfig:
     advertise_addr: str = setting(
         "", "host:port where the command line finds the leader; empty: the one listened on"
     )
-    http_addr: str = setting("127.0.0.1:8392", "address of /metrics, /healthz and /readyz")
+    http_addr: str = setting(HTTP_ADDRS["gc-worker"], "address of /metrics, /healthz and /readyz")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     tick_seconds: float = setting(
         60.0, "seconds between looks at the leadership and at what is due", least=0.001

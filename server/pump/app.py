@@ -15,6 +15,7 @@ from tipb import pump_pb2
 
 from server.config import setting
 from server.daemon import Endpoints
+from server.http_ports import HTTP_ADDRS
 from server.pump import metrics
 from server.pump.http_api import HttpApi
 from server.pump.registry import ONLINE, Node, Registry, node_id
@@ -54,7 +55,7 @@ class PumpConfig:
     addr: str = setting("127.0.0.1:8250", "address for binlog.Pump, host:port")
     advertise_addr: str = setting("", "address that TiDB is told to write to; empty: --addr")
     http_addr: str = setting(
-        "127.0.0.1:8251", "address for /metrics, /healthz, /readyz, /status, /state and /debug"
+        HTTP_ADDRS["pump"], "address for /metrics, /healthz, /readyz, /status, /state and /debug"
     )
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     cluster_id: int = setting(

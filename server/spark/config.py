@@ -10,6 +10,7 @@ from pyspark_tidemark.lake.formats import default_modes
 from pyspark_tidemark.sink_uri import FORMS
 
 from server.config import ConfigError, setting
+from server.http_ports import HTTP_ADDRS
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import InvalidError
 
@@ -69,7 +70,7 @@ class SparkConfig(JobSettings):
     progress_json: str = setting(
         "", "file that the lines about each cut are appended to, besides standard output"
     )
-    http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
+    http_addr: str = setting(HTTP_ADDRS["spark"], "/metrics, /healthz, /readyz")
 
 
 def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:

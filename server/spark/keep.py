@@ -26,6 +26,7 @@ from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from server.changefeed.info import lake_format
 from server.config import ConfigError, load, setting
 from server.daemon import Endpoints
+from server.http_ports import HTTP_ADDRS
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.spark.auditor import Auditor, audit_settings
@@ -53,7 +54,7 @@ class KeepConfig(JobSettings):
         "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
         "orders:compact-every=16; may be repeated",
     )
-    http_addr: str = setting("127.0.0.1:8394", "/metrics, /healthz, /readyz")
+    http_addr: str = setting(HTTP_ADDRS["spark-keep"], "/metrics, /healthz, /readyz")
 
 
 _OWN = tuple(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from server.config import ConfigError, setting
+from server.http_ports import HTTP_ADDRS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,7 +11,7 @@ class StoreConfig:
     """Where the store listens, where it keeps its data, and how it paces its background work."""
 
     addr: str = setting("127.0.0.1:20160", "host:port for gRPC")
-    http_addr: str = setting("127.0.0.1:20180", "host:port for metrics and health")
+    http_addr: str = setting(HTTP_ADDRS["store"], "host:port for metrics and health")
     advertise_addr: str = setting("", "host:port that clients are told; empty: --addr")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
     data_dir: str = setting("data/store", "directory of this store's data")

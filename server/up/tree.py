@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from server.child import Child
 from server.config import setting
 from server.daemon import Endpoints
+from server.http_ports import HTTP_ADDRS
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.spark.config import require_java
@@ -48,7 +49,7 @@ class UpConfig:
     flight_addr: str = setting("127.0.0.1:8301", "capture's Arrow Flight address")
     pump_addr: str = setting("127.0.0.1:8250", "pump's gRPC address")
     gc_worker_addr: str = setting("127.0.0.1:8302", "GC worker's gRPC address")
-    http_addr: str = setting("127.0.0.1:8390", "/metrics of all daemons, /healthz, /readyz")
+    http_addr: str = setting(HTTP_ADDRS["up"], "/metrics of all daemons, /healthz, /readyz")
     spark: bool = setting(
         default=True,
         help_text="run a Spark job for each changefeed whose sink is a lake; --no-spark turns it off",

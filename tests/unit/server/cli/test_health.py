@@ -11,6 +11,7 @@ from server import http
 from server.cli import main
 from server.cli.config import sections
 from server.cli.health import ROLES
+from server.http_ports import HTTP_ADDRS
 from tests.ports import free_port
 
 
@@ -85,3 +86,9 @@ def test_daemons_of_one_machine_have_ports_of_their_own_by_default():
     }
     assert "0" not in ports.values()
     assert len(set(ports.values())) == len(ports)
+
+
+def test_the_ports_of_roles_are_those_of_their_daemons() -> None:
+    """A probe that asked another port than the daemon has would restart it for ever."""
+    for role, address in HTTP_ADDRS.items():
+        assert sections()[role]().http_addr == address
