@@ -26,12 +26,12 @@ from server.coordinator.etcd.service import EtcdService
 from server.coordinator.explain_service import Explainer, ExplainService
 from server.coordinator.http_api import HttpApi
 from server.coordinator.keys import ClusterKeys
-from server.coordinator.leader_proxy import LeaderProxy, MemberForwarder
 from server.coordinator.leadership.durable_limit import StateLostError
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members, MemberService, Membership, member_at
 from server.coordinator.pd_http.api import PdHttp
 from server.coordinator.term import CurrentTerm, Election, LeaderTerm
+from server.coordinator.term_router import MemberForwarder, TermRouter
 from server.http_ports import HTTP_ADDRS
 from server.routes import Handler, Route, Routes
 from server.rpc.client import connect, diagnose
@@ -208,7 +208,7 @@ class _Coordinator:
         forwarder = MemberForwarder(self._members, self._security, channels)
         # Behind the member calls, which every coordinator answers itself; all other methods of PD
         # are looked up in the term of the moment.
-        server.add_proxy(LeaderProxy(self._current, self._members, forwarder))
+        server.add_generic_handler(TermRouter(self._current, self._members, forwarder))
 
     def _add_etcd(self, server: RpcServer, tasks: asyncio.TaskGroup) -> None:
         meta_storage = MetaStorageService(self._api, self._keys.cluster_id)
@@ -218,7 +218,7 @@ class _Coordinator:
         if isinstance(self._api, EmbeddedEtcd):
             EtcdService(self._api, self._keys.cluster_id, self._members, tasks).add_to(server)
         else:
-            server.add_proxy(EtcdProxy(self._api, self._members))
+            server.add_generic_handler(EtcdProxy(self._api, self._members))
 
 
 async def _stop_with(leadership: Leadership) -> None:

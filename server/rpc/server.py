@@ -182,7 +182,7 @@ class RpcServer:
         self._server.add_registered_method_handlers(service.full_name, handlers)
         self._names.append(service.full_name)
 
-    def add_proxy(self, handler: "grpc.GenericRpcHandler[Any, Any]") -> None:
+    def add_generic_handler(self, handler: "grpc.GenericRpcHandler[Any, Any]") -> None:
         """Serve the methods `handler` knows, as bytes;
         it speaks for services this process has no stubs of.
         """

@@ -179,7 +179,7 @@ class _LogReader:
         self._tables = Tables([table.source for table in tables])
         self._rows = LogRows(self._tables, self._from_ts, self._before)
         self._transactions = Transactions(
-            LogPosition(begin.saved_position), torn=torn, clock=begin.clock
+            LogPosition(begin.saved_position), torn=torn, time_limits=begin.time_limits
         )
 
     def read(
@@ -233,9 +233,9 @@ class _LogReader:
         elif isinstance(item, UndecidedTimes):
             # The time lies behind all cuts, where only the order of changes counts: any decision
             # will do.
-            self._transactions.clock = self._transactions.clock.decide(
+            self._transactions.time_limits = self._transactions.time_limits.decide(
                 item.previous_ts, item.times_ms, 0
-            ).clock
+            ).time_limits
         elif isinstance(item, UnclearSavepoint) and item.commit_ts > self._from_ts:
             self._tables.check_savepoint(item, nested=partial(may_nest_savepoints, session))
         elif isinstance(item, UnpreparedXaCommit) and item.commit_ts > self._from_ts:

@@ -30,10 +30,10 @@ from server.dump.mysql.chunk import ChunkSize, last_row, quoted, selected
 from server.dump.mysql.reader import chunk_query, keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
-from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.opening import Beginning
 from server.puller.mysql.log.position import SavedPosition
-from server.puller.mysql.log.saved_positions import ClockRecord, prefix
+from server.puller.mysql.log.saved_positions import TimeLimitsRecord, prefix
+from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import log_end
@@ -186,8 +186,8 @@ async def _log_beginning(meta: Meta, changefeed: str, ts: int) -> Beginning:
             f"changefeed {changefeed} knows no place in the log at or before the cut {ts}"
         )
     saved_position = max(usable, key=lambda saved_position: saved_position.ts)
-    clock = await ClockRecord(meta, changefeed).load()
-    return Beginning(saved_position, saved_position.ts, clock or Clock.accepting())
+    time_limits = await TimeLimitsRecord(meta, changefeed).load()
+    return Beginning(saved_position, saved_position.ts, time_limits or TimeLimits.accepting())
 
 
 def _open_snapshot(

@@ -16,7 +16,7 @@ from server.puller.mysql.catalogue_check import CatalogueCheck
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.listener import LogListener
 from server.puller.mysql.log.opening import beginning
-from server.puller.mysql.log.saved_positions import ClockRecord, PositionStore
+from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRecord
 from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.session.catalogue import read_definitions
@@ -59,14 +59,14 @@ class MySqlSource:
     @property
     def warnings(self) -> Sequence[str]:
         """See `Source.warnings`."""
-        return [*self._odd_times.warnings, *self._catalogue.warnings]
+        return (*self._odd_times.warnings, *self._catalogue.warnings)
 
     async def now(self) -> int:
         """See `Source.now`; saves the log's position for it."""
         begins = await self._ask(beginning, self._options)
-        record = ClockRecord(self._meta, self._changefeed)
+        record = TimeLimitsRecord(self._meta, self._changefeed)
         if await record.load() is None:
-            await record.save(begins.clock)
+            await record.save(begins.time_limits)
         await PositionStore(self._meta, self._changefeed).put(begins.saved_position)
         return begins.ts
 

@@ -89,7 +89,7 @@ class EtcdService:
         for stubs in (rpc_pb2, election_pb2, lock_pb2):
             for service in stubs.DESCRIPTOR.services_by_name.values():
                 server.add_service(service, SimpleNamespace(**calls))
-        server.add_proxy(Unsupported())
+        server.add_generic_handler(Unsupported())
 
     async def LeaseKeepAlive(
         self, requests: AsyncIterator[rpc_pb2.LeaseKeepAliveRequest], _context: Any

@@ -25,17 +25,17 @@ from server.puller.mysql.ddl.tree import CreateTable, TableName
 from server.puller.mysql.ddl_changes import DdlChanges
 from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.listener import LogListener, TableCopier
-from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.heartbeat import HeartbeatWriter
 from server.puller.mysql.log.opening import OpenLog, accepted_until_ms, oldest, open_log
 from server.puller.mysql.log.position import STEP, LogPosition
 from server.puller.mysql.log.saved_positions import (
     SAVE_EVERY_S,
-    ClockRecord,
     PositionStore,
     RetentionMonitor,
+    TimeLimitsRecord,
 )
 from server.puller.mysql.log.stream import leased_server_id
+from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.catalogue import (
     changes_alone,
@@ -149,7 +149,7 @@ class LogPuller:
             self._tables, self._log_rows, catalog, upstream.listener, upstream.copying
         )
         self._position_store = PositionStore(upstream.meta, upstream.changefeed)
-        self._clock = ClockRecord(upstream.meta, upstream.changefeed)
+        self._time_limits = TimeLimitsRecord(upstream.meta, upstream.changefeed)
         self._saved_at = 0.0
         self._resolved_at = 0.0
         self._heard_at = 0.0
@@ -167,12 +167,14 @@ class LogPuller:
             saved_position = await self._ask(oldest, options, self._start_ts)
             # Saved before anything is read: after a restart commit_ts are folded from there, too.
             await self._position_store.put(saved_position)
-        clock = await self._clock.load() or Clock.accepting(physical_ms(self._start_ts))
+        time_limits = await self._time_limits.load() or TimeLimits.accepting(
+            physical_ms(self._start_ts)
+        )
         self._transactions = Transactions(
             LogPosition(saved_position),
             torn=self._upstream.torn,
             held_bytes=self._held_bytes,
-            clock=clock,
+            time_limits=time_limits,
             shared=self._sorter_rows.open_transactions,
         )
         heartbeats = HeartbeatWriter(self._upstream.changefeed, options)
@@ -397,11 +399,11 @@ class LogPuller:
         """Decide by the present whether times count; durable before a commit_ts follows from it."""
         assert self._transactions is not None, "it runs"
         present_ms = await self._ask(accepted_until_ms, log.session, self._upstream.options)
-        decision = self._transactions.clock.decide(
+        decision = self._transactions.time_limits.decide(
             undecided.previous_ts, undecided.times_ms, present_ms
         )
-        await self._clock.save(decision.clock)
-        self._transactions.clock = decision.clock
+        await self._time_limits.save(decision.time_limits)
+        self._transactions.time_limits = decision.time_limits
         if decision.odd_ms:
             odd = self._upstream.odd_times
             odd.transactions += len(decision.odd_ms)

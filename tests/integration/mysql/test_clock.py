@@ -10,9 +10,9 @@ import pytest
 
 from server.changefeed.source import SourceUri
 from server.puller.mysql.log import opening
-from server.puller.mysql.log.clock import Clock, TimeLimit
 from server.puller.mysql.log.position import SavedPosition
-from server.puller.mysql.log.saved_positions import ClockRecord, PositionStore
+from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRecord
+from server.puller.mysql.log.time_limits import TimeLimit, TimeLimits
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import UnavailableError
@@ -162,13 +162,13 @@ async def test_a_replica_gives_the_same_commit_ts_behind_odd_times(meta: EtcdMet
 
 
 async def test_of_two_captures_only_one_decides(meta: EtcdMeta) -> None:
-    one, other = ClockRecord(meta, "feed"), ClockRecord(meta, "feed")
+    one, other = TimeLimitsRecord(meta, "feed"), TimeLimitsRecord(meta, "feed")
     assert await one.load() is None
     assert await other.load() is None
-    await one.save(Clock([TimeLimit(0, 5)]))
+    await one.save(TimeLimits([TimeLimit(0, 5)]))
     with pytest.raises(UnavailableError, match="another capture"):
-        await other.save(Clock([TimeLimit(0, 7)]))
+        await other.save(TimeLimits([TimeLimit(0, 7)]))
     known = await other.load()
     assert known is not None
     assert known.limits == (TimeLimit(0, 5),)
-    await other.save(Clock([TimeLimit(0, 7)]))
+    await other.save(TimeLimits([TimeLimit(0, 7)]))

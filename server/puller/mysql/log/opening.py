@@ -12,9 +12,9 @@ from typing import Final
 
 import structlog
 
-from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.position import LogPosition, SavedPosition
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
+from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import (
     GtidDomainsError,
@@ -119,7 +119,7 @@ class Beginning:
 
     saved_position: SavedPosition
     ts: int
-    clock: Clock
+    time_limits: TimeLimits
     """What was decided about times between the two."""
 
 
@@ -151,12 +151,12 @@ def beginning(options: MySqlOptions) -> Beginning:
             saved_position.file,
             saved_position.position,
         ):
-            clock = Clock.accepting(accepted_until_ms(session, options))
+            time_limits = TimeLimits.accepting(accepted_until_ms(session, options))
             # nothing is behind it, nor between its GTIDs and its offset
-            return Beginning(saved_position, saved_position.ts, clock)
+            return Beginning(saved_position, saved_position.ts, time_limits)
         until_ms = accepted_until_ms(session, options)
         reader = log_in_to(session.address, options)
-    return _ts_at_end(reader, saved_position, options, Clock.accepting(until_ms))
+    return _ts_at_end(reader, saved_position, options, TimeLimits.accepting(until_ms))
 
 
 def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
@@ -224,10 +224,10 @@ def _present(session: Session) -> SavedPosition:
 
 
 def _ts_at_end(
-    reader: Session, saved_position: SavedPosition, options: MySqlOptions, clock: Clock
+    reader: Session, saved_position: SavedPosition, options: MySqlOptions, time_limits: TimeLimits
 ) -> Beginning:
     """The commit_ts of the last transaction in the log now;
-    times that are later than `clock` accepts are odd.
+    times that are later than `time_limits` accept are odd.
     """
     place = LogPlace(
         saved_position.gtids,
@@ -237,15 +237,17 @@ def _ts_at_end(
     )
     stream = open_stream(reader, place, options, 0, follow=False)
     with closing(stream), closing(OpenTransactions()) as shared:
-        transactions = Transactions(LogPosition(saved_position), clock=clock, shared=shared)
+        transactions = Transactions(
+            LogPosition(saved_position), time_limits=time_limits, shared=shared
+        )
         while not stream.ended:
             for events in stream.take(_FIRST_S):
                 for item in transactions.take(events):
                     if isinstance(item, UndecidedTimes):
-                        transactions.clock = transactions.clock.decide(
+                        transactions.time_limits = transactions.time_limits.decide(
                             item.previous_ts, item.times_ms, 0
-                        ).clock
-    return Beginning(saved_position, transactions.position.ts, transactions.clock)
+                        ).time_limits
+    return Beginning(saved_position, transactions.position.ts, transactions.time_limits)
 
 
 def accepted_until_ms(session: Session, options: MySqlOptions) -> int:

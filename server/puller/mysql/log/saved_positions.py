@@ -28,9 +28,9 @@ import structlog
 from server.changefeed import keys
 from server.changefeed.info import checkpoint_of
 from server.puller.mysql import metrics
-from server.puller.mysql.log.clock import Clock
 from server.puller.mysql.log.opening import began
 from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.session.checks import kept_s
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.options import MySqlOptions
@@ -84,8 +84,8 @@ class PositionStore:
         return self._prefix + b"%020d" % ts
 
 
-class ClockRecord:
-    """The changefeed's clock in the metadata; of two captures that read one log,
+class TimeLimitsRecord:
+    """The changefeed's time limits in the metadata; of two captures that read one log,
     only one can write it.
     """
 
@@ -94,7 +94,7 @@ class ClockRecord:
         self._key = keys.source(changefeed) + b"clock"
         self._revision = 0
 
-    async def load(self) -> Clock | None:
+    async def load(self) -> TimeLimits | None:
         """Load the decisions about times; None: nothing was decided yet.
 
         Raises:
@@ -102,16 +102,16 @@ class ClockRecord:
         """
         pair = await self._meta.get(self._key)
         self._revision = pair.mod_revision if pair else 0
-        return Clock.from_json(pair.value) if pair else None
+        return TimeLimits.from_json(pair.value) if pair else None
 
-    async def save(self, clock: Clock) -> None:
+    async def save(self, time_limits: TimeLimits) -> None:
         """Save the decisions about times. Durable.
 
         Raises:
             UnavailableError: somebody else has written it since it was loaded.
         """
         unchanged = Compare.unchanged(self._key, self._revision)
-        result = await self._meta.txn([unchanged], [Put(self._key, clock.to_json())])
+        result = await self._meta.txn([unchanged], [Put(self._key, time_limits.to_json())])
         if not result.succeeded:
             raise UnavailableError(
                 "another capture has decided about times of the log, which is read again by its decisions"

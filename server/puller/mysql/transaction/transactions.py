@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from server.puller.mysql.ddl.statement import Kind, Statement, dialect_of, of_session, statement_of
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.log.clock import Clock, Times
 from server.puller.mysql.log.position import LogPosition
+from server.puller.mysql.log.time_limits import TimeLimits, Times
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.boundary import (
     GTIDS,
@@ -96,7 +96,7 @@ class UndecidedTimes:
     """Times of transactions behind `previous_ts`,
     the first of which is later than is accepted without a decision.
 
-    Whoever takes this sets `Transactions.clock` to the clock of the decision before going on.
+    Whoever takes this sets `Transactions.time_limits` to those of the decision before going on.
     """
 
     previous_ts: int
@@ -123,12 +123,12 @@ class Transactions:
         *,
         torn: Mapping[tuple[str, int], RowRanges | None] = _NOTHING_TORN,
         held_bytes: int = HELD_BYTES,
-        clock: Clock | None = None,
+        time_limits: TimeLimits | None = None,
         shared: OpenTransactions | None = None,
     ) -> None:
         """Without `shared` all that waits is in memory."""
         self.position = position
-        self.clock = clock or Clock.accepting()
+        self.time_limits = time_limits or TimeLimits.accepting()
         self._dialect = Dialect()
         self._torn = dict(torn)
         self._held_bytes = held_bytes
@@ -207,14 +207,14 @@ class Transactions:
 
     def _fold(self, times: Times) -> Generator[Item, None, Times]:
         """Fold the times of the transactions that come next into their commit_ts."""
-        ts, undecided = self.clock.fold(self.position.ts, times)
+        ts, undecided = self.time_limits.fold(self.position.ts, times)
         if undecided is not None:
             yield UndecidedTimes(
                 int(ts[undecided - 1]) if undecided else self.position.ts, times[undecided:]
             )
-            # Whoever took the item has set a clock that decides these times: fold them again.
-            ts, undecided = self.clock.fold(self.position.ts, times)
-            assert undecided is None, "the clock that was set decides all of them"
+            # Whoever took the item has set time limits that decide these times: fold them again.
+            ts, undecided = self.time_limits.fold(self.position.ts, times)
+            assert undecided is None, "the time limits that were set decide all of them"
         return ts
 
     def _one(self, events: Events, event_number: int, kind: int) -> Iterator[Item]:

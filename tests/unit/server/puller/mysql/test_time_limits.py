@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.changefeed.source import SourceUri, SourceUriError
-from server.puller.mysql.log.clock import Clock, TimeLimit
 from server.puller.mysql.log.position import STEP
+from server.puller.mysql.log.time_limits import TimeLimit, TimeLimits
 from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
@@ -22,22 +22,22 @@ NOW_MS = 1_700_000_000_000
 
 @dataclass
 class Reader:
-    """Reads transactions with a clock that is kept, at a present that goes on."""
+    """Reads transactions with time limits that are kept, at a present that goes on."""
 
-    clock: Clock = field(default_factory=lambda: Clock.accepting(0))
+    time_limits: TimeLimits = field(default_factory=lambda: TimeLimits.accepting(0))
     saved: bytes = b""
     odd: int = 0
 
     def read(self, previous_ts: int, times: list[int], present_ms: int) -> list[int]:
         array = np.array(times, np.int64)
-        ts, undecided = self.clock.fold(previous_ts, array)
+        ts, undecided = self.time_limits.fold(previous_ts, array)
         if undecided is not None:
             before = int(ts[undecided - 1]) if undecided else previous_ts
-            decision = self.clock.decide(before, array[undecided:], present_ms + SKEW_MS)
+            decision = self.time_limits.decide(before, array[undecided:], present_ms + SKEW_MS)
             self.odd += len(decision.odd_ms)
-            self.saved = decision.clock.to_json()
-            self.clock = Clock.from_json(self.saved)
-            ts, undecided = self.clock.fold(previous_ts, array)
+            self.saved = decision.time_limits.to_json()
+            self.time_limits = TimeLimits.from_json(self.saved)
+            ts, undecided = self.time_limits.fold(previous_ts, array)
             assert undecided is None
         return ts.tolist()
 
@@ -67,7 +67,7 @@ def test_a_transaction_has_the_same_commit_ts_whenever_it_is_read(
         delay_ms = data.draw(st.sampled_from([0, 0, 300, 2000]))
         first += reader.read(first[-1] if first else start_ts, [time_ms], now_ms + delay_ms)
     assert first == sorted(set(first))
-    kept = Clock.from_json(reader.saved)
+    kept = TimeLimits.from_json(reader.saved)
     for begin in sorted({0, *(cut % len(log) for cut in cuts)}):
         again = Reader(kept)
         later_ms = log[-1][1] + data.draw(st.sampled_from([0, 500, 10**9]))
@@ -77,7 +77,7 @@ def test_a_transaction_has_the_same_commit_ts_whenever_it_is_read(
             before = (seen or first[:begin] or [start_ts])[-1]
             seen += again.read(before, [time_ms for time_ms, _ in piece], later_ms)
         assert seen == first[begin:]
-        assert again.clock.limits == kept.limits, "nothing was decided anew"
+        assert again.time_limits.limits == kept.limits, "nothing was decided anew"
 
 
 @given(transactions())
@@ -111,7 +111,7 @@ def test_a_log_that_is_read_hours_late_needs_one_judgement() -> None:
     times = [NOW_MS - 7_200_000 + 1000 * number for number in range(7200)]
     ts = reader.read(0, times, NOW_MS)
     assert ts == [compose(time_ms) for time_ms in times]
-    assert (reader.odd, len(reader.clock.limits)) == (0, 1)
+    assert (reader.odd, len(reader.time_limits.limits)) == (0, 1)
 
 
 def test_a_clock_that_jumps_back_an_hour_stands_until_it_has_caught_up() -> None:
@@ -126,14 +126,17 @@ def test_a_time_that_was_odd_stays_odd_when_the_present_has_come_to_it() -> None
     reader = Reader()
     first = reader.read(0, [NOW_MS, NOW_MS + SKEW_MS + 100], NOW_MS)
     reader.read(first[-1], [NOW_MS + SKEW_MS + 200], NOW_MS + SKEW_MS + 200)
-    assert len(reader.clock.limits) == 2
-    assert Reader(reader.clock).read(0, [NOW_MS, NOW_MS + SKEW_MS + 100], NOW_MS + 10**9) == first
+    assert len(reader.time_limits.limits) == 2
+    assert (
+        Reader(reader.time_limits).read(0, [NOW_MS, NOW_MS + SKEW_MS + 100], NOW_MS + 10**9)
+        == first
+    )
 
 
 def test_the_clock_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    clock = Clock([TimeLimit(0, 5, 7), TimeLimit(9, 10)])
-    assert clock.to_json() == b'{"horizons":[[0,5,7],[9,10,-1]]}'
-    assert Clock.from_json(clock.to_json()).limits == clock.limits
+    time_limits = TimeLimits([TimeLimit(0, 5, 7), TimeLimit(9, 10)])
+    assert time_limits.to_json() == b'{"horizons":[[0,5,7],[9,10,-1]]}'
+    assert TimeLimits.from_json(time_limits.to_json()).limits == time_limits.limits
     for damaged in (
         b"",
         b"[]",
@@ -143,7 +146,7 @@ def test_the_clock_is_read_as_it_was_written_and_nothing_else_is() -> None:
         b'{"horizons":7}',
     ):
         with pytest.raises(CorruptError):
-            Clock.from_json(damaged)
+            TimeLimits.from_json(damaged)
 
 
 @pytest.mark.parametrize(

@@ -51,15 +51,15 @@ class TimeLimit:
 @dataclass(frozen=True, slots=True)
 class TimeDecision:
     """What was decided about times of transactions that were read for the first time,
-    and the clock that says so from now on.
+    and the time limits that say so from now on.
     """
 
-    clock: "Clock"
+    time_limits: "TimeLimits"
     odd_ms: Sequence[int]
     """The times that are odd."""
 
 
-class Clock:
+class TimeLimits:
     """The decisions about one log; a value."""
 
     def __init__(self, limits: Sequence[TimeLimit]) -> None:
@@ -67,7 +67,7 @@ class Clock:
 
     @classmethod
     def accepting(cls, until_ms: int = _FOR_EVER_MS) -> Self:
-        """The clock of a log about which nothing was decided:
+        """The limits of a log about which nothing was decided:
         times up to `until_ms` are accepted.
         """
         return cls([TimeLimit(0, until_ms)])
@@ -116,7 +116,7 @@ class Clock:
             folded = fold(previous_ts, np.where(odd, 0, times))
             before = np.append(previous_ts, folded[:-1])
             last = replace(last, odd_ts=int(before[odd][-1]))
-        return TimeDecision(Clock([*past, last][-_LIMITS_MAX:]), times[odd].tolist())
+        return TimeDecision(TimeLimits([*past, last][-_LIMITS_MAX:]), times[odd].tolist())
 
     def _in_force(self, previous_ts: int) -> tuple[TimeLimit, int | None]:
         """The time limit of the transaction that follows,
@@ -146,7 +146,7 @@ class Clock:
             return cls(list(_limits(json.loads(value)["horizons"])))
         except (ValueError, TypeError, KeyError) as err:
             raise CorruptError(
-                f"the clock of a MySQL source in the metadata cannot be read: {err!r}"
+                f"the time limits of a MySQL source in the metadata cannot be read: {err!r}"
             ) from err
 
 

@@ -86,7 +86,7 @@ class MemberForwarder:
         return self._channels[host]
 
 
-class LeaderProxy(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+class TermRouter(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
     """The gRPC handler of the methods that only the leader answers."""
 
     def __init__(self, current: CurrentTerm, members: Members, forwarder: MemberForwarder) -> None:
