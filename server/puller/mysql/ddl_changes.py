@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import structlog
 
-from server.changefeed.table import SourceTable, TableRecord
+from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord
 from server.puller.mysql.ddl.definition import Definition, row_key
 from server.puller.mysql.ddl.statement import Kind
 from server.puller.mysql.ddl.tracker import (
@@ -73,6 +73,7 @@ class DdlChanges:
         self._catalog = catalog
         self._listener = listener
         self._copying = copying
+        self._last_mismatch: tuple[TableName, int] | None = None
 
     def effect_of(self, logged: LoggedStatement) -> Effect:
         """What a statement does to the changefeed's tables, by name.
@@ -230,10 +231,12 @@ class DdlChanges:
         or is gone before it has any row.
         """
         source_table, tracked = self._tables.by_id(table_id), outcome.tracked.get(name)
-        is_new = source_table is None
+        # CREATE OR REPLACE keeps the id of the table it replaces, and no column.
+        is_new = source_table is None or isinstance(logged.statement.tree, CreateTable)
         if is_new and seen is not None and _is_sequence(seen.table):
             self._rows.ignored.add(name)
             return None
+        # A statement does not say which character set its schema gave it; what was seen does.
         if tracked is not None and not (is_new and seen is not None and seen.sure):
             definition = _definition_of(name, tracked)
             if is_new and seen is not None and isinstance(seen.table, Definition):
@@ -246,13 +249,9 @@ class DdlChanges:
                 table, table.free_column_id
             )
         else:
-            before = (
-                Table.parse(source_table.record.table_info)
-                if source_table
-                else tracked.table
-                if tracked
-                else None
-            )
+            before = tracked.table if is_new and tracked else None
+            if before is None and source_table is not None:
+                before = Table.parse(source_table.record.table_info)
             free = before.free_column_id if before else first_column_id(self._tables, name)
             definition = self._found(seen.table, before, None).identified(before, free)
             faults = tracked.faults if tracked else outcome.faults.get(name, ())
@@ -330,6 +329,14 @@ class DdlChanges:
             TableIneligibleError: as `apply`.
         """
         name, table_map = mismatch.name, mismatch.table_map
+        if self._last_mismatch == (name, mismatch.commit_ts):
+            raise TableIneligibleError(
+                f"{'.'.join(name)}: the rows at {mismatch.commit_ts} have other columns than the "
+                "statement before them in the same transaction made, and what it made is known "
+                "already. Resume with --overwrite-checkpoint-ts now, then copy the table by "
+                "`tidemark cli changefeed dumpstart`"
+            )
+        self._last_mismatch = name, mismatch.commit_ts
         source_table = self._tables.by_name.get(name)
         if not self._catalog.wants(*name) or (found is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)

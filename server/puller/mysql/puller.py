@@ -372,10 +372,11 @@ class LogPuller:
         metrics.DDLS.inc()
         facts = await self._ask(partial(self._catalog_facts, log.session, barrier, effect))
         outcome = self._ddl.outcome(barrier, effect, facts)
+        is_created = isinstance(barrier.statement.tree, CreateTable)
         new = [
             name
             for name, table_id in effect.touched.items()
-            if self._tables.by_id(table_id) is None
+            if is_created or self._tables.by_id(table_id) is None
         ]
         seen = await self._seen_behind(barrier, list({*outcome.lost, *new}), log)
         await self._ddl.apply(barrier, effect, outcome, seen)
