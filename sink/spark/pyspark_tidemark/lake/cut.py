@@ -190,6 +190,10 @@ class CutApplier:
         tables = barrier_result.tables
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | barrier_result.changed)
+        for name in names:
+            # One that a DDL made anew is not there, either, after a job died between the two.
+            if name not in barrier_result.recreated:
+                self._check_moved(tables[name])
         work = [
             (tables[name], (start_ts, end_ts), slices.get(name, []), name in barrier_result.emptied)
             for name in names
@@ -211,8 +215,6 @@ class CutApplier:
         position = self._positions.get(table.name)
         if position is None:
             position = self._target.position(table)
-        if position is None:
-            self._check_moved(table.name)
         # An earlier try has applied the cut to this table.
         if position is not None and position >= end_ts:
             self._positions[table.name] = position
@@ -241,12 +243,14 @@ class CutApplier:
             table.name, applied.rows, applied.version, applied.checksum, applied.replaced or None
         )
 
-    def _check_moved(self, name: str) -> None:
+    def _check_moved(self, table: TableMeta) -> None:
         """Refuse to begin a table anew that an earlier version wrote under its name without
         escapes.
         """
-        parts = name.partition(".")[::2]
+        name, parts = table.name, table.name.partition(".")[::2]
         if tuple(map(path_part, parts)) == parts or self._manifest.last is None:
+            return
+        if name in self._positions or self._target.position(table) is not None:
             return
         if name not in versions_at(self._manifest.cuts(), self.applied_ts):
             return

@@ -78,6 +78,10 @@ class Database(Protocol):
     def is_altered(self, cursor: Any, table: str, mark: str) -> bool:
         """Whether a table has that mark of `alter`."""
 
+    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+        """What must be done before these columns can be dropped; the key is given anew later."""
+        ...
+
     def rekeyed(self, cursor: Any, table: str, key: "TableKey") -> list[str]:
         """The statements that give a table another key."""
 

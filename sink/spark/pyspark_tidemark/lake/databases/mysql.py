@@ -245,6 +245,13 @@ class MySql:
         row = cursor.fetchone()
         return row is not None and row[0] == mark
 
+    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+        """See `Database`."""
+        # MariaDB drops no column of a primary key that has others, too.
+        if not set(key_of(cursor, table)) & set(dropped):
+            return []
+        return [f"ALTER TABLE {self.quoted_table(table)} DROP PRIMARY KEY"]
+
     def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; one statement."""
         schema, _, name = table.partition(".")

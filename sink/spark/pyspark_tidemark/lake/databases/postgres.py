@@ -185,6 +185,11 @@ class Postgres:
         steps += [f"ALTER COLUMN {self.quoted(column)} DROP DEFAULT" for column in filled]
         return [f"{name} {step}" for step in steps]
 
+    def unkeyed(self, cursor: Any, table: str, dropped: Sequence[str]) -> list[str]:
+        """See `Database`: PostgreSQL drops a key with a column of it."""
+        del cursor, table, dropped
+        return []
+
     def rekeyed(self, cursor: Any, table: str, key: TableKey) -> list[str]:
         """See `Database`; in the transaction of the cursor."""
         name = self.quoted_table(table)

@@ -140,9 +140,11 @@ class DatabaseTarget:
         # able to find out which of the two schemas the table has.
         with self._transaction() as cursor:
             manifest.set_next_schema(cursor, self._app, table.name, self._identified_schema(table))
+        mark = _mark(self._identified_schema(table))
         with self._transaction() as cursor:
-            for statement in self._database.alter(
-                table.name, change, _mark(self._identified_schema(table))
+            for statement in (
+                *self._database.unkeyed(cursor, table.name, change.dropped),
+                *self._database.alter(table.name, change, mark),
             ):
                 cursor.execute(statement)
             manifest.adopt_next_schema(cursor, self._app, table.name)

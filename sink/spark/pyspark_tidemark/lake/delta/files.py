@@ -255,10 +255,12 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     """
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
-    rows = pq.read_table(path, columns=stored, filesystem=system, partitioning=None)
-    # A file may be older than a column.
+    dataset = pq.ParquetDataset(path, filesystem=system, partitioning=None)
+    # A file may be older than a column, of the key as well.
+    there = set(dataset.schema.names)
+    rows = dataset.read(columns=[name for name in stored if name in there])
     missing = pa.nulls(rows.num_rows)
-    columns = [rows[name] if name in rows.column_names else missing for name in stored]
+    columns = [rows[name] if name in there else missing for name in stored]
     rows = pa.table(columns, names=schema.names).cast(schema)
     return rows.append_column(ROW, pa.array(np.arange(len(rows))))
 
