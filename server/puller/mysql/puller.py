@@ -344,8 +344,12 @@ class LogPuller:
         then raise `error`.
         """
         if ts > self.resolved_ts:
+            # A table that began above `ts` is resolved there already.
+            known = self._catalog.known(ts)
+            began = None if known is None else {table.span for table in known.values()}
             for table in self._tables.by_name.values():
-                await self._call(self._sorter_rows.resolve, table.span, ts)
+                if began is None or table.span in began:
+                    await self._call(self._sorter_rows.resolve, table.span, ts)
             self.resolved_ts = ts
         await self._catalog.refuse(ts, error)
 
@@ -392,7 +396,7 @@ class LogPuller:
         known = self._ddl.known(barrier, names)
         if known is not None:
             return known
-        place = (barrier.file, barrier.position)
+        place = (barrier.file, barrier.behind or barrier.position)
         look = partial(definitions_behind, log.session, self._upstream.options, names, place)
         return await self._ask(partial(look, fold_case=log.fold_case))
 

@@ -45,7 +45,7 @@ class TableMapMismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
+class _Run:
     """A run of transactions of a `Commits`."""
 
     events: Events
@@ -63,9 +63,9 @@ class _Slice:
         place = int(np.searchsorted(self.ends, event, "right"))
         return int(self.ends[place]) if place < len(self.ends) else len(self.events)
 
-    def cut(self, first: int, last: int) -> "_Slice":
+    def cut(self, first: int, last: int) -> "_Run":
         ends = self.ends[(self.ends > first) & (self.ends <= last)] - first
-        return _Slice(self.events[first:last], self.commit_ts[first:last], ends, self.part)
+        return _Run(self.events[first:last], self.commit_ts[first:last], ends, self.part)
 
     @property
     def start_ts(self) -> npt.NDArray[np.uint64] | None:
@@ -128,7 +128,7 @@ class LogRows:
             RowImageError, EventUnsupportedError, CorruptError: the rows cannot be read.
         """
         first = int(np.searchsorted(commits.commit_ts, self._start_ts, "right"))
-        rest = _Slice(commits.events, commits.commit_ts, commits.ends, commits.part).cut(
+        rest = _Run(commits.events, commits.commit_ts, commits.ends, commits.part).cut(
             first, len(commits.events)
         )
         while len(rest.events):
@@ -152,11 +152,11 @@ class LogRows:
                 return
             rest = rest.cut(cut, len(rest.events))
 
-    def _add_all(self, part: _Slice) -> None:
+    def _add_all(self, part: _Run) -> None:
         if len(part.events):
             self._add_groups(part, self._maps.group(part.events))
 
-    def _add_groups(self, part: _Slice, groups: Sequence[TableRows]) -> None:
+    def _add_groups(self, part: _Run, groups: Sequence[TableRows]) -> None:
         commit_ts = part.commit_ts.astype(np.uint64)
         for group in groups:
             table = self._tables.by_name.get(_name(group.table))
@@ -170,7 +170,7 @@ class LogRows:
             if self._listener is not None:
                 self._listener.changed(table.span, changes.keys)
 
-    def _pass_watermark(self, part: _Slice) -> None:
+    def _pass_watermark(self, part: _Run) -> None:
         """The last transaction of `part` wrote watermarks."""
         self._add_all(part)
         if self._listener is None:

@@ -220,7 +220,8 @@ class OpenTransaction:
     """An earlier reading found that it has no end: nothing of it is held."""
     left_out: RowRanges = ()
     """Rows that are known to be undone, from an earlier reading."""
-    statements: list[tuple[Query, Statement]] = field(default_factory=list)
+    statements: list[tuple[Query, Statement, int]] = field(default_factory=list)
+    """Each with the place right behind it in the log file."""
     savepoints: Savepoints = field(default_factory=Savepoints)
     given: int = 0
     """How many parts of it were given before its end."""

@@ -66,6 +66,8 @@ class LoggedStatement:
     """Where the log goes on behind its transaction."""
     dialect: Dialect = field(default_factory=Dialect)
     """The server and session that ran it."""
+    behind: int = 0
+    """Where the log goes on behind the statement: with the rows of CREATE TABLE … SELECT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +308,8 @@ class Transactions:
             yield from pass_savepoint(events, event_number, statement.savepoint)
         else:
             if kind in (Kind.DDL, Kind.ROWS, Kind.UNKNOWN):
-                self._open.statements.append((query, statement))
+                behind = next_position(events, event_number)
+                self._open.statements.append((query, statement, behind))
             if self._open.single:
                 yield from self._end(events, event_number)
 
@@ -361,10 +364,17 @@ class Transactions:
         self.position.passed(opened.gtid, opened.ts, next_position(events, event_number))
         if opened.statements:
             yield from self._runs.flush()
-            for query, statement in opened.statements:
+            for query, statement, behind in opened.statements:
                 place = self.position.file, self.position.position
+                # What is compressed as one event has no places inside.
+                inside = opened.place[1] < behind <= self.position.position
                 yield LoggedStatement(
-                    opened.ts - 1, query, statement, *place, of_session(self._dialect, query)
+                    opened.ts - 1,
+                    query,
+                    statement,
+                    *place,
+                    of_session(self._dialect, query),
+                    behind if inside else self.position.position,
                 )
         if not rows or opened.torn:
             opened.parts.clear()
