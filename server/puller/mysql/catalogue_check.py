@@ -52,18 +52,19 @@ class Followed:
 
 
 def differing(
-    followed: Mapping[TableName, Collection[str]], found: Mapping[TableName, Collection[str] | None]
+    followed: Mapping[TableName, Collection[str]],
+    catalogue: Mapping[TableName, Collection[str] | None],
 ) -> dict[TableName, str]:
     """Why tables are others than what was followed. Pure.
 
-    `found` has all tables that the changefeed would take, with their columns where they were read.
+    `catalogue` has all tables that the changefeed would take, with columns where they were read.
     """
     reasons: dict[TableName, str] = {}
     for name, columns in followed.items():
-        if name not in found:
+        if name not in catalogue:
             reasons[name] = GONE
             continue
-        now = found[name]
+        now = catalogue[name]
         if now is None:
             continue
         was, now = _folded(columns), _folded(now)
@@ -73,15 +74,17 @@ def differing(
         ]
         if changes:
             reasons[name] = ", ".join(changes)
-    return reasons | dict.fromkeys(found.keys() - followed.keys(), "it has come")
+    return reasons | dict.fromkeys(catalogue.keys() - followed.keys(), "it has come")
 
 
 def _folded(names: Iterable[str]) -> set[str]:
-    return {name.lower() for name in names}
+    # Servers hide what they add themselves: MySQL's key of tables without one, if it is told to,
+    # and MariaDB's hashes of long keys.
+    return {name.lower() for name in names} - {"my_row_id", "db_row_hash_1"}
 
 
 class CatalogueCheck:
-    """The looks at one changefeed's tables; what the last one found stays as long as the source."""
+    """The looks at one changefeed's tables; what the last one found stays with the source."""
 
     def __init__(self, changefeed: str, options: MySqlOptions) -> None:
         self.differences: Mapping[TableName, str] = {}
@@ -116,12 +119,12 @@ class CatalogueCheck:
             self._asked = loop.create_future()
             followed = await self._asked
             try:
-                found = await loop.run_in_executor(executor, self._look, followed, wants)
+                differences = await loop.run_in_executor(executor, self._look, followed, wants)
             except TidemarkError as err:
                 _log.debug("the catalogue cannot be compared", reason=err.message)
                 continue
-            if found is not None:
-                self._note(found)
+            if differences is not None:
+                self._note(differences)
 
     def give(self, followed: Callable[[], Followed]) -> None:
         """Called where all that was read of the log is in force; what it gives is looked at if a
@@ -144,20 +147,22 @@ class CatalogueCheck:
         self, session: Session, followed: Followed, wants: Callable[[str, str], bool]
     ) -> dict[TableName, str]:
         names = [name for name in table_names(session) if wants(*name)]
-        known = sorted(followed.columns.keys() & set(names))
-        first = self._next_table if self._next_table < len(known) else 0
-        chosen = known[first : first + _COLUMNS_OF]
+        still_there = sorted(followed.columns.keys() & set(names))
+        first = self._next_table if self._next_table < len(still_there) else 0
+        chosen = still_there[first : first + _COLUMNS_OF]
         self._next_table = first + len(chosen)
-        found: dict[TableName, Collection[str] | None] = dict.fromkeys(known)
-        found |= column_names(session, chosen)
-        others = [name for name in names if name not in found and name not in followed.passed_over]
-        found |= dict.fromkeys(_eligible(session, others[:_COLUMNS_OF]))
-        differences = differing(followed.columns, found)
+        catalogue: dict[TableName, Collection[str] | None] = dict.fromkeys(still_there)
+        catalogue |= column_names(session, chosen)
+        others = [
+            name for name in names if name not in catalogue and name not in followed.passed_over
+        ]
+        catalogue |= dict.fromkeys(_eligible(session, others[:_COLUMNS_OF]))
+        differences = differing(followed.columns, catalogue)
         # What an earlier look told of tables that this one did not read stays.
         differences |= {
             name: why
             for name, why in self.differences.items()
-            if name in known and name not in chosen
+            if name in still_there and name not in chosen
         }
         session.execute(f"SET SESSION lock_wait_timeout={_LOCK_WAIT_S}")
         return {

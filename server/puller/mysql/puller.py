@@ -345,8 +345,10 @@ class LogPuller:
         """
         if ts > self.resolved_ts:
             # A table that began above `ts` is resolved there already.
-            known = self._catalog.known(ts)
-            began = None if known is None else {table.span for table in known.values()}
+            tables_at_ts = self._catalog.known(ts)
+            began = (
+                None if tables_at_ts is None else {table.span for table in tables_at_ts.values()}
+            )
             for table in self._tables.by_name.values():
                 if began is None or table.span in began:
                     await self._call(self._sorter_rows.resolve, table.span, ts)
@@ -393,9 +395,9 @@ class LogPuller:
             return {}
         # After a restart the server has gone on: it would tell of a later statement, and readers
         # were given what it told first.
-        known = self._ddl.known(barrier, names)
-        if known is not None:
-            return known
+        definitions = self._ddl.known(barrier, names)
+        if definitions is not None:
+            return definitions
         place = (barrier.file, barrier.behind or barrier.position)
         look = partial(definitions_behind, log.session, self._upstream.options, names, place)
         return await self._ask(partial(look, fold_case=log.fold_case))

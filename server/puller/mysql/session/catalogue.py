@@ -90,12 +90,12 @@ def table_names(session: Session) -> list[TableName]:
 
 def column_names(session: Session, names: Sequence[TableName]) -> dict[TableName, list[str]]:
     """The columns of those of these tables that exist; without what the server hides."""
-    found: dict[TableName, list[str]] = defaultdict(list)
+    columns: dict[TableName, list[str]] = defaultdict(list)
     if names:
         condition, values = _condition(names)
         for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
-            found[row[0], row[1]].append(row[2])
-    return dict(found)
+            columns[row[0], row[1]].append(row[2])
+    return dict(columns)
 
 
 def read_collations(session: Session) -> Collations:
