@@ -245,9 +245,10 @@ class _LogReader:
 
     def _ignore(self, rows: TableMapMismatch) -> None:
         """Rows of a table that is not compared; one that is has other columns now."""
-        if rows.name in self._tables.by_name:
-            raise _table_moved(".".join(rows.name), rows.commit_ts, "its rows have other columns")
-        self._rows.ignored.add(rows.name)
+        for name in rows.table_maps:
+            if name in self._tables.by_name:
+                raise _table_moved(".".join(name), rows.commit_ts, "its rows have other columns")
+            self._rows.ignored.add(name)
 
     def _check_statement(self, logged: LoggedStatement) -> None:
         if logged.statement.kind is not Kind.DDL:

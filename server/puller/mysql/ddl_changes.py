@@ -73,7 +73,8 @@ class DdlChanges:
         self._catalog = catalog
         self._listener = listener
         self._copying = copying
-        self._last_mismatch: tuple[TableName, int] | None = None
+        self._mismatches: set[tuple[TableName, int]] = set()
+        """Those of the last transaction that had any."""
 
     def effect_of(self, logged: LoggedStatement) -> Effect:
         """What a statement does to the changefeed's tables, by name.
@@ -321,26 +322,55 @@ class DdlChanges:
         shown_reasons = {".".join(name): f"{statement}: {why}" for name, why in reasons.items()}
         return await self._copying.reads_again(Reread(commit_ts, tables, shown_reasons))
 
-    async def apply_mismatch(self, mismatch: TableMapMismatch, found: Definition | None) -> None:
-        """Rows came whose table is another one than any statement of the log said;
-        `found` is what the server says.
+    async def apply_mismatch(
+        self, mismatch: TableMapMismatch, definitions: Mapping[TableName, Definition]
+    ) -> None:
+        """Rows came whose tables are others than any statement of the log said; `definitions` are
+        what the server says.
 
         Raises:
             TableIneligibleError: as `apply`.
         """
-        name, table_map = mismatch.name, mismatch.table_map
-        if self._last_mismatch == (name, mismatch.commit_ts):
-            raise TableIneligibleError(
-                f"{'.'.join(name)}: the rows at {mismatch.commit_ts} have other columns than the "
-                "statement before them in the same transaction made, and what it made is known "
-                "already. Resume with --overwrite-checkpoint-ts now, then copy the table by "
-                "`tidemark cli changefeed dumpstart`"
+        self._check_repeated(mismatch)
+        commit_ts = mismatch.commit_ts - 1
+        brought: list[SourceTable] = []
+        emptied: list[TableName] = []
+        for name, table_map in mismatch.table_maps.items():
+            table = self._mismatched(name, table_map, commit_ts, definitions.get(name))
+            if table is None:
+                continue
+            _log.warning(
+                "table changed without a statement in the log",
+                table=".".join(name),
+                commit_ts=mismatch.commit_ts,
             )
-        self._last_mismatch = name, mismatch.commit_ts
+            emptied += await self._reread_mismatch(name, table, commit_ts)
+            brought.append(table)
+        await self._change(
+            TableChange(commit_ts, _UNLOGGED, tuple(brought), truncated=tuple(_dotted(emptied))),
+            (),
+        )
+
+    def _check_repeated(self, mismatch: TableMapMismatch) -> None:
+        """Stop where what was brought in force for a transaction does not fit its rows."""
+        names = {(name, mismatch.commit_ts) for name in mismatch.table_maps}
+        if again := names & self._mismatches:
+            shown = ", ".join(sorted(".".join(name) for name, _ in again))
+            raise TableIneligibleError(
+                f"{shown}: the rows at {mismatch.commit_ts} have other columns than what is known "
+                "of the table right before them. Resume with --overwrite-checkpoint-ts now, then "
+                "copy the table by `tidemark cli changefeed dumpstart`"
+            )
+        self._mismatches = names
+
+    def _mismatched(
+        self, name: TableName, table_map: TableMap, commit_ts: int, found: Definition | None
+    ) -> SourceTable | None:
+        """The table that rows show; None: the changefeed does not take it."""
         source_table = self._tables.by_name.get(name)
         if not self._catalog.wants(*name) or (found is None and _is_sequence(table_map)):
             self._rows.ignored.add(name)
-            return
+            return None
         if not table_map.is_full:
             table_map.to_table(0)  # raises RowMetadataError
         before = Table.parse(source_table.record.table_info) if source_table else None
@@ -349,27 +379,8 @@ class DdlChanges:
         )
         if found is not None:
             definition = replace(definition, faults=found.faults)
-        record = record_of(
-            definition,
-            source_table.span.table_id if source_table else new_id(mismatch.commit_ts - 1, name),
-        )
-        if source_table is not None and source_table.record.whole == record:
-            return
-        brought = self._taken(name, record, mismatch.commit_ts - 1)
-        if not brought:
-            return
-        _log.warning(
-            "table changed without a statement in the log",
-            table=".".join(name),
-            commit_ts=mismatch.commit_ts,
-        )
-        emptied = await self._reread_mismatch(name, brought[0], mismatch.commit_ts - 1)
-        await self._change(
-            TableChange(
-                mismatch.commit_ts - 1, _UNLOGGED, tuple(brought), truncated=tuple(_dotted(emptied))
-            ),
-            (),
-        )
+        table_id = source_table.span.table_id if source_table else new_id(commit_ts, name)
+        return next(iter(self._taken(name, record_of(definition, table_id), commit_ts)), None)
 
     async def _reread_mismatch(
         self, name: TableName, table: SourceTable, commit_ts: int

@@ -360,8 +360,9 @@ class LogPuller:
         if isinstance(barrier, UnpreparedXaCommit):
             raise _unknown(barrier)
         if isinstance(barrier, TableMapMismatch):
-            definitions = await self._ask(read_definitions, log.session, [barrier.name])
-            await self._ddl.apply_mismatch(barrier, definitions.get(barrier.name))
+            names = list(barrier.table_maps)
+            definitions = await self._ask(read_definitions, log.session, names)
+            await self._ddl.apply_mismatch(barrier, definitions)
             return
         effect = self._ddl.effect_of(barrier)
         target = self._ddl.changed_by_statement(barrier)

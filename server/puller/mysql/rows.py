@@ -36,10 +36,12 @@ _PARTS_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TableMapMismatch:
-    """Rows whose TABLE_MAP has other columns than the table in force, or names an unknown table."""
+    """A transaction with rows whose TABLE_MAP has other columns than the table in force, or names
+    an unknown table.
+    """
 
-    name: TableName
-    table_map: TableMap
+    table_maps: Mapping[TableName, TableMap]
+    """All such tables of the transaction: the one ts before it has room for one change."""
     commit_ts: int
     """The commit_ts of the first such transaction; the one before it is free."""
 
@@ -133,17 +135,19 @@ class LogRows:
         )
         while len(rest.events):
             groups = self._maps.group(rest.events)
-            stranger = self._stranger(groups)
+            strangers = self._strangers(groups)
             watermark = self._watermark(groups)
-            if stranger is not None and (
-                watermark is None or stranger.numbers[0] < watermark.numbers[0]
-            ):
-                event = int(stranger.numbers[0])
-                cut = rest.before(event)
+            if strangers and (watermark is None or strangers[0].numbers[0] < watermark.numbers[0]):
+                event = int(strangers[0].numbers[0])
+                cut, end = rest.before(event), rest.through(event)
                 self._add_all(rest.cut(0, cut))
-                yield TableMapMismatch(
-                    _name(stranger.table), stranger.table, int(rest.commit_ts[event])
-                )
+                # Of two TABLE_MAPs of a table the first one is behind what nobody told.
+                maps = {
+                    _name(group.table): group.table
+                    for group in reversed(strangers)
+                    if group.numbers[0] < end
+                }
+                yield TableMapMismatch(maps, int(rest.commit_ts[event]))
             elif watermark is not None:
                 cut = rest.through(int(watermark.numbers[0]))
                 self._pass_watermark(rest.cut(0, cut))
@@ -184,10 +188,10 @@ class LogRows:
         for span, batch in batches:
             self._rows.add(span, batch)
 
-    def _stranger(self, groups: Sequence[TableRows]) -> TableRows | None:
-        """The first rows whose table is not known with these columns."""
+    def _strangers(self, groups: Sequence[TableRows]) -> Sequence[TableRows]:
+        """Rows whose table is not known with these columns, in the order of the log."""
         strangers = [group for group in groups if not self._is_known(group.table)]
-        return min(strangers, key=lambda group: int(group.numbers[0]), default=None)
+        return sorted(strangers, key=lambda group: int(group.numbers[0]))
 
     def _is_known(self, table_map: TableMap) -> bool:
         name = _name(table_map)

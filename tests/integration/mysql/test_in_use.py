@@ -83,6 +83,7 @@ CASES: Final[Mapping[str, Case]] = {
     "untold_and_back": Case(["ALTER IGNORE TABLE t MODIFY v BIGINT, CONVERT TO CHARACTER SET latin1", "ALTER IGNORE TABLE t MODIFY v INT, CONVERT TO CHARACTER SET utf8mb4", LATER], read_again=["t"]),
     "schema_default_moves": Case(["ALTER DATABASE CHARACTER SET latin1", "CREATE TABLE m (id INT PRIMARY KEY, c VARCHAR(9), s SET('é'))", "INSERT INTO m VALUES (1, 'é', 'é')", "CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT * FROM m", "ALTER DATABASE CHARACTER SET utf8mb4", "ALTER TABLE t ADD x INT DEFAULT 5", "INSERT INTO t (id, c) VALUES (2, 'ü')"]),
     "unlogged_add": Case([UNLOGGED, "ALTER TABLE t ADD x INT DEFAULT 5", LOGGED, LATER], read_again=["t"]),
+    "unlogged_pair": Case([UNLOGGED, "ALTER TABLE t ADD x INT DEFAULT 5", "ALTER TABLE u ADD y INT DEFAULT 6, DROP v", LOGGED, "BEGIN", "INSERT INTO t (id) VALUES (4)", "INSERT INTO u (id) VALUES (4)", "UPDATE t SET x = 9 WHERE id = 4", "COMMIT"], [T, "CREATE TABLE u (id INT PRIMARY KEY, v INT)"], [ROWS, "INSERT INTO u VALUES (1, 1)"], ["t", "u"]),
     "unlogged_rename": Case([UNLOGGED, "ALTER TABLE t RENAME COLUMN v TO w", LOGGED, LATER], read_again=["t"]),
     "unlogged_type": Case([UNLOGGED, "ALTER TABLE t MODIFY v SMALLINT", LOGGED, LATER], read_again=["t"]),
     "unlogged_table": Case([UNLOGGED, "CREATE TABLE n (id INT PRIMARY KEY)", "INSERT INTO n VALUES (1), (2)", LOGGED, "INSERT INTO n VALUES (4)"], read_again=["n"]),
