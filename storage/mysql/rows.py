@@ -11,7 +11,7 @@ Rows_event.
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -92,7 +92,7 @@ class TableMaps:
         for first, last in self._stretches(events, maps):
             self._learn(events, maps[(maps >= first) & (maps < last)])
             groups += self._grouped(events, events.rows, first, last)
-        return groups
+        return _joined(groups)
 
     def _stretches(self, events: Events, maps: Offsets) -> Iterator[tuple[int, int]]:
         """Parts of `events` within which a number has one meaning: nearly always one part."""
@@ -133,6 +133,23 @@ class TableMaps:
                 )
             groups.append(TableRows(self._parsed[self._tables[table_id]], rows[ids == table_id]))
         return groups
+
+
+def _joined(groups: list[TableRows]) -> list[TableRows]:
+    """One group for each table and shape.
+
+    A server that flushes its tables gives a table another number in the middle of a transaction:
+    what is done to a row before and after it must be folded together, in order.
+    """
+    if len({(group.table.schema, group.table.table) for group in groups}) == len(groups):
+        return groups
+    same: dict[TableMap, list[TableRows]] = {}
+    for group in groups:
+        same.setdefault(replace(group.table, table_id=0), []).append(group)
+    return [
+        TableRows(each[0].table, np.sort(np.concatenate([group.numbers for group in each])))
+        for each in same.values()
+    ]
 
 
 def find_images(

@@ -183,6 +183,28 @@ def test_behind_statements_in_use_tables_equal_select(tmp_path: Path, when: str)
     }
 
 
+def test_a_flush_in_a_transaction_does_not_part_the_changes_of_a_row(tmp_path: Path) -> None:
+    """The server gives the table another number then."""
+    with running_mariadb() as server, running_cluster(tmp_path) as cluster:
+        server.execute("CREATE DATABASE a", "CREATE TABLE a.t (id INT PRIMARY KEY, v INT)")
+        request = feedpb.CreateChangefeedRequest(
+            id="f", sink_uri="flight://", source_uri=server.uri, filter=["a.*"]
+        )
+        start_ts = cluster.api("CreateChangefeed", request).changefeed.checkpoint_ts
+        lake = Lake(cluster, "f", start_ts)
+        with contextlib.closing(server.connect("a")) as connection:
+            for statements in (
+                ["BEGIN", "INSERT INTO t VALUES (34, 1), (5, 1)"],
+                ["UPDATE t SET id = 35 WHERE id = 34", "DELETE FROM t WHERE id = 5"],
+                ["INSERT INTO t VALUES (5, 2)", "UPDATE t SET v = 3 WHERE id = 35"],
+            ):
+                _run(connection, statements)
+                server.execute("FLUSH TABLES")
+            _run(connection, ["COMMIT", "INSERT INTO t VALUES (99, 9)"])
+        lake.follow(lambda tables: 99 in tables.get("a.t", {}))
+    assert {key: row["v"] for key, row in lake.tables["a.t"].items()} == {35: 3, 5: 2, 99: 9}
+
+
 def test_a_statement_that_is_not_understood_stops_before_a_new_table(tmp_path: Path) -> None:
     """Its rows may be in no event, whichever names it has."""
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:

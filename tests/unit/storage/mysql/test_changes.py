@@ -192,6 +192,23 @@ def test_a_table_number_that_changes_its_meaning_is_followed() -> None:
     assert again == [("shop.a", [1]), ("shop.b", [3])]
 
 
+def test_numbers_of_one_table_make_one_group_and_other_columns_another() -> None:
+    """A flush in the middle of a transaction: its changes of one row are folded in order."""
+    wide = [(LONG, 0), (LONG, 0)]
+    log = events(
+        [
+            event(19, table_map(7, "a", COLUMNS)),
+            event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [[b"\1\0\0\0", b"x"]])),
+            event(19, table_map(8, "a", COLUMNS)),
+            event(25, rows(EventType.DELETE_ROWS_V1, 8, COLUMNS, [[b"\1\0\0\0", b"x"]])),
+            event(19, table_map(9, "a", wide)),
+            event(23, rows(EventType.WRITE_ROWS_V1, 9, wide, [[b"\1\0\0\0", b"\2\0\0\0"]])),
+        ]
+    )
+    groups = TableMaps(mariadb=True).group(log)
+    assert [group.numbers.tolist() for group in groups] == [[1, 3], [5]]
+
+
 def test_rows_of_an_unknown_table_and_partial_updates_are_refused() -> None:
     unknown = events([event(23, rows(EventType.WRITE_ROWS_V1, 7, COLUMNS, [[b"\1\0\0\0", b"x"]]))])
     with pytest.raises(CorruptError, match="TABLE_MAP"):
