@@ -180,6 +180,9 @@ class Http1Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take in what the client sends; while an answer is made, no more is read."""
+        if self._transport is None or self._transport.is_closing():
+            # Of a connection that was refused before its request came; TLS hands it on.
+            return
         if not self._in_request:
             self._restart_timer(REQUEST_S, in_request=True)
         try:
