@@ -30,7 +30,7 @@ from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
 from server.dump.mysql.copying import DumpCopying
 from server.dump.mysql.listener import DumpListener, fresh
-from server.dump.mysql.pace import LastRound, Pace, Pick, Refusals, Refused, next_picks
+from server.dump.mysql.pace import LastRound, Pace, Pick, Refusals, Refused, XaWait, next_picks
 from server.dump.mysql.reader import ReadChunk, Server, ServerThreads
 from server.dump.mysql.watermarks import WatermarkWriter
 from server.dump.mysql.window import HIGH, LOW
@@ -94,6 +94,7 @@ class DumpEngine:
         self._watermarks = WatermarkWriter(listener, self._commit, self._wait)
         self._looked_at = 0.0
         self._last_round = LastRound()
+        self._xa_wait = XaWait()
         rereads = options.on_unclear_ddl == "reread"
         self.copying = DumpCopying(changefeed, listener, self._saver, records, rereads=rereads)
         self._news = asyncio.Event()
@@ -164,9 +165,8 @@ class DumpEngine:
         with GIL_INTERVAL.shortened():
             rows, size = await self._round(job, picks)
         ended = time.monotonic()
-        self._last_round = LastRound(
-            began, rows, size, ended + self._watermarks.guard.rest_s(ended - began)
-        )
+        rest_s = max(self._watermarks.guard.rest_s(ended - began), self._xa_wait.rest_s(ended))
+        self._last_round = LastRound(began, rows, size, ended + rest_s)
         return True
 
     async def _current_job(self) -> Job | None:
@@ -307,7 +307,8 @@ class DumpEngine:
             self._listener.forget(low)
             self._listener.give_up(high, [each.chunk for each in taken])
             raise
-        self._note("")
+        self._xa_wait.looked(self._listener.xa_unfinished, time.monotonic())
+        self._note(self._xa_wait.note(time.monotonic()))
         rows, size = sum(len(each.chunk.keys) for each in taken), sum(each.bytes for each in taken)
         metrics.ROWS.inc(rows)
         metrics.BYTES.inc(size)

@@ -198,6 +198,12 @@ class DumpListener:
         with self._lock:
             return len(self._windows)
 
+    @property
+    def xa_unfinished(self) -> frozenset[str]:
+        """See `Windows.xa_unfinished`."""
+        with self._lock:
+            return self._windows.xa_unfinished
+
     def cannot_read_again(self, table_id: int, error: str) -> None:
         """A table cannot be read: if cuts wait for it, the changefeed shows the error."""
         with self._lock:

@@ -8,7 +8,7 @@ Lag is the time from a watermark's commit to its arrival through the log (`Lags`
 with every round, and now and then by a watermark of no round while nothing is read, which tells
 what is usual on this machine at this time. Rounds that lag more halve the ease of the `LagGuard`;
 others raise it slowly. With less ease chunks are smaller, fewer are read at a time, and nothing is
-read for a while after each round.
+read for a while after each round. `XaWait` slows rounds down that cannot count yet.
 """
 
 from collections import deque
@@ -42,6 +42,9 @@ _QUIET: Final = 32
 _BUSY: Final = 6
 _RAISE: Final = 1.1
 _REST_MAX: Final = 3.0
+XA_TELL_S: Final = 3.0
+"""An XA transaction that the server ends as late as this is told."""
+_XA_REST_MAX_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,46 @@ class LagGuard:
     def rest_s(self, read_s: float) -> float:
         """How long to read nothing after a round that took so long."""
         return read_s * min((1 / self.ease - 1) / 2, _REST_MAX)
+
+
+class XaWait:
+    """How long chunks have been read in vain, because the log has the COMMIT of an XA transaction
+    and the server calls it prepared; times are in seconds, of any one clock.
+
+    That ends within milliseconds, unless its xid is used again by a transaction without changes, of
+    which the log has nothing, or a crash of the server undid the COMMIT.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._xids: frozenset[str] = frozenset()
+
+    def looked(self, xids: frozenset[str], now_s: float) -> None:
+        """What the last window waited for, if anything."""
+        if not xids:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        self._xids = xids
+
+    def rest_s(self, now_s: float) -> float:
+        """How long to read nothing after a round: the longer it lasts, the longer."""
+        return (
+            min((now_s - self._since_s) / 4, _XA_REST_MAX_S) if self._since_s is not None else 0.0
+        )
+
+    def note(self, now_s: float) -> str:
+        """What an operator should know and do; empty where it is too early for that."""
+        if self._since_s is None or now_s < self._since_s + XA_TELL_S:
+            return ""
+        xids = sorted(self._xids)
+        first = ",".join(f"X'{part}'" for part in xids[0].split(","))
+        more = f" and {len(xids) - 1} more" if len(xids) > 1 else ""
+        return (
+            f"the XA transaction {first}{more} is prepared at the server (XA RECOVER lists it), but the log has its "
+            f"COMMIT: chunks are read again until it ends. If nobody ends it, do so at the server: "
+            f"XA ROLLBACK {first} if it is one without changes, else XA COMMIT {first}"
+        )
 
 
 class Lags:

@@ -81,8 +81,8 @@ class _Round:
     changed_bytes: int = 0
     changed: dict[int, list[pa.Array]] = field(default_factory=dict)
     chunks: Sequence[Chunk] = ()
-    xa_committed: frozenset[str] = frozenset()
-    """In the log before the low watermark."""
+    xa_committed: dict[str, int] = field(default_factory=dict)
+    """In the log before the low watermark; see `Windows`."""
     xa_prepared: frozenset[str] = frozenset()
     """As the server said behind it."""
 
@@ -93,8 +93,16 @@ class Windows:
     def __init__(self, changed_bytes_max: int = CHANGED_BYTES_MAX) -> None:
         self._rounds: deque[_Round] = deque()
         self._versions: dict[int, int] = {}
-        self._xa_committed: dict[str, None] = {}
+        self._xa_committed: dict[str, int] = {}
+        """XA transactions whose COMMIT the log has passed, and which may still be under way at the
+        server; with the number of that COMMIT, as xids are used again.
+        """
+        self._xa_commits = 0
         self._changed_bytes_max = changed_bytes_max
+        self.xa_unfinished: frozenset[str] = frozenset()
+        """For these the last window was in vain: the log has their COMMIT, and the server calls
+        them prepared.
+        """
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -142,7 +150,8 @@ class Windows:
         # dropped.
         self._xa_committed.pop(xid, None)
         if not waits:
-            self._xa_committed[xid] = None
+            self._xa_commits += 1
+            self._xa_committed[xid] = self._xa_commits
             if len(self._xa_committed) > _XA_MAX:
                 del self._xa_committed[next(iter(self._xa_committed))]
 
@@ -157,7 +166,7 @@ class Windows:
         if kind == LOW:
             for each in self._rounds:
                 if each.low == unique_identifier:
-                    each.is_open, each.xa_committed = True, frozenset(self._xa_committed)
+                    each.is_open, each.xa_committed = True, dict(self._xa_committed)
             return []
         if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
             return []
@@ -166,7 +175,15 @@ class Windows:
         # has not come was given up, or never written: its chunks are read again.
         while (first := self._rounds.popleft()).high != unique_identifier:
             lost += [Closed(chunk, None) for chunk in first.chunks]
+        self._look_at_xa(first)
         return lost + [self._closed(first, chunk, commit_ts) for chunk in first.chunks]
+
+    def _look_at_xa(self, closed: _Round) -> None:
+        self.xa_unfinished = closed.xa_prepared & closed.xa_committed.keys()
+        # The others have ended at the server: who is prepared under their xids later is another.
+        for xid in closed.xa_committed.keys() - closed.xa_prepared:
+            if self._xa_committed.get(xid) == closed.xa_committed[xid]:
+                del self._xa_committed[xid]
 
     def _closed(self, closed: _Round, chunk: Chunk, commit_ts: int) -> Closed:
         # Read again: the log did not show the low watermark, or more keys than fit into memory, or
@@ -175,7 +192,7 @@ class Windows:
             return Closed(chunk, None)
         # Committed in the log before the low watermark, prepared at the server behind it: see
         # invariant 4.
-        if closed.xa_committed & closed.xa_prepared:
+        if closed.xa_committed.keys() & closed.xa_prepared:
             return Closed(chunk, None)
         changed = closed.changed.get(chunk.table_id, [])
         differing = unexplained(chunk.mismatch, changed)

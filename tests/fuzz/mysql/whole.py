@@ -348,16 +348,22 @@ class Life:
         if "temporary" in self.hazards and any(UNTRUE_LOG in text for text in state.warnings):
             self.told["warned"] += 1
             return "a warning"
-        raise WrongError(f"{wrong} (state {state.state}, {state.error.code} {state.error.message})")
+        raise WrongError(
+            f"{wrong} (state {state.state}, {state.error.code} {state.error.message}; "
+            f"dump: {self._dump_status()})"
+        )
 
     def _has_ended(self) -> bool:
         table = self.follower.lake.target.tables.get(f"{self.inside}.{END}")
         if table is None or not table.rows:
             return False
-        status = self.world.dumps(
+        status = self._dump_status()
+        return status is None or status.dump.state in ("", "finished", "failed")
+
+    def _dump_status(self) -> Any:
+        return self.world.dumps(
             "GetDumpStatus", dumppb.GetDumpStatusRequest(changefeed_id=self.inside)
         )
-        return status is None or status.dump.state in ("", "finished", "failed")
 
     def _wrong(self) -> str:
         """What is not as the server has it."""

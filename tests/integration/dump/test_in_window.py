@@ -5,8 +5,10 @@ before the high watermark is written.
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import pymysql
 import pytest
 
 from server.dump.mysql import reader
@@ -166,3 +168,26 @@ async def test_a_plan_refused_for_a_ddl_that_is_ahead_of_the_log_is_made_again(
         (found,) = (await until(meta, feed, over)).values()
         assert found.state is TableState.DONE, found.error
         assert len(held(feed, f"{database}.u")) == 300
+
+
+async def test_a_xid_that_is_used_again_without_changes_is_named_while_it_is_prepared(
+    mariadb: MariaDb, meta: EtcdMeta
+) -> None:
+    database = mariadb.database()
+    name, xid = f"{database}.t", f"'{database}'"
+    mariadb.execute(KEYED, "INSERT INTO t SELECT seq, 0 FROM seq_1_to_300", database=database)
+    committed = [each.replace("'x'", xid) for each in (*XA, "XA COMMIT 'x'")]
+    # Nothing of this one is in the log.
+    again = [f"XA START {xid}", "SELECT COUNT(*) FROM t", f"XA END {xid}", f"XA PREPARE {xid}"]
+    async with following(f"{mariadb.uri}?idle-row-ms=200", meta, name) as feed:
+        mariadb.execute(*committed, "SELECT 1", database=database)
+        mariadb.execute(*again, "SELECT 1", database=database)
+        await start(meta)
+        found = await until(meta, feed, lambda found: name in found and bool(found[name].error))
+        assert f"XA ROLLBACK X'{database.encode().hex()}'" in found[name].error
+        with suppress(pymysql.err.OperationalError):  # "was rolled back", as its session is gone
+            mariadb.execute(f"XA ROLLBACK {xid}")
+        (done,) = (await until(meta, feed, over)).values()
+        assert (done.state, done.error) == (TableState.DONE, "")
+        wanted = dict(mariadb.execute("SELECT id, version FROM t", database=database))
+        await feed.until(lambda: held(feed, name) == wanted)

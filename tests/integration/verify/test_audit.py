@@ -1,7 +1,7 @@
-"""From MariaDB to Delta under `tidemark spark keep`: an audit finds a wrong row,
+"""From MariaDB to Delta and Iceberg under `tidemark spark keep`: an audit finds a wrong row,
 and the command it tells mends it.
 
-It takes six minutes, so it runs with TIDEMARK_TEST_EXPLORE=1 only; `test_database.py` has the same
+Each takes minutes, so it runs with TIDEMARK_TEST_EXPLORE=1 only; `test_database.py` has the same
 without a job.
 """
 
@@ -10,14 +10,14 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pyspark_tidemark.lake.manifest import DIRECTORY, read_cuts
 
 from tests.integration.capture.processes import COMMAND, running_cluster
 from tests.mariadb import running_mariadb
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.timeout(2400),
     pytest.mark.skipif(
         "TIDEMARK_TEST_EXPLORE" not in os.environ,
-        reason="six minutes; test_database.py has a short one",
+        reason="minutes each; test_database.py has a short one",
     ),
 ]
 PATIENCE_S = 800
@@ -67,47 +67,17 @@ def until(seen, wanted):
     return found
 
 
-def live(table):
-    """The `add` actions of a Delta table's data files."""
-    added = {}
-    for path in sorted((table / "_delta_log").glob("*.json")):
-        for action in map(json.loads, path.read_text().splitlines()):
-            if "add" in action:
-                added[action["add"]["path"]] = action["add"]
-            added.pop(action.get("remove", {}).get("path"), None)
-    return list(added.values())
+def rows_shown(lake):
+    """How many changes the lake's cuts have shown so far."""
+    cuts = read_cuts(lake / DIRECTORY)
+    return sum(table.rows for cut in cuts for table in cut.tables)
 
 
-def plant(table, key, value):
+def plant(lake, root, key, value):
     """Change column `v` of a row behind everybody's back, as another writer's commit."""
-    for add in live(table):
-        rows = pq.read_table(table / add["path"])
-        names = {name.lower(): name for name in rows.column_names}
-        ids, place = rows[names["id"]].to_pylist(), rows.column_names.index(names["v"])
-        if key not in ids:
-            continue
-        values = [
-            value if own == key else old
-            for own, old in zip(ids, rows[place].to_pylist(), strict=True)
-        ]
-        field = rows.schema.field(place)
-        changed = rows.set_column(place, field, pa.array(values, field.type))
-        pq.write_table(changed, table / "planted.parquet")
-        break
-    else:
-        raise AssertionError(f"no row {key}")
-    now = int(time.time() * 1000)
-    new = {name: add[name] for name in ("partitionValues", "modificationTime", "dataChange")}
-    actions = [
-        {"commitInfo": {"timestamp": now, "operation": "PLANTED", "operationParameters": {}}},
-        {"remove": {"path": add["path"], "deletionTimestamp": now, "dataChange": True}},
-        {
-            "add": new
-            | {"path": "planted.parquet", "size": (table / "planted.parquet").stat().st_size}
-        },
-    ]
-    last = max(int(path.stem) for path in (table / "_delta_log").glob("*.json"))
-    (table / "_delta_log" / f"{last + 1:020d}.json").write_text("\n".join(map(json.dumps, actions)))
+    command = [sys.executable, "-m", "tests.integration.verify.planted"]
+    arguments = [lake, str(root), str(key), str(value)]
+    subprocess.run([*command, *arguments], check=True, timeout=PATIENCE_S)
 
 
 def metric(address, name):
@@ -118,8 +88,9 @@ def metric(address, name):
     )
 
 
+@pytest.mark.parametrize("lake", ["delta", "iceberg"])
 def test_a_wrong_row_is_a_warning_until_the_command_that_it_tells_has_mended_it(
-    tmp_path: Path,
+    tmp_path: Path, lake: str
 ) -> None:
     with running_mariadb() as server, running_cluster(tmp_path) as cluster:
 
@@ -139,16 +110,13 @@ def test_a_wrong_row_is_a_warning_until_the_command_that_it_tells_has_mended_it(
         server.execute("CREATE TABLE shop.orders (id INT PRIMARY KEY, v INT)")
         create = ["create", "-c", "shop", "--source-uri", f"{server.uri}?idle-row-ms=500"]
         create += ["--filter", "shop.*", "--audit", "1m", "--sink-uri"]
-        made = asked(*create, f"delta://{tmp_path}/lake")
+        made = asked(*create, f"{lake}://{tmp_path}/lake")
         assert (made["state"], made["audit_seconds"]) == ("normal", 60), made
         server.execute(f"INSERT INTO orders SELECT seq, seq FROM seq_1_to_{ROWS}", database="shop")
-        table = tmp_path / "lake" / "shop" / "orders"
+        root = tmp_path / "lake"
         with keeping(cluster, tmp_path):
-            until(
-                lambda: sum(json.loads(add["stats"])["numRecords"] for add in live(table)),
-                lambda rows: rows == ROWS,
-            )
-        plant(table, 7, -7)
+            until(lambda: rows_shown(root), lambda rows: rows == ROWS)
+        plant(lake, root, 7, -7)
         server.execute(
             "UPDATE shop.orders SET v = 100 WHERE id = 9"
         )  # its cut shows what was planted, too

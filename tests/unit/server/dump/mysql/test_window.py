@@ -80,6 +80,29 @@ def test_a_chunk_that_may_not_show_an_xa_transaction_committed_before_low_is_rea
     assert (closed.rows is not None) is given
 
 
+def test_a_xid_that_a_round_did_not_find_prepared_is_another_transaction_s_later() -> None:
+    windows = Windows()
+
+    def given(prepared: set[str], *, between: tuple[tuple[str, bool], ...] = ()) -> bool:
+        windows.begin("low", "high", [1])
+        windows.watermark("low", LOW, 5)
+        for xid, waits in between:
+            windows.xa_moved(xid, waits=waits)
+        windows.fill("high", [chunk([b"a"])], frozenset(prepared))
+        [closed] = windows.watermark("high", HIGH, 9)
+        return closed.rows is not None
+
+    windows.xa_moved("x", waits=False)
+    assert not given({"x"})
+    assert windows.xa_unfinished == {"x"}
+    # The one of the log has ended, but another with its xid was committed meanwhile.
+    assert given({"y"}, between=(("x", True), ("x", False)))
+    assert not windows.xa_unfinished
+    assert not given({"x"})
+    assert given({"y"})
+    assert given({"x"}), "prepared by a transaction of which the log has nothing"
+
+
 @pytest.mark.parametrize("late", ["before low", "between", "another table"])
 def test_a_table_that_changed_is_read_again(late: str) -> None:
     windows = Windows()
