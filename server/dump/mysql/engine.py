@@ -142,8 +142,9 @@ class DumpEngine:
         if job is None or job.state != RUNNING or self._listener.rounds >= ROUNDS_MAX:
             return False
         if await self._plan_waiting(job):
-            # A table was refused, perhaps by a DDL that the log has not passed yet. A round without
-            # chunks brings two watermarks: when the log has passed them, the table is tried again.
+            # A table is unknown, or was refused, perhaps by a DDL that the log has not passed yet.
+            # A round without chunks brings two watermarks: when the log has passed them, the table
+            # is gone, or tried again.
             await self._round(job, ())
             return True
         if (left_s := self._last_round.until_s(job) - time.monotonic()) > 0:
@@ -233,11 +234,10 @@ class DumpEngine:
         return not all(planned)
 
     async def _plan(self, job: Job, table_id: int) -> bool:
-        """Returns False if that was refused."""
+        """Returns False if that was refused, or the log has yet to tell of the table."""
         described = self._listener.known(table_id)
         if described is None:
-            self._fail(table_id, TableState.DROPPED, "")
-            return True
+            return False
         table, version = described
         where = self._where(job, table_id)
         # Outside of the try: a login that is refused is no fault of this table.

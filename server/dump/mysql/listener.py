@@ -64,6 +64,8 @@ class DumpListener:
         unique_identifier = str(values["unique_identifier"])
         with self._lock:
             self._lags.arrived(unique_identifier, time.monotonic())
+            if self._windows.ends(unique_identifier):
+                self._drop_unknown()
             closed = self._windows.watermark(
                 unique_identifier, int(str(values["event_type"])), commit_ts
             )
@@ -80,6 +82,17 @@ class DumpListener:
         # Called without the lock: the engine takes it when it wakes up.
         self.on_news()
         return [(span, rows) for span, rows in batches if rows.num_rows]
+
+    def _drop_unknown(self) -> None:
+        """End the dumps of tables that are gone.
+
+        The progress of an earlier process may name tables that the log has dropped since, and ones
+        that it creates only when it is read again: which of the two is known where it has passed a
+        watermark of this process.
+        """
+        for table_id, dump in self._dumps.items():
+            if table_id not in self._tables and not dump.durable.state.is_over:
+                dump.moved_to(TableState.DROPPED)
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
         """See `LogListener.xa_moved`."""

@@ -161,6 +161,10 @@ class Windows:
         """
         self._versions[table_id] = self.version(table_id) + 1
 
+    def ends(self, unique_identifier: str) -> bool:
+        """Whether this is the high watermark of a round under way."""
+        return any(each.high == unique_identifier for each in self._rounds)
+
     def watermark(self, unique_identifier: str, kind: int, commit_ts: int) -> list[Closed]:
         """The log has passed a watermark: the chunks whose window it closes."""
         if kind == LOW:
@@ -168,7 +172,7 @@ class Windows:
                 if each.low == unique_identifier:
                     each.is_open, each.xa_committed = True, dict(self._xa_committed)
             return []
-        if kind != HIGH or not any(each.high == unique_identifier for each in self._rounds):
+        if kind != HIGH or not self.ends(unique_identifier):
             return []
         lost: list[Closed] = []
         # Rounds come in the order of their watermarks. One in front of this whose high watermark

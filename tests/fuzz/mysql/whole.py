@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import random
+import re
 import tempfile
 import threading
 import time
@@ -396,10 +397,16 @@ class Life:
             request = feedpb.QueryChangefeedRequest(id=self.inside)
             error = self.world.cluster.api("QueryChangefeed", request).changefeed.error
             code, message = error.code.removeprefix("TM:"), error.message
+            # A step that resumed it since has taken its error away.
+            if not code and (told := re.search(r" after (?:TM:)?(Err\w+): ", failure.message)):
+                code, message = told.group(1), failure.message
         assert self.hazards is not None
         right = {each for hazard in self.hazards for each in RIGHT_STOPS[hazard]} | {*_TYPES}
         if code not in right:
-            raise WrongError(f"stopped by {code}, with hazards {sorted(self.hazards)}: {message}")
+            raise WrongError(
+                f"stopped by {code}, with hazards {sorted(self.hazards)}: "
+                f"{message or failure.message}"
+            )
         self.told[f"stopped by {code}"] += 1
         return code
 

@@ -15,7 +15,7 @@ from server.changefeed.info import status_json
 from server.dump.job import DumpRecords
 from server.dump.mysql import watermarks
 from server.dump.mysql.watermarks import WatermarkWriter
-from server.dump.progress import TableState
+from server.dump.progress import Range, TableProgress, TableState
 from storage.meta.client import EtcdMeta
 from storage.model.event import UPDATE
 from tests.integration.dump.dumping import (
@@ -183,6 +183,34 @@ async def test_a_restarted_dump_begins_anew_and_tables_that_come_later_are_dumpe
         found = await until(meta, feed, lambda found: names[1] in found and over(found))
         assert found[names[1]].rows == 4000
         assert applied(feed, names[1]) == source(mariadb, names[1], ("id", "version"))
+
+
+@pytest.mark.parametrize("state", [TableState.WAITING, TableState.DUMPING])
+async def test_a_dump_ends_though_a_table_of_it_went_away_while_its_progress_was_not_saved(
+    mariadb: MariaDb, meta: EtcdMeta, state: TableState
+) -> None:
+    """The checkpoint is durable before the progress: a crash between them leaves a table that the
+    log does not know.
+    """
+    database = mariadb.database()
+    name, gone = f"{database}.t", f"{database}.gone"
+    mariadb.execute(
+        f"CREATE TABLE {name} (id INT PRIMARY KEY, version INT)",
+        f"USE {database}",
+        f"INSERT INTO {name} SELECT seq, 0 FROM seq_1_to_500",
+    )
+    job = await start(meta)
+    ranges = (Range(),) if state is TableState.DUMPING else ()
+    await DumpRecords(meta, "feed").put_tables(
+        [TableProgress(gone, 77, job.id, state, ranges=ranges)]
+    )
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        found = await until(meta, feed, lambda found: name in found and over(found))
+        assert {name: each.state for name, each in found.items()} == {
+            name: TableState.DONE,
+            gone: TableState.DROPPED,
+        }
+        assert len(applied(feed, name)) == 500
 
 
 KINDS = {

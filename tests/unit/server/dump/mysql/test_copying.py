@@ -239,6 +239,23 @@ async def test_whatever_was_durable_when_a_capture_died_the_next_one_reads_again
         assert not beyond.holds.open_since
 
 
+@pytest.mark.parametrize("state", [TableState.WAITING, TableState.DUMPING])
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_table_of_an_earlier_life_is_gone_only_if_the_log_does_not_bring_it_again(
+    records: DumpRecords, state: TableState, comes: bool
+) -> None:
+    life = Life(records, progress("a", 1, TableState.DONE), progress("c", 3, state))
+    dump = life.listener.dump(3)
+    assert dump is not None
+    life.listener.begin("low", "high", [])
+    if comes:
+        life.listener.changed_schema(TableChange(45, "CREATE", (table("c", 3),)))
+    for name, kind in (("low", LOW), ("high", HIGH)):
+        values = {"changefeed_id": "shop", "unique_identifier": name, "event_type": kind}
+        life.listener.watermark(values, 50)
+    assert dump.durable.state is (TableState.WAITING if comes else TableState.DROPPED)
+
+
 async def test_a_table_that_an_earlier_life_began_to_read_again_is_no_dump_under_way(
     records: DumpRecords,
 ) -> None:
