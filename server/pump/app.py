@@ -19,7 +19,7 @@ from server.http_ports import HTTP_ADDRS
 from server.pump import metrics
 from server.pump.http_api import HttpApi
 from server.pump.registry import ONLINE, Node, Registry, node_id
-from server.pump.service import Admission, BinlogPump, PumpService
+from server.pump.service import Admission, BinlogPump, PumpService, WriteBinlogCalls
 from server.pump.steering import Steering
 from server.pump.unmatched import UnmatchedPrewrites
 from server.pump.upkeep import (
@@ -142,7 +142,8 @@ async def open_pump(
         admission = Admission(storage, pd.cluster_id, node, disk, config.waiting_prewrites_bytes)
         service = BinlogPump(storage, admission)
         server = RpcServer(security, suited=Engine.NATIVE)
-        server.add_service(_SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
+        calls = WriteBinlogCalls(storage, admission)
+        server.add_service(_SERVICE, service, queues={"WriteBinlog": calls})
         server.add_service(_STREAMS, PumpService(storage, admission, steering))
         async with server.listen(config.addr) as bound:
             node.host = config.advertise_addr or bound

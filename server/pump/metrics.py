@@ -8,12 +8,16 @@ from prometheus_client import Counter, Gauge, Histogram
 from storage.model.ts import MAX_TS, physical_ms, physical_s
 from storage.pump.storage import PumpStorage, Statistics
 
-WRITTEN = Counter("tidemark_pump_written_binlogs_total", "Binlogs acknowledged.")
+WRITTEN = Counter(
+    "tidemark_pump_written_binlogs_total", "Binlogs acknowledged, but those without content."
+)
 WRITTEN_BYTES = Counter("tidemark_pump_written_bytes_total", "Payload bytes acknowledged.")
 REFUSED = Counter(
     "tidemark_pump_refused_binlogs_total", "WriteBinlog calls answered with an error."
 )
-WRITE_SECONDS = Histogram("tidemark_pump_write_seconds", "A group from parsing to durable.")
+WRITE_SECONDS = Histogram(
+    "tidemark_pump_write_seconds", "A group of binlogs on its way to the disk."
+)
 PULLED = Counter("tidemark_pump_pulled_binlogs_total", "Binlogs sent to readers, for each reader.")
 ORPHANS = Counter(
     "tidemark_pump_orphan_commits_total", "Commits not sent because their prewrite is not known."
@@ -86,11 +90,11 @@ _TIDB_SIZE = Gauge(
 )
 
 
-def count(binlogs: int, size: int, refused: int) -> None:
-    """Count what was written and what was not; `size` in bytes."""
+def count_group(seconds: float, binlogs: int, size: int) -> None:
+    """Count what was written together; `size` in bytes."""
+    WRITE_SECONDS.observe(seconds)
     WRITTEN.inc(binlogs)
     WRITTEN_BYTES.inc(size)
-    REFUSED.inc(refused)
 
 
 class Disk(Protocol):
@@ -104,7 +108,8 @@ class Disk(Protocol):
 
 
 def watch(storage: PumpStorage, disk: Disk) -> None:
-    """Let the gauges show this storage from now on."""
+    """Let the metrics show this storage from now on."""
+    storage.observe_groups(count_group)
     for gauge, value in (
         (_MAX_COMMIT_TS, lambda: storage.max_commit_ts),
         (_GC_TS, lambda: storage.gc_ts),

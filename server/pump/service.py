@@ -1,7 +1,7 @@
 """The pump's gRPC services, and which binlogs they take.
 
-`BinlogPump` is `binlog.Pump` of TiDB and Drainer: WriteBinlog as a batch function, PullBinlogs as
-a stream, answers as the original Pump gives them; every refusal is gRPC UNKNOWN. `PumpService` is
+`WriteBinlogCalls` and `BinlogPump` are `binlog.Pump` of TiDB and Drainer, with the answers that the
+original Pump gives; every refusal is gRPC UNKNOWN. `PumpService` is
 `tidemarkpb.v1.PumpService`: binlogs by the thousand in one message, and steering.
 
 `Admission` decides for both: a heartbeat is taken even when the disk is low or the node not online,
@@ -24,7 +24,8 @@ from server.pump.registry import ONLINE, Node
 from server.pump.steering import Steering
 from server.pump.upkeep import DiskWatch
 from server.rpc.errors import StatusError
-from server.rpc.front import Answer
+from server.rpc.front import Waiter, overload
+from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog, Kind, parse
 from storage.pump.storage import PumpStorage
@@ -102,31 +103,78 @@ class Admission:
             )
 
 
-class BinlogPump:
-    """The methods of `binlog.Pump` over one storage."""
+class _WriteBinlog:
+    """A call in the queue of the value log."""
+
+    __slots__ = ("_admission", "_request", "_waiter")
+
+    def __init__(self, admission: Admission, request: bytes, waiter: Waiter) -> None:
+        self._admission = admission
+        self._request = request
+        self._waiter = waiter
+
+    def begin(self) -> Sequence[Binlog]:
+        # One whose client has gone is dropped before the work, not after it.
+        if self._waiter.done():
+            return ()
+        try:
+            binlog = self._admitted()
+        except TidemarkError as err:
+            self.stored(err)
+        except Exception as err:  # noqa: BLE001 - whatever a call meets, it ends that call only
+            metrics.REFUSED.inc()
+            self._waiter.set_result(request_error(err, "WriteBinlog"))
+        else:
+            if not binlog.is_empty:
+                return (binlog,)
+            self.stored(None)
+        return ()
+
+    def _admitted(self) -> Binlog:
+        try:
+            message = pump_pb2.WriteBinlogReq.FromString(self._request)
+        except DecodeError as err:
+            text = f"failed to unmarshal the received message: {err}"
+            raise StatusError(grpc.StatusCode.INTERNAL, text) from err
+        self._admission.check_cluster(message.clusterID)
+        return self._admission.admit(message.payload)
+
+    def stored(self, failure: TidemarkError | None) -> None:
+        # A group fails as a whole: none of it is acknowledged, and TiDB writes again.
+        if failure is not None:
+            metrics.REFUSED.inc()
+        if not self._waiter.done():
+            self._waiter.set_result(_OK if failure is None else _unknown(failure))
+
+
+class WriteBinlogCalls:
+    """Calls of WriteBinlog: each goes right into the queue of the value log, and is answered when
+    its binlog is durable there.
+    """
 
     def __init__(self, storage: PumpStorage, admission: Admission) -> None:
         self._storage = storage
         self._admission = admission
 
-    async def WriteBinlog(self, requests: Sequence[bytes]) -> Sequence[Answer]:
-        """WriteBinlog for all that wait: one group in the value log, durable when answered."""
-        # One bad request has its refusal in its place; the others share one fdatasync.
-        accepted = [self._accept(request) for request in requests]
-        binlogs = [item for item in accepted if isinstance(item, Binlog)]
-        failure: Answer = _OK
-        with metrics.WRITE_SECONDS.time():
-            try:
-                await self._storage.write(binlogs)
-            except TidemarkError as err:
-                # The group failed as a whole: none of it is acknowledged, and TiDB writes again.
-                failure = _unknown(err)
-        answers = [failure if isinstance(item, Binlog) else item for item in accepted]
-        refused = sum(isinstance(answer, TidemarkError) for answer in answers)
-        metrics.count(
-            len(answers) - refused, sum(len(binlog.payload) for binlog in binlogs), refused
-        )
-        return answers
+    def put(self, request: bytes, waiter: Waiter) -> None:
+        """See `CallQueue`."""
+        call, size = _WriteBinlog(self._admission, request, waiter), len(request)
+        busy = overload("WriteBinlog", *self._storage.waiting_writes, size)
+        if busy is not None:
+            call.stored(busy)
+            return
+        try:
+            self._storage.put(call, size)
+        except TidemarkError as err:
+            call.stored(err)
+
+
+class BinlogPump:
+    """The other method of `binlog.Pump` over one storage."""
+
+    def __init__(self, storage: PumpStorage, admission: Admission) -> None:
+        self._storage = storage
+        self._admission = admission
 
     async def PullBinlogs(
         self, request: pump_pb2.PullBinlogReq, context: Any
@@ -145,18 +193,6 @@ class BinlogPump:
             except TidemarkError as err:
                 # TiDB and Drainer know the original Pump's UNKNOWN only, and try again on it.
                 raise _unknown(err) from err
-
-    def _accept(self, request: bytes) -> Binlog | StatusError:
-        try:
-            message = pump_pb2.WriteBinlogReq.FromString(request)
-            self._admission.check_cluster(message.clusterID)
-            return self._admission.admit(message.payload)
-        except DecodeError as err:
-            return StatusError(
-                grpc.StatusCode.INTERNAL, f"failed to unmarshal the received message: {err}"
-            )
-        except TidemarkError as err:
-            return _unknown(err)
 
     @staticmethod
     def _report_orphans(orphans: Sequence[int]) -> None:
@@ -190,11 +226,8 @@ class PumpService:
         async for request in requests:
             self._admission.check_cluster(request.cluster_id)
             binlogs, refused = self._admitted(request.payloads, sequence)
-            with metrics.WRITE_SECONDS.time():
-                await self._storage.write(binlogs)
-            metrics.count(
-                len(binlogs), sum(len(binlog.payload) for binlog in binlogs), len(refused)
-            )
+            await self._storage.write(binlogs)
+            metrics.REFUSED.inc(len(refused))
             sequence += len(request.payloads)
             yield pb.WriteBinlogsResponse(acknowledged=sequence, refused=refused)
 

@@ -7,8 +7,9 @@ parsing reaches a task that others depend on.
 A batch function takes the requests' bytes and returns as many answers, bytes or errors as values:
 one bad request must not fail its neighbours. What waits on its `Route` is handed to one function
 call and answered together; while a batch is being worked on, the next one gathers, and there is no
-timer. Two engines put calls on routes: grpc.aio, where a task waits for each, and our own
-(`server.rpc.http2`), where nothing does.
+timer. A service that gathers calls itself is given them as they come (`CallQueue`). Two engines put
+calls on routes: grpc.aio, where a task waits for each, and our own (`server.rpc.http2`), where
+nothing does.
 """
 
 import asyncio
@@ -47,6 +48,15 @@ class OverloadedError(StatusError):
         super().__init__(grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
+def overload(name: str, waiting: int, waiting_bytes: int, size: int) -> OverloadedError | None:
+    """Why one more call of `size` bytes is not taken behind so many; None: it is."""
+    # A first request of any size is taken: the bound is for what waits behind others.
+    if not waiting or (waiting < MAX_WAITING and waiting_bytes + size <= MAX_WAITING_BYTES):
+        return None
+    calls = f"{waiting} calls of {name} with {waiting_bytes} bytes"
+    return OverloadedError(f"{calls} are waiting; slow down and try again")
+
+
 class ClosedError(StatusError):
     """The route's loop has ended."""
 
@@ -64,6 +74,20 @@ class Waiter(Protocol):
 
     def set_result(self, result: Answer, /) -> None:
         """The answer."""
+
+
+class CallQueue(Protocol):
+    """Where a method's calls wait: its `Route`, or a queue that its service has anyway."""
+
+    def put(self, request: bytes, waiter: Waiter, /) -> None:
+        """Queue one request, whatever its bytes are; `waiter` is answered later, or at once."""
+
+
+async def _answer_of(queue: CallQueue, request: bytes) -> Answer:
+    """Queue one request and wait for its answer."""
+    future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    queue.put(request, future)
+    return await future
 
 
 class Route:
@@ -85,17 +109,13 @@ class Route:
         """Queue one request and wait for its answer;
         a caller that stops waiting before its batch begins has asked nothing.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self.put(request, future)
-        return await future
+        return await _answer_of(self, request)
 
     def put(self, request: bytes, waiter: Waiter) -> None:
-        """Queue one request; `waiter` is answered later, or at once with a refusal."""
+        """See `CallQueue`."""
         queue, size = self._queue, len(request)
-        # A first request of any size is taken: the bound is for what waits behind others.
-        if queue and (len(queue) >= MAX_WAITING or queue.waiting_bytes + size > MAX_WAITING_BYTES):
-            waiting = f"{len(queue)} calls of {self.name} with {queue.waiting_bytes} bytes"
-            waiter.set_result(OverloadedError(f"{waiting} are waiting; slow down and try again"))
+        if refusal := overload(self.name, len(queue), queue.waiting_bytes, size):
+            waiter.set_result(refusal)
         elif self._closed:
             waiter.set_result(self._refusal())
         else:
@@ -155,14 +175,14 @@ class MalformedRequestError(StatusError):
 
 
 class BatchedMethod(NamedTuple):
-    """A gRPC handler that puts its calls on a route;
+    """A gRPC handler that puts its calls into a queue;
     an engine that knows `route` needs none of its coroutines.
 
     Of a method that streams both ways every request is answered by one message, in order; an error
     ends the call.
     """
 
-    route: Route
+    route: CallQueue
     request_streaming: bool
     response_streaming: bool
     unary_unary: Any = None
@@ -178,15 +198,19 @@ def method_handlers(
     servicer: object,
     batch: Mapping[str, BatchHandler] | None = None,
     refusal: Callable[[], TidemarkError] = ClosedError,
+    queues: Mapping[str, CallQueue] | None = None,
 ) -> tuple[dict[str, Any], list[Route]]:
     """Handlers by method name, and the routes of the batched ones: whoever serves them runs these.
 
-    `refusal` makes the answer to calls that wait on a route when it is run no more.
+    Calls of methods in `queues` go there, and on no route. `refusal` makes the answer to calls that
+    wait on a route when it is run no more.
     """
     handlers: dict[str, Any] = {}
     routes: list[Route] = []
     for method in service.methods:
-        if batch and method.name in batch:
+        if queues and method.name in queues:
+            handlers[method.name] = _batched(method, queues[method.name])
+        elif batch and method.name in batch:
             routes.append(Route(f"{service.full_name}/{method.name}", batch[method.name], refusal))
             handlers[method.name] = _batched(method, routes[-1])
         elif hasattr(servicer, method.name):
@@ -194,9 +218,9 @@ def method_handlers(
     return handlers, routes
 
 
-def _batched(method: MethodDescriptor, route: Route) -> BatchedMethod:
+def _batched(method: MethodDescriptor, route: CallQueue) -> BatchedMethod:
     async def call(request: bytes, context: Context) -> bytes:
-        answer = await route.call(request)
+        answer = await _answer_of(route, request)
         if isinstance(answer, TidemarkError):
             await context.abort(*status_of(answer))
         assert isinstance(answer, bytes)
@@ -211,6 +235,7 @@ def _batched(method: MethodDescriptor, route: Route) -> BatchedMethod:
         f"{method.full_name} cannot be batched"
     )
     if method.client_streaming:
+        assert isinstance(route, Route), "streams learn of the end of their route"
         return BatchedMethod(
             route, request_streaming=True, response_streaming=True, stream_stream=answered
         )

@@ -28,7 +28,7 @@ from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
-from server.rpc.front import BatchHandler, Route, method_handlers
+from server.rpc.front import BatchHandler, CallQueue, Route, method_handlers
 from server.rpc.grpcio_front import GrpcioFront, passed_on
 from server.rpc.http1 import Http1Front, Serve
 from server.rpc.http2.server import NativeServer
@@ -171,11 +171,12 @@ class RpcServer:
         service: ServiceDescriptor,
         servicer: object,
         batch: Mapping[str, BatchHandler] | None = None,
+        queues: Mapping[str, CallQueue] | None = None,
     ) -> None:
-        """Serve `service`: methods in `batch` by batch functions,
-        the others by `servicer`'s coroutines.
+        """Serve `service`: methods in `batch` by batch functions, calls of those in `queues` go
+        there, and the others by `servicer`'s coroutines.
         """
-        handlers, routes = method_handlers(service, servicer, batch)
+        handlers, routes = method_handlers(service, servicer, batch, queues=queues)
         self._routes += routes
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         self._server.add_generic_rpc_handlers((generic,))

@@ -1,6 +1,6 @@
 """The storage of a Pump as a whole: the way of a binlog from a writer to the readers.
 
-    write -> GroupCommit -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
+    write, put -> GroupCommit -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
     Matcher) -> pull
 
 What blocks runs in three kinds of threads (`Threads`); GC runs in the index's, between two groups.
@@ -24,11 +24,13 @@ from storage.pump.index import Index
 from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
 from storage.pump.write_pipeline import (
     GroupCommit,
+    GroupObserver,
     Indexer,
     IndexQueue,
     PumpClosedError,
     Recovery,
     Threads,
+    Writer,
     recover,
 )
 from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
@@ -67,7 +69,6 @@ class PumpStorage:
     ) -> None:
         self.recovery = recovery
         self.readers = Readers()
-        self.written = 0
         self._log = log
         self._index = index
         self._threads = threads
@@ -77,6 +78,20 @@ class PumpStorage:
         self._collector = Collector(log, index, self.readers, threads, throttle)
         self._changed = asyncio.Event()
         self._pulling = True
+
+    @property
+    def written(self) -> int:
+        """Binlogs that are durable since the start."""
+        return self._group_commit.written
+
+    @property
+    def waiting_writes(self) -> tuple[int, int]:
+        """How many writes wait for the disk, and their bytes."""
+        return self._group_commit.waiting
+
+    def observe_groups(self, observe: GroupObserver) -> None:
+        """Call this with each group of binlogs that is durable."""
+        self._group_commit.observe = observe
 
     @property
     def max_commit_ts(self) -> int:
@@ -121,7 +136,10 @@ class PumpStorage:
         stored = [binlog for binlog in binlogs if not binlog.is_empty]
         if stored:
             await self._group_commit.write(stored)
-            self.written += len(stored)
+
+    def put(self, writer: Writer, size: int) -> None:
+        """Let about `size` bytes of binlogs be stored in their turn. See `GroupCommit.put`."""
+        self._group_commit.put(writer, size)
 
     async def get(self, ts: int) -> bytes:
         """The binlog with this commit_ts, else the prewrite with this start_ts, as it was written.

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from storage.group_queue import GroupQueue
 from storage.kv import KV
@@ -166,43 +166,86 @@ class IndexQueue:
         self._changed = asyncio.Event()
 
 
-class _Write(NamedTuple):
-    """A call of `write` that waits."""
+GroupObserver: TypeAlias = Callable[[float, int, int], None]
+"""Called with the seconds that a group took to be durable, its binlogs and their bytes."""
 
-    binlogs: Sequence[Binlog]
-    done: "asyncio.Future[None]"
+
+class Writer(Protocol):
+    """Whoever waits until binlogs are durable."""
+
+    def begin(self) -> Sequence[Binlog]:
+        """The binlogs, now that their group goes to the disk; none: nobody waits for them any more,
+        or they were refused.
+        """
+
+    def stored(self, failure: TidemarkError | None, /) -> None:
+        """The binlogs are durable; or there is a reason why none of them was stored."""
+
+
+class _Task:
+    """The task that waits in `write`."""
+
+    def __init__(self, binlogs: Sequence[Binlog]) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._binlogs = binlogs
+
+    def begin(self) -> Sequence[Binlog]:
+        return () if self.future.done() else self._binlogs
+
+    def stored(self, failure: TidemarkError | None) -> None:
+        if self.future.done():
+            return
+        if failure is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(failure)
 
 
 class GroupCommit:
     """The queue in front of the value log and the loop that empties it."""
 
     def __init__(self, log: ValueLog, thread: Executor, index_queue: IndexQueue) -> None:
+        self.written = 0
+        """Binlogs that are durable since the start."""
+        self.observe: GroupObserver = lambda _seconds, _binlogs, _bytes: None
         self._index_queue = index_queue
         self._log = log
         self._thread = thread
-        self._queue: GroupQueue[_Write] = GroupQueue(sys.maxsize, GROUP_BYTES)
+        self._queue: GroupQueue[Writer] = GroupQueue(sys.maxsize, GROUP_BYTES)
         self._refusal: TidemarkError | None = None
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """How many writes wait for the disk, and their bytes."""
+        return len(self._queue), self._queue.waiting_bytes
 
     async def write(self, binlogs: Sequence[Binlog]) -> None:
         """Store binlogs in order; they are durable when it returns.
 
         Raises:
             ValueLogWriteError: the disk refused them; none of them was stored.
+            PumpBusyError, TidemarkError: see `put`.
+        """
+        writer = _Task(binlogs)
+        self.put(writer, sum(len(binlog.payload) for binlog in binlogs))
+        await writer.future
+
+    def put(self, writer: Writer, size: int) -> None:
+        """Let about `size` bytes of binlogs be stored when their turn comes.
+
+        Raises:
             PumpBusyError: `WAITING_BYTES_MAX` are waiting already.
             TidemarkError: no more is accepted, see `refuse`.
         """
         if self._refusal is not None:
             raise self._refusal
-        size = sum(len(binlog.payload) for binlog in binlogs)
         # With an empty queue any size is taken: a write above the limit could never be stored
         # otherwise.
         if self._queue and self._queue.waiting_bytes + size > WAITING_BYTES_MAX:
             raise PumpBusyError(
                 f"{self._queue.waiting_bytes} bytes wait for the disk; slow down and write again"
             )
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(_Write(binlogs, done), size)
-        await done
+        self._queue.put(writer, size)
 
     def refuse(self, reason: TidemarkError) -> None:
         """Accept no more; writes that wait fail with the reason, too."""
@@ -219,41 +262,46 @@ class GroupCommit:
         try:
             while self._queue or self._refusal is None:
                 await self._queue.wait()
-                while writes := self._queue.take():
-                    await self._store(writes)
+                while writers := self._queue.take():
+                    await self._store(writers)
         finally:
             self.refuse(_stopping())
         self._index_queue.close()
 
-    async def _store(self, writes: list[_Write]) -> None:
-        binlogs = [binlog for write in writes for binlog in write.binlogs]
+    async def _store(self, group: list[Writer]) -> None:
+        writers: list[Writer] = []
+        binlogs: list[Binlog] = []
+        for writer in group:
+            if begun := writer.begin():
+                writers.append(writer)
+                binlogs += begun
+        if not writers:
+            return
         payloads = [binlog.payload for binlog in binlogs]
         max_ts = max(binlog.ts for binlog in binlogs)
         loop = asyncio.get_running_loop()
+        began = loop.time()
         # What a cancelled append leaves behind is unknown, so its writers get an error.
         failure: TidemarkError | None = _stopping()
         pointers: list[Pointer] = []
         try:
             pointers = await loop.run_in_executor(self._thread, self._log.append, payloads, max_ts)
             failure = None
+            self.written += len(binlogs)
+            self.observe(loop.time() - began, len(binlogs), sum(map(len, payloads)))
         except TidemarkError as err:
             failure = err
         finally:
             # Writers are answered before the index has the group: a binlog in the log is durable,
             # and the index can be rebuilt from the log.
-            self._answer(writes, failure)
+            self._answer(writers, failure)
         if pointers:
             await self._index_queue.put(Group([binlog[:3] for binlog in binlogs], pointers))
 
     @staticmethod
-    def _answer(writes: list[_Write], err: TidemarkError | None) -> None:
-        for write in writes:
-            if write.done.done():
-                continue
-            if err is None:
-                write.done.set_result(None)
-            else:
-                write.done.set_exception(err)
+    def _answer(writers: Sequence[Writer], failure: TidemarkError | None) -> None:
+        for writer in writers:
+            writer.stored(failure)
 
 
 def _stopping() -> PumpClosedError:

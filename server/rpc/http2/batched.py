@@ -9,7 +9,7 @@ import time
 import grpc
 
 from server.rpc.errors import StatusError, status_of
-from server.rpc.front import Answer, Route
+from server.rpc.front import Answer, CallQueue, Route
 from server.rpc.http2.messages import PREFIX_BYTES, MessageReader
 from server.rpc.http2.stream import ConnectionState, Stream
 from storage.model.errors import TidemarkError
@@ -27,7 +27,7 @@ class BatchedCall(Stream):
         self,
         connection: ConnectionState,
         number: int,
-        route: Route,
+        route: CallQueue,
         max_bytes: int,
         encoding: bytes,
         deadline: float | None,

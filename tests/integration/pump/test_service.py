@@ -18,7 +18,7 @@ from tidemarkpb.v1 import pump_pb2_grpc as stream_grpc
 from tipb import binlog_pb2, pump_pb2, pump_pb2_grpc
 
 from server.pump.registry import ONLINE, PAUSED, Node
-from server.pump.service import Admission, BinlogPump, PumpService
+from server.pump.service import Admission, BinlogPump, PumpService, WriteBinlogCalls
 from server.pump.upkeep import DiskWatch
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
@@ -74,7 +74,8 @@ async def started(directory: Path, segment_bytes: int = 1 << 20) -> AsyncIterato
         admission = Admission(storage, CLUSTER_ID, node, disk)
         service = BinlogPump(storage, admission)
         server = RpcServer()
-        server.add_service(SERVICE, service, batch={"WriteBinlog": service.WriteBinlog})
+        calls = WriteBinlogCalls(storage, admission)
+        server.add_service(SERVICE, service, queues={"WriteBinlog": calls})
         server.add_service(STREAMS, PumpService(storage, admission))
         async with server.listen("127.0.0.1:0") as address, connect(address) as channel:
             try:
