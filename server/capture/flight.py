@@ -21,13 +21,13 @@ from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.runner import note_job
 from server.changefeed.info import State
-from sink.cut import Slice as SinkSlice
+from sink.cut import Slice
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import (
     ChangefeedMovedBackError,
     FeedDescription,
     Report,
-    Slice,
+    SliceEndpoint,
     TableDescription,
     TableNotExistsError,
 )
@@ -150,7 +150,7 @@ class OwnerFeeds:
         start_ts: int,
         end_ts: int,
         slice_bytes: int | None = None,
-    ) -> list[Slice]:
+    ) -> list[SliceEndpoint]:
         """See `Feeds.plan`; a table that is not there in the range has no slices."""
         feed, sink = self._running(changefeed)
         versions, locate = feed.catalog.versions, feed.processor.locations
@@ -161,7 +161,7 @@ class OwnerFeeds:
             in_range = [_named(feed, name).of_range(name, start_ts, end_ts) for name in tables]
             spans = [version.span for version in in_range if version]
 
-        def plan() -> list[Slice]:
+        def plan() -> list[SliceEndpoint]:
             for span in [None] if spans is None else spans:
                 self._waiting.resolved(sink, span, end_ts, _CALL_WAIT_S)
             # Tables that are read again are planned by themselves: their rows do not begin where
@@ -280,10 +280,10 @@ def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts
     return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
 
 
-def _slice(versions: Versions, part: SinkSlice, locations: tuple[str, ...]) -> Slice:
+def _slice(versions: Versions, part: Slice, locations: tuple[str, ...]) -> SliceEndpoint:
     version = versions.of_span(part.span, part.start_ts)
     assert version is not None, "a table with rows in a range is in force there"
-    return Slice(version.name, part.start_ts, part.end_ts, part.rows, part.bytes, locations)
+    return SliceEndpoint(version.name, part.start_ts, part.end_ts, part.rows, part.bytes, locations)
 
 
 def _read_again(

@@ -18,7 +18,7 @@ from sink.flight.feeds import (
     RETRYING,
     FeedDescription,
     Report,
-    Slice,
+    SliceEndpoint,
     TableDescription,
 )
 from storage.model.errors import InvalidError
@@ -252,7 +252,7 @@ def described(feed: FeedDescription) -> Answer:
     }
 
 
-def planned(request: Plan, part: Slice, location: str) -> Answer:
+def planned(request: Plan, part: SliceEndpoint, location: str) -> Answer:
     """One slice of the answer to `plan`; `location` is the server's own."""
     ticket = Ticket(request.changefeed, part.table, part.start_ts, part.end_ts, request.before)
     return {

@@ -75,7 +75,7 @@ class FeedDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SliceEndpoint:
     """Rows of one table in `(start_ts, end_ts]`: a DoGet; sizes are estimates,
     `locations` better than the server's.
     """
@@ -155,7 +155,7 @@ class Feeds(Protocol):
         start_ts: int,
         end_ts: int,
         slice_bytes: int | None = None,
-    ) -> list[Slice]:
+    ) -> list[SliceEndpoint]:
         """The slices that hold the rows in `(start_ts, end_ts]`;
         waits a while for `end_ts` to be resolved.
 

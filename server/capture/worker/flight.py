@@ -15,7 +15,7 @@ from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
 from server.capture.owner import Owner
 from server.capture.worker.host import Host
 from sink.errors import TableNotFoundError
-from sink.flight.feeds import FeedDescription, Report, Slice, TableNotExistsError
+from sink.flight.feeds import FeedDescription, Report, SliceEndpoint, TableNotExistsError
 from sink.mounter import schema_of
 from storage.model.errors import InvalidError
 
@@ -96,7 +96,7 @@ class ShareFeeds:
         start_ts: int,
         end_ts: int,
         slice_bytes: int | None = None,
-    ) -> list[Slice]:
+    ) -> list[SliceEndpoint]:
         """Refused."""
         del tables, start_ts, end_ts, slice_bytes
         raise _rows_only(changefeed)

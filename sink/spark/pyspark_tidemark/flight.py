@@ -106,7 +106,7 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice:
+class SliceEndpoint:
     """One DoGet: a self-contained ticket and the captures that can serve it."""
 
     table: str
@@ -177,7 +177,9 @@ class Changefeed:
         body |= {name: limit for name, limit in limits.items() if limit is not None}
         return max(start_ts, int(self._action("latest", body)["ts"]))
 
-    def plan(self, start_ts: int, end_ts: int, tables: Sequence[str] | None = None) -> list[Slice]:
+    def plan(
+        self, start_ts: int, end_ts: int, tables: Sequence[str] | None = None
+    ) -> list[SliceEndpoint]:
         """The slices that hold `(start_ts, end_ts]` of `tables`, or of all,
         a table's in commit order.
         """
@@ -191,7 +193,7 @@ class Changefeed:
         if tables is not None:
             body["tables"] = list(tables)
         return [
-            Slice(
+            SliceEndpoint(
                 item["table"],
                 tuple(item["locations"]),
                 json.dumps(item["ticket"] | more).encode(),
@@ -238,7 +240,7 @@ class Changefeed:
             body |= {"code": error.code, "message": error.message}
         self._action("report", body, timeout_s=_REPORT_TIMEOUT_S, retry_s=0.0)
 
-    def read(self, part: Slice) -> Iterator[Any]:
+    def read(self, part: SliceEndpoint) -> Iterator[Any]:
         """The mounted batches of one slice.
 
         A capture that fails is replaced by another, or waited for.

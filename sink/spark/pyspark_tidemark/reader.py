@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.barrier import check_schema, segments
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import BEFORE, Changefeed, ChangefeedMeta, Ddl, Slice
+from pyspark_tidemark.flight import BEFORE, Changefeed, ChangefeedMeta, Ddl, SliceEndpoint
 from pyspark_tidemark.json_text import objects
 from pyspark_tidemark.options import Options
 
@@ -38,7 +38,7 @@ ENVELOPE_SCHEMA = pa.schema(
 class Part:
     """One DoGet and the key of its table."""
 
-    slice: Slice
+    slice: SliceEndpoint
     key: tuple[str, ...]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import ChangefeedMeta, Known, Slice
+from pyspark_tidemark.flight import ChangefeedMeta, Known, SliceEndpoint
 from pyspark_tidemark.lake.target import table_path
 
 from tests.integration.lake.evolving import EvolvingFeed
@@ -36,7 +36,7 @@ class AcknowledgedFeed(EvolvingFeed):
             raise SourceError("ErrRangeCleaned", f"the tables at {ts} are not known any more")
         return super().describe(self.acked_ts if ts is None else ts, known=known)
 
-    def plan(self, start_ts: int, end_ts: int, tables: Any = None) -> list[Slice]:
+    def plan(self, start_ts: int, end_ts: int, tables: Any = None) -> list[SliceEndpoint]:
         """The rows above the acknowledgement before the last."""
         if start_ts < self.previous_ts:
             raise SourceError("ErrRangeCleaned", f"rows above {start_ts} are not there any more")

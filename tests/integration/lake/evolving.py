@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, Slice, TableMeta
+from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Known, SliceEndpoint, TableMeta
 
 from sink.mounter import plain, with_default
 
@@ -198,14 +198,14 @@ class EvolvingFeed:
         }
         return ChangefeedMeta(0, END, tables, tuple(ddl for ddl in self.ddls if ddl.ts >= at))
 
-    def plan(self, start_ts: int, end_ts: int, tables: Any = None) -> list[Slice]:
+    def plan(self, start_ts: int, end_ts: int, tables: Any = None) -> list[SliceEndpoint]:
         """One slice for each table that has rows."""
         assert not any(start_ts < ddl.ts < end_ts for ddl in self.ddls), "a cut crosses a DDL"
         names = sorted(
             {name for name, row in self.changes if start_ts < row["_commit_ts"] <= end_ts}
         )
         return [
-            Slice(
+            SliceEndpoint(
                 name,
                 (),
                 json.dumps({"table": name, "start": start_ts, "end": end_ts}).encode(),
@@ -216,7 +216,7 @@ class EvolvingFeed:
             if tables is None or name in tables
         ]
 
-    def read(self, part: Slice) -> Iterator[Any]:
+    def read(self, part: SliceEndpoint) -> Iterator[Any]:
         """The rows of a slice."""
         asked = json.loads(part.ticket)
         rows = [

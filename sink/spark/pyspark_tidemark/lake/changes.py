@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.flight import Changefeed, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.schema import fitted
@@ -54,7 +54,7 @@ class Changes:
     table: TableMeta
     start_ts: int
     end_ts: int
-    slices: tuple[Slice, ...]
+    slices: tuple[SliceEndpoint, ...]
     changefeed: Changefeed
     source_options: dict[str, str]
     read_schema: Any = None
@@ -188,5 +188,5 @@ def _fitted(read: StructType, schema: StructType) -> list[Column]:
     ]
 
 
-def _start_ts(part: Slice) -> int:
+def _start_ts(part: SliceEndpoint) -> int:
     return int(json.loads(part.ticket)["start"])

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Slice, TableMeta
+from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cuts import CutRecord, TableCut, covered, versions_at
@@ -164,7 +164,7 @@ class CutApplier:
             self._positions.pop(name, None)
             self._fitted.pop(name, None)
 
-    def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[Slice]]:
+    def _planned(self, start_ts: int, end_ts: int) -> tuple[int, Sequence[SliceEndpoint]]:
         """Where the cut ends, and what is in it; before anything is changed for it.
 
         Where a table is read again and the captures had to begin that anew, the cut that they once
@@ -182,9 +182,13 @@ class CutApplier:
         return end_ts, self._changefeed.plan(start_ts, end_ts)
 
     def _apply_tables(
-        self, barrier_result: BarrierResult, start_ts: int, end_ts: int, planned: Sequence[Slice]
+        self,
+        barrier_result: BarrierResult,
+        start_ts: int,
+        end_ts: int,
+        planned: Sequence[SliceEndpoint],
     ) -> Sequence[TableCut]:
-        slices: dict[str, list[Slice]] = defaultdict(list)
+        slices: dict[str, list[SliceEndpoint]] = defaultdict(list)
         for part in planned:
             slices[part.table].append(part)
         tables = barrier_result.tables
@@ -208,7 +212,7 @@ class CutApplier:
         self,
         table: TableMeta,
         cut: tuple[int, int],
-        slices: Sequence[Slice],
+        slices: Sequence[SliceEndpoint],
         emptied: bool,  # noqa: FBT001 - a pool's
     ) -> TableCut:
         start_ts, end_ts = cut
@@ -271,7 +275,12 @@ class CutApplier:
         return fitted[1]
 
     def _changes(
-        self, table: TableMeta, read: TableMeta, start_ts: int, end_ts: int, slices: Sequence[Slice]
+        self,
+        table: TableMeta,
+        read: TableMeta,
+        start_ts: int,
+        end_ts: int,
+        slices: Sequence[SliceEndpoint],
     ) -> Changes:
         schema = None if table is read else read.schema
         return Changes(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from sink.flight.documents import Plan, Ticket, described, planned
-from sink.flight.feeds import FeedDescription, Slice, TableDescription
+from sink.flight.feeds import FeedDescription, SliceEndpoint, TableDescription
 from sink.versions import Ddl
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "flight.json"
@@ -47,7 +47,7 @@ def plan(*, before: bool) -> Plan:
 
 
 def documents() -> dict[str, object]:
-    part = Slice("bank.accounts", TS, TS + 4, 170, 13052, ("grpc://worker:8311",))
+    part = SliceEndpoint("bank.accounts", TS, TS + 4, 170, 13052, ("grpc://worker:8311",))
     return {
         "describe": described(FEED),
         "slice": planned(plan(before=False), part, "grpc://capture:8301"),

@@ -14,7 +14,7 @@ from sink.flight.feeds import (
     ChangefeedNotExistsError,
     FeedDescription,
     Report,
-    Slice,
+    SliceEndpoint,
     TableDescription,
     TableNotExistsError,
 )
@@ -60,10 +60,10 @@ class Capture:
     def plan(self, changefeed, tables, start_ts, end_ts, slice_bytes=None):
         self.calls.append((changefeed, tables, start_ts, end_ts, slice_bytes))
         if slice_bytes is None:
-            return [Slice("bank.accounts", start_ts, end_ts, 3, 120)]
+            return [SliceEndpoint("bank.accounts", start_ts, end_ts, 3, 120)]
         return [
-            Slice("bank.accounts", start_ts, 5, 1, 40),
-            Slice("bank.accounts", 5, end_ts, 2, 80),
+            SliceEndpoint("bank.accounts", start_ts, 5, 1, 40),
+            SliceEndpoint("bank.accounts", 5, end_ts, 2, 80),
         ]
 
     def read(self, changefeed, table, start_ts, end_ts, *, before=False):

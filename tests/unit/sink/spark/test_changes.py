@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import Changefeed, Slice, TableMeta
+from pyspark_tidemark.flight import Changefeed, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.changes import DRIVER_READ_MAX_BYTES, FEW_ROWS_MAX, Changes
 from pyspark_tidemark.options import parse
 
@@ -14,7 +14,9 @@ CHANGEFEED = Changefeed(
 
 def planned(*slices, columns=8):
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
-    parts = tuple(Slice("bank.accounts", (), b'{"start": 0}', rows, size) for rows, size in slices)
+    parts = tuple(
+        SliceEndpoint("bank.accounts", (), b'{"start": 0}', rows, size) for rows, size in slices
+    )
     return Changes(TableMeta("bank.accounts", ("c0",), schema), 0, 9, parts, CHANGEFEED, {})
 
 

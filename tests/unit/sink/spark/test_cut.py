@@ -5,7 +5,7 @@ import dataclasses
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import ChangefeedMeta, Ddl, Slice, TableMeta
+from pyspark_tidemark.flight import ChangefeedMeta, Ddl, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.schema import Policy, lake_schema
@@ -35,7 +35,7 @@ class Feed:
             for name, found in self.changed.items()
         }
         return [
-            Slice(name, (), b"", count, 0)
+            SliceEndpoint(name, (), b"", count, 0)
             for name, count in rows.items()
             if count and name in (tables or rows)
         ]

@@ -2,13 +2,13 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.flight import Slice
+from pyspark_tidemark.flight import SliceEndpoint
 from pyspark_tidemark.reader import Part, packed
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(1, 150))
 def test_packing_keeps_the_order_and_the_limit(sizes, limit):
-    parts = [Part(Slice(str(at), (), b"", 1, size), ()) for at, size in enumerate(sizes)]
+    parts = [Part(SliceEndpoint(str(at), (), b"", 1, size), ()) for at, size in enumerate(sizes)]
     found = list(packed(parts, limit))
     assert [part for some in found for part in some] == parts
     for some in found:
