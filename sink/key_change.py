@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from storage.model.event import DELETE, INSERT, UPDATE, Position
 from storage.tidb.binary import Mask
 from storage.tidb.cell import arrow_array
-from storage.tidb.cells import RowBlock
+from storage.tidb.row_layout import RowBlock
 from storage.tidb.schema import Column
 
 

@@ -32,10 +32,10 @@ from sink.mounter import (
 from storage.model.errors import CorruptError, InvalidError
 from storage.model.event import DELETE
 from storage.tidb.cell import arrow_array, arrow_integers, arrow_type, arrow_value, parse_default
-from storage.tidb.cells import RowBlock
 from storage.tidb.document import TableInfoError
 from storage.tidb.field_type import DATES, Type
 from storage.tidb.record import HandleCells
+from storage.tidb.row_layout import RowBlock
 from storage.tidb.schema import Column, TableInfo
 
 _FLOATS: Final = frozenset({Type.FLOAT, Type.DOUBLE})

@@ -57,7 +57,7 @@ def page() -> str:
         kind: pa.DataType = arrow_type(column)
         types = (
             str(kind),
-            from_arrow_type(kind, True).simpleString(),  # noqa: FBT003 - as barrier.py
+            from_arrow_type(kind, True).simpleString(),  # noqa: FBT003 - as query_schema.py
             type_name(kind),
             postgres.type_of(kind, key_columns=0),
             mysql.type_of(kind, key_columns=0),

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final
 
 from pyspark_tidemark.lake.format import APPEND, UPSERT
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 
 from server.capture.errors import AuditUnsupportedError, ParameterError
 from server.changefeed.info import ChangefeedInfo, RunningError, State, lake_format, lake_settings

@@ -13,7 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
 from server.changefeed.filter import exact_rules

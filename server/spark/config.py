@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from pyspark_tidemark.lake.formats import default_modes
+from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.sink_uri import FORMS
 
 from server.config import ConfigError, setting

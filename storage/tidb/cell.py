@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.binary import BinaryColumn, Mask, Offsets
-from storage.tidb.cells import Cells
 from storage.tidb.field_type import DATES, INTEGERS, TEXTS, Type
 from storage.tidb.json import decode_json, encode_json
 from storage.tidb.number import (
@@ -34,6 +33,7 @@ from storage.tidb.number import (
     signed_cell,
     unsigned_cell,
 )
+from storage.tidb.row_layout import Cells
 from storage.tidb.schema import Column
 from storage.tidb.time import (
     CoreTime,

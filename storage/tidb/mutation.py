@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.tidb.binary import BinaryColumn, Offsets
-from storage.tidb.cells import RowBlock
 from storage.tidb.datum import Datums, decode_datums, encode_key_datum
 from storage.tidb.record import record_keys, record_prefix
 from storage.tidb.row import Pairs, binary_column, encode_rows
+from storage.tidb.row_layout import RowBlock
 from storage.tidb.schema import TableInfo
 
 INSERTED: Final = 0  # binlog.MutationType

@@ -24,11 +24,11 @@ from storage.model.errors import CorruptError, InvalidError
 from storage.model.span import Span
 from storage.tidb.binary import BinaryColumn
 from storage.tidb.cell import Value, decode_cell, encode_cell, parse_default
-from storage.tidb.cells import Cells
 from storage.tidb.datum import decode_datum
 from storage.tidb.field_type import TEXTS
 from storage.tidb.number import signed_cell, unsigned_cell
 from storage.tidb.row import as_v2, decode_row, encode_row
+from storage.tidb.row_layout import Cells
 from storage.tidb.schema import Column, TableInfo
 
 _TABLE = b"t"

@@ -11,7 +11,7 @@ v2, so that there is one way to read a row. See docs/format/tidb-rows.md.
 `encode_row`, `decode_row` and `as_v2` are for one row. For many, `Pairs` holds what was read as
 matrices (row, place), and `encode_rows` writes rows of format v2: a row is a run of slices (header,
 column ids, cell ends, cells); all of them are laid into one byte buffer, and gathered. Many rows of
-format v2 are read by `storage.tidb.cells`.
+format v2 are read by `storage.tidb.row_layout`.
 """
 
 import struct

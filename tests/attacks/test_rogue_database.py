@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.changefeed.source import SourceUri

@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest, create_tables
 from pyspark_tidemark.lake.files import LocalFiles
 from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
+from pyspark_tidemark.lake.opening import database
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.targets import database
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.mariadb import running_mariadb

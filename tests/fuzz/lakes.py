@@ -37,11 +37,11 @@ from pyspark_tidemark.lake.format import DROP, KEEP
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy, widens
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.names import check_names
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -19,13 +19,13 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyspark_tidemark.digest import RangeChecksums
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
-from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question, key_schema, whole_extent

@@ -25,16 +25,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import RangeChecksums
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.fold import fold_frame
 from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.opening import kept_cuts, opened_lake
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import Repair, StoredTable, open_connector
-from pyspark_tidemark.lake.targets import kept_cuts, opened_lake
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question, check_columns, key_schema, whole_extent

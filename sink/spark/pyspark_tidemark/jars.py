@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.java import archive_path, check_java, make_class_archive
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 
 JARS = {name: record.jars for name, record in FORMATS.items() if record.jars is not None}
 """Those of each format that needs some."""

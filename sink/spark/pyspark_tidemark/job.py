@@ -31,13 +31,13 @@ from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters, skip
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.maintenance import Maintenance
 from pyspark_tidemark.lake.manifest import check_mode
+from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.session import open_session
-from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.progress import BatchListener
 

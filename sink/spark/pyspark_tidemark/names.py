@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import NameRules
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 
 _IN_FILTERS: Final = re.compile(r"(?:[a-zA-Z0-9_$-]|[^\x00-\x7f])+")
 """Names that a table filter has without quotes."""

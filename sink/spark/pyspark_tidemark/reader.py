@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.barrier import check_schema, segments
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed, ChangefeedMeta, Ddl, SliceEndpoint
 from pyspark_tidemark.json_text import objects
 from pyspark_tidemark.options import Options
+from pyspark_tidemark.query_schema import check_schema, segments
 
 _APART = "a batch has one set of columns: read up to it and from it on apart (endTs, startTs)"
 META = ("_op", "_commit_ts", "_start_ts", "_seq")

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import MODES
-from pyspark_tidemark.lake.formats import FORMATS, find_format
+from pyspark_tidemark.lake.registry import FORMATS, find_format
 from pyspark_tidemark.sink_settings import SETTINGS, faults
 
 READERS = ("flight", "none", "blackhole")

@@ -6,10 +6,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.barrier import spark_schema, table_of
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
+from pyspark_tidemark.query_schema import spark_schema, table_of
 from pyspark_tidemark.reader import ENVELOPE_SCHEMA, BatchReader
 from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, RowStreamReader
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_tidemark.barrier import check_schema, check_truncated
 from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
+from pyspark_tidemark.query_schema import check_schema, check_truncated
 from pyspark_tidemark.reader import batches, planned
 
 # Spark has admission control from 4.2 on. Before that nothing asks for a limit or sets one, and

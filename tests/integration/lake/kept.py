@@ -14,13 +14,13 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.format import SCD2
+from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.parquet.target import CUT, SINCE, timestamps
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import own_columns
 from pyspark_tidemark.lake.target import table_path
-from pyspark_tidemark.lake.targets import open_target, opened_manifest
 from pyspark_tidemark.options import parse
 
 from tests.integration.lake.test_databases import rows

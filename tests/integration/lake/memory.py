@@ -15,7 +15,7 @@ from pyspark_tidemark.column_metadata import with_column_ids
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, TableMeta
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.format import UPSERT
 from pyspark_tidemark.lake.schema import ENVELOPE, Policy, SchemaChange, lake_schema
 from pyspark_tidemark.lake.target import Applied, Health, Kept

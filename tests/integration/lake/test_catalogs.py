@@ -11,7 +11,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut, versions_at
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import catalog
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
 from pyspark_tidemark.lake.iceberg.catalog import Catalog

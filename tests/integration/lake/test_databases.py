@@ -11,8 +11,8 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.schema import Policy
-from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.evolving import EvolvingFeed

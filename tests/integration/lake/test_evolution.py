@@ -19,10 +19,10 @@ from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy
-from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.integration.lake.aged import read_changelog

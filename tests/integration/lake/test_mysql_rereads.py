@@ -15,8 +15,8 @@ from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.schema import Policy
-from pyspark_tidemark.lake.targets import database as database_of
 from pyspark_tidemark.options import parse
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.names import check_names
 from pyspark_tidemark.sink_uri import SinkUri
 

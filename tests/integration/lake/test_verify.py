@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.cuts import TableCut
+from pyspark_tidemark.lake.cut_record import TableCut
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget

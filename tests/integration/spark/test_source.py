@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark_tidemark.barrier import spark_schema
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.options import parse
+from pyspark_tidemark.query_schema import spark_schema
 from pyspark_tidemark.stream import CutStreamReader, RowStreamReader
 
 from tests.integration.spark.captures import ROW_BYTES

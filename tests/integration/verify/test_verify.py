@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 
 from server.demo.bank import ACCOUNTS
 from storage.tidb.record import encode_record

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import _DATABASE_OPTIONS, READERS, SYSTEMS
 
 from server.changefeed.source import KINDS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.format import EVOLUTIONS, ON_DROP
-from pyspark_tidemark.lake.formats import default_modes
+from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 

@@ -18,7 +18,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut, covered, versions_at
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, covered, versions_at
 from pyspark_tidemark.lake.failure import in_table, named
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy

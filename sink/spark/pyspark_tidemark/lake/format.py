@@ -1,5 +1,5 @@
 """What a lake format is: one record, `LakeFormat`, that each format's package has in its
-`__init__` and that `formats` lists. Pure.
+`__init__` and that `registry` lists. Pure.
 
 Captures, the command line, lake jobs and `verify` look here for what a format can do and what it
 needs. Records are cheap to import: they name the module that needs Spark or a driver, and

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from datetime import UTC, datetime, timedelta
 
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.target import Health, Target
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
+from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
 from pyspark_tidemark.lake.fencing import Claims, Lock, WriteRight
 from pyspark_tidemark.lake.files import Files, LocalFiles
 

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import quoted
-from pyspark_tidemark.lake.cuts import CutRecord, renamed_since, versions_at
+from pyspark_tidemark.lake.cut_record import CutRecord, renamed_since, versions_at
+from pyspark_tidemark.lake.opening import kept_cuts
 from pyspark_tidemark.lake.target import StoredTable, open_connector
-from pyspark_tidemark.lake.targets import kept_cuts
 from pyspark_tidemark.sink_uri import SinkUri
 
 

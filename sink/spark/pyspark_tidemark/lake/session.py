@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed
 from pyspark_tidemark.java import java_options
-from pyspark_tidemark.lake.formats import find_format
+from pyspark_tidemark.lake.registry import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """Executors on other machines could not reach such a driver,

@@ -22,7 +22,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.format import UPSERT
-from pyspark_tidemark.lake.formats import find_format
+from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
 

@@ -7,7 +7,7 @@ import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.databases import manifest
-from pyspark_tidemark.lake.targets import database as database_of
+from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.database_lake import repair_table

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.digest import RangeChecksums, Ranges
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.file_lake import LakeTable

@@ -1,8 +1,8 @@
 import pyarrow as pa
 import pytest
-from pyspark_tidemark.barrier import check_schema, check_truncated, segments, spark_schema
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
+from pyspark_tidemark.query_schema import check_schema, check_truncated, segments, spark_schema
 
 OLD = TableMeta(
     "s.t", ("id",), pa.schema([("id", pa.int64()), ("n", pa.int32()), ("gone", pa.string())])

@@ -7,7 +7,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta
 from pyspark_tidemark.lake import manifest as manifests
 from pyspark_tidemark.lake.cut import skip
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 from pyspark_tidemark.lake.fencing import Claim, check_idle
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 from pyspark_tidemark.lake.manifest import FileManifest, cuts_in
 
 from tests.unit.sink.spark.memory_files import MemoryFiles

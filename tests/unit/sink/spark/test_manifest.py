@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, TableCut
+from pyspark_tidemark.lake.cut_record import CutRecord, TableCut
 from pyspark_tidemark.lake.manifest import DIRECTORY, ROLL_UP_FILES, FileManifest
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "lake_manifest_v1.json"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.formats import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, masked, read_secret, redacted
 
 from server.changefeed.source import SourceUri, SourceUriError

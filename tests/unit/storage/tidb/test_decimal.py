@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.cell import arrow_array, decode_decimals
-from storage.tidb.cells import Cells
 from storage.tidb.field_type import Type
 from storage.tidb.number import decimal_size, decode_decimal, encode_decimal
+from storage.tidb.row_layout import Cells
 from storage.tidb.schema import Column
 
 SHAPES = st.integers(1, 65).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, min(p, 30))))

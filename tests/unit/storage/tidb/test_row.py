@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.model.errors import CorruptError
-from storage.tidb.cells import RowBlock
 from storage.tidb.row import LARGE, decode_row, encode_row
+from storage.tidb.row_layout import RowBlock
 
 CELLS = st.dictionaries(st.integers(1, 300), st.none() | st.binary(max_size=30), max_size=12)
 

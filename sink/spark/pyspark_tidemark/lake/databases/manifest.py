@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, records
+from pyspark_tidemark.lake.cut_record import CutRecord, records
 from pyspark_tidemark.lake.databases.database import Database, explained
 from pyspark_tidemark.lake.manifest import check_follows
 

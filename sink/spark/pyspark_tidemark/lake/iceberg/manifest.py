@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord, records, rolled
+from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import write_rows

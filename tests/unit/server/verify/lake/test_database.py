@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.digest import RangeChecksums, Ranges
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.database_lake import DatabaseLake, current_rows

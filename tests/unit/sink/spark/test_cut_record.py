@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake import manifest as manifests
-from pyspark_tidemark.lake.cuts import (
+from pyspark_tidemark.lake.cut_record import (
     CutRecord,
     TableCut,
     records,

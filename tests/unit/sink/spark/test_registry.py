@@ -7,7 +7,7 @@ import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import JARS
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.formats import FORMATS, default_modes, find_format
+from pyspark_tidemark.lake.registry import FORMATS, default_modes, find_format
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.lake.target import LakeConnector, StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri

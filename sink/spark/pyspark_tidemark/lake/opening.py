@@ -8,16 +8,16 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.arguments import Arguments
-from pyspark_tidemark.lake.cuts import CutRecord
+from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.fencing import CLAIMS, check_idle
 from pyspark_tidemark.lake.files import LocalFiles
-from pyspark_tidemark.lake.formats import find_format
 from pyspark_tidemark.lake.hadoop import HadoopFiles
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, Manifest, cuts_in
+from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.target import Target, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
