@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from pyspark_tidemark.errors import SourceError
 
 NAMES = (
-    "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "startTs", "endTs",
+    "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "commitTime",
+    "startTs", "startingVersion", "startingTimestamp", "endTs", "endingVersion", "endingTimestamp",
     "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "ack",
     "caPath", "certPath", "keyPath", "tokenFile",
 )  # fmt: skip
-_LOGICAL_BITS = 18
+LOGICAL_BITS = 18
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -60,6 +61,8 @@ class Options:
     """Whether rows come in one schema for all tables, with key, before and after as JSON text."""
     before_image: bool = False
     """Whether updates and deletes carry the row as it was."""
+    commit_time: bool = False
+    """Whether rows have `_commit_time`, the wall clock of `_commit_ts`."""
     start_ts: int | None = None
     """Exclusive; None means the changefeed's checkpoint_ts."""
     end_ts: int | None = None
@@ -107,8 +110,9 @@ def parse(given: Mapping[str, str]) -> Options:
         table_pattern=texts.several("tablePattern"),
         envelope=texts.boolean("envelope", default=False),
         before_image=texts.boolean("beforeImage", default=False),
-        start_ts=texts.timestamp("startTs"),
-        end_ts=texts.timestamp("endTs"),
+        commit_time=texts.boolean("commitTime", default=False),
+        start_ts=texts.start_ts(),
+        end_ts=texts.end_ts(),
         schema_ts=texts.timestamp("schemaTs"),
         max_rows=texts.positive("maxRowsPerTrigger"),
         max_bytes=texts.positive("maxBytesPerTrigger"),
@@ -137,8 +141,8 @@ def _contradictions(options: Options, *, cuts: bool) -> list[str]:
             "option 'tablePattern' needs 'envelope' as true: tables of different columns share "
             "one schema there"
         )
-    if cuts and (options.envelope or options.before_image):
-        faults.append("cuts have no rows: leave out 'envelope' and 'beforeImage'")
+    if cuts and (options.envelope or options.before_image or options.commit_time):
+        faults.append("cuts have no rows: leave out 'envelope', 'beforeImage' and 'commitTime'")
     if (
         options.start_ts is not None
         and options.end_ts is not None
@@ -189,6 +193,39 @@ class _Texts:
             return None
         return int(text)
 
+    def start_ts(self) -> int | None:
+        """Where to start, exclusive; by the names of Delta's change feed it is inclusive."""
+        self._only_one("startTs", "startingVersion", "startingTimestamp")
+        if (start_ts := self.timestamp("startTs")) is not None:
+            return start_ts
+        first_ts = self._version("startingVersion")
+        if first_ts is None:
+            first_ts = self.timestamp("startingTimestamp")
+        return None if first_ts is None else max(first_ts - 1, 0)
+
+    def end_ts(self) -> int | None:
+        """Where to end, inclusive; a time of Delta's change feed takes all of its millisecond."""
+        self._only_one("endTs", "endingVersion", "endingTimestamp")
+        last_ts = self.timestamp("endingTimestamp")
+        if last_ts is not None:
+            return last_ts | (1 << LOGICAL_BITS) - 1
+        end_ts = self.timestamp("endTs")
+        return self._version("endingVersion") if end_ts is None else end_ts
+
+    def _version(self, name: str) -> int | None:
+        text = self._texts.get(name)
+        if text is None:
+            return None
+        if not text.isdecimal():
+            self.faults.append(f"option {name!r} must be a TSO, such as a _commit_ts, not {text!r}")
+            return None
+        return int(text)
+
+    def _only_one(self, *names: str) -> None:
+        given = [name for name in names if name in self._texts]
+        if len(given) > 1:
+            self.faults.append(f"give only one of {', '.join(map(repr, given))}")
+
     def timestamp(self, name: str) -> int | None:
         """A TSO, or the first TSO of a time's millisecond; a time without a zone is UTC."""
         text = self._texts.get(name)
@@ -203,7 +240,7 @@ class _Texts:
             return None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
-        return int(moment.timestamp() * 1000) << _LOGICAL_BITS
+        return int(moment.timestamp() * 1000) << LOGICAL_BITS
 
 
 def _unknown(key: str, spelling: Mapping[str, str]) -> str:

@@ -9,17 +9,39 @@ goes on from there with the new ones.
 from collections.abc import Callable, Iterator
 
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import ChangefeedMeta, Ddl, TableMeta
 
+COMMIT_TIME = "_commit_time"
 _AGAIN = "all rows up to it are read; start the query again, with the same checkpoint, to go on"
 
 
 def spark_schema(table: TableMeta) -> StructType:
     """The columns of a table as Spark has them; DATETIME is TIMESTAMP_NTZ in every version."""
     return from_arrow_schema(table.schema, True)  # noqa: FBT003 - named differently in Spark's versions
+
+
+def with_commit_time(columns: StructType) -> StructType:
+    """The columns, with `_commit_time` behind `_commit_ts`.
+
+    Raises:
+        SourceError: ErrOptionInvalid, the table has a column of that name.
+    """
+    if COMMIT_TIME in columns.names:
+        raise SourceError(
+            "ErrOptionInvalid",
+            f"the table has a column {COMMIT_TIME} of its own; leave out 'commitTime'",
+        )
+    place = columns.names.index("_commit_ts") + 1
+    time = StructField(COMMIT_TIME, TimestampType(), nullable=True)
+    return StructType([*columns.fields[:place], time, *columns.fields[place:]])
+
+
+def without_commit_time(columns: StructType) -> StructType:
+    """The opposite of `with_commit_time`."""
+    return StructType([field for field in columns.fields if field.name != COMMIT_TIME])
 
 
 def table_of(changefeed: ChangefeedMeta, name: str) -> TableMeta:

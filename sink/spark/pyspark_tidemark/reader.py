@@ -20,8 +20,13 @@ from pyspark.sql.types import StructType
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed, ChangefeedMeta, Ddl, SliceEndpoint
 from pyspark_tidemark.json_text import objects
-from pyspark_tidemark.options import Options
-from pyspark_tidemark.query_schema import check_schema, segments
+from pyspark_tidemark.options import LOGICAL_BITS, Options
+from pyspark_tidemark.query_schema import (
+    COMMIT_TIME,
+    check_schema,
+    segments,
+    without_commit_time,
+)
 
 _APART = "a batch has one set of columns: read up to it and from it on apart (endTs, startTs)"
 META = ("_op", "_commit_ts", "_start_ts", "_seq")
@@ -64,7 +69,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._schema = schema
+        self._schema = without_commit_time(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the range; it begins at the checkpoint and ends at what is resolved now,
@@ -135,6 +140,22 @@ def batches(options: Options, partition: InputPartition | None) -> Iterator[Any]
     """The record batches of a partition; Spark asks with None when there are no partitions at
     all.
     """
+    for batch in _batches(options, partition):
+        yield timed(batch) if options.commit_time else batch
+
+
+def timed(batch: Any) -> Any:
+    """The batch with `_commit_time`: a TSO's milliseconds, in UTC."""
+    commit_ts = batch["_commit_ts"]
+    time = pc.shift_right(commit_ts, pa.scalar(LOGICAL_BITS, pa.int64()))
+    place = batch.schema.get_field_index("_commit_ts") + 1
+    arrays, fields = list(batch.columns), list(batch.schema)
+    arrays.insert(place, time.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC")))
+    fields.insert(place, pa.field(COMMIT_TIME, arrays[place].type))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _batches(options: Options, partition: InputPartition | None) -> Iterator[Any]:
     if isinstance(partition, DdlPartition):
         yield ddl_rows(partition.ddl, partition.tables)
     if isinstance(partition, SlicePartition):

@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
-from pyspark_tidemark.query_schema import spark_schema, table_of
+from pyspark_tidemark.query_schema import spark_schema, table_of, with_commit_time
 from pyspark_tidemark.reader import ENVELOPE_SCHEMA, BatchReader
 from pyspark_tidemark.stream import CUT_SCHEMA, CutStreamReader, RowStreamReader
 
@@ -24,18 +24,17 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """`_op, _commit_ts, _start_ts, _seq` and the table's columns; the envelope's;
-        of cuts `start_ts, end_ts`.
+        of cuts `start_ts, end_ts`. With `commitTime`, `_commit_time` is behind `_commit_ts`.
 
         Raises:
             SourceError: ErrOptionInvalid, ErrTableNotFound, ErrBeforeImageUnsupported, or what a
                 capture refused with.
         """
         options = self._parsed()
-        if options.envelope:
-            return from_arrow_schema(ENVELOPE_SCHEMA)
-        if options.table is None:
+        if _reads_cuts(options):
             return from_arrow_schema(CUT_SCHEMA)
-        return _columns(options, options.table)
+        columns = _columns(options)
+        return with_commit_time(columns) if options.commit_time else columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader."""
@@ -61,13 +60,17 @@ def _reads_cuts(options: Options) -> bool:
     return options.table is None and not options.envelope
 
 
-def _columns(options: Options, table: str) -> StructType:
-    """The columns of rows above schemaTs, else above the larger of startTs and the checkpoint."""
+def _columns(options: Options) -> StructType:
+    """The envelope's, else those of rows above schemaTs, else above the larger of startTs and the
+    checkpoint.
+    """
+    if options.envelope or options.table is None:
+        return from_arrow_schema(ENVELOPE_SCHEMA)
     changefeed = Changefeed(options)
     described = changefeed.describe(options.schema_ts)
     if options.schema_ts is None and (options.start_ts or 0) > described.checkpoint_ts:
         described = changefeed.describe(options.start_ts)
-    described_table = table_of(described, table)
+    described_table = table_of(described, options.table)
     if options.before_image and BEFORE not in described_table.schema.names:
         raise SourceError(
             "ErrBeforeImageUnsupported",

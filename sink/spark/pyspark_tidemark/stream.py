@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_tidemark.errors import MOVED_BACK, SourceError
 from pyspark_tidemark.flight import ACK_AGAIN_S, Changefeed, ChangefeedMeta, Known
 from pyspark_tidemark.options import Options
-from pyspark_tidemark.query_schema import check_schema, check_truncated
+from pyspark_tidemark.query_schema import check_schema, check_truncated, without_commit_time
 from pyspark_tidemark.reader import batches, planned
 
 # Spark has admission control from 4.2 on. Before that nothing asks for a limit or sets one, and
@@ -228,7 +228,7 @@ class RowStreamReader(_StreamReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options)
-        self._schema = schema
+        self._schema = without_commit_time(schema)
         self._described: tuple[int, ChangefeedMeta] | None = None
         self._first_position: int | None = None
 

@@ -1,5 +1,7 @@
 """`format("tidemark")` in a real Spark, against the oracle server."""
 
+from datetime import datetime
+
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -37,6 +39,38 @@ def plain(rows):
 def test_a_batch_read_gives_each_type_and_just_the_range(spark, captures, upstream):
     rows = read(spark, captures, startTs="200", endTs="700").collect()
     assert plain(rows) == plain(upstream.kinds.between(200, 700))
+
+
+def wall_clock(ts):
+    return datetime.fromtimestamp((ts >> 18) / 1000)  # noqa: DTZ006 - as Spark collects it
+
+
+@pytest.mark.parametrize("form", [{}, {"envelope": "true"}], ids=["columns", "envelope"])
+def test_the_time_of_a_commit_and_the_names_of_deltas_change_feed(spark, captures, upstream, form):
+    given = {"startingVersion": "201", "endingVersion": "700", "commitTime": "true"} | form
+    frame = read(spark, captures, **given)
+    place = frame.columns.index("_commit_ts")
+    assert frame.columns[place + 1] == "_commit_time"
+    rows = frame.collect()
+    assert len(rows) == len(upstream.kinds.between(200, 700))
+    assert all(row._commit_time == wall_clock(row._commit_ts) for row in rows)
+
+
+def test_a_stream_has_the_time_of_a_commit(spark, captures, upstream, tmp_path):
+    rows = []
+    given = {"endpoint": captures.uri, "changefeed": "bank", "table": "bank.kinds"}
+    query = (
+        spark.readStream.format("tidemark")
+        .options(**given, commitTime="true")
+        .load()
+        .writeStream.option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .foreachBatch(lambda frame, _: rows.extend(frame.collect()))
+        .start()
+    )
+    assert query.awaitTermination(200)
+    assert len(rows) == len(upstream.kinds.rows)
+    assert all(row._commit_time == wall_clock(row._commit_ts) for row in rows)
 
 
 def test_a_stream_gives_every_row_once_and_never_splits_a_transaction(

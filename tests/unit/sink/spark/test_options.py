@@ -29,6 +29,29 @@ def test_a_time_becomes_the_tso_of_its_millisecond():
     assert options.end_ts == 2000 << 18
 
 
+def test_names_of_deltas_change_feed_are_inclusive():
+    own = {"table": "a.b"}
+    versions = parse(BASE | own | {"startingVersion": "10", "endingVersion": "20"})
+    assert (versions.start_ts, versions.end_ts) == (9, 20)
+    times = {"startingTimestamp": "1970-01-01 00:00:01.5", "endingTimestamp": "1970-01-01 00:00:02"}
+    options = parse(BASE | own | times)
+    assert (options.start_ts, options.end_ts) == ((1500 << 18) - 1, (2001 << 18) - 1)
+    assert parse(BASE | own | {"startingVersion": "0"}).start_ts == 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ({"startingVersion": "latest"}, "'startingVersion' must be a TSO"),
+        ({"startTs": "1", "startingVersion": "1"}, "only one of 'startTs', 'startingVersion'"),
+        ({"endTs": "1", "endingTimestamp": "1970-01-02"}, "only one of 'endTs', 'endingTimestamp'"),
+    ],
+)
+def test_a_place_that_is_given_twice_or_is_none_is_told(extra, told):
+    with pytest.raises(SourceError, match=told):
+        parse(BASE | {"table": "a.b"} | extra)
+
+
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(
         SourceError,
@@ -63,6 +86,7 @@ def test_a_reader_is_for_one_table_a_pattern_or_cuts(extra):
     [
         ({"tablePattern": "a.*"}, "'tablePattern' needs 'envelope'"),
         ({"cuts": "true", "beforeImage": "true"}, "cuts have no rows"),
+        ({"cuts": "true", "commitTime": "true"}, "cuts have no rows"),
         (
             {"table": "a.b", "startTs": "9", "endTs": "8"},
             r"'endTs' \(8\) is before 'startTs' \(9\)",
