@@ -16,16 +16,20 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from pyspark_tidemark.errors import SourceError, from_text
+from pyspark_tidemark.errors import UNKNOWN, SourceError, from_text
 from pyspark_tidemark.options import Credentials
 
 T = TypeVar("T")
 
 RETRY_S = 60.0
 """How long an unavailable capture is waited for before the query fails."""
+FIRST_S = 8.0
+"""The same where somebody waits for the first answer of all, to an address that may be wrong."""
 RETRYABLE = (fl.FlightUnavailableError, fl.FlightTimedOutError)
 _BACKOFF_S, _BACKOFF_MAX_S = 0.1, 2.0
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
+
+_WHERE = "a capture gives rows at its Flight port, 8301 unless --flight-addr says else"
 
 _clients: dict[tuple[int, str, Credentials], Any] = {}
 _answered: dict[tuple[str, ...], str] = {}
@@ -70,7 +74,8 @@ def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | 
     unavailable ones are asked again for `retry_s` (None: `RETRY_S`).
 
     Raises:
-        SourceError: what a capture refused with, or the last one's unavailability (retryable).
+        SourceError: what a capture refused with, or the last one's unavailability (retryable);
+            ErrNoFlight, there is another server.
     """
     deadline = time.monotonic() + (RETRY_S if retry_s is None else retry_s)
     pause_s = _BACKOFF_S
@@ -81,13 +86,30 @@ def first_answer(uris: Sequence[str], ask: Callable[[str], T], retry_s: float | 
             # Unavailable: the next one, and all of them again. What a capture refuses, the others
             # refuse, too.
             except RETRYABLE as err:
-                last = from_text(f"{uri}: {err}", retryable=True)
+                last = _unavailable(uri, err)
+            except pa.ArrowNotImplementedError as err:
+                raise _no_flight(uri, err) from None
             except (fl.FlightError, pa.ArrowException) as err:
                 raise from_text(f"{uri}: {err}", retryable=False) from None
         if time.monotonic() + pause_s > deadline:
             raise last
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _BACKOFF_MAX_S)
+
+
+def _unavailable(uri: str, err: Exception) -> SourceError:
+    told = from_text(f"{uri}: {err}", retryable=True)
+    # Of a capture that says itself why not, the address is right.
+    if told.code != UNKNOWN:
+        return told
+    return SourceError(UNKNOWN, f"{told.message} ({_WHERE})", retryable=True)
+
+
+def _no_flight(uri: str, err: Exception) -> SourceError:
+    told = from_text(f"{uri}: {err}", retryable=False)
+    if told.code != UNKNOWN:
+        return told
+    return SourceError("ErrNoFlight", f"{uri} answers, but does not speak Arrow Flight: {_WHERE}")
 
 
 def _connect(uri: str, credentials: Credentials) -> Any:

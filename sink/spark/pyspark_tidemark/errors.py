@@ -6,6 +6,8 @@ import re
 
 MOVED_BACK = "ErrChangefeedMovedBack"
 """The changefeed's checkpoint was moved back after the reader began."""
+UNKNOWN = "ErrFlight"
+"""Whatever a connection says that no capture has said."""
 _TAGGED = re.compile(
     r"\[TM:(?P<code>\w+)\] (?P<message>.*?)(?:\. (?:gRPC client debug context|Client context|Detail)\b|$)",
     re.S,
@@ -33,5 +35,5 @@ def from_text(text: str, *, retryable: bool) -> SourceError:
     """The error a capture sent, cut out of the text Flight wraps around it."""
     match = _TAGGED.search(text)
     if match is None:
-        return SourceError("ErrFlight", text, retryable=retryable)
+        return SourceError(UNKNOWN, text, retryable=retryable)
     return SourceError(match["code"], match["message"].strip(), retryable=retryable)

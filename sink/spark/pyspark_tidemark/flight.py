@@ -133,15 +133,21 @@ class Changefeed:
         assert self._epoch is not None, "describe notes it"
         return self._epoch
 
-    def describe(self, ts: int | None = None, *, known: Known | None = None) -> ChangefeedMeta:
+    def describe(
+        self,
+        ts: int | None = None,
+        *,
+        known: Known | None = None,
+        retry_s: float | None = None,
+    ) -> ChangefeedMeta:
         """Progress, and the tables of rows above `ts` (None: above the checkpoint);
-        those in `known` may be its own.
+        those in `known` may be its own. See `first_answer` of `retry_s`.
         """
         body: dict[str, Any] = {"before": True} if self._options.before_image else {}
         body |= ({} if ts is None else {"ts": ts}) | (
             {} if known is None else {"known_ts": known.ts}
         )
-        answer = self._action("describe", body)
+        answer = self._action("describe", body, retry_s=retry_s)
         if self._epoch is None:
             self._epoch = int(answer.get("epoch", 0))
         if known is not None and "tables" not in answer:

@@ -6,6 +6,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_tidemark.connection import FIRST_S
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import BEFORE, Changefeed
 from pyspark_tidemark.options import Options, parse
@@ -67,7 +68,7 @@ def _columns(options: Options) -> StructType:
     if options.envelope or options.table is None:
         return from_arrow_schema(ENVELOPE_SCHEMA)
     changefeed = Changefeed(options)
-    described = changefeed.describe(options.schema_ts)
+    described = changefeed.describe(options.schema_ts, retry_s=FIRST_S)
     if options.schema_ts is None and (options.start_ts or 0) > described.checkpoint_ts:
         described = changefeed.describe(options.start_ts)
     described_table = table_of(described, options.table)

@@ -74,3 +74,25 @@ def test_a_token_file_that_is_missing_or_empty_is_told(tmp_path, content):
         path.write_text(content)
     with pytest.raises(SourceError, match=rf"\[TM:ErrCredentials\] .*token file {path}"):
         connection.call_options(Credentials(token_file=str(path)), 1.0)
+
+
+def test_another_server_at_the_address_is_told_at_once_and_where_captures_are():
+    def ask(uri):
+        raise pa.ArrowNotImplementedError("unknown method DoAction for service FlightService")
+
+    with pytest.raises(
+        SourceError, match=r"ErrNoFlight\] grpc://a:8300 .* Flight port, 8301"
+    ) as no:
+        connection.first_answer(["grpc://a:8300", "b"], ask)
+    assert not no.value.retryable
+
+
+def test_nobody_at_the_address_is_told_with_where_captures_are(monkeypatch):
+    monkeypatch.setattr(connection, "RETRY_S", 0.0)
+
+    def ask(uri):
+        raise fl.FlightUnavailableError("connection refused")
+
+    with pytest.raises(SourceError, match=r"connection refused \(.* Flight port, 8301") as nobody:
+        connection.first_answer(["grpc://a:1"], ask)
+    assert (nobody.value.code, nobody.value.retryable) == ("ErrFlight", True)
