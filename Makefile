@@ -115,17 +115,17 @@ kubernetes-check: setup build/kubernetes/.done ## Render the Kubernetes overlays
 .PHONY: check
 check: lint types layers proto-check docs-check ## All static checks
 
-.PHONY: test-unit
-test-unit: setup ## Unit and property tests
-	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit
-
-# A machine that others share can stop a daemon for seconds, and a test of deadlines with it. What fails beside others is
-# run once more, alone; both outcomes are printed. `make test TRIES=1` does not. Unit tests have one try.
+# A machine that others share can stop a process for seconds, and a test of deadlines with it. What fails beside others is
+# run once more, alone; both outcomes are printed. `make test TRIES=1` does not. Properties draw the same examples again.
 TRIES ?= 2
 define once_more
 || { test $$? -eq 1 && test $(TRIES) -gt 1 && $(BIN)/pytest -v -rA --show-capture=no -p no:xdist \
 	--last-failed --last-failed-no-failures none $(1); }
 endef
+
+.PHONY: test-unit
+test-unit: setup ## Unit and property tests
+	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit $(call once_more,tests/unit)
 
 .PHONY: test-integration
 test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark
