@@ -45,6 +45,8 @@ class DumpListener:
         self._tables = {table.span.table_id: table for table in tables}
         self._dumps: dict[int, TableDump] = {}
         self._repairs: dict[int, Repairs] = {}
+        self._may_be_gone = False
+        """Whether there may be dumps of tables that the log does not know."""
         self.on_news: Callable[[], None] = lambda: None
         """Called by the log's thread when a window has closed or a table is another one."""
 
@@ -64,7 +66,7 @@ class DumpListener:
         unique_identifier = str(values["unique_identifier"])
         with self._lock:
             self._lags.arrived(unique_identifier, time.monotonic())
-            if self._windows.ends(unique_identifier):
+            if self._may_be_gone and self._windows.ends(unique_identifier):
                 self._drop_unknown()
             closed = self._windows.watermark(
                 unique_identifier, int(str(values["event_type"])), commit_ts
@@ -93,6 +95,7 @@ class DumpListener:
         for table_id, dump in self._dumps.items():
             if table_id not in self._tables and not dump.durable.state.is_over:
                 dump.moved_to(TableState.DROPPED)
+        self._may_be_gone = False
 
     def xa_moved(self, xid: str, *, waits: bool) -> None:
         """See `LogListener.xa_moved`."""
@@ -274,6 +277,7 @@ class DumpListener:
         with self._lock:
             assert not len(self._windows), "rounds of another job"
             self._dumps = dict(dumps)
+            self._may_be_gone = True
             self._repairs.clear()
 
     def add(self, table_id: int, dump: TableDump) -> None:
@@ -291,6 +295,7 @@ class DumpListener:
         """A table with the number of its changes, to read a chunk of it; None: it is gone."""
         with self._lock:
             table = self._tables.get(table_id)
+            self._may_be_gone |= table is None
             return (table, self._windows.version(table_id)) if table is not None else None
 
     def known_at(self, table_id: int, place: int, epoch: int) -> tuple[SourceTable, int] | None:
