@@ -47,7 +47,7 @@ class SourceKind:
     upstream_at: str
     """Its `server.verify.upstream.OpenUpstream`."""
     check_at: str = ""
-    """What `cli source check` runs, as `capture.source.mysql.check_mysql`; empty: nothing."""
+    """What `cli source check` runs, which gives its `source_check.Check`s; empty: nothing."""
     dumps_by_sql: bool = False
     """Whether its dump reads by SQL, so that it takes conditions and can sum rows."""
     flags: frozenset[str] = frozenset()

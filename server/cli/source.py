@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark_tidemark.sink_uri import format_of
 
+from server.changefeed.source_check import FAILURE, WARNING, Check
 from server.cli.output import Output, table
 from server.cli.remote import Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -60,9 +61,6 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     from server.changefeed.info import check_sink_uri
     from server.changefeed.source import KINDS, SourceUri, SourceUriError, find_kind, load
     from server.changefeed.table import TableRecord, check_names
-
-    # an SQL parser comes with them
-    from server.puller.mysql.session.checks import FAILURE, WARNING, Check
 
     uri = SourceUri.parse(arguments.source_uri)
     kind = find_kind(uri.scheme)

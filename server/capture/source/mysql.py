@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from server.changefeed.source import SourceUri
+from server.changefeed.source_check import Check
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine
@@ -20,7 +21,6 @@ from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRec
 from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.session.catalogue import read_definitions
-from server.puller.mysql.session.checks import Check
 from server.puller.mysql.session.connection import QueryThreads, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.session.preflight import check_source

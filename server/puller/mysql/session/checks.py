@@ -1,8 +1,6 @@
 """Whether a server's settings and tables let its log tell the truth, each fault with its way out.
 
 Pure.
-
-A failure would make a target wrong or a changefeed stop; a warning is what an operator should know.
 """
 
 import math
@@ -13,28 +11,15 @@ from typing import Any, Final
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
+from server.changefeed.source_check import FAILURE, OK, WARNING, Check
 from server.changefeed.table import TableIneligibleError, TableRecord
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.connection import Flavor
 from server.puller.mysql.tables import record_of
 
-OK: Final = "ok"
-WARNING: Final = "warning"
-FAILURE: Final = "failure"
 _DAY_S: Final = 86_400
 _SKEW_S: Final = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question and its answer; `fix` is SQL or a line of configuration where that helps."""
-
-    name: str
-    state: str
-    found: str
-    why: str = ""
-    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

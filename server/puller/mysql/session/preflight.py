@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Final
 
 from server.changefeed.filter import TableFilter
+from server.changefeed.source_check import FAILURE, OK, WARNING, Check
 from server.changefeed.table import TableRecord
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log import heartbeat
@@ -16,10 +17,6 @@ from server.puller.mysql.log.opening import present
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.checks import (
-    FAILURE,
-    OK,
-    WARNING,
-    Check,
     Facts,
     check_settings,
     check_tables,

@@ -8,13 +8,11 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.source import SourceUri, SourceUriError
+from server.changefeed.source_check import FAILURE, OK, WARNING
 from server.puller.mysql.ddl.definition import Definition, column_of
 from server.puller.mysql.log.opening import check_domains
 from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.checks import (
-    FAILURE,
-    OK,
-    WARNING,
     Facts,
     check_settings,
     check_tables,
