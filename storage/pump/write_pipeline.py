@@ -15,7 +15,6 @@ What blocks runs in `Threads`; the event loop never does.
 """
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -34,6 +33,8 @@ from storage.segment import SegmentMissingError
 from storage.value_log import Pointer, Skipped, ValueLog
 
 GROUP_BYTES = 4 << 20
+GROUP_WRITES = 1024
+"""Writes of one group: each begins on the event loop, and all of them at once."""
 WAITING_BYTES_MAX = 256 << 20
 GROUPS_MAX = 64
 SLOW_SECONDS = 3.0
@@ -211,7 +212,7 @@ class GroupCommit:
         self._index_queue = index_queue
         self._log = log
         self._thread = thread
-        self._queue: GroupQueue[Writer] = GroupQueue(sys.maxsize, GROUP_BYTES)
+        self._queue: GroupQueue[Writer] = GroupQueue(GROUP_WRITES, GROUP_BYTES)
         self._refusal: TidemarkError | None = None
 
     @property
