@@ -321,9 +321,7 @@ class Life:
         self.sessions = [None] * SESSIONS
         server = self.world.server
         deadline = time.monotonic() + PATIENCE_S
-        for *_, data in server.execute("XA RECOVER"):
-            with contextlib.suppress(pymysql.Error):  # its session may still have it
-                server.execute(f"XA ROLLBACK '{data}'")
+        self._roll_back_prepared()
         if self.paused:
             self._pause()
         server.execute(
@@ -334,6 +332,7 @@ class Life:
         while time.monotonic() < deadline:
             if self.follower.failure is not None:
                 return self._stopped(self.follower.failure)
+            self._roll_back_prepared()
             if self._has_ended():
                 wrong = self._wrong()
                 if not wrong:
@@ -353,6 +352,12 @@ class Life:
             f"{wrong} (state {state.state}, {state.error.code} {state.error.message}; "
             f"dump: {self._dump_status()})"
         )
+
+    def _roll_back_prepared(self) -> None:
+        """Of sessions that are gone; one that is not gone yet is for the next time."""
+        for *_, data in self.world.server.execute("XA RECOVER"):
+            with contextlib.suppress(pymysql.Error):
+                self.world.server.execute(f"XA ROLLBACK '{data}'")
 
     def _has_ended(self) -> bool:
         table = self.follower.lake.target.tables.get(f"{self.inside}.{END}")
