@@ -87,6 +87,13 @@ class World:
         """Of the capture's Flight."""
         return f"grpc://{self.cluster.capture.endpoints['flight']}"
 
+    def traces(self) -> str:
+        """What the capture's log has of errors that nobody expected; its directory goes at the
+        end.
+        """
+        lines = self.cluster.capture.log.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines[-400:] if not line.startswith("{"))
+
     def dumps(self, method: str, request: Any) -> Any:
         """A call of the dump API; None: it was refused."""
         with (
@@ -522,7 +529,7 @@ def main() -> None:
                     told["wrong"] += 1
                     print(
                         f"WRONG after {time.monotonic() - begun:.0f} s, seed {seed}, hazards "
-                        f"{life.hazards}: {err}",
+                        f"{life.hazards}: {err}\n{world_.traces()}",
                         flush=True,
                     )
                     steps, why = shrunk(world_, life, err, runs=arguments.shrink)

@@ -50,6 +50,8 @@ def name(spark, rest):
     settings = {"type": "rest", "uri": rest.uri, "rest.client.max-retries": "1"}
     for setting, value in settings.items():
         spark.conf.set(f"spark.sql.catalog.{name}.{setting}", value)
+    # Makes it the active session, which readers use: other tests may have left another one.
+    spark.createDataFrame([(1,)], "id INT")
     yield name
     for setting in (*settings, "token"):
         spark.conf.unset(f"spark.sql.catalog.{name}.{setting}")
