@@ -2,6 +2,8 @@
 
 Source: the public FarmHash (farmhashna::Hash64), whose result is fixed for all time;
 kvrpcpb.Deadlock.
+Written here because the library for it, pyfarmhash, has wheels for x86-64 only, and images are
+built without a compiler. A deadlock is rare, so its speed does not matter.
 """
 
 import struct

@@ -13,13 +13,13 @@ from itertools import islice
 from struct import Struct
 from typing import NamedTuple
 
+from fastcrc import crc64
+
 from storage.kv import Reader
 from storage.mvcc.engine import STEP_KEYS, Draft, Unfinished
 from storage.mvcc.record import EXPIRY_COLUMN, RAW_COLUMN, column_range
 
 _SECONDS = Struct(">Q")
-_POLYNOMIAL = 0xC96C5795D7870F42
-_ONES = (1 << 64) - 1
 
 
 class RawPair(NamedTuple):
@@ -140,15 +140,6 @@ def _is_over(end_s: int, now_s: int) -> bool:
     return 0 < end_s <= now_s  # 0 is no end
 
 
-def _entry(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (_POLYNOMIAL if byte & 1 else 0)
-    return byte
-
-
-_TABLE = [_entry(byte) for byte in range(256)]
-
-
 class RangeSum(NamedTuple):
     """What a range amounts to; sums of disjoint ranges are combined by `xor` and addition."""
 
@@ -157,19 +148,11 @@ class RangeSum(NamedTuple):
     size: int = 0
 
 
-def crc64(data: bytes) -> int:
-    """CRC-64/XZ of `data`."""
-    crc = _ONES
-    for byte in data:
-        crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ _ONES
-
-
 def range_sum(pairs: Iterable[tuple[bytes, bytes]]) -> RangeSum:
     """The sum over key-value pairs."""
     xor = count = size = 0
     for key, value in pairs:
-        xor ^= crc64(key + value)
+        xor ^= crc64.xz(key + value)
         count += 1
         size += len(key) + len(value)
     return RangeSum(xor, count, size)
