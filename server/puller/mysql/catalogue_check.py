@@ -67,7 +67,7 @@ def differing(
         now = catalogue[name]
         if now is None:
             continue
-        was, now = _folded(columns), _folded(now)
+        was, now = _shown(columns), _shown(now)
         changes = [
             *(f"column {each} is gone" for each in sorted(was - now)),
             *(f"column {each} has come" for each in sorted(now - was)),
@@ -77,7 +77,7 @@ def differing(
     return reasons | dict.fromkeys(catalogue.keys() - followed.keys(), "it has come")
 
 
-def _folded(names: Iterable[str]) -> set[str]:
+def _shown(names: Iterable[str]) -> set[str]:
     # Servers hide what they add themselves: MySQL's key of tables without one, if it is told to,
     # and MariaDB's hashes of long keys.
     return {name.lower() for name in names} - {"my_row_id", "db_row_hash_1"}

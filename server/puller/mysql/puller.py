@@ -165,7 +165,7 @@ class LogPuller:
         saved_position = await self._position_store.begin(self._start_ts)
         if saved_position is None:
             saved_position = await self._ask(oldest, options, self._start_ts)
-            # Saved before anything is read: after a restart commit_ts are folded from there, too.
+            # Saved before anything is read: after a restart commit_ts go on from there, too.
             await self._position_store.put(saved_position)
         time_limits = await self._time_limits.load() or TimeLimits.accepting(
             physical_ms(self._start_ts)

@@ -325,11 +325,11 @@ class TokenReader:
     def table_name(self) -> TableName:
         """`schema.table`, or a table of the default schema."""
         self.skip(".")
-        first = self.folded(self.name())
+        first = self.as_kept(self.name())
         return (
-            (first, self.folded(self.name()))
+            (first, self.as_kept(self.name()))
             if self.skip(".")
-            else (self.folded(self.schema), first)
+            else (self.as_kept(self.schema), first)
         )
 
     def column_name(self) -> str:
@@ -339,7 +339,7 @@ class TokenReader:
             name = self.name()
         return name
 
-    def folded(self, name: str) -> str:
+    def as_kept(self, name: str) -> str:
         """A table's or schema's name as the server keeps it."""
         return name.lower() if self.dialect.fold_case else name
 

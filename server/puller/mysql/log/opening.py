@@ -178,7 +178,7 @@ def oldest(options: MySqlOptions, start_ts: int) -> SavedPosition:
 
 
 def check_domains(options: MySqlOptions, saved_position: SavedPosition) -> None:
-    """The fold of commit_ts is over all domains in the log's order,
+    """commit_ts follows all domains in the log's order,
     which is each server's own between domains.
 
     A row with a lower commit_ts on another server would be taken for one that was read already.

@@ -1,11 +1,11 @@
-"""Where in a log we stand, and the commit_ts there: a fold over all transactions,
-that goes on from saved positions. Pure.
+"""Where in a log we stand, and the commit_ts there, which is computed
+from all transactions before it. Pure.
 
     commit_ts(n) = max(commit_ts(n - 1) + 2, physical time of transaction n in TSO layout)
 
 over all transactions of the log in its order, whatever tables they touch. The commit_ts before each
 one, which no transaction has, belongs to schema changes: a transaction may bring one and rows above
-it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that they give the same fold:
+it (CREATE TABLE … SELECT). The time is one that replicas repeat, so that they give the same one:
 with MariaDB the second of the GTID event; with MySQL the millisecond of the commit on the server
 that ran it, as a replica's event has the second of the last statement. A saved position is a place
 and its commit_ts: whoever goes on from one gives all later transactions the same commit_ts.
@@ -75,12 +75,12 @@ class SavedPosition:
         return MysqlGtidSet.parse(self.gtids).encode() if self.is_mysql else b""
 
 
-def fold(previous_ts: int, physical: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def commit_timestamps(previous_ts: int, physical: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The commit_ts of transactions that follow `previous_ts`, by each one's time in ms."""
     steps = STEP * np.arange(1, len(physical) + 1, dtype=np.int64)
     at_least = np.maximum((physical << LOGICAL_BITS) - steps, previous_ts)
-    folded: npt.NDArray[np.int64] = np.maximum.accumulate(at_least) + steps
-    return folded
+    commit_ts: npt.NDArray[np.int64] = np.maximum.accumulate(at_least) + steps
+    return commit_ts
 
 
 class LogPosition:

@@ -2,7 +2,7 @@
 commit_ts behind it. Pure.
 
 A time is odd if it was more than `max-clock-skew` after the present when its transaction was read
-for the first time. Odd times count as nothing in the fold of commit_ts (`position`). Whoever reads
+for the first time. Odd times count as nothing for commit_ts (`position`). Whoever reads
 the log again must decide the same, at whatever present, so decisions are kept with the changefeed,
 durable before a commit_ts that depends on them is used:
 
@@ -28,7 +28,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from server.puller.mysql.log.position import fold
+from server.puller.mysql.log.position import commit_timestamps
 from storage.model.errors import CorruptError
 
 _FOR_EVER_MS: Final = 1 << 43
@@ -72,20 +72,20 @@ class TimeLimits:
         """
         return cls([TimeLimit(0, until_ms)])
 
-    def fold(self, previous_ts: int, times: Times) -> tuple[Times, int | None]:
+    def commit_timestamps(self, previous_ts: int, times: Times) -> tuple[Times, int | None]:
         """The commit_ts of transactions that follow `previous_ts`,
         and the number of the first one that must be decided, if any.
         """
         last = self.limits[-1]
         if len(times) and previous_ts >= last.from_ts and times.max() <= last.until_ms:
-            return fold(previous_ts, times), None
-        folded: list[Times] = []
+            return commit_timestamps(previous_ts, times), None
+        parts: list[Times] = []
         done = 0
         while done < len(times):
             limit, next_from_ts = self._in_force(previous_ts)
             rest = times[done:]
             odd = rest > limit.until_ms
-            part = fold(previous_ts, np.where(odd, 0, rest))
+            part = commit_timestamps(previous_ts, np.where(odd, 0, rest))
             # the one that reaches it is the last one of this limit
             if next_from_ts is not None:
                 part = part[: int(np.searchsorted(part, next_from_ts)) + 1]
@@ -93,11 +93,11 @@ class TimeLimits:
                 before = np.append(previous_ts, part[:-1])
                 undecided = np.flatnonzero(odd & (before > limit.odd_ts))
                 if len(undecided):
-                    return np.concatenate([*folded, part]), done + int(undecided[0])
-            folded.append(part)
+                    return np.concatenate([*parts, part]), done + int(undecided[0])
+            parts.append(part)
             done += len(part)
             previous_ts = int(part[-1])
-        return (np.concatenate(folded) if folded else np.empty(0, np.int64)), None
+        return (np.concatenate(parts) if parts else np.empty(0, np.int64)), None
 
     def decide(self, previous_ts: int, times: Times, present_ms: int) -> TimeDecision:
         """Decide about transactions that follow `previous_ts`, the first of which is undecided.
@@ -113,8 +113,8 @@ class TimeLimits:
                 last = replace(last, until_ms=present_ms)
         odd = times > last.until_ms
         if bool(odd.any()):
-            folded = fold(previous_ts, np.where(odd, 0, times))
-            before = np.append(previous_ts, folded[:-1])
+            commit_ts = commit_timestamps(previous_ts, np.where(odd, 0, times))
+            before = np.append(previous_ts, commit_ts[:-1])
             last = replace(last, odd_ts=int(before[odd][-1]))
         return TimeDecision(TimeLimits([*past, last][-_LIMITS_MAX:]), times[odd].tolist())
 

@@ -178,7 +178,7 @@ class Savepoints:
 
     def put(self, name: str, rows: int, read: int) -> None:
         """Set a savepoint; one of the same name moves."""
-        key = _folded(name)
+        key = _lower_case(name)
         before = self._by_name.pop(key, None)
         self._all_ascii &= name.isascii()
         self._by_name[key] = Savepoint(rows, read, before.rows_if_outer if before else rows)
@@ -189,7 +189,7 @@ class Savepoints:
         Servers compare names by a collation of their version, by which `é` may be `e`: the last of
         all that may be equal must have the very same name.
         """
-        key = _folded(name)
+        key = _lower_case(name)
         if self._all_ascii and key.isascii():
             return self._by_name.get(key)
         last = next((each for each in reversed(self._by_name) if _may_equal(each, key)), None)
@@ -197,7 +197,7 @@ class Savepoints:
 
     def drop_behind(self, name: str) -> None:
         """ROLLBACK TO `name` ends the savepoints that were set after it."""
-        key = _folded(name)
+        key = _lower_case(name)
         while next(reversed(self._by_name)) != key:
             self._by_name.popitem()
 
@@ -318,8 +318,8 @@ def _without(events: Events, numbers: Offsets) -> Events:
     return Events(events.data, events.begin[keep], events.end[keep])
 
 
-def _folded(name: str) -> str:
-    """Fold a name to lower case, as far as all servers agree."""
+def _lower_case(name: str) -> str:
+    """A name in lower case, as far as all servers agree on it."""
     return name.encode().lower().decode()
 
 

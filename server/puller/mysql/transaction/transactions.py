@@ -199,7 +199,7 @@ class Transactions:
             )
         complete = len(xids)
         mariadb = bool(kinds[0] == EventType.MARIADB_GTID)
-        ts = yield from self._fold(times_ms(events, gtids[:complete], mariadb=mariadb))
+        ts = yield from self._commit_timestamps(times_ms(events, gtids[:complete], mariadb=mariadb))
         self._runs.add(gtids[:complete], xids + 1, ts)
         for last, first_gno in ends_of_runs(events, gtids[:complete], mariadb=mariadb):
             place = next_position(events, int(xids[last]))
@@ -207,15 +207,15 @@ class Transactions:
         if len(gtids) > complete:
             yield from self._begin(events, int(gtids[-1]))
 
-    def _fold(self, times: Times) -> Generator[Item, None, Times]:
-        """Fold the times of the transactions that come next into their commit_ts."""
-        ts, undecided = self.time_limits.fold(self.position.ts, times)
+    def _commit_timestamps(self, times: Times) -> Generator[Item, None, Times]:
+        """The commit_ts of the transactions that come next, by their times."""
+        ts, undecided = self.time_limits.commit_timestamps(self.position.ts, times)
         if undecided is not None:
             yield UndecidedTimes(
                 int(ts[undecided - 1]) if undecided else self.position.ts, times[undecided:]
             )
-            # Whoever took the item has set time limits that decide these times: fold them again.
-            ts, undecided = self.time_limits.fold(self.position.ts, times)
+            # Whoever took the item has set time limits that decide these times: compute it again.
+            ts, undecided = self.time_limits.commit_timestamps(self.position.ts, times)
             assert undecided is None, "the time limits that were set decide all of them"
         return ts
 
@@ -260,7 +260,9 @@ class Transactions:
     def _begin(self, events: Events, event_number: int) -> Iterator[Item]:
         gtid = gtid_of(events, event_number)
         (ts,) = (
-            yield from self._fold(np.array([physical_ms_of(gtid, events, event_number)]))
+            yield from self._commit_timestamps(
+                np.array([physical_ms_of(gtid, events, event_number)])
+            )
         ).tolist()
         # MySQL's GTID does not say whether a BEGIN follows; if one does, it clears `single`.
         single = gtid.is_standalone if isinstance(gtid, MariaGtid) else True

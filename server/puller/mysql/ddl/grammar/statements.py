@@ -333,7 +333,7 @@ class StatementReader(TableChangeReader):
             return self._rest("sequence")
         if self.skip_any("DATABASE", "SCHEMA"):
             self.if_exists()
-            return DropSchema(self.folded(self.name()))
+            return DropSchema(self.as_kept(self.name()))
         if self.skip("PREPARE"):
             return self._rest("prepare")
         self.skip_any("ONLINE", "OFFLINE")

@@ -1,4 +1,4 @@
-"""The fold that gives transactions their commit_ts, and the saved positions it goes on from."""
+"""How transactions get their commit_ts, and the saved positions it goes on from."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import STEP, LogPosition, SavedPosition, fold
+from server.puller.mysql.log.position import STEP, LogPosition, SavedPosition, commit_timestamps
 from server.puller.mysql.log.saved_positions import spare_positions
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms
@@ -22,7 +22,7 @@ TIMES = st.lists(
 )
 
 
-def folded_one_by_one(previous_ts: int, times: list[int]) -> list[int]:
+def one_by_one(previous_ts: int, times: list[int]) -> list[int]:
     found = []
     for physical in times:
         previous_ts = max(previous_ts + STEP, compose(physical))
@@ -31,10 +31,10 @@ def folded_one_by_one(previous_ts: int, times: list[int]) -> list[int]:
 
 
 @given(st.integers(0, compose(1_700_000_005_000)), TIMES)
-def test_the_fold_is_that_of_one_transaction_after_the_other(
+def test_commit_ts_is_that_of_one_transaction_after_the_other(
     previous_ts: int, times: list[int]
 ) -> None:
-    assert fold(previous_ts, np.array(times, np.int64)).tolist() == folded_one_by_one(
+    assert commit_timestamps(previous_ts, np.array(times, np.int64)).tolist() == one_by_one(
         previous_ts, times
     )
 
@@ -43,15 +43,17 @@ def test_the_fold_is_that_of_one_transaction_after_the_other(
 def test_any_transaction_is_an_anchor_that_the_rest_goes_on_from(
     start_ts: int, times: list[int], cut: int
 ) -> None:
-    whole = fold(start_ts, np.array(times, np.int64)).tolist()
-    first = fold(start_ts, np.array(times[:cut], np.int64)).tolist()
-    rest = fold(first[-1] if first else start_ts, np.array(times[cut:], np.int64)).tolist()
+    whole = commit_timestamps(start_ts, np.array(times, np.int64)).tolist()
+    first = commit_timestamps(start_ts, np.array(times[:cut], np.int64)).tolist()
+    rest = commit_timestamps(
+        first[-1] if first else start_ts, np.array(times[cut:], np.int64)
+    ).tolist()
     assert first + rest == whole
 
 
 @given(TIMES)
 def test_the_ts_before_each_commit_is_free_for_a_schema_change(times: list[int]) -> None:
-    stamps = fold(0, np.array(times, np.int64)).tolist()
+    stamps = commit_timestamps(0, np.array(times, np.int64)).tolist()
     assert not {ts - 1 for ts in stamps} & set(stamps)
 
 

@@ -30,14 +30,14 @@ class Reader:
 
     def read(self, previous_ts: int, times: list[int], present_ms: int) -> list[int]:
         array = np.array(times, np.int64)
-        ts, undecided = self.time_limits.fold(previous_ts, array)
+        ts, undecided = self.time_limits.commit_timestamps(previous_ts, array)
         if undecided is not None:
             before = int(ts[undecided - 1]) if undecided else previous_ts
             decision = self.time_limits.decide(before, array[undecided:], present_ms + SKEW_MS)
             self.odd += len(decision.odd_ms)
             self.saved = decision.time_limits.to_json()
             self.time_limits = TimeLimits.from_json(self.saved)
-            ts, undecided = self.time_limits.fold(previous_ts, array)
+            ts, undecided = self.time_limits.commit_timestamps(previous_ts, array)
             assert undecided is None
         return ts.tolist()
 
