@@ -39,6 +39,14 @@ class RereadFailedError(UnavailableError):
     code = "ErrDumpRereadFailed"
 
 
+class TableDiffersError(InvalidError):
+    """A table on the server is not the one that the log has told of so far; its chunk is read again
+    when the log is further.
+    """
+
+    code = "ErrDumpTableDiffers"
+
+
 class TableAwayError(UnavailableError):
     """A table is not pulled here now, or was pulled anew while it was read;
     its chunk is read again by itself.

@@ -157,7 +157,7 @@ def chunked_rows(session: Session, table: SourceTable) -> Iterator[pa.Array]:
     `query_rows`.
     """
     session.execute(_STORED_BYTES)
-    query = chunk_query(lambda sql, *values: session.execute(sql, values or None), table)
+    query = chunk_query(session, table)
     part, size, at_end = Range(), ChunkSize(), False
     while not at_end:
         limit, began_s = size.rows, time.monotonic()
@@ -166,6 +166,7 @@ def chunked_rows(session: Session, table: SourceTable) -> Iterator[pa.Array]:
         statement = Statement(session, query.sql(after=part.after is not None, until=False))
         rows = statement.rows(query.parameters(part, limit))
         statement.close()
+        query.check(statement.types)
         session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
 
         size.took(len(rows), rows.nbytes, time.monotonic() - began_s)

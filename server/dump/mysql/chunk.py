@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from server.dump.errors import TableDiffersError
 from server.dump.progress import Cell, Cursor, Range
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import Bytes
@@ -35,6 +36,22 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
+_BYTES: Final = 252
+_NULL: Final = 6
+_COMES_AS: Final = {
+    **{kind: int(kind) for kind in (Type.TINY, Type.SHORT, Type.LONG, Type.LONGLONG)},
+    **{kind: int(kind) for kind in (Type.FLOAT, Type.DOUBLE, Type.INT24, Type.YEAR)},
+    **{kind: int(kind) for kind in (Type.NEWDECIMAL, Type.BIT, Type.DATE)},
+    Type.NEWDATE: Type.DATE,
+    Type.ENUM: _LONGLONG,
+    Type.SET: _LONGLONG,
+    **dict.fromkeys((Type.DATETIME, Type.DATETIME2), int(Type.DATETIME)),
+    **dict.fromkeys((Type.TIMESTAMP, Type.TIMESTAMP2), int(Type.TIMESTAMP)),
+    **dict.fromkeys((Type.TIME, Type.TIME2), int(Type.TIME)),
+}
+"""The type that a server gives the values of a column in a result, as `selected`; all others are
+some kind of bytes.
+"""
 # The first chunk is small: rows of 16 MiB exist, and how large a table's are is known only when
 # some are read.
 _ROWS_FIRST, _ROWS_MAX = 64, 65_536
@@ -83,6 +100,24 @@ class ChunkQuery:
         conditions += [_beyond(self._key, "<", "<=")] if until else []
         table = f"FROM {quoted(self.schema)}.{quoted(self.table.name)}"
         return " ".join([table, "WHERE", " AND ".join(conditions)]) if conditions else table
+
+    def check(self, kinds: Sequence[int]) -> None:
+        """Compare the types of a result with those of the table.
+
+        Raises:
+            TableDiffersError: its rows are not to be read as those of this table.
+        """
+        for column, kind in zip(self.table.columns, kinds, strict=True):
+            comes_as = kind if kind in _COMES_AS.values() else _BYTES
+            if kind != _NULL and comes_as != _COMES_AS.get(column.type, _BYTES):
+                raise self.differs(column.name)
+
+    def differs(self, column: str) -> TableDiffersError:
+        """What is to be raised when a column is another one at the server."""
+        return TableDiffersError(
+            f"column {column} of {self.schema}.{self.table.name} is another one on the server than "
+            "the log has told so far"
+        )
 
     def bounds(self, part: Range) -> list[Cell]:
         """The cells to bind for `of`."""

@@ -28,6 +28,7 @@ from server.dump.mysql.window import Chunk
 from server.dump.progress import Range, Read
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
+from server.puller.mysql.session.catalogue import columns_now
 from server.puller.mysql.session.connection import QueryThreads, Session, log_in, log_in_to
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
@@ -36,14 +37,14 @@ from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import Plan
-from storage.mysql.schema import INTEGERS, Table
+from storage.mysql.schema import INTEGERS, Column, Table
 
 SPLIT_ROWS_MIN = 200_000
 """Smaller tables are one range."""
 _SESSION = "SET SESSION character_set_results = NULL, sql_mode = 'NO_ENGINE_SUBSTITUTION'"
-_COLUMNS = (
-    "SELECT column_name, data_type, collation_name FROM information_schema.columns"
-    " WHERE table_schema = %s AND table_name = %s"
+_UUIDS = (
+    "SELECT column_name FROM information_schema.columns"
+    " WHERE table_schema = %s AND table_name = %s AND data_type = 'uuid'"
 )
 _KNOWN_UUID = "^([0-9a-f-]{14}[0-7][0-9a-f-]{4}[89ab][0-9a-f-]{16}|0{8}(-0{4}){3}-0{12}|f{8}(-f{4}){3}-f{12})$"
 _ROWS = (
@@ -51,8 +52,6 @@ _ROWS = (
 )
 
 
-Ask = Callable[..., list[tuple[Any, ...]]]
-"""A query and its values; gives its rows."""
 T = TypeVar("T")
 _THREADS_MAX: Final = PARALLEL_MAX + 1
 
@@ -111,13 +110,16 @@ class Server:
 
         column = quoted(key[0].name)
         ends = f"SELECT MIN({column}), MAX({column}) FROM {quoted(name[0])}.{quoted(name[1])}"  # noqa: S608 - quoted names
-        ((least, most),) = self._ask(ends)
-        ranges = split_ranges(key[0], int(least or 0), int(most or 0), parts)
+        least, most = (each or 0 for each in self._ask(ends)[0])
+        if not (isinstance(least, int) and isinstance(most, int)):
+            raise query.differs(key[0].name)
+        ranges = split_ranges(key[0], least, most, parts)
         return query, ranges, rows
 
     def query(self, table: SourceTable, where: str) -> ChunkQuery:
-        """How a table is read."""
-        return chunk_query(self._ask, table, where)
+        """See `chunk_query`."""
+        with self._asking:
+            return chunk_query(self._session, table, where)
 
     def _matching(self, query: ChunkQuery, rows: int) -> int:
         """About how many rows the condition takes, as the server's optimizer thinks;
@@ -178,13 +180,15 @@ class ChunkReader:
         compare them with sums of the server, too.
 
         Raises:
-            MySqlStatementError, MySqlPrivilegeError: the server refuses; CorruptError: the table
-                has other columns now.
+            MySqlStatementError, MySqlPrivilegeError: the server refuses.
+            TableDiffersError, CorruptError: the table has other columns now.
             MySqlUnavailableError: the connection broke.
         """
         began, part = time.monotonic(), pick.part
         sql = query.sql(after=part.after is not None, until=part.until is not None)
-        rows = self._statement(sql).rows(query.parameters(part, limit))
+        statement = self._statement(sql)
+        rows = statement.rows(query.parameters(part, limit))
+        query.check(statement.types)
         # Fewer rows than the limit: the range has ended, also if the last query found none.
         count = len(rows)
         last = query.cursor(last_row(rows)) if count else None
@@ -228,32 +232,52 @@ class ChunkReader:
             self._statements.pop(next(iter(self._statements))).close()
 
 
-def chunk_query(ask: Ask, table: SourceTable, where: str = "") -> ChunkQuery:
-    """How a table is read, as the server that is asked has it."""
+def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQuery:
+    """How a table is read, as the server has it now.
+
+    Raises:
+        TableDiffersError: a column there is another one than in `table`.
+    """
     name = (table.record.schema_name, table.record.table_name)
-    columns = ask(_COLUMNS, *name)
-    collations = {column: collation for column, _, collation in columns if collation is not None}
+    now = {column.name: (column, collation) for column, collation in columns_now(session, name)}
+    collations = {column: collation for column, (_, collation) in now.items() if collation}
     whole, taken = Table.parse(table.record.table_info), source_columns(table.mounter)
     left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
-    uuids = [
-        column
-        for column, kind, _ in columns
-        if kind.lower() == "uuid" and column in whole.primary_key
-    ]
-    return ChunkQuery(name[0], whole, collations, where, left_out, _misordered(ask, name, uuids))
+    query = ChunkQuery(
+        name[0], whole, collations, where, left_out, _misordered(session, name, whole.primary_key)
+    )
+    for place, column in enumerate(whole.columns):
+        if column.name in now:
+            differs = _stored_as(now[column.name][0]) != _stored_as(column)
+        else:
+            # Servers hide columns (my_row_id); one that is gone is refused in the SELECT. But text
+            # is compared by its collation.
+            differs = column.is_text and place in whole.key_places
+        if differs:
+            raise query.differs(column.name)
+    return query
 
 
-def _misordered(ask: Ask, name: TableName, uuids: Sequence[str]) -> frozenset[str]:
-    """The UUID columns of a table that hold values of no known version and variant.
+def _stored_as(column: Column) -> tuple[object, ...]:
+    """What says how its values are to be read."""
+    return column.type, column.meta, column.unsigned, column.charset, column.elems
+
+
+def _misordered(session: Session, name: TableName, key: Sequence[str]) -> frozenset[str]:
+    """The UUID columns of a key that hold values of no known version and variant.
 
     MariaDB orders such values in an index otherwise than it compares them, so `key > last ORDER BY
     key` passes over rows (seen on 10.11: 1043 of 2000).
     """
     table = ".".join(map(quoted, name))
+    uuids = [column for (column,) in session.execute(_UUIDS, name) if column in key]
     return frozenset(
         column
         for column in uuids
-        if ask(f"SELECT 1 FROM {table} WHERE {quoted(column)} NOT RLIKE %s LIMIT 1", _KNOWN_UUID)  # noqa: S608 - quoted names
+        if session.execute(
+            f"SELECT 1 FROM {table} WHERE {quoted(column)} NOT RLIKE %s LIMIT 1",  # noqa: S608 - quoted names
+            [_KNOWN_UUID],
+        )
     )
 
 

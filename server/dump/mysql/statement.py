@@ -10,6 +10,7 @@ one; such rows are joined. Source: MySQL's protocol documentation.
 import socket
 import struct
 from collections.abc import Generator, Iterator, Sequence
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,8 @@ _END_BYTES_MAX = 9
 _PACKET_BYTES_MAX = 0xFFFFFF
 _RECEIVE_BYTES = 1 << 18
 _PIECE_BYTES = 1 << 20
+_TYPE_AT = -6
+"""In the definition of a column; flags, decimals and two bytes of filler follow."""
 _HEAD = struct.Struct("<I")
 _PREPARED = struct.Struct("<BIHHxH")
 _EXECUTED = struct.Struct("<BIBI")
@@ -46,6 +49,8 @@ class Statement:
             MySqlUnavailableError: the connection broke.
         """
         self._query = query
+        self.types: tuple[int, ...] = ()
+        """Of the last result's columns."""
         self._packets = _Packets(session.raw_socket())
         with answers(f"preparing {query[:80]}"):
             self._packets.send(bytes((_PREPARE,)) + query.encode())
@@ -69,8 +74,8 @@ class Statement:
             columns = self._checked()[0]
             if columns == _OK:
                 return pa.array([], pa.binary())
-            while not _is_end(self._packets.one()):
-                pass
+            definitions = iter(self._packets.one, None)
+            self.types = tuple(each[_TYPE_AT] for each in takewhile(_is_definition, definitions))
             rows, last = self._packets.rows()
         if last[0] == _ERROR:
             raise of_packet(last, f"running {self._query[:80]}")
@@ -209,6 +214,10 @@ def _formatted(rows: pa.Array) -> pa.Array:
 def _is_end(packet: bytes) -> bool:
     # 0xFE also begins a string of 16 MB or more, so an end is told by its size, too.
     return packet[0] == _END and len(packet) < _END_BYTES_MAX
+
+
+def _is_definition(packet: bytes) -> bool:
+    return not _is_end(packet)
 
 
 def _bound(parameters: Sequence[Cell]) -> bytes:

@@ -12,6 +12,7 @@ A life that ends wrong is shrunk to the steps that make it so, and printed with 
 import argparse
 import contextlib
 import itertools
+import json
 import random
 import re
 import tempfile
@@ -92,7 +93,7 @@ class World:
         end.
         """
         lines = self.cluster.capture.log.read_text(errors="replace").splitlines()
-        return "\n".join(line for line in lines[-400:] if not line.startswith("{"))
+        return "\n".join(map(_trace, lines[-400:])).strip()
 
     def dumps(self, method: str, request: Any) -> Any:
         """A call of the dump API; None: it was refused."""
@@ -103,6 +104,15 @@ class World:
             return getattr(DumpServiceStub(channel), method)(
                 request, timeout=60, wait_for_ready=True
             )
+
+
+def _trace(line: str) -> str:
+    """What a line of a log has of a trace, with its line ends."""
+    if not line.startswith("{"):
+        return line
+    with contextlib.suppress(ValueError):
+        return str(json.loads(line).get("exception", ""))
+    return ""
 
 
 @contextlib.contextmanager

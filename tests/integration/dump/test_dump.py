@@ -213,6 +213,32 @@ async def test_a_dump_ends_though_a_table_of_it_went_away_while_its_progress_was
         assert len(applied(feed, name)) == 500
 
 
+@pytest.mark.parametrize(
+    "change",
+    ["c VARCHAR(20) CHARACTER SET utf8mb4", "e ENUM('y','x')", "v FLOAT", "n INT UNSIGNED"],
+)
+async def test_a_table_that_was_altered_beside_the_log_is_refused_and_not_read_wrongly(
+    mariadb: MariaDb, meta: EtcdMeta, change: str
+) -> None:
+    database = mariadb.database()
+    name = f"{database}.t"
+    mariadb.execute(
+        f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT, n INT, e ENUM('x','y'),"
+        " c VARCHAR(20) CHARACTER SET latin1)",
+        f"INSERT INTO {name} VALUES (1, 5, 7, 'x', 'é')",
+    )
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        mariadb.execute("SET sql_log_bin=0", f"ALTER TABLE {name} MODIFY {change}")
+        await start(meta)
+        failed = (await until(meta, feed, over))[name]
+        assert failed.state is TableState.FAILED
+        assert (
+            f"column {change.split(maxsplit=1)[0]} of {name} is another one on the server"
+            in failed.error
+        )
+        assert applied(feed, name) == {}
+
+
 KINDS = {
     "ci": ("VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT('k', {n})", "UPPER(id)"),
     "padded": ("CHAR(12) CHARACTER SET latin1", "CONCAT('k', {n}, ' ')", "UPPER(id)"),

@@ -98,6 +98,21 @@ def column_names(session: Session, names: Sequence[TableName]) -> dict[TableName
     return dict(columns)
 
 
+def columns_now(session: Session, name: TableName) -> list[tuple[Column, str]]:
+    """The columns of a table whose types are known, each with the name of its collation, which may
+    be empty.
+    """
+    condition, values = _condition([name])
+    collations = _collations(session)
+    columns = []
+    for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
+        named = dict(zip(_NAMES, row, strict=True))
+        column = column_of(named, collations)
+        if column is not None:
+            columns.append((column, str(named["collation_name"] or "")))
+    return columns
+
+
 def read_collations(session: Session) -> Collations:
     """The server's collations, and the default one of each character set."""
     by_name = _collations(session)
