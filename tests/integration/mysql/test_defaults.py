@@ -17,6 +17,8 @@ from tests.mariadb import MariaDb
 FORMS = (
     "INT DEFAULT 5",
     "INT DEFAULT -5",
+    "DECIMAL(4,2) DEFAULT .5",
+    "DECIMAL(4,2) DEFAULT -.5",
     "INT DEFAULT '7'",
     "INT DEFAULT 0x41",
     "INT DEFAULT b'101'",
@@ -111,7 +113,7 @@ async def test_older_rows_hold_what_the_server_gives_them(
     all others must equal it.
     """
     forms = FORMS[part::CHUNKS]
-    assert len(FORMS) == 79
+    assert len(FORMS) == 81
     database = mariadb.database()
     names = [f"{database}.t{place}" for place in range(len(forms))]
     mariadb.execute(

@@ -214,8 +214,13 @@ class _Lexer:
         return Token(Sort.SYMBOL, char, at, at + 1)
 
     def _names_part(self, char: str) -> bool:
-        """Whether a dot goes between two parts of a name."""
-        return char == "." and bool(self._found) and self._found[-1].sort in (Sort.WORD, Sort.NAME)
+        """Whether a dot goes between two parts of a name: with a blank before it, `.5` is a
+        number.
+        """
+        if char != "." or not self._found:
+            return False
+        before = self._found[-1]
+        return before.end == self._at and before.sort in (Sort.WORD, Sort.NAME)
 
     def _quoted(self, pattern: re.Pattern[str], quote: str) -> Token:
         match = pattern.match(self._query, self._at)
