@@ -21,6 +21,7 @@ _STRICT: Final = 1 << 21 | 1 << 22
 _REAL_AS_FLOAT: Final = 1
 _PAD_CHAR: Final = 1 << 31
 _ROUND_FRACTIONAL: Final = 1 << 34
+EMPTY_STRING_IS_NULL: Final = 1 << 32
 
 _SPACE: Final = re.compile(r"[\s\0]+")
 _LINE_COMMENT: Final = re.compile(r"(?:#|--(?=[\s\0]|$))[^\n]*")

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import ClassVar, Final
 
 from server.puller.mysql.ddl.grammar.table_elements import KeyReader
-from server.puller.mysql.ddl.tokens import ORACLE, NotUnderstoodError, Sort, TokenReader, shown
+from server.puller.mysql.ddl.tokens import (
+    EMPTY_STRING_IS_NULL,
+    ORACLE,
+    NotUnderstoodError,
+    Sort,
+    TokenReader,
+    shown,
+)
 from server.puller.mysql.ddl.tree import ColumnDef, Expression, Key, KeyPart, Literal, TypeSpec
 
 _NOW: Final = frozenset({"CURRENT_TIMESTAMP", "NOW", "LOCALTIME", "LOCALTIMESTAMP"})
@@ -31,6 +38,7 @@ _PLAIN: Final = {
     "MULTIPOINT": "multipoint", "MULTILINESTRING": "multilinestring", "MULTIPOLYGON": "multipolygon",
     "GEOMETRYCOLLECTION": "geometrycollection", "GEOMCOLLECTION": "geomcollection", "RAW": "varbinary",
 }  # fmt: skip
+_TYPE_SCHEMAS: Final = ("MARIADB_SCHEMA", "ORACLE_SCHEMA", "MAXDB_SCHEMA")
 _TEXTS: Final = {
     "CHAR": "char", "VARCHAR": "varchar", "VARCHARACTER": "varchar", "VARCHAR2": "varchar", "TINYTEXT": "tinytext",
     "TEXT": "text", "MEDIUMTEXT": "mediumtext", "LONGTEXT": "longtext", "ENUM": "enum", "SET": "set",
@@ -59,10 +67,9 @@ class TypeReader(TokenReader):
         """A type, with what belongs to it: length, sign, members, character set.
 
         Raises:
-            NotUnderstoodError: it is another type than is known, or sql_mode ORACLE is on.
+            NotUnderstoodError: it is another type than is known.
         """
-        if self.dialect.sql_mode & ORACLE:
-            raise NotUnderstoodError("types have other meanings in sql_mode ORACLE")
+        schema = self._type_schema()
         word = self._type_word()
         if word == "SERIAL":
             return TypeSpec("serial")
@@ -81,7 +88,26 @@ class TypeReader(TokenReader):
         if word == "REAL" and self.dialect.real_as_float:
             base = "float"
         length, scale = self._size()
+        if length is None:
+            base = self._without_size(base, word, schema)
         return self._finished(base, word, length, scale, is_text=is_text)
+
+    def _type_schema(self) -> str:
+        """Whose type it is, of MariaDB's: `oracle_schema.DATE`; mostly nobody says."""
+        token, dot = self.peek(), self.peek(1)
+        if token is None or dot is None or dot.text != "." or not token.is_word(*_TYPE_SCHEMAS):
+            return ""
+        self.at += 2
+        return token.text.upper()
+
+    def _without_size(self, base: str, word: str, schema: str) -> str:
+        """The type behind a word that has several meanings while it has no size."""
+        oracle = bool(self.dialect.sql_mode & ORACLE)
+        if word == "DATE" and (schema or ("ORACLE_SCHEMA" if oracle else "")) == "ORACLE_SCHEMA":
+            return "datetime"
+        if word == "TIMESTAMP" and schema == "MAXDB_SCHEMA":
+            return "datetime"
+        return {"NUMBER": "double", "BLOB": "longblob"}.get(word, base) if oracle else base
 
     def _type_word(self) -> str:
         token = self.next()
@@ -341,7 +367,9 @@ class ColumnReader(TypeReader, KeyReader):
             introducer, token = token.text[1:].lower(), after
             self.at += 1
         if token.sort is Sort.STRING:
-            return Literal("string", self.string(), introducer)
+            text = self.string()
+            is_null = not text and not introducer and self.dialect.sql_mode & EMPTY_STRING_IS_NULL
+            return Literal("null") if is_null else Literal("string", text, introducer)
         if token.sort in (Sort.NUMBER, Sort.HEX, Sort.BITS):
             self.at += 1
             return Literal(token.sort.value, token.text, introducer)
