@@ -24,7 +24,7 @@ import datetime as dt
 import json
 from collections.abc import Collection, Mapping
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -42,9 +42,6 @@ META_FIELDS: Final = (
     pa.field("_seq", pa.int64()),
 )
 _SHOWN_CHARACTERS: Final = 500
-_OP_NAMES = pa.array(
-    [{DELETE: "delete", UPDATE: "update", INSERT: "insert"}.get(op) for op in range(INSERT + 1)]
-)
 DEFAULT: Final = b"tidemark.default"
 COLUMN_ID: Final = b"tidemark.column_id"
 Plain: TypeAlias = str | int | float
@@ -265,8 +262,17 @@ def meta_columns(raw: pa.RecordBatch) -> list[pa.Array]:
     commit_ts, start_ts = (
         np.asarray(raw[name]).astype(np.int64) for name in ("commit_ts", "start_ts")
     )
-    ops = _OP_NAMES.take(raw["op"].cast(pa.int64()))
+    ops = _op_names().take(raw["op"].cast(pa.int64()))
     return [ops, pa.array(commit_ts), pa.array(start_ts), pa.array(_seq(commit_ts, start_ts))]
+
+
+@cache
+def _op_names() -> pa.Array:
+    """By operation. Made when it is needed: the first array of a process costs 0.4 s where pandas
+    is installed, and a command line that asks for help has no use for it.
+    """
+    names = {DELETE: "delete", UPDATE: "update", INSERT: "insert"}
+    return pa.array([names.get(op) for op in range(INSERT + 1)])
 
 
 def _seq(

@@ -1,16 +1,16 @@
 """`tidemark cli changefeed create|list|query|history|pause|resume|update|remove`."""
 
 import argparse
+import importlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from gcsafepoint.explain.document import time_of
-from server.capture.api_v2.documents import ReplicaConfig
 from server.changefeed.view import check_document, detail, history, summary, unread_warning
 from server.cli import dump
 from server.cli.arguments import add_yes, confirm, period, timestamp
@@ -20,6 +20,9 @@ from server.exit_status import EXIT_ERROR, EXIT_OK
 from storage.model.errors import InvalidError
 from storage.model.ts import physical_ms
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
+
+if TYPE_CHECKING:
+    from server.capture.api_v2.documents import ReplicaConfig
 
 _COLUMNS = (
     ("ID", "id"),
@@ -212,8 +215,10 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
             f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
             "since?"
         )
-    config = read_config(arguments.config) if arguments.config else ReplicaConfig()
-    ignore_ineligible = arguments.ignore_ineligible_table or config.ignore_ineligible_table
+    config = read_config(arguments.config) if arguments.config else None
+    ignore_ineligible = arguments.ignore_ineligible_table
+    if config is not None:
+        ignore_ineligible |= config.ignore_ineligible_table
     request = pb.CreateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
@@ -221,8 +226,8 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         target_ts=arguments.target_ts,
         tables=read_tables(arguments.tables) if arguments.tables else [],
         source_uri=arguments.source_uri,
-        filter=[*config.rules, *arguments.filter],
-        columns=[*config.columns, *arguments.columns],
+        filter=[*(config.rules if config else ()), *arguments.filter],
+        columns=[*(config.columns if config else ()), *arguments.columns],
         zero_dates=arguments.zero_dates,
         ignore_ineligible_table=ignore_ineligible,
         on_unclear_ddl=arguments.on_unclear_ddl,
@@ -352,7 +357,7 @@ def ts_or_now(text: str) -> int | str:
     return _NOW if text == _NOW else timestamp(text)
 
 
-def read_config(path: str) -> ReplicaConfig:
+def read_config(path: str) -> "ReplicaConfig":
     """The configuration of a --config file.
 
     Raises:
@@ -360,9 +365,13 @@ def read_config(path: str) -> ReplicaConfig:
         ParameterError: it asks for something that there is not.
     """
     try:
-        return ReplicaConfig.parse_toml(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigFileError(f"cannot read {path}: {err}") from err
+    # Imported here: it brings pyarrow, and other commands need not wait for that.
+    documents = importlib.import_module("server.capture.api_v2.documents")
+    config: ReplicaConfig = documents.ReplicaConfig.parse_toml(text)
+    return config
 
 
 def read_tables(path: str) -> list[pb.Table]:
