@@ -5,6 +5,7 @@ Commands are imported when they are called: `tidemark --help` waits for none of 
 
 import difflib
 import importlib
+import importlib.abc
 import importlib.metadata
 import importlib.util
 import os
@@ -13,8 +14,7 @@ import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TextIO, cast
+from typing import TextIO
 
 # gRPC's C core prints to stderr; our errors say it better
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -65,6 +65,14 @@ class NotInstalledError(InvalidError):
             f"this command needs {module}, which is not installed here: pip install "
             f"'tidemark-cdc[{_EXTRAS[module]}]', or use the Spark image"
         )
+
+
+class _NoPandas(importlib.abc.MetaPathFinder):
+    """Has pandas look as if it were not installed."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:  # noqa: ARG002 - the base class's signature
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname, name=fullname)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,8 +148,7 @@ def _run(arguments: list[str]) -> int:
 
 def _call(command: str, argv: list[str]) -> int:
     if command in _WITHOUT_PANDAS:
-        # Python's way to say that a module cannot be imported.
-        sys.modules.setdefault("pandas", cast("ModuleType", None))
+        sys.meta_path.insert(0, _NoPandas())
     if command in ("cli", "config", "completion", "health"):
         run = importlib.import_module(f"server.cli.{command}").run
     else:
