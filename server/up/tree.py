@@ -28,8 +28,9 @@ from server.spark.config import require_java
 from storage.model.errors import UnavailableError
 from storage.tasks import beside
 
-_HTTP = ("--http-addr", "127.0.0.1:0")
 _SCRAPE_SECONDS = 2.0
+_PORT_MAX = 0xFFFF
+_AS_A_MEMBER = str.maketrans("- ", "__")
 
 
 class DataDirError(UnavailableError):
@@ -139,7 +140,7 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
             config.coordinator_addr,
             "--metadata",
             f"leveldb:{data / 'metadata'}",
-            *_HTTP,
+            *_http_flags(config.http_addr, "coordinator"),
             *tls,
         ],
     )
@@ -149,13 +150,14 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
         started.append(coordinator)
         await coordinator.start()
         pd = coordinator.endpoints["coordinator"]
-        others = _others(config, data, ["--coordinator", pd, *_HTTP, *tls])
+        others = _others(config, data, ["--coordinator", pd, *tls])
         started += others
         async with asyncio.TaskGroup() as starting:
             for child in others:
                 starting.create_task(child.start(), name=child.name)
         if config.spark:
-            lakes = _lakes(data, started, ["--coordinator", pd, *tls])
+            common = ["--coordinator", pd, *_http_flags(config.http_addr, "spark-keep"), *tls]
+            lakes = _lakes(data, started, common)
             started.append(lakes)
             await lakes.start()
         async with beside(*(child.run() for child in started)):
@@ -168,17 +170,18 @@ async def open_tree(config: UpConfig, security: SecurityConfig) -> AsyncIterator
 
 
 def _others(config: UpConfig, data: Path, common: list[str]) -> list[Child]:
+    store = ["--addr", config.store_addr, "--data-dir", str(data / "store")]
+    pump = ["--addr", config.pump_addr, "--data-dir", str(data / "pump")]
+    capture = ["--addr", config.capture_addr, "--flight-addr", config.flight_addr]
+    flags = {
+        "store": store,
+        "pump": pump,
+        "gc-worker": ["--addr", config.gc_worker_addr],
+        "capture": [*capture, "--data-dir", str(data / "capture")],
+    }
     return [
-        Child("store", ["--addr", config.store_addr, "--data-dir", str(data / "store"), *common]),
-        Child("pump", ["--addr", config.pump_addr, "--data-dir", str(data / "pump"), *common]),
-        Child("gc-worker", ["--addr", config.gc_worker_addr, *common]),
-        Child(
-            "capture",
-            [
-                *("--addr", config.capture_addr, "--flight-addr", config.flight_addr),
-                *("--data-dir", str(data / "capture"), *common),
-            ],
-        ),
+        Child(name, [*own, *_http_flags(config.http_addr, name), *common])
+        for name, own in flags.items()
     ]
 
 
@@ -190,18 +193,36 @@ async def _cluster_id(coordinator: str, security: SecurityConfig) -> str:
 def _lakes(data: Path, started: list[Child], flags: list[str]) -> Child:
     capture = next(child.endpoints["capture"] for child in started if child.name == "capture")
     checkpoints = str(data / "checkpoints")
-    return Child(
-        "spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *_HTTP, *flags]
-    )
+    return Child("spark keep", ["--capture", capture, "--checkpoint-dir", checkpoints, *flags])
+
+
+def _http_flags(http_addr: str, name: str) -> tuple[str, str]:
+    return "--http-addr", child_http_addr(http_addr, name)
+
+
+def child_http_addr(http_addr: str, name: str) -> str:
+    """Where a daemon of the tree answers HTTP: as far from its usual port as `http_addr` is from
+    that of the tree, so that two trees get along; any port where the tree takes any.
+    """
+    port, usual = _port(http_addr), _port(HTTP_ADDRS[name])
+    own = usual + port - _port(HTTP_ADDRS["up"]) if port else 0
+    return f"127.0.0.1:{own if 0 < own <= _PORT_MAX else 0}"
+
+
+def _port(address: str) -> int:
+    text = address.rpartition(":")[2]
+    # One that is none is refused where it is listened on.
+    return int(text) if text.isdecimal() else 0
 
 
 def _endpoints(children: list[Child]) -> dict[str, str]:
-    return {
-        name.replace("-", "_"): address
+    named = {
+        f"{child.name} http" if name == "http" else name: address
         for child in children
         for name, address in child.endpoints.items()
-        if name not in ("http", "ready")
+        if name != "ready"
     }
+    return {name.translate(_AS_A_MEMBER): address for name, address in named.items()}
 
 
 def _usable(directory: Path) -> Path:

@@ -84,6 +84,9 @@ async def test_every_daemon_lists_its_services_and_sigterm_ends_the_tree_with_ze
         assert 'tidemark_up_alive{daemon="capture"} 1.0' in await asyncio.to_thread(
             metrics, ready["endpoints"]["http"]
         )
+        for name in SERVICES:
+            own = await asyncio.to_thread(metrics, ready["endpoints"][f"{name}_http"])
+            assert "process_start_time_seconds" in own, name
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 

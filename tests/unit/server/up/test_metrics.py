@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from server import http
-from server.up.tree import REGISTRY, collect_from
+from server.up.tree import REGISTRY, child_http_addr, collect_from
 
 
 @dataclass
@@ -30,3 +30,10 @@ def test_the_tree_shows_nothing_after_its_end():
     with collect_from([]):
         pass
     assert generate_latest(REGISTRY) == b""
+
+
+def test_daemons_of_a_tree_have_their_usual_http_ports_and_those_of_a_second_tree_others():
+    assert child_http_addr("127.0.0.1:8390", "store") == "127.0.0.1:20180"
+    assert child_http_addr("0.0.0.0:8490", "coordinator") == "127.0.0.1:8491"
+    assert child_http_addr("127.0.0.1:0", "store") == "127.0.0.1:0"
+    assert child_http_addr("127.0.0.1:65000", "store") == "127.0.0.1:0"
