@@ -102,6 +102,18 @@ build/site-venv/.done: deploy/site/requirements.txt
 site: build/site-venv/.done ## Build the docs as a site into build/site, with tools of its own
 	cd deploy/site && NO_MKDOCS_2_WARNING=1 ../../build/site-venv/bin/mkdocs build --strict --quiet
 
+build/sbom/.done: deploy/sbom/requirements.txt
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $<
+	@touch $@
+
+.PHONY: sbom
+sbom: build/sbom/.done ## List what the images' Python environments hold, as CycloneDX: build/sbom/*.cdx.json
+	for image in daemon spark; do \
+		PYTHONWARNINGS=ignore build/sbom/bin/cyclonedx-py requirements deploy/$$image.lock --pyproject pyproject.toml --output-reproducible \
+			--output-format JSON --output-file build/sbom/$$image.cdx.json; \
+	done
+
 # Kubernetes' schemas are 17,000 files: they have an environment of their own. kustomize or kubectl must be on the PATH.
 build/kubernetes/.done: deploy/kubernetes/requirements.txt
 	$(PYTHON) -m venv build/kubernetes
