@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import google_crc32c
-import pyarrow as pa
 
 _LOG_BLOCK_BYTES: Final = 32 << 10
 # masked crc32c of type and payload, length, type
@@ -197,6 +196,9 @@ def _read_block(path: Path, offset: int, size: int) -> bytes | None:
         return None
     if compression != _SNAPPY:
         return data[:size]
+    # Imported here: daemons that have no other use for it start without 40 MB of it.
+    import pyarrow as pa
+
     plain: bytes = pa.decompress(data[:size], _varint(data, 0)[0], codec="snappy", asbytes=True)
     return plain
 
