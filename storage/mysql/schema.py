@@ -160,6 +160,11 @@ class Column:
         return charset_of(self.collation) or "unknown"
 
     @property
+    def stored_as(self) -> tuple[object, ...]:
+        """What says how its values are to be read."""
+        return self.type, self.meta, self.unsigned, self.charset, self.elems
+
+    @property
     def is_text(self) -> bool:
         """Whether the values are characters, not bytes."""
         return self.type in STRINGS and self.charset != BINARY

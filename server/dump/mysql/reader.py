@@ -28,7 +28,7 @@ from server.dump.mysql.window import Chunk
 from server.dump.progress import Range, Read
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
-from server.puller.mysql.session.catalogue import columns_now
+from server.puller.mysql.session.catalogue import read_columns
 from server.puller.mysql.session.connection import QueryThreads, Session, log_in, log_in_to
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
@@ -37,7 +37,7 @@ from storage.model.errors import InvalidError
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import PAD_BYTES, Bytes
 from storage.mysql.changes import Plan
-from storage.mysql.schema import INTEGERS, Column, Table
+from storage.mysql.schema import INTEGERS, Table
 
 SPLIT_ROWS_MIN = 200_000
 """Smaller tables are one range."""
@@ -239,8 +239,9 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
         TableDiffersError: a column there is another one than in `table`.
     """
     name = (table.record.schema_name, table.record.table_name)
-    now = {column.name: (column, collation) for column, collation in columns_now(session, name)}
-    collations = {column: collation for column, (_, collation) in now.items() if collation}
+    there = read_columns(session, [name]).get(name, [])
+    now = {name: column for name, column, _ in there}
+    collations = {name: collation for name, _, collation in there if collation}
     whole, taken = Table.parse(table.record.table_info), source_columns(table.mounter)
     left_out = frozenset(column.name for column in whole.columns if column.name not in taken)
     query = ChunkQuery(
@@ -248,7 +249,8 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
     )
     for place, column in enumerate(whole.columns):
         if column.name in now:
-            differs = _stored_as(now[column.name][0]) != _stored_as(column)
+            known = now[column.name]
+            differs = known is None or known.stored_as != column.stored_as
         else:
             # Servers hide columns (my_row_id); one that is gone is refused in the SELECT. But text
             # is compared by its collation.
@@ -256,11 +258,6 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
         if differs:
             raise query.differs(column.name)
     return query
-
-
-def _stored_as(column: Column) -> tuple[object, ...]:
-    """What says how its values are to be read."""
-    return column.type, column.meta, column.unsigned, column.charset, column.elems
 
 
 def _misordered(session: Session, name: TableName, key: Sequence[str]) -> frozenset[str]:

@@ -12,17 +12,17 @@ catalogue is nobody's difference.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 
 from server.puller.mysql import metrics
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.catalogue import (
-    column_names,
+    read_columns,
     read_definitions,
     table_names,
 )
@@ -30,11 +30,14 @@ from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import Place, log_end
 from storage.model.errors import TidemarkError
+from storage.mysql.schema import Table
 
 _COLUMNS_OF: Final = 500
 """Tables whose columns one look compares; the next one goes on with others."""
 _SHOWN: Final = 5
 GONE: Final = "it is gone"
+Columns: TypeAlias = Mapping[str, object]
+"""Columns by name, with what says how their values are stored."""
 _NO_SUCH_TABLE: Final = "(the server: 1146 "
 _LOCK_WAIT_S: Final = 1
 
@@ -46,18 +49,18 @@ class Followed:
     """What the log made of the tables, at a place in it."""
 
     place: Place
-    columns: Mapping[TableName, Sequence[str]]
+    tables: Mapping[TableName, Mapping[str, Any]]
+    """The documents of their records (docs/format/mysql-rows.md)."""
     passed_over: Collection[TableName]
     """Tables that the changefeed does not take though its filter does."""
 
 
 def differing(
-    followed: Mapping[TableName, Collection[str]],
-    catalogue: Mapping[TableName, Collection[str] | None],
+    followed: Mapping[TableName, Columns | None], catalogue: Mapping[TableName, Columns | None]
 ) -> dict[TableName, str]:
     """Why tables are others than what was followed. Pure.
 
-    `catalogue` has all tables that the changefeed would take, with columns where they were read.
+    `catalogue` has all tables that the changefeed would take. None: the columns are not compared.
     """
     reasons: dict[TableName, str] = {}
     for name, columns in followed.items():
@@ -65,22 +68,25 @@ def differing(
             reasons[name] = GONE
             continue
         now = catalogue[name]
-        if now is None:
+        if columns is None or now is None:
             continue
         was, now = _shown(columns), _shown(now)
+        both = was.keys() & now.keys()
         changes = [
-            *(f"column {each} is gone" for each in sorted(was - now)),
-            *(f"column {each} has come" for each in sorted(now - was)),
+            *(f"column {each} is gone" for each in sorted(was.keys() - both)),
+            *(f"column {each} has come" for each in sorted(now.keys() - both)),
+            *(f"column {each} has another type" for each in sorted(both) if was[each] != now[each]),
         ]
         if changes:
             reasons[name] = ", ".join(changes)
     return reasons | dict.fromkeys(catalogue.keys() - followed.keys(), "it has come")
 
 
-def _shown(names: Iterable[str]) -> set[str]:
+def _shown(columns: Columns) -> dict[str, object]:
     # Servers hide what they add themselves: MySQL's key of tables without one, if it is told to,
     # and MariaDB's hashes of long keys.
-    return {name.lower() for name in names} - {"my_row_id", "db_row_hash_1"}
+    shown = {name.lower(): stored_as for name, stored_as in columns.items()}
+    return {name: shown[name] for name in shown.keys() - {"my_row_id", "db_row_hash_1"}}
 
 
 class CatalogueCheck:
@@ -147,17 +153,20 @@ class CatalogueCheck:
         self, session: Session, followed: Followed, wants: Callable[[str, str], bool]
     ) -> dict[TableName, str]:
         names = [name for name in table_names(session) if wants(*name)]
-        still_there = sorted(followed.columns.keys() & set(names))
+        still_there = sorted(followed.tables.keys() & set(names))
         first = self._next_table if self._next_table < len(still_there) else 0
         chosen = still_there[first : first + _COLUMNS_OF]
         self._next_table = first + len(chosen)
-        catalogue: dict[TableName, Collection[str] | None] = dict.fromkeys(still_there)
-        catalogue |= column_names(session, chosen)
+        catalogue: dict[TableName, Columns | None] = dict.fromkeys(still_there)
+        for name, columns in read_columns(session, chosen).items():
+            catalogue[name] = {each: column and column.stored_as for each, column, _ in columns}
+        was: dict[TableName, Columns | None] = dict.fromkeys(followed.tables)
+        was |= {name: _columns(followed.tables[name]) for name in chosen}
         others = [
             name for name in names if name not in catalogue and name not in followed.passed_over
         ]
         catalogue |= dict.fromkeys(_eligible(session, others[:_COLUMNS_OF]))
-        differences = differing(followed.columns, catalogue)
+        differences = differing(was, catalogue)
         # What an earlier look told of tables that this one did not read stays.
         differences |= {
             name: why
@@ -180,6 +189,10 @@ class CatalogueCheck:
             )
         self.differences = differences
         metrics.CATALOGUE_DIFFERENCES.labels(self._changefeed).set(len(differences))
+
+
+def _columns(document: Mapping[str, Any]) -> Columns:
+    return {column.name: column.stored_as for column in Table.parse(document).columns}
 
 
 def _eligible(session: Session, names: Sequence[TableName]) -> list[TableName]:

@@ -287,13 +287,11 @@ class LogPuller:
                 self._upstream.catalogue.give(self._followed)
 
     def _followed(self) -> Followed:
-        tables = self._tables.by_name
-        columns = {
-            name: tuple(column["name"] for column in table.record.whole.table_info["columns"])
-            for name, table in tables.items()
+        tables = {
+            name: table.record.whole.table_info for name, table in self._tables.by_name.items()
         }
         place = (self._position.file, self._position.position)
-        return Followed(place, columns, frozenset(self._log_rows.ignored))
+        return Followed(place, tables, frozenset(self._log_rows.ignored))
 
     def _work(self, log: OpenLog, waiting: list[Events]) -> Iterator[Barrier | UndecidedTimes]:
         """One take of the log; runs in a thread, and stops at what needs the event loop."""

@@ -89,6 +89,11 @@ def test_what_was_done_beside_the_log_is_a_warning_until_it_is_undone(
         run(server, "beside", UNLOGGED, "DROP TABLE n", "ALTER TABLE u ADD v INT, DROP x")
         run(server, "beside", UNLOGGED, "CREATE TABLE t (id INT PRIMARY KEY, v INT)")
         until(told, lambda seen: not seen)
+        run(server, "beside", UNLOGGED, "ALTER TABLE u MODIFY v VARCHAR(9)")
+        [text] = until(told, lambda seen: seen)
+        assert "beside.u (column v has another type)" in text
+        run(server, "beside", UNLOGGED, "ALTER TABLE u MODIFY v INT")
+        until(told, lambda seen: not seen)
 
 
 @mariadb_only("renames temporary tables")

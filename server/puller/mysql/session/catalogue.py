@@ -88,29 +88,22 @@ def table_names(session: Session) -> list[TableName]:
     return [(row[0], row[1]) for row in session.execute(_TABLES + condition, values)]
 
 
-def column_names(session: Session, names: Sequence[TableName]) -> dict[TableName, list[str]]:
-    """The columns of those of these tables that exist; without what the server hides."""
-    columns: dict[TableName, list[str]] = defaultdict(list)
-    if names:
-        condition, values = _condition(names)
-        for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
-            columns[row[0], row[1]].append(row[2])
-    return dict(columns)
-
-
-def columns_now(session: Session, name: TableName) -> list[tuple[Column, str]]:
-    """The columns of a table whose types are known, each with the name of its collation, which may
-    be empty.
+def read_columns(
+    session: Session, names: Sequence[TableName]
+) -> dict[TableName, list[tuple[str, Column | None, str]]]:
+    """The columns of those of these tables that exist, without what the server hides: the name, the
+    column (None: its type is not known), and the name of its collation, which may be empty.
     """
-    condition, values = _condition([name])
+    found: dict[TableName, list[tuple[str, Column | None, str]]] = defaultdict(list)
+    if not names:
+        return {}
+    condition, values = _condition(names)
     collations = _collations(session)
-    columns = []
     for row in session.execute(_COLUMNS + condition + _COLUMNS_END, values):
         named = dict(zip(_NAMES, row, strict=True))
         column = column_of(named, collations)
-        if column is not None:
-            columns.append((column, str(named["collation_name"] or "")))
-    return columns
+        found[row[0], row[1]].append((row[2], column, str(named["collation_name"] or "")))
+    return dict(found)
 
 
 def read_collations(session: Session) -> Collations:
