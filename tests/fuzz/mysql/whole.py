@@ -45,6 +45,8 @@ from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 
 STEPS: Final = 300
 PATIENCE_S: Final = 240.0
+OTHER_COLUMN: Final = "is another one on the server"
+"""What a dump says of a table that was altered, while the log has yet to tell."""
 UNTRUE_LOG: Final = "not what its log made of them"
 SHRINK_RUNS: Final = 60
 LOCKED: Final = (1205, 1213)
@@ -393,6 +395,16 @@ class Life:
         target = self.follower.lake.target
         if target.doubled:
             raise WrongError(f"inserts of keys that were there: {target.doubled[:3]}")
+        assert self.hazards is not None
+        status = self._dump_status()
+        if status is not None and "temporary" not in self.hazards:
+            refused = [
+                each
+                for each in status.status
+                if each.state == "failed" and OTHER_COLUMN in each.error
+            ]
+            if refused:
+                raise WrongError(f"a dump gave up at what the log told later: {refused[0]}")
         server = self.world.server
         with contextlib.closing(server.connect()) as connection:
             now = tables_now(connection, server.port, self.inside)
