@@ -32,7 +32,7 @@ from tests.integration.dump.dumping import (
     until,
 )
 from tests.integration.mysql.replica import Feed, following
-from tests.mariadb import MariaDb, running_mariadb
+from tests.mariadb import MariaDb, mariadb_only, running_mariadb
 
 
 async def test_rows_that_were_there_before_come_and_the_dump_ends(
@@ -237,6 +237,41 @@ async def test_a_table_that_was_altered_beside_the_log_is_refused_and_not_read_w
             in failed.error
         )
         assert applied(feed, name) == {}
+
+
+@mariadb_only("makes tables with times as servers before 5.6 had them")
+@pytest.mark.parametrize("written_first", [True, False])
+async def test_times_as_old_servers_stored_them_are_dumped(
+    mariadb: MariaDb, meta: EtcdMeta, *, written_first: bool
+) -> None:
+    """The catalogue does not tell them from those of today; the log does."""
+    database = mariadb.database()
+    name = f"{database}.t"
+    row = "'2024-01-02 03:04:05', '2024-01-02 03:04:06', '-11:12:13', '2024-01-02'"
+    mariadb.execute(
+        "SET GLOBAL mysql56_temporal_format=OFF",
+        f"CREATE TABLE {name} (id INT PRIMARY KEY, a DATETIME, b TIMESTAMP, c TIME, d DATE)",
+        "SET GLOBAL mysql56_temporal_format=ON",
+        f"INSERT INTO {name} VALUES (1, {row}), (2, {row})",
+    )
+    async with following(mariadb.uri, meta, f"{database}.*") as feed:
+        if written_first:  # which has the table read again by itself
+            mariadb.execute(f"INSERT INTO {name} VALUES (3, {row})")
+            async with asyncio.timeout(60):
+                while await DumpRecords(meta, "feed").job() is None:  # noqa: ASYNC110 - a record tells
+                    await asyncio.sleep(0.05)
+        else:
+            await start(meta)
+        done = (await until(meta, feed, over))[name]
+        assert done.state is TableState.DONE, done.error
+        mariadb.execute(f"INSERT INTO {name} VALUES (4, {row})")
+        await until(meta, feed, lambda _: 4 in applied(feed, name))
+        rows = [
+            {key: value for key, value in each.items() if key != "id"}
+            for each in applied(feed, name).values()
+        ]
+        assert len(rows) == 3 + written_first
+        assert all(each == rows[0] for each in rows)
 
 
 KINDS = {
