@@ -73,11 +73,6 @@ STRINGS: Final = frozenset({Type.VARCHAR, Type.STRING, Type.BLOB})
 DATES: Final = frozenset(
     {Type.DATE, Type.DATETIME, Type.DATETIME2, Type.TIMESTAMP, Type.TIMESTAMP2}
 )
-_SINCE_5_6: Final = {
-    Type.TIMESTAMP: Type.TIMESTAMP2,
-    Type.DATETIME: Type.DATETIME2,
-    Type.TIME: Type.TIME2,
-}
 LENGTH_FIRST: Final = frozenset({Type.BLOB, Type.JSON, Type.GEOMETRY, Type.VECTOR})
 INTEGER_BYTES: Final = {Type.TINY: 1, Type.SHORT: 2, Type.INT24: 3, Type.LONG: 4, Type.LONGLONG: 8}
 FIXED_BYTES: Final = INTEGER_BYTES | {
@@ -163,15 +158,6 @@ class Column:
     def charset(self) -> str:
         """The character set; `binary` for bytes and for what has no characters."""
         return charset_of(self.collation) or "unknown"
-
-    @property
-    def stored_as(self) -> tuple[object, ...]:
-        """What says how its values are to be read.
-
-        A catalogue does not tell the times of old servers from those since 5.6.
-        """
-        kind = _SINCE_5_6.get(self.type, self.type)
-        return kind, self.meta, self.unsigned, self.charset, self.elems
 
     @property
     def is_text(self) -> bool:

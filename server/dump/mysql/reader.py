@@ -28,7 +28,7 @@ from server.dump.mysql.window import Chunk
 from server.dump.progress import Range, Read
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log.opening import prepared_xids
-from server.puller.mysql.session.catalogue import read_columns
+from server.puller.mysql.session.catalogue import read_columns, shows
 from server.puller.mysql.session.connection import QueryThreads, Session, log_in, log_in_to
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
@@ -250,7 +250,7 @@ def chunk_query(session: Session, table: SourceTable, where: str = "") -> ChunkQ
     for place, column in enumerate(whole.columns):
         if column.name in now:
             known = now[column.name]
-            differs = known is None or known.stored_as != column.stored_as
+            differs = known is None or not shows(known, column)
         else:
             # Servers hide columns (my_row_id); one that is gone is refused in the SELECT. But text
             # is compared by its collation.

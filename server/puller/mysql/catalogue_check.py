@@ -24,20 +24,21 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.catalogue import (
     read_columns,
     read_definitions,
+    shows,
     table_names,
 )
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import Place, log_end
 from storage.model.errors import TidemarkError
-from storage.mysql.schema import Table
+from storage.mysql.schema import Column, Table
 
 _COLUMNS_OF: Final = 500
 """Tables whose columns one look compares; the next one goes on with others."""
 _SHOWN: Final = 5
 GONE: Final = "it is gone"
-Columns: TypeAlias = Mapping[str, object]
-"""Columns by name, with what says how their values are stored."""
+Columns: TypeAlias = Mapping[str, Column | None]
+"""By name; None: its type is not compared."""
 _NO_SUCH_TABLE: Final = "(the server: 1146 "
 _LOCK_WAIT_S: Final = 1
 
@@ -75,17 +76,25 @@ def differing(
         changes = [
             *(f"column {each} is gone" for each in sorted(was.keys() - both)),
             *(f"column {each} has come" for each in sorted(now.keys() - both)),
-            *(f"column {each} has another type" for each in sorted(both) if was[each] != now[each]),
+            *(
+                f"column {each} has another type"
+                for each in sorted(both)
+                if not _same(was[each], now[each])
+            ),
         ]
         if changes:
             reasons[name] = ", ".join(changes)
     return reasons | dict.fromkeys(catalogue.keys() - followed.keys(), "it has come")
 
 
-def _shown(columns: Columns) -> dict[str, object]:
+def _same(was: Column | None, now: Column | None) -> bool:
+    return was is None or now is None or shows(now, was)
+
+
+def _shown(columns: Columns) -> dict[str, Column | None]:
     # Servers hide what they add themselves: MySQL's key of tables without one, if it is told to,
     # and MariaDB's hashes of long keys.
-    shown = {name.lower(): stored_as for name, stored_as in columns.items()}
+    shown = {name.lower(): column for name, column in columns.items()}
     return {name: shown[name] for name in shown.keys() - {"my_row_id", "db_row_hash_1"}}
 
 
@@ -159,7 +168,7 @@ class CatalogueCheck:
         self._next_table = first + len(chosen)
         catalogue: dict[TableName, Columns | None] = dict.fromkeys(still_there)
         for name, columns in read_columns(session, chosen).items():
-            catalogue[name] = {each: column and column.stored_as for each, column, _ in columns}
+            catalogue[name] = {each: column for each, column, _ in columns}
         was: dict[TableName, Columns | None] = dict.fromkeys(followed.tables)
         was |= {name: _columns(followed.tables[name]) for name in chosen}
         others = [
@@ -192,7 +201,7 @@ class CatalogueCheck:
 
 
 def _columns(document: Mapping[str, Any]) -> Columns:
-    return {column.name: column.stored_as for column in Table.parse(document).columns}
+    return {column.name: column for column in Table.parse(document).columns}
 
 
 def _eligible(session: Session, names: Sequence[TableName]) -> list[TableName]:

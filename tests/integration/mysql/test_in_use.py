@@ -254,8 +254,8 @@ def test_a_statement_that_is_not_understood_stops_before_a_new_table(tmp_path: P
             _run(
                 connection,
                 [
-                    "SET sql_mode=ORACLE, binlog_format=MIXED",
-                    "CREATE TABLE n (id NUMBER(10) PRIMARY KEY) AS SELECT 1 AS id",
+                    "SET binlog_format=MIXED",
+                    "CREATE TABLE n (id INT PRIMARY KEY, e ENUM(0x61)) AS SELECT 1 AS id",
                 ],
             )
         query = feedpb.QueryChangefeedRequest(id="f")

@@ -5,7 +5,7 @@ and what they are at a place in the log.
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from server.puller.mysql.ddl.column_types import Collations
 from server.puller.mysql.ddl.definition import Definition, column_of, row_key
@@ -14,8 +14,13 @@ from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.connection import Session
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlStatementError
 from storage.model.system_schemas import OF_MYSQL
-from storage.mysql.schema import Column, Index
+from storage.mysql.schema import Column, Index, Type
 
+_SINCE_5_6: Final = {
+    Type.TIMESTAMP: Type.TIMESTAMP2,
+    Type.DATETIME: Type.DATETIME2,
+    Type.TIME: Type.TIME2,
+}
 _TABLES = """
 SELECT table_schema, table_name, COALESCE(engine, ''), table_type, table_collation FROM information_schema.tables
 WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND """
@@ -104,6 +109,27 @@ def read_columns(
         column = column_of(named, collations)
         found[row[0], row[1]].append((row[2], column, str(named["collation_name"] or "")))
     return dict(found)
+
+
+def shows(shown: Column, column: Column) -> bool:
+    """Whether the catalogue's column is stored as `column` is, as far as a catalogue tells.
+
+    It does not tell the times of old servers from those since 5.6, and MariaDB shows `?` for
+    characters of four bytes in the members of an ENUM or SET.
+    """
+    return (
+        _stored_as(shown) == _stored_as(column)
+        and len(shown.elems) == len(column.elems)
+        and all(
+            theirs == mine or "?" in theirs
+            for theirs, mine in zip(shown.elems, column.elems, strict=True)
+        )
+    )
+
+
+def _stored_as(column: Column) -> tuple[object, ...]:
+    kind = _SINCE_5_6.get(column.type, column.type)
+    return kind, column.meta, column.unsigned, column.charset
 
 
 def read_collations(session: Session) -> Collations:

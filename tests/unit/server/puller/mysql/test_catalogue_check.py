@@ -4,20 +4,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.puller.mysql.catalogue_check import GONE, differing
+from server.puller.mysql.session.catalogue import shows
+from storage.mysql.schema import Column, Type
 
 NAMES = st.sampled_from([("s", "a"), ("s", "b"), ("t", "a")])
-COLUMNS = st.dictionaries(st.sampled_from(["id", "v", "w", "é"]), st.sampled_from(["int", "date"]))
+INT, DATE = (Column(name="c", type=kind) for kind in (Type.LONG, Type.DATE))
+COLUMNS = st.dictionaries(st.sampled_from(["id", "v", "w", "é"]), st.sampled_from([INT, DATE]))
 
 
 def test_what_is_gone_has_come_or_has_other_columns_is_told() -> None:
     followed = {
-        ("s", "gone"): {"id": 1},
-        ("s", "same"): {"id": 1, "V": 2},
-        ("s", "other"): {"id": 1, "v": 2, "x": 3},
+        ("s", "gone"): {"id": INT},
+        ("s", "same"): {"id": INT, "V": INT},
+        ("s", "other"): {"id": INT, "v": INT, "x": INT},
     }
     found = {
-        ("s", "same"): {"ID": 1, "v": 2},
-        ("s", "other"): {"id": 1, "w": 2, "X": 4},
+        ("s", "same"): {"ID": INT, "v": INT},
+        ("s", "other"): {"id": INT, "w": INT, "X": DATE},
         ("s", "new"): None,
     }
     assert differing(followed, found) == {
@@ -28,13 +31,24 @@ def test_what_is_gone_has_come_or_has_other_columns_is_told() -> None:
 
 
 def test_columns_that_were_not_read_do_not_differ() -> None:
-    assert differing({("s", "t"): {"id": 1}}, {("s", "t"): None}) == {}
-    assert differing({("s", "t"): None}, {("s", "t"): {"id": 1}}) == {}
+    assert differing({("s", "t"): {"id": INT}}, {("s", "t"): None}) == {}
+    assert differing({("s", "t"): None}, {("s", "t"): {"id": INT}}) == {}
 
 
 @given(st.dictionaries(NAMES, COLUMNS), st.dictionaries(NAMES, COLUMNS))
 def test_nothing_differs_exactly_where_both_are_the_same(
-    followed: dict[tuple[str, str], dict[str, str]], found: dict[tuple[str, str], dict[str, str]]
+    followed: dict[tuple[str, str], dict[str, Column]],
+    found: dict[tuple[str, str], dict[str, Column]],
 ) -> None:
     assert (differing(followed, found) == {}) == (followed == found)
     assert differing(followed, followed) == {}
+
+
+def test_a_catalogue_does_not_tell_all_of_a_column() -> None:
+    old, new = (Column(name="c", type=kind) for kind in (Type.DATETIME, Type.DATETIME2))
+    assert shows(new, old)
+    assert not shows(INT, old)
+    smile, shown = (Column(name="c", type=Type.ENUM, elems=("a", elem)) for elem in ("😀", "?"))
+    assert shows(shown, smile)
+    assert not shows(smile, shown)
+    assert not shows(Column(name="c", type=Type.ENUM, elems=("a",)), smile)
