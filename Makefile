@@ -111,7 +111,7 @@ build/sbom/.done: deploy/sbom/requirements.txt
 sbom: build/sbom/.done ## List what the images' Python environments hold, as CycloneDX: build/sbom/*.cdx.json
 	for image in daemon spark; do \
 		PYTHONWARNINGS=ignore build/sbom/bin/cyclonedx-py requirements deploy/$$image.lock --pyproject pyproject.toml --output-reproducible \
-			--output-format JSON --output-file build/sbom/$$image.cdx.json; \
+			--output-format JSON --output-file build/sbom/$$image.cdx.json || exit 1; \
 	done
 
 # Kubernetes' schemas are 17,000 files: they have an environment of their own. kustomize or kubectl must be on the PATH.

@@ -36,7 +36,6 @@ _BOUND_AS: Final = {
     Type.STRING: _BLOB,
     Type.BIT: _LONGLONG | UNSIGNED,
 }
-_BYTES: Final = 252
 _NULL: Final = 6
 _COMES_AS: Final = {
     **{kind: int(kind) for kind in (Type.TINY, Type.SHORT, Type.LONG, Type.LONGLONG)},
@@ -108,8 +107,8 @@ class ChunkQuery:
             TableDiffersError: its rows are not to be read as those of this table.
         """
         for column, kind in zip(self.table.columns, kinds, strict=True):
-            comes_as = kind if kind in _COMES_AS.values() else _BYTES
-            if kind != _NULL and comes_as != _COMES_AS.get(column.type, _BYTES):
+            comes_as = kind if kind in _COMES_AS.values() else _BLOB
+            if kind != _NULL and comes_as != _COMES_AS.get(column.type, _BLOB):
                 raise self.differs(column.name)
 
     def differs(self, column: str) -> TableDiffersError:
