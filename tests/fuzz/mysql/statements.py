@@ -67,7 +67,9 @@ SETTINGS: Final = (
     "SET sql_mode=''", "SET sql_mode=''", "SET sql_mode='STRICT_TRANS_TABLES'", "SET sql_mode='ANSI_QUOTES'",
     "SET sql_mode='NO_BACKSLASH_ESCAPES'", "SET sql_mode='STRICT_ALL_TABLES,NO_ZERO_DATE'", "SET time_zone='+05:30'",
     "SET time_zone='-11:00'", "SET time_zone='+00:00'", "SET NAMES latin1", "SET NAMES utf8mb4", "SET NAMES cp1251",
-    "SET foreign_key_checks=0", "SET foreign_key_checks=1", "SET unique_checks=0", "SET binlog_alter_two_phase=ON",
+    # Never both at once: MariaDB then undoes a transaction by a failed INSERT, and logs its rows.
+    "SET foreign_key_checks=0, unique_checks=1", "SET foreign_key_checks=1", "SET unique_checks=0, foreign_key_checks=1",
+    "SET binlog_alter_two_phase=ON",
     "SET binlog_alter_two_phase=OFF", "SET autocommit=0", "SET autocommit=1", "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET sql_mode='PAD_CHAR_TO_FULL_LENGTH'", "SET collation_connection=latin1_german1_ci", "SET insert_id=77",
 )  # fmt: skip
