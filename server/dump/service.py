@@ -31,6 +31,7 @@ from server.dump.errors import (
     DumpUnsupportedError,
 )
 from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
+from server.dump.progress import TableState
 from server.dump.status import dump_message, is_over, table_messages
 from sink.flight.feeds import ChangefeedNotExistsError
 from storage.meta.meta import Meta
@@ -111,13 +112,25 @@ class DumpScope:
         """Tables that the job takes, of which nothing is read and which are not `listed` yet:
         a state for each, and why.
         """
+        gone = self.gone(job)
         missing = {
-            name: ("waiting", "no table of the changefeed has this name now")
+            name: (
+                (TableState.DROPPED if name in gone else TableState.WAITING).value,
+                "no table of the changefeed has this name now",
+            )
             for name in _exact(job.tables)
             if name not in self.names
         }
         left_out = {name: (IGNORED, _left_out(name)) for name in self.ignored if job.takes(name)}
         return {name: each for name, each in (missing | left_out).items() if name not in listed}
+
+    def gone(self, job: Job) -> frozenset[str]:
+        """Tables that the job asks for by name, and that are dropped or renamed."""
+        return frozenset(
+            name
+            for name in _exact(job.tables)
+            if name not in self.names and not self._may_come(name)
+        )
 
 
 def _exact(patterns: Iterable[str]) -> Iterable[str]:
@@ -184,12 +197,12 @@ class DumpService:
         if before is not None and replace(job, id=before.id, attempt=before.attempt) == before:
             job = before
         if before is not job:
-            if before is not None and not is_over(await records.tables(before)):
+            if before is not None and not await self._is_over(scope, records, before):
                 raise DumpStateError(
                     "a dump of the changefeed is under way: pause, resume, update or restart it"
                 )
             await records.put_job(before, job)
-        elif is_over(await records.tables(job)):
+        elif await self._is_over(scope, records, job):
             await records.put_job(before, replace(job, id=uuid.uuid4().hex))
         return pb.StartDumpResponse(**await self._status(request.changefeed_id))
 
@@ -266,13 +279,14 @@ class DumpService:
         scope, records, job = await self._existing(changefeed)
         tables = await records.tables(job)
         others = scope.others(job, {each.name for each in tables})
+        gone = scope.gone(job)
         waits_for = scope.stopped_by or (
             await self._waits(records, job) if job.state == PAUSED else ""
         )
         if scope.stopped_by:
             tables = [replace(each, rows_per_s=0) for each in tables]
         return {
-            "dump": dump_message(changefeed, job, tables, waits_for),
+            "dump": dump_message(changefeed, job, tables, waits_for, gone),
             "status": table_messages(changefeed, job, tables, others),
         }
 
@@ -285,6 +299,10 @@ class DumpService:
         missing = [glob.escape(name) for name in since_ts if not job.takes(name)]
         reasons = {name: before.reasons[name] for name in since_ts if name in before.reasons}
         return replace(job, tables=(*job.tables, *missing), reasons=reasons, since_ts=since_ts)
+
+    @staticmethod
+    async def _is_over(scope: DumpScope, records: DumpRecords, job: Job) -> bool:
+        return is_over(job, await records.tables(job), scope.gone(job))
 
     async def _waits(self, records: DumpRecords, job: Job) -> str:
         """What a pause keeps from going on, beside the dump:

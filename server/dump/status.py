@@ -5,7 +5,7 @@ Shares are of the rows that are durable at the target. What has failed or was dr
 it would hold the share of all below 100 for ever, or make the rest look further than it is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tidemarkpb.v1 import dump_pb2 as pb
@@ -19,15 +19,25 @@ _NEARLY: Final = 99.9
 _LOST: Final = frozenset({TableState.FAILED, TableState.DROPPED})
 
 
-def is_over(tables: Sequence[TableProgress]) -> bool:
-    """Whether nothing more is read, as far as tables are known."""
-    return bool(tables) and all(each.state.is_over for each in tables)
+def is_over(job: Job, tables: Sequence[TableProgress], gone: Collection[str] = ()) -> bool:
+    """Whether nothing more is read, as far as tables are known; `gone` are names that it asks for
+    and that no table has any more.
+    """
+    # A job may have lost its tables before anything was noted of them: it must not run for ever.
+    if not tables:
+        return bool(job.tables) and all(pattern in gone for pattern in job.tables)
+    return all(each.state.is_over for each in tables)
 
 
 def dump_message(
-    changefeed: str, job: Job, tables: Sequence[TableProgress], waits_for: str = ""
+    changefeed: str,
+    job: Job,
+    tables: Sequence[TableProgress],
+    waits_for: str = "",
+    gone: Collection[str] = (),
 ) -> pb.Dump:
-    """The whole dump; `waits_for` is why nothing goes on."""
+    """The whole dump; `waits_for` is why nothing goes on, `gone` as in `is_over`."""
+    over = is_over(job, tables, gone)
     counted = [each for each in tables if each.state not in _LOST]
     done = sum(each.state is TableState.DONE for each in counted)
     rows, estimated = sum(each.rows for each in counted), _estimated(counted)
@@ -37,7 +47,7 @@ def dump_message(
     return pb.Dump(
         changefeed_id=changefeed,
         job_id=job.id,
-        state=("failed" if failed else "finished") if is_over(tables) else job.state,
+        state=("failed" if failed else "finished") if over else job.state,
         tables=job.tables,
         where=dict(job.where),
         priority=dict(job.priority),
@@ -54,7 +64,7 @@ def dump_message(
         tables_known=len(tables),
         tables_done=done,
         tables_failed=failed,
-        waits_for="" if is_over(tables) else waits_for,
+        waits_for="" if over else waits_for,
         verify=job.verify,
     )
 

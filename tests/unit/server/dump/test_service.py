@@ -22,7 +22,7 @@ from server.dump.errors import (
     DumpStateError,
     DumpUnsupportedError,
 )
-from server.dump.job import DumpRecords
+from server.dump.job import DumpRecords, Job
 from server.dump.progress import Range, TableProgress, TableState
 from server.dump.service import DumpService
 from storage.meta.client import EtcdMeta
@@ -118,6 +118,29 @@ async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(
     again = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
     assert again.dump.job_id != job
     assert again.dump.state == "running"
+
+
+async def test_a_dump_whose_tables_are_gone_is_over_and_another_may_begin(meta: EtcdMeta) -> None:
+    """As when a table that was to be read again is dropped before anything was noted of it."""
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    gone = Job(
+        "j", tables=("shop.gone",), reasons={"shop.gone": "ALTER"}, since_ts={"shop.gone": 0}
+    )
+    await records.put_job(None, gone)
+    for _ in range(2):
+        status = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+        assert (status.dump.state, [(each.table, each.state) for each in status.status]) == (
+            "finished",
+            [("shop.gone", "dropped")],
+        )
+        await service.RestartDump(pb.RestartDumpRequest(changefeed_id="shop"), CONTEXT)
+    both = Job("k", tables=("shop.gone", "shop.t"))
+    await records.put_job(await records.job(), both)
+    with pytest.raises(DumpStateError):
+        await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    await records.put_tables([TableProgress("shop.t", 7, "k", TableState.DONE)])
+    begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    assert (begun.dump.state, begun.dump.tables) == ("running", [])
 
 
 async def test_tables_come_in_the_order_of_their_ids(meta: EtcdMeta) -> None:
