@@ -1,6 +1,7 @@
 """A changefeed on its owner: its record, its checkpoint, its tables, and its processor."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,39 @@ class Reading:
         return max(0.0, now_s - (self.since_s if self.asked_s is None else self.asked_s))
 
 
+class Delivery:
+    """Which rows readers have taken of a changefeed since this capture runs it; used by Flight's
+    threads.
+    """
+
+    def __init__(self, start_ts: int) -> None:
+        self.rows = 0
+        """Rows of cuts that are acknowledged."""
+        self.last_ts = start_ts
+        """No row after it has been acknowledged: the end of the last cut that had rows."""
+        self._planned: dict[tuple[str, int], tuple[int, int]] = {}
+        self._lock = threading.Lock()
+
+    def planned(self, tables: str, start_ts: int, end_ts: int, rows: int) -> None:
+        """A reader is about to take the rows of a range, of all or some tables; again takes the
+        place of what it planned from the same start.
+        """
+        with self._lock:
+            if rows:
+                self._planned[tables, start_ts] = end_ts, rows
+            else:
+                self._planned.pop((tables, start_ts), None)
+
+    def acknowledged(self, checkpoint_ts: int) -> None:
+        """Everything up to `checkpoint_ts` is at the target."""
+        with self._lock:
+            taken = [key for key, (ts, _) in self._planned.items() if ts <= checkpoint_ts]
+            for key in taken:
+                end_ts, rows = self._planned.pop(key)
+                self.rows += rows
+                self.last_ts = max(self.last_ts, end_ts)
+
+
 @dataclass(slots=True, eq=False)
 class Feed:
     """Changed on the event loop only; other threads may read it."""
@@ -66,6 +100,7 @@ class Feed:
     audit: Audit = field(default_factory=Audit)
     """What its audit has found, as the metadata has it."""
     reading: Reading = field(default_factory=lambda: Reading(time.monotonic()))
+    delivery: Delivery = field(init=False)
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
@@ -74,6 +109,10 @@ class Feed:
     """Whether its safepoints were deleted after its end."""
     safepoint_time: float = field(default=0.0)
     """Loop time at which it was set; 0: not by this owner."""
+
+    def __post_init__(self) -> None:
+        """What was delivered before is not known: nothing after the checkpoint was."""
+        self.delivery = Delivery(self.checkpoint_ts)
 
     @classmethod
     def of(
@@ -133,6 +172,7 @@ class Feed:
         make = self.factory.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.reading = Reading(time.monotonic())
+        self.delivery = Delivery(checkpoint_ts)
         history = History(changes)
         self.catalog = _catalog(
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules

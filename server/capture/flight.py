@@ -176,6 +176,8 @@ class OwnerFeeds:
             for span, since_ts in _read_again(versions, again, start_ts, end_ts).items():
                 if spans is None or span in spans:
                     parts += sink.plan_tables([span], since_ts, end_ts, slice_bytes)
+            rows = sum(part.rows for part in parts)
+            feed.delivery.planned(",".join(tables or ()), start_ts, end_ts, rows)
             return [_slice(versions, part, locate(part.span)) for part in parts]
 
         return _while_running(feed, plan)
@@ -223,7 +225,9 @@ class OwnerFeeds:
                 sink.ack(ts)
             for version in versions:
                 self._ack_version(sink, version, min(ts, version.to_ts))
-            return sink.checkpoint_ts()
+            checkpoint_ts = sink.checkpoint_ts()
+            feed.delivery.acknowledged(checkpoint_ts)
+            return checkpoint_ts
 
         return _while_running(feed, ack)
 

@@ -300,7 +300,19 @@ def changefeed_message(feed: Feed) -> pb.Changefeed:
         skipped=[pb.SkippedRange(**asdict(each)) for each in info.skipped],
         audit_s=info.audit_s,
         reading=_reading(feed),
+        delivery=_delivery(feed),
     )
+
+
+def _delivery(feed: Feed) -> pb.Delivery:
+    """How many rows readers have taken, and when the last row or DDL was committed."""
+    checkpoint_ts = feed.processor.checkpoint_ts
+    ddls = [
+        change.commit_ts
+        for change in feed.catalog.history.last(_CHANGES_SHOWN)
+        if change.commit_ts <= checkpoint_ts
+    ]
+    return pb.Delivery(rows=feed.delivery.rows, last_ts=max([feed.delivery.last_ts, *ddls]))
 
 
 def _reading(feed: Feed) -> pb.Reading | None:

@@ -4,14 +4,17 @@ Pure.
 """
 
 import shlex
-from typing import Any
+from typing import Any, Final
 
 from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from gcsafepoint.explain.document import time_of
-from storage.model.ts import physical_ms
+from storage.model.ts import compose, physical_ms
 
+SYNCED_CHECK_S: Final = 300
+SYNCED_CHECKPOINT_S: Final = 15
+"""TiCDC's synced-check-interval and checkpoint-interval."""
 _UNREAD_MS = 60_000
 """How long a changefeed may go unread before it is warned of: Spark needs a while to start."""
 
@@ -98,6 +101,70 @@ def error_of(changefeed: pb.Changefeed) -> dict[str, str] | None:
     if not changefeed.HasField("error"):
         return None
     return _running_error(changefeed.error)
+
+
+def synced(
+    changefeed: pb.Changefeed,
+    now_s: float,
+    check_s: int = SYNCED_CHECK_S,
+    checkpoint_s: int = SYNCED_CHECKPOINT_S,
+) -> dict[str, Any]:
+    """Whether the target has all that the source has, as TiCDC tells it: the checkpoint is less
+    than `checkpoint_s` old, and neither a row nor a DDL has been taken for `check_s`.
+
+    Times are TSOs; `info` says what is still to come.
+    """
+    delivery = changefeed.delivery
+    lag_s = now_s - physical_ms(changefeed.checkpoint_ts) / 1000
+    quiet_s = now_s - physical_ms(delivery.last_ts) / 1000
+    state = state_of(changefeed)
+    done = state == "finished"
+    if done:
+        info = "everything up to the target_ts is at the target"
+    elif state not in ("normal", "warning"):
+        info = f"the changefeed is {state}: what was committed since is not at the target"
+    elif lag_s >= checkpoint_s:
+        info = f"the target is {duration(int(lag_s))} behind: rows may be on their way"
+    elif quiet_s <= check_s:
+        info = (
+            f"the last change was taken less than {duration(max(1, int(quiet_s)))} ago; it counts "
+            f"as synced after {duration(check_s)} without one"
+        )
+    else:
+        done = True
+        info = f"everything is at the target, and nothing has changed for {duration(int(quiet_s))}"
+    return {
+        "synced": done,
+        "sink_checkpoint_ts": changefeed.checkpoint_ts,
+        "puller_resolved_ts": changefeed.resolved_ts,
+        "last_synced_ts": delivery.last_ts,
+        "now_ts": compose(int(now_s * 1000)),
+        "info": info,
+    }
+
+
+def statistics(
+    before: pb.Changefeed, after: pb.Changefeed, now_s: float, over_s: float
+) -> dict[str, Any]:
+    """What readers took in the `over_s` seconds between two looks at a changefeed, and how far
+    behind it is; the members are those of TiCDC's, and more.
+    """
+    # A new owner counts from 0.
+    rows = max(0, after.delivery.rows - before.delivery.rows)
+    return {
+        "state": state_of(after),
+        "ops": round(rows / over_s) if over_s else 0,
+        "count": after.delivery.rows,
+        "sink_gap": _gap(after.resolved_ts, after.checkpoint_ts),
+        "replication_gap": _gap(compose(int(now_s * 1000)), after.checkpoint_ts),
+        "checkpoint_tso": after.checkpoint_ts,
+        "staged_bytes": after.holding.staged_bytes,
+        "sorter_disk_bytes": after.holding.sorter_disk_bytes,
+    }
+
+
+def _gap(later_ts: int, earlier_ts: int) -> str:
+    return f"{max(0, physical_ms(later_ts) - physical_ms(earlier_ts))}ms"
 
 
 def history(document: dict[str, Any]) -> list[dict[str, str]]:

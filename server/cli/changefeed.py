@@ -1,6 +1,7 @@
-"""`tidemark cli changefeed create|list|query|history|pause|resume|update|remove`."""
+"""`tidemark cli changefeed VERB`: create, look at, pause, resume, update and remove changefeeds."""
 
 import argparse
+import asyncio
 import importlib
 import json
 import time
@@ -11,9 +12,19 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from gcsafepoint.explain.document import time_of
-from server.changefeed.view import check_document, detail, history, summary, unread_warning
+from server.changefeed.view import (
+    SYNCED_CHECK_S,
+    SYNCED_CHECKPOINT_S,
+    check_document,
+    detail,
+    history,
+    statistics,
+    summary,
+    synced,
+    unread_warning,
+)
 from server.cli import dump
-from server.cli.arguments import add_yes, confirm, period, timestamp
+from server.cli.arguments import add_yes, confirm, period, seconds, timestamp
 from server.cli.output import Output, add_watch, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
@@ -47,6 +58,12 @@ AUDIT_HELP = (
     "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
     "to 2160h, such as 1h; a difference is a warning of the changefeed"
 )
+_STATISTICS_COLUMNS = tuple(
+    (name.upper().replace("_", " "), name)
+    for name in ("state", "ops", "count", "sink_gap", "replication_gap", "staged_bytes")
+)
+_STATISTICS_S = 10.0
+_SYNCED_LOOK_S = 1.0
 _LARGE_GAP_S = 86_400
 _NOW = "now"
 
@@ -71,6 +88,54 @@ def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
     dump.add_verbs(verbs, shared)
     _add_list(verbs, shared)
     _add_verbs_of_one(verbs, shared)
+    _add_progress(verbs, shared)
+
+
+def _add_progress(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    counted = verbs.add_parser(
+        "statistics",
+        help="rows that readers take a second, and how far it is behind",
+        parents=[shared],
+    )
+    dump.add_changefeed_id(counted)
+    counted.add_argument(
+        "-I",
+        "--interval",
+        type=seconds,
+        default=_STATISTICS_S,
+        metavar="SECONDS",
+        help=f"over how long rows are counted (default: {_STATISTICS_S:g})",
+    )
+    add_watch(counted)
+    counted.set_defaults(command=show_statistics)
+    asked = verbs.add_parser(
+        "synced",
+        help="whether the target has all that the source has; exit status 1 if not",
+        parents=[shared],
+    )
+    dump.add_changefeed_id(asked)
+    asked.add_argument(
+        "--wait",
+        type=period,
+        default=0,
+        metavar="DURATION",
+        help="ask until it has, at most so long",
+    )
+    asked.add_argument(
+        "--synced-check-interval",
+        type=period,
+        default=SYNCED_CHECK_S,
+        metavar="DURATION",
+        help="how long no row and no DDL must have come (default: 5m)",
+    )
+    asked.add_argument(
+        "--checkpoint-interval",
+        type=period,
+        default=SYNCED_CHECKPOINT_S,
+        metavar="DURATION",
+        help="how old the checkpoint may be (default: 15s)",
+    )
+    asked.set_defaults(command=show_synced)
 
 
 def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -280,16 +345,50 @@ async def list_changefeeds(remote: Remote, _: argparse.Namespace) -> Output:
 
 async def query_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
     """One changefeed."""
-    request = pb.QueryChangefeedRequest(id=arguments.changefeed_id)
-    async with remote.capture() as channel:
-        answer = await ChangefeedServiceStub(channel).QueryChangefeed(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    return Output(detail(await _queried(remote, arguments.changefeed_id)))
 
 
 async def show_history(remote: Remote, arguments: argparse.Namespace) -> Output:
     """What happened to a changefeed, the oldest first."""
     shown = await query_changefeed(remote, arguments)
     return Output(history(shown.document), _HISTORY_COLUMNS)
+
+
+async def show_statistics(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """What readers take of a changefeed."""
+    before = await _queried(remote, arguments.changefeed_id)
+    began_s = time.monotonic()
+    await asyncio.sleep(arguments.interval)
+    after = await _queried(remote, arguments.changefeed_id)
+    document = statistics(before, after, time.time(), time.monotonic() - began_s)
+    return Output(document, shown=table([document], _STATISTICS_COLUMNS))
+
+
+async def show_synced(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Whether the target has all; the exit status says it, too."""
+    until_s = time.monotonic() + arguments.wait
+    while True:
+        changefeed = await _queried(remote, arguments.changefeed_id)
+        document = synced(
+            changefeed, time.time(), arguments.synced_check_interval, arguments.checkpoint_interval
+        )
+        if document["synced"] or time.monotonic() >= until_s:
+            break
+        await asyncio.sleep(_SYNCED_LOOK_S)
+    word = "synced" if document["synced"] else "not synced"
+    return Output(
+        document,
+        shown=f"{word}: {document['info']}",
+        status=EXIT_OK if document["synced"] else EXIT_ERROR,
+    )
+
+
+async def _queried(remote: Remote, changefeed: str) -> pb.Changefeed:
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).QueryChangefeed(
+            pb.QueryChangefeedRequest(id=changefeed), timeout=CALL_S
+        )
+    return answer.changefeed
 
 
 async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

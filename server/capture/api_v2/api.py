@@ -5,6 +5,7 @@ for what the client can correct, 503 for what passes by itself, else 500.
 """
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
@@ -167,6 +168,10 @@ class Api:
     async def changefeed_status(self, _request: Request, changefeed: str) -> dict[str, Any]:
         """The state and the positions of a changefeed."""
         return documents.status(await self._one(changefeed))
+
+    async def synced(self, _request: Request, changefeed: str) -> dict[str, Any]:
+        """Whether the target has all that the source has."""
+        return documents.synced_document(await self._one(changefeed), time.time())
 
     async def list_processors(self, _request: Request) -> dict[str, Any]:
         """The running changefeeds, with the capture of each."""

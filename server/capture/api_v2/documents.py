@@ -19,7 +19,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.errors import ParameterError
 from server.changefeed.info import CREATOR_VERSION
-from server.changefeed.view import detail, error_of, state_of
+from server.changefeed.view import detail, error_of, state_of, synced
 from storage.model.ts import MAX_TS, physical_ms
 
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
@@ -99,6 +99,15 @@ def status(changefeed: pb.Changefeed) -> dict[str, Any]:
         "resolved_ts": changefeed.resolved_ts,
         "checkpoint_ts": changefeed.checkpoint_ts,
     } | ({kind: error} if error else {})
+
+
+def synced_document(changefeed: pb.Changefeed, now_s: float) -> dict[str, Any]:
+    """TiCDC's SyncedStatus, whose times are wall clocks."""
+    document = synced(changefeed, now_s)
+    return {
+        member: _time(value) if member.endswith("_ts") else value
+        for member, value in document.items()
+    }
 
 
 def capture_document(capture: capturepb.Capture) -> dict[str, Any]:

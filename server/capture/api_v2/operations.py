@@ -98,6 +98,13 @@ OPERATIONS: Final = (
         "ChangefeedStatus",
     ),
     Operation(
+        "synced",
+        "GET",
+        "/changefeeds/{changefeed_id}/synced",
+        "Whether the target has all that the source has",
+        "Synced",
+    ),
+    Operation(
         "list_processors",
         "GET",
         "/processors",
@@ -222,6 +229,14 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         checkpoint_ts=_TSO,
         last_error=_named("RunningError"),
         last_warning=_named("RunningError"),
+    ),
+    "Synced": _object(
+        synced=_FLAG,
+        sink_checkpoint_ts=_TEXT,
+        puller_resolved_ts=_TEXT,
+        last_synced_ts={"type": "string", "description": "no change after it has been taken"},
+        now_ts=_TEXT,
+        info={"type": "string", "description": "what is still to come"},
     ),
     "Processors": _listed(_object(namespace=_TEXT, changefeed_id=_TEXT, capture_id=_TEXT)),
     "Processor": _object(table_ids={"type": "array", "items": {"type": "integer"}}),

@@ -141,16 +141,12 @@ class Cluster:
             connection.close()
 
     def cli(self, *arguments: str):
-        """`tidemark cli --json …`: the document, or the error line."""
+        """`tidemark cli --json …`: the document, or the error line where there is none."""
         flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
         done = subprocess.run(
             [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False
         )
-        return (
-            json.loads(done.stdout)
-            if done.returncode == 0
-            else done.stderr.strip().splitlines()[-1]
-        )
+        return json.loads(done.stdout) if done.stdout else done.stderr.strip().splitlines()[-1]
 
     def stop(self) -> None:
         self._started.close()

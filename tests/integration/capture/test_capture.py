@@ -131,6 +131,21 @@ def test_acknowledging_moves_the_checkpoint_and_the_safepoint(cluster, store, fe
     await_value(lambda: safepoint(cluster, changefeed), lambda value: value == end - 1)
 
 
+def test_whether_the_target_has_all_and_how_fast_it_is_read_are_told(cluster, store, feed):
+    reader, changefeed, start = feed
+    asking = ("changefeed", "synced", "-c", changefeed)
+    write(store, (7, 1), (8, 2))
+    end = reader.wait_resolved(cluster.now())
+    reader.ask("plan", start=start, end=end)
+    reader.ask("ack", ts=end)
+    told = cluster.http("GET", f"/api/v2/changefeeds/{changefeed}/synced")[1]
+    assert (told["synced"], "the last change was taken" in told["info"]) == (False, True)
+    assert cluster.cli(*asking)["last_synced_ts"] == end
+    assert cluster.cli(*asking, "--synced-check-interval", "0s", "--wait", "10s")["synced"]
+    told = cluster.cli("changefeed", "statistics", "-c", changefeed, "-I", "0.1")
+    assert (told["count"], told["state"]) == (2, "normal")
+
+
 def test_after_kill_9_the_same_range_gives_the_same_rows(cluster, store, feed):
     reader, changefeed, _ = feed
     draw = random.Random(20261121)

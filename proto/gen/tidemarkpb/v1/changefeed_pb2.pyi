@@ -360,6 +360,31 @@ class Reading(_message.Message):
 Global___Reading: _TypeAlias = Reading  # noqa: Y015
 
 @_typing.final
+class Delivery(_message.Message):
+    """What readers have taken and acknowledged, as the owner knows it, who may be new."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    LAST_TS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    last_ts: _builtins.int
+    """No row or DDL after it has been taken."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        last_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_ts", b"last_ts", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Delivery: _TypeAlias = Delivery  # noqa: Y015
+
+@_typing.final
 class SkippedRange(_message.Message):
     """Changes with start_ts < commit_ts <= end_ts that `resume --overwrite-checkpoint-ts` gave up: no target has them."""
 
@@ -414,6 +439,7 @@ class Changefeed(_message.Message):
     SKIPPED_FIELD_NUMBER: _builtins.int
     AUDIT_S_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -462,6 +488,8 @@ class Changefeed(_message.Message):
     def reading(self) -> Global___Reading:
         """Only while it runs."""
 
+    @_builtins.property
+    def delivery(self) -> Global___Delivery: ...
     def __init__(
         self,
         *,
@@ -488,10 +516,11 @@ class Changefeed(_message.Message):
         skipped: _abc.Iterable[Global___SkippedRange] | None = ...,
         audit_s: _builtins.int = ...,
         reading: Global___Reading | None = ...,
+        delivery: Global___Delivery | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ without an owner.
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from server.capture.feed import Reading
+from server.capture.feed import Delivery, Reading
 from server.capture.flight import OwnerFeeds
 from server.capture.run import LocalSink
 from server.changefeed.info import State
@@ -81,8 +81,14 @@ class Feed:
         catalog = SimpleNamespace(versions=self.versions, refusal=None, holds=self.holds)
         self.catalog = catalog
         reading = self.reading = Reading(0.0)
+        self.delivery = Delivery(START)
         feed = SimpleNamespace(
-            id="feed", info=info, processor=processor, catalog=catalog, reading=reading
+            id="feed",
+            info=info,
+            processor=processor,
+            catalog=catalog,
+            reading=reading,
+            delivery=self.delivery,
         )
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 

@@ -35,6 +35,22 @@ def test_rows_up_to_a_ddl_have_the_old_schema_and_rows_above_it_the_new_one(open
     assert feed.ids("s.b", START, 1040) == [(1015, 1)]
 
 
+def test_rows_count_as_delivered_once_when_their_cut_is_acknowledged(opened):
+    feed = opened(A, B)
+    feed.put(A, 1010, 1, x=5)
+    feed.put(B, 1015, 1, x=6)
+    feed.resolve(1040)
+    feed.planned(START, 1012)
+    feed.planned(START, 1020)
+    feed.planned(START, 1020)  # a reader that was killed asks again
+    assert (feed.delivery.rows, feed.delivery.last_ts) == (0, START)
+    feed.feeds.ack("feed", None, 1020)
+    assert (feed.delivery.rows, feed.delivery.last_ts) == (2, 1020)
+    feed.planned(1020, 1040)
+    feed.feeds.ack("feed", None, 1040)
+    assert (feed.delivery.rows, feed.delivery.last_ts) == (2, 1020), "a cut without rows"
+
+
 def test_describe_tells_the_schemas_of_a_ts_and_the_ddls_ahead(opened):
     feed = opened(A, B)
     feed.ddl(1020, A_WIDE)

@@ -5,7 +5,15 @@ from pathlib import Path
 
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from server.changefeed.view import detail, duration, history, summary, unread_warning
+from server.changefeed.view import (
+    detail,
+    duration,
+    history,
+    statistics,
+    summary,
+    synced,
+    unread_warning,
+)
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "changefeed" / "query.json"
 CHANGEFEED = pb.Changefeed(
@@ -139,3 +147,47 @@ def test_durations_have_one_unit():
 def test_what_happened_is_told_from_the_oldest_on():
     events = [each["event"] for each in history(detail(CHANGEFEED))]
     assert events == ["created", "schema change", "error", "lake job", "left out"]
+
+
+def ts_at(seconds: float) -> int:
+    return int(seconds * 1000) << 18
+
+
+def looked_at(
+    *, checkpoint: float, last: float, rows: int = 0, state: str = "NORMAL"
+) -> pb.Changefeed:
+    """A changefeed with times in seconds since 1970."""
+    return pb.Changefeed(
+        id="shop",
+        state=pb.ChangefeedState.Value(f"CHANGEFEED_STATE_{state}"),
+        checkpoint_ts=ts_at(checkpoint),
+        resolved_ts=ts_at(checkpoint + 2),
+        delivery=pb.Delivery(rows=rows, last_ts=ts_at(last)),
+    )
+
+
+def test_it_is_synced_when_the_checkpoint_is_new_and_nothing_has_come_for_five_minutes() -> None:
+    for checkpoint, last, state, is_synced, info in (
+        (995, 600, "NORMAL", True, "nothing has changed for 6 min"),
+        (995, 700, "NORMAL", False, "counts as synced after 5 min"),
+        (985, 600, "NORMAL", False, "the target is 15 s behind"),
+        (995, 600, "WARNING", True, "everything is at the target"),
+        (995, 600, "STOPPED", False, "the changefeed is stopped"),
+        (995, 600, "FAILED", False, "the changefeed is failed"),
+        (100, 100, "FINISHED", True, "up to the target_ts"),
+    ):
+        told = synced(looked_at(checkpoint=checkpoint, last=last, state=state), 1000.0)
+        assert (told["synced"], told["last_synced_ts"]) == (is_synced, ts_at(last))
+        assert info in told["info"]
+    quick = synced(looked_at(checkpoint=995, last=990), 1000.0, check_s=10, checkpoint_s=6)
+    assert not quick["synced"], "not before the interval has passed"
+    assert synced(looked_at(checkpoint=995, last=990), 1000.0, check_s=9, checkpoint_s=6)["synced"]
+
+
+def test_statistics_are_of_the_time_between_two_looks() -> None:
+    before = looked_at(checkpoint=990, last=980, rows=100)
+    after = looked_at(checkpoint=995, last=994, rows=350)
+    told = statistics(before, after, 1000.0, 10.0)
+    assert (told["ops"], told["count"]) == (25, 350)
+    assert (told["sink_gap"], told["replication_gap"]) == ("2000ms", "5000ms")
+    assert statistics(after, before, 1000.0, 10.0)["ops"] == 0, "a new owner counts from 0"

@@ -174,6 +174,13 @@ async def test_the_rest_of_the_routes():
     assert (await asked("GET", "/api/v2/changefeeds/orders/status"))[1]["last_warning"]
 
 
+async def test_whether_the_target_has_all_is_told_as_ticdc_tells_it():
+    status, answer, _ = await asked("GET", "/api/v2/changefeeds/orders/synced")
+    assert (status, answer["synced"]) == (200, False)
+    assert answer["sink_checkpoint_ts"] == "2023-11-14 22:13:20.123"
+    assert "behind: rows may be on their way" in answer["info"]
+
+
 async def test_tables_are_verified_before_a_changefeed_is_made():
     _, answer, _ = await asked("POST", "/api/v2/verify_table", {"sink_uri": "delta:///d"})
     [eligible], [refused] = answer["eligible_tables"], answer["ineligible_tables"]
