@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow.flight as fl
+import pymysql
 import pytest
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
@@ -45,6 +46,8 @@ OTHER: Final = "CREATE TABLE x (id INT PRIMARY KEY, v INT)"
 OTHER_ROWS: Final = "INSERT INTO x VALUES (1, 11), (0, 10)"
 UNLOGGED, LOGGED = "SET sql_log_bin=0", "SET sql_log_bin=1"
 LATER: Final = "INSERT INTO t (id) VALUES (4)"
+FAILS: Final = "!"
+"""Before a statement that the server refuses."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,9 @@ CASES: Final[Mapping[str, Case]] = {
     "oracle_created": Case(["SET sql_mode=ORACLE", "CREATE TABLE n (id NUMBER(9) PRIMARY KEY, d DATE, v VARCHAR2(9), w VARCHAR2(5) BYTE, r RAW(5), c CLOB, b BLOB, n NUMBER, i INTEGER, m mariadb_schema.DATE)", "INSERT INTO n VALUES (1, '2024-01-01 10:11:12', 'é', 'w', 'b', 'c', 'bb', 1.5, 3, '2024-01-01')", "CREATE TABLE n2 AS SELECT * FROM n", "ALTER TABLE n2 ADD PRIMARY KEY (id)", "CREATE TABLE n3 LIKE n", "INSERT INTO n3 SELECT * FROM n"], read_again=["n2"]),
     "oracle_altered": Case(["SET sql_mode=ORACLE", "ALTER TABLE t ADD d2 DATE DEFAULT '2024-01-01 10:11:12', ADD m mariadb_schema.DATE DEFAULT '2024-01-01', ADD q NUMBER DEFAULT 1.5, ADD r NUMBER(7,2) DEFAULT 2.25, MODIFY c VARCHAR2(30)", LATER, "SET sql_mode=DEFAULT", "ALTER TABLE t MODIFY d2 DATETIME, ADD o oracle_schema.DATE DEFAULT '2024-01-02 01:02:03'"]),
     "oracle_empty": Case(["SET sql_mode='ORACLE,EMPTY_STRING_IS_NULL'", "ALTER TABLE t ADD e VARCHAR(9) DEFAULT '', ADD f VARCHAR(9) DEFAULT 'x'", LATER]),
+    "replace_failed": Case([f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1"]),
+    "replace_failed_in_transaction": Case(["BEGIN", "INSERT INTO t (id) VALUES (4)", f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1", "COMMIT"]),
+    "replace_failed_and_made": Case([f"{FAILS}CREATE OR REPLACE TABLE t (PRIMARY KEY (id)) AS SELECT 1 AS id UNION ALL SELECT 1", "CREATE TABLE t (id INT PRIMARY KEY, z INT)", LATER]),
     "exchange": Case(["ALTER TABLE p EXCHANGE PARTITION p0 WITH TABLE x","UPDATE p SET v=v+100","UPDATE x SET v=v+1000"],[PARTITIONED,OTHER],[PARTITIONED_ROWS,OTHER_ROWS], read_again=["p", "x"]),
     "convert_out": Case(["ALTER TABLE p CONVERT PARTITION p0 TO TABLE y","UPDATE p SET v=v+100","UPDATE y SET v=v+1000"],[PARTITIONED],[PARTITIONED_ROWS], read_again=["p", "y"]),
     "convert_in": Case(["ALTER TABLE p DROP PARTITION p1","ALTER TABLE p CONVERT TABLE x TO PARTITION p9 VALUES LESS THAN (100)","UPDATE p SET v=v+100"],[PARTITIONED,OTHER],[PARTITIONED_ROWS,"INSERT INTO x VALUES (20,1),(21,2)"], read_again=["p"]),
@@ -144,7 +150,10 @@ CASES: Final[Mapping[str, Case]] = {
 def _run(connection: "Connection[Cursor]", statements: Sequence[str]) -> None:
     with connection.cursor() as cursor:
         for statement in statements:
-            cursor.execute(statement.replace("{away}", AWAY))
+            sql = statement.removeprefix(FAILS).replace("{away}", AWAY)
+            refused = pytest.raises(pymysql.Error)
+            with refused if statement.startswith(FAILS) else contextlib.nullcontext():
+                cursor.execute(sql)
 
 
 @contextlib.contextmanager
