@@ -13,6 +13,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -27,6 +28,7 @@ from sink.mounter import WithBefore, whole_mounter
 from sink.mounts import Mount, Mounting, Mounts
 from sink.quota import MemQuota
 from sink.ranges import Ranges
+from sink.row_filter import FilteredMounter
 from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
 from sink.versions import Version
@@ -356,4 +358,7 @@ class SinkManager:
 def _mounting(version: Version) -> Mounting:
     mounter = version.mounter
     split = whole_mounter(mounter).split if mounter.moves_keys else None
-    return Mounting(mounter.mount, WithBefore(mounter).mount, split)
+    mounting = Mounting(mounter.mount, WithBefore(mounter).mount, split)
+    if not isinstance(mounter, FilteredMounter):
+        return mounting
+    return replace(mounting, keep=mounter.kept, split_all=mounter.split)

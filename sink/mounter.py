@@ -139,11 +139,19 @@ class SelectedMounter:
 
 def whole_mounter(mounter: TableMounter) -> TableMounter:
     """The one that knows all columns."""
+    mounter = unfiltered(mounter)
     return mounter.whole if isinstance(mounter, SelectedMounter) else mounter
+
+
+def unfiltered(mounter: TableMounter) -> TableMounter:
+    """The one that leaves out no rows (`sink.row_filter`)."""
+    inner: TableMounter = getattr(mounter, "inner", mounter)
+    return inner
 
 
 def source_columns(mounter: TableMounter) -> frozenset[str]:
     """The table's columns that are taken, by the source's names."""
+    mounter = unfiltered(mounter)
     if isinstance(mounter, SelectedMounter):
         return mounter.source_columns
     return frozenset(mounter.schema.names[len(META_FIELDS) :])
@@ -172,7 +180,7 @@ class WithBefore:
         op = np.asarray(raw["op"])
         has_before = (op == DELETE) | ((op != INSERT) & np.asarray(raw["old_value"].is_valid()))
         # Only these rows are mounted a second time, and spread over all rows afterwards.
-        old = _deletes(raw.take(pa.array(np.flatnonzero(has_before))))
+        old = as_deletes(raw.take(pa.array(np.flatnonzero(has_before))))
         columns = self._mounter.mount(old).columns[len(META_FIELDS) :]
         fields = list(self.schema.field(BEFORE).type)
         rows = pa.StructArray.from_arrays(columns, fields=fields)
@@ -190,7 +198,7 @@ def schema_of(mounter: TableMounter, *, before: bool) -> pa.Schema:
     return mounter.schema.append(pa.field(BEFORE, pa.struct(own)))
 
 
-def _deletes(raw: pa.RecordBatch) -> pa.RecordBatch:
+def as_deletes(raw: pa.RecordBatch) -> pa.RecordBatch:
     """The same changes as if each had deleted its row."""
     count = raw.num_rows
     op, value = pa.array(np.full(count, DELETE, np.uint8)), pa.nulls(count, pa.binary())

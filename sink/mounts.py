@@ -8,7 +8,7 @@ is counted by `sink.staging`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,8 @@ from storage.model.event import UPDATE
 from storage.model.ts import MAX_TS
 
 Mount = Callable[[pa.RecordBatch], pa.RecordBatch]
+Keep = Callable[[pa.RecordBatch, pa.RecordBatch], pa.RecordBatch]
+"""What readers get of mounted rows, given the raw ones, which were split: see `sink.row_filter`."""
 
 _COMMIT_TS: Final = "_commit_ts"
 _START_TS: Final = "_start_ts"
@@ -38,11 +40,15 @@ class Mounting:
     """`TableMounter.split`, where updates may change what identifies a row:
     see `sink.key_change`.
     """
+    keep: Keep | None = None
+    """None: readers get all rows."""
+    split_all: Mount | None = None
+    """With `keep`: `TableMounter.split`, so that raw and mounted rows are one to one."""
 
     def checked(self, table_id: int) -> "Mounting":
         """The same, with every batch counted."""
         before = None if self.before is None else CheckedMount(table_id, self.before)
-        return Mounting(CheckedMount(table_id, self.mount), before, self.split)
+        return replace(self, mount=CheckedMount(table_id, self.mount), before=before)
 
     def with_before(self) -> Mount:
         """The mount that tells what each row was; a table that `SinkManager.follow` added has
@@ -179,16 +185,25 @@ def _borders(batch: pa.RecordBatch) -> tuple[int, int]:
 class SequenceMount:
     """Mounts the consecutive batches of one range;
     a transaction that crosses batches keeps counting its `_seq`.
+
+    What `mounting` does not keep is left out afterwards: a batch may be empty then.
     """
 
-    def __init__(self, mount: Mount) -> None:
-        self._mount = mount
+    def __init__(self, mounting: Mounting, *, before: bool = False) -> None:
+        self._mount = mounting.with_before() if before else mounting.mount
+        self._keep = mounting.keep
+        self._split = mounting.split_all
         self._last = (-1, -1)
         self._next_seq = 0
 
     def __call__(self, raw: pa.RecordBatch) -> pa.RecordBatch:
         """Mount the next batch of the range; it must not be empty."""
-        mounted = self._mount(raw)
+        if self._split is not None:
+            raw = self._split(raw)
+        mounted = self._numbered(self._mount(raw))
+        return mounted if self._keep is None else self._keep(raw, mounted)
+
+    def _numbered(self, mounted: pa.RecordBatch) -> pa.RecordBatch:
         if _SEQ not in mounted.schema.names or not mounted.num_rows:
             return mounted
         # A mounter numbers from 0 within each batch. Where batches end depends on memory and disk,
@@ -227,6 +242,8 @@ def coalesce(batches: Iterable[pa.RecordBatch], target_bytes: int) -> Iterator[p
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         waiting.append(batch)
         size += batch.nbytes
         if size >= target_bytes:

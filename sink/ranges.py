@@ -124,8 +124,8 @@ class Ranges:
             self.reads_staged += 1
             return _counted("staged", coalesce(staged, READ_BYTES))
         self.reads_sorter += 1
-        mount = mounting.with_before() if before else mounting.mount
-        return _counted("sorter", table.read_sorted(self._sorter, mount, start_ts, end_ts))
+        rows = table.read_sorted(self._sorter, mounting, start_ts, end_ts, before=before)
+        return _counted("sorter", rows)
 
     def _spans(self, start_ts: int, end_ts: int) -> list[Span]:
         """The tables that may have rows in a range that all tables have reached."""

@@ -24,7 +24,7 @@ from sink.errors import (
     TableDamagedError,
 )
 from sink.key_change import deletes_first
-from sink.mounts import Mount, Mounts, SequenceMount, coalesce
+from sink.mounts import Mounting, Mounts, SequenceMount, coalesce
 from sink.progress import Checkpoint, CheckpointPosition, ResolvedTs, SharedCheckpoint
 from sink.quota import MemQuota
 from sink.staging import Staging
@@ -239,11 +239,12 @@ class TableSink:
             )
 
     def read_sorted(
-        self, sorter: Sorter, mount: Mount, start_ts: int, end_ts: int
+        self, sorter: Sorter, mounting: Mounting, start_ts: int, end_ts: int, *, before: bool
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of `(start_ts, end_ts]`, mounted by `mount`, straight from the sorter."""
+        """The rows of `(start_ts, end_ts]`, mounted by `mounting`, straight from the sorter."""
         raw = self.fetch(sorter, Position(start_ts + 1, 0), Position.fence(end_ts))
-        return self._whole(coalesce(map(SequenceMount(mount), raw), READ_BYTES))
+        mount = SequenceMount(mounting, before=before)
+        return self._whole(coalesce(map(mount, raw), READ_BYTES))
 
     def fetch(self, sorter: Sorter, lower: Position, upper: Position) -> Iterator[pa.RecordBatch]:
         """As `Sorter.fetch`, within one version of the table;

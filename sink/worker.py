@@ -90,7 +90,7 @@ class TaskRun:
         return TaskResult(upper.next(), gave_up=False)
 
     def _stage(self, sorter: Sorter) -> bool:
-        mount = SequenceMount(self._task.table.mounts.above(self._task.lower.commit_ts - 1).mount)
+        mount = SequenceMount(self._task.table.mounts.above(self._task.lower.commit_ts - 1))
         for raw in self._task.table.fetch(sorter, self._task.lower, self._task.upper):
             first = _position(raw, 0)
             if self._last is not None:
@@ -131,6 +131,8 @@ class TaskRun:
 
     def _append(self, batch: pa.RecordBatch, first: Position) -> bool:
         """Stage a batch if there is memory for it; False gives the task up."""
+        if not batch.num_rows:  # readers get none of these rows
+            return True
         size = batch.nbytes
         if size > self._spare_bytes:
             mode = acquire_mode(txn_finished=first != self._last, split_txn=self._split_txn)

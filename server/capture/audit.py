@@ -134,7 +134,7 @@ def audit_silence(info: ChangefeedInfo, audit: Audit, now: datetime) -> str:
     )
 
 
-def check_audit(audit_s: int, sink_uri: str) -> None:
+def check_audit(audit_s: int, sink_uri: str, *, ignores_events: bool = False) -> None:
     """Refuse an audit that could not be done, or not in such a time; 0: no audit.
 
     Raises:
@@ -155,6 +155,8 @@ def check_audit(audit_s: int, sink_uri: str) -> None:
         why = f"a sink {kind} is a changelog, which has no current rows"
     elif lake_settings(sink_uri).get("mode") == APPEND:
         why = "mode=append keeps all changes, and no current rows"
+    elif ignores_events:
+        why = "the changefeed's event filters leave changes out of it"
     else:
         return
     raise AuditUnsupportedError(f"--audit compares the rows of a lake, and {why}: leave it out")

@@ -15,11 +15,13 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
+from server.changefeed.events import NO_EVENT_FILTERS, EventFilters, check_conditions
 from server.changefeed.filter import TableFilter, filter_of
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source, TableChange
+from sink.condition import ConditionError
 from sink.holds import Holds
 from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
@@ -71,6 +73,11 @@ class Terms:
     columns: ColumnRules = ALL_COLUMNS
     target: str = ""
     """The format of its target, whose rules for names tables must keep."""
+    events: EventFilters = NO_EVENT_FILTERS
+
+    def of(self, table: SourceTable) -> TableRecord:
+        """A table's record, with what is taken of it."""
+        return self.events.of(self.columns.of(table))
 
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
@@ -81,6 +88,7 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
         info.ignore_ineligible,
         ColumnRules(info.columns, info.zero_dates),
         format_of(info.sink_uri),
+        EventFilters(info.event_filters),
     )
 
 
@@ -143,7 +151,8 @@ class FeedCatalog:
                 self._selecting(self._source.table(record, self._before(record)))
             )
             check_names(table, self._terms.target)
-        except TableIneligibleError as err:
+            check_conditions(table)
+        except (ConditionError, TableIneligibleError) as err:
             if record.name in self._in_force():
                 raise TableIneligibleError(
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
@@ -151,7 +160,7 @@ class FeedCatalog:
                     "`tidemark cli changefeed dumpstart`, as all changes until then are skipped; "
                     "or create a changefeed that leaves the table out"
                 ) from err
-            if not self._terms.ignore_ineligible:
+            if isinstance(err, ConditionError) or not self._terms.ignore_ineligible:
                 raise
             _log.warning(
                 "table left out",
@@ -178,7 +187,7 @@ class FeedCatalog:
         """With the columns that are taken; a table that no rule is about by its new name keeps
         those it had.
         """
-        record = self._terms.columns.of(table)
+        record = self._terms.of(table)
         if record.selected is not None or not self._terms.columns.texts:
             return record
         in_force = self.tables

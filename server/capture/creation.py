@@ -21,6 +21,7 @@ from server.capture.errors import (
 )
 from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
+from server.changefeed.events import EventFilter, EventFilters, check_conditions, check_rereads
 from server.changefeed.filter import TableFilter, exact_rules, filter_of
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -68,6 +69,7 @@ class NewChangefeed:
     rules: Sequence[str] = ()
     columns: Sequence[str] = ()
     """Rules about columns, `server.changefeed.columns`."""
+    event_filters: Sequence[EventFilter] = ()
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `SHOWN_DATES`."""
     ignore_ineligible: bool = False
@@ -82,9 +84,10 @@ class NewChangefeed:
         """
         check_id(self.id)
         check_sink_uri(self.sink_uri)
-        check_audit(self.audit_s, self.sink_uri)
+        check_audit(self.audit_s, self.sink_uri, ignores_events=bool(self.event_filters))
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
+        check_rereads(EventFilters(self.event_filters), self.source_uri)
         if not (self.tables or self.rules):
             raise ParameterError(
                 "a changefeed needs tables: name them by --filter, or give their schemas by "
@@ -103,6 +106,7 @@ class NewChangefeed:
             self.ignore_ineligible,
             ColumnRules(self.columns, self.zero_dates),
             format_of(self.sink_uri),
+            EventFilters(self.event_filters),
         )
         if not self.rules:
             return eligible(source, given, terms)
@@ -123,6 +127,7 @@ class NewChangefeed:
             create_time=utc_now(),
             rules=(*self.rules, *exact_rules(taken)),
             columns=tuple(self.columns),
+            event_filters=tuple(self.event_filters),
             zero_dates=self.zero_dates,
             from_snapshot=bool(self.rules),
             ignore_ineligible=self.ignore_ineligible,
@@ -161,7 +166,8 @@ async def select_tables(
     Raises:
         ParameterError: there is none, or one twice.
         TableIneligibleError: some cannot be replicated, by name.
-        ColumnRuleError: a rule about columns is about nothing there is.
+        ColumnRuleError, EventFilterError: a rule is about nothing there is.
+        ConditionError: a table has no column that the condition of an event filter asks for.
     """
     names = {table.name for table in given}
     matching = [
@@ -185,7 +191,9 @@ def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Ta
             # Names are checked of what is taken: a rule about columns may leave out, or rename,
             # the column that the target could not hold.
             table = source.table(record)
-            check_names(source.table(terms.columns.of(table)), terms.target)
+            taken = source.table(terms.of(table))
+            check_names(taken, terms.target)
+            check_conditions(taken)
             tables.append(table)
         except TableIneligibleError as err:
             refused[record.name] = err.message
@@ -201,7 +209,8 @@ def eligible(source: Source, records: Sequence[TableRecord], terms: Terms) -> Ta
         raise ParameterError(f"no table that the filter takes can be replicated: {shown}")
     _check_each_once(tables, terms.target)
     terms.columns.check(tables)
-    return TableSelection(tuple(map(terms.columns.of, tables)), refused)
+    terms.events.check(tables)
+    return TableSelection(tuple(map(terms.of, tables)), refused)
 
 
 def _check_each_once(tables: Sequence[SourceTable], target: str) -> None:

@@ -33,6 +33,7 @@ from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
+from server.changefeed.events import EventFilters, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
@@ -321,9 +322,11 @@ class Owner:
             note(feed, State.FAILED, error)
             return feed
 
-    async def _check_audit(self, audit_s: int, sink_uri: str, source_uri: str) -> None:
+    async def _check_audit(
+        self, audit_s: int, sink_uri: str, source_uri: str, *, ignores_events: bool
+    ) -> None:
         """See that lake and source can be compared; raises as `check_audit`."""
-        check_audit(audit_s, sink_uri)
+        check_audit(audit_s, sink_uri, ignores_events=ignores_events)
         if audit_s and source_uri.startswith("pump:") and not await self._pd.stores():
             raise AuditUnsupportedError(
                 "--audit reads the rows of the source, and TiDB's pumps have only changes: the "
@@ -337,8 +340,10 @@ class Owner:
         sink_uri = sink_uri or info.sink_uri
         check_same_sink(info.sink_uri, sink_uri)
         audit_s = info.audit_s if audit_s is None else audit_s
-        await self._check_audit(audit_s, sink_uri, info.source_uri)
+        ignores_events = bool(info.event_filters)
+        await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
         source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
+        check_rereads(EventFilters(info.event_filters), source_uri)
         return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
@@ -394,7 +399,10 @@ class Owner:
     async def _source_of(self, new: NewChangefeed) -> Source:
         """The source of a changefeed whose parameters can be used; raises as `create`."""
         new.records()
-        await self._check_audit(new.audit_s, new.sink_uri, new.source_uri)
+        ignores_events = bool(new.event_filters)
+        await self._check_audit(
+            new.audit_s, new.sink_uri, new.source_uri, ignores_events=ignores_events
+        )
         return self._factory.make_source(new.id, new.source_uri)
 
     async def _protected_start(self, source: Source, new: NewChangefeed) -> int:

@@ -28,6 +28,7 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.membership import Membership
 from server.capture.owner import Owner
+from server.changefeed.events import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.rpc.client import connect
@@ -238,9 +239,21 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
         tables=[(table.schema_name, table.table_info_json) for table in request.tables],
         rules=list(request.filter),
         columns=list(request.columns),
+        event_filters=list(map(_event_filter, request.event_filters)),
         zero_dates=request.zero_dates or NULL_DATES,
         ignore_ineligible=request.ignore_ineligible_table,
         audit_s=request.audit_s,
+    )
+
+
+def _event_filter(message: pb.EventFilter) -> EventFilter:
+    return EventFilter(
+        tuple(message.matcher),
+        tuple(message.ignore_event),
+        message.ignore_insert_value_expr,
+        message.ignore_update_new_value_expr,
+        message.ignore_update_old_value_expr,
+        message.ignore_delete_value_expr,
     )
 
 
@@ -287,6 +300,7 @@ def changefeed_message(feed: Feed) -> pb.Changefeed:
         source_uri=info.source_uri,
         filter=info.rules,
         columns=info.columns,
+        event_filters=[pb.EventFilter(**each.to_document()) for each in info.event_filters],
         zero_dates=info.zero_dates,
         ignored_tables=info.ignored,
         schema_changes=_changes(feed),

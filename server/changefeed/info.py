@@ -16,6 +16,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
+from server.changefeed.events import EventFilter
 from server.changefeed.filter import exact_rules
 from server.changefeed.table import TableRecord
 from storage.model.errors import CorruptError, InvalidError
@@ -104,6 +105,8 @@ class ChangefeedInfo:
     """The tables' filter, `server.changefeed.filter`."""
     columns: tuple[str, ...] = ()
     """What is taken of the tables, `server.changefeed.columns`."""
+    event_filters: tuple[EventFilter, ...] = ()
+    """Which changes are ignored, `server.changefeed.events`."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
     from_snapshot: bool = False
@@ -185,7 +188,7 @@ class ChangefeedInfo:
         doc = asdict(self)
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
-        for member in ("columns", "skipped", "audit_s", "epoch"):
+        for member in ("columns", "event_filters", "skipped", "audit_s", "epoch"):
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -204,6 +207,9 @@ class ChangefeedInfo:
             for member in ("rules", "columns", "ignored"):
                 doc[member] = tuple(map(str, doc.get(member, ())))
             doc["tables"] = tuple(TableRecord(**table) for table in doc["tables"])
+            doc["event_filters"] = tuple(
+                map(EventFilter.from_document, doc.get("event_filters", ()))
+            )
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
             for member in ("audit_s", "epoch"):
                 doc[member] = int(doc.get(member, 0))

@@ -14,12 +14,14 @@ from pyspark_tidemark.names import check_names as check_target_names
 from pyspark_tidemark.names import renaming
 
 from sink.mounter import META_FIELDS, SelectedMounter, TableMounter
+from sink.row_filter import FilteredMounter, RowFilter
 from storage.model.errors import InvalidError
 from storage.model.span import Span
 from storage.tidb.field_type import NULL_DATES, ZERO_DATES
 
 _SELECTED: Final = "tidemark_columns"
 _RENAMED: Final = "tidemark_renamed"
+_IGNORED: Final = "tidemark_ignored"
 _OURS: Final = frozenset(field.name for field in META_FIELDS)
 
 
@@ -58,7 +60,7 @@ class TableRecord:
     @property
     def whole(self) -> "TableRecord":
         """The record as the upstream has it, whatever is taken of it."""
-        ours = (_SELECTED, _RENAMED, ZERO_DATES)
+        ours = (_SELECTED, _RENAMED, _IGNORED, ZERO_DATES)
         info = {member: value for member, value in self.table_info.items() if member not in ours}
         return TableRecord(self.schema_name, info)
 
@@ -71,6 +73,17 @@ class TableRecord:
         info = {member: value for member, value in self.table_info.items() if member != _RENAMED}
         info[_SELECTED] = list(columns)
         return TableRecord(self.schema_name, info | {_RENAMED: dict(renamed)} if renamed else info)
+
+    @property
+    def ignored(self) -> RowFilter | None:
+        """What of its changes readers do not get; a member that is ours."""
+        document = self.table_info.get(_IGNORED)
+        return None if document is None else RowFilter.parse(document)
+
+    def ignoring(self, row_filter: RowFilter) -> "TableRecord":
+        """A record of which readers do not get these changes."""
+        info = {**self.table_info, _IGNORED: row_filter.to_document()}
+        return TableRecord(self.schema_name, info)
 
     @property
     def zero_dates(self) -> str | None:
@@ -129,11 +142,11 @@ class SourceTable:
 
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""
-    return (
-        whole
-        if record.selected is None
-        else SelectedMounter(whole, record.selected, record.renamed)
-    )
+    mounter: TableMounter = whole
+    if record.selected is not None:
+        mounter = SelectedMounter(whole, record.selected, record.renamed)
+    row_filter = record.ignored
+    return mounter if row_filter is None else FilteredMounter(mounter, row_filter)
 
 
 def check_distinct(tables: Iterable[SourceTable], target: str) -> None:

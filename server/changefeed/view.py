@@ -46,6 +46,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "skipped": list(map(_skipped, changefeed.skipped)),
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
+        | _event_filters(changefeed)
         | _reading(changefeed)
         | _rereads(changefeed)
         | _warnings(changefeed)
@@ -299,6 +300,18 @@ def _table(table: pb.TableStatus) -> dict[str, Any]:
         "checkpoint_ts": table.checkpoint_ts,
         "schema_ts": table.schema_ts,
     }
+
+
+def _event_filters(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """Its event filters, each with the members that are given, if there are any."""
+    filters = [
+        {
+            member.name: value if isinstance(value, str) else list(value)
+            for member, value in each.ListFields()
+        }
+        for each in changefeed.event_filters
+    ]
+    return {"event_filters": filters} if filters else {}
 
 
 def _schema_change(change: pb.SchemaChange) -> dict[str, Any]:

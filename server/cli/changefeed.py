@@ -174,7 +174,7 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         "--config",
         default="",
         metavar="FILE",
-        help="TOML file with TiCDC's keys: [filter] rules, [sink] column-selectors, "
+        help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
         "ignore-ineligible-table; the rules of --filter and --columns follow those of the file",
     )
     create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
@@ -293,6 +293,7 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         source_uri=arguments.source_uri,
         filter=[*(config.rules if config else ()), *arguments.filter],
         columns=[*(config.columns if config else ()), *arguments.columns],
+        event_filters=config.event_filters if config else (),
         zero_dates=arguments.zero_dates,
         ignore_ineligible_table=ignore_ineligible,
         on_unclear_ddl=arguments.on_unclear_ddl,

@@ -25,6 +25,9 @@ from storage.model.ts import MAX_TS, physical_ms
 _RUNNING_ERROR_SHOWN = ("warning", "failed")
 ALL_TABLES: Final = "*.*"
 """TiCDC's filter if none is given."""
+_EXPRESSIONS: Final = tuple(
+    f"ignore_{name}_value_expr" for name in ("insert", "update_new", "update_old", "delete")
+)
 _UINT32_MAX: Final = (1 << 32) - 1
 _NO_UPSTREAM: Final = ("pd_addrs", "ca_path", "cert_path", "key_path", "cert_allowed_cn")
 """Members that name another cluster than the capture's own."""
@@ -69,11 +72,13 @@ def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
 
 def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
     """TiCDC's ChangeFeedInfo, and what `tidemark cli changefeed query` shows beside it."""
+    shown = detail(changefeed)
+    events = {name: shown[name] for name in ("event_filters",) if name in shown}
     config = {
-        "filter": {"rules": list(changefeed.filter)},
+        "filter": {"rules": list(changefeed.filter)} | events,
         "check_gc_safe_point": True,
     }
-    return detail(changefeed) | {
+    return shown | {
         "upstream_id": 0,
         "config": config,
         "creator_version": CREATOR_VERSION,
@@ -169,6 +174,7 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
         start_ts=members.take("start_ts", _is_ts, default=0),
         target_ts=members.take("target_ts", _is_ts, default=0),
         columns=[*config.columns, *members.take("columns", _is_texts, default=[])],
+        event_filters=config.event_filters,
         zero_dates=members.take("zero_dates", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
         audit_s=members.take("audit_seconds", _is_uint32, default=0),
@@ -193,6 +199,7 @@ class ReplicaConfig:
     """Of the table filter."""
     columns: Sequence[str] = ()
     """TiCDC's column selectors, as rules about columns."""
+    event_filters: Sequence[pb.EventFilter] = ()
     ignore_ineligible_table: bool = False
 
     @classmethod
@@ -212,6 +219,10 @@ class ReplicaConfig:
                 for selector in sink.take("column_selectors", _is_selectors, default=[])
                 for table in selector["matcher"]
             ],
+            event_filters=[
+                _event_filter(each)
+                for each in chosen.take("event_filters", _are_objects, default=[])
+            ],
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
         )
         _check_idle(config.left | {"filter": chosen.left, "sink": sink.left})
@@ -229,6 +240,23 @@ class ReplicaConfig:
         except tomllib.TOMLDecodeError as err:
             raise ParameterError(f"the changefeed's configuration is no TOML: {err}") from err
         return cls.parse(_with_underscores(document))
+
+
+def _event_filter(document: Mapping[str, Any]) -> pb.EventFilter:
+    """One of TiCDC's; raises ParameterError."""
+    members = _Members(document, "replica_config.filter.event_filters.")
+    each = pb.EventFilter(
+        matcher=members.take("matcher", _is_texts, default=[]),
+        ignore_event=members.take("ignore_event", _is_texts, default=[]),
+        **{name: members.take(name, _is_text, default="") for name in _EXPRESSIONS},
+    )
+    if members.take("ignore_sql", _is_texts, default=[]):
+        raise ParameterError(
+            "replica_config.filter.event_filters.ignore_sql is not supported: schema changes are "
+            "always carried out, as the rows above them would not fit otherwise"
+        )
+    members.check_empty()
+    return each
 
 
 def _with_underscores(value: Any) -> Any:
@@ -349,6 +377,10 @@ def _is_tables(value: Any) -> bool:
         and _is_object(table["table_info"])
         for table in value
     )
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_object, value))
 
 
 def _is_selectors(value: Any) -> bool:

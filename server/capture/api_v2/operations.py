@@ -169,7 +169,23 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
     "Upstream": _object(id={"type": "integer"}),
     "Tso": _object(timestamp={"type": "integer"}, logic_time={"type": "integer"}),
     "ReplicaConfig": _object(
-        filter=_object(rules={"type": "array", "items": _TEXT}), ignore_ineligible_table=_FLAG
+        filter=_object(
+            rules={"type": "array", "items": _TEXT},
+            event_filters={"type": "array", "items": _named("EventFilter")},
+        ),
+        ignore_ineligible_table=_FLAG,
+    ),
+    "EventFilter": _object(
+        "matcher",
+        matcher={"type": "array", "items": _TEXT},
+        ignore_event={
+            "type": "array",
+            "items": {"type": "string", "enum": ["insert", "update", "delete", "all dml"]},
+        },
+        ignore_insert_value_expr=_TEXT,
+        ignore_update_new_value_expr=_TEXT,
+        ignore_update_old_value_expr=_TEXT,
+        ignore_delete_value_expr=_TEXT,
     ),
     "NewChangefeed": _object(
         "sink_uri",

@@ -133,7 +133,7 @@ def test_the_order_does_not_depend_on_where_batches_end(
         return cut(whole.filter(pa.array(np.asarray(whole["commit_ts"]) == transaction.commit_ts)))
 
     given_ = list(
-        map(SequenceMount(MOUNTER.mount), deletes_first(cut(whole), MOUNTER.split, again))
+        map(SequenceMount(Mounting(MOUNTER.mount)), deletes_first(cut(whole), MOUNTER.split, again))
     )
     expected = MOUNTER.mount(whole)
     assert (

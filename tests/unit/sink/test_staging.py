@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.mounts import SequenceMount, clip, coalesce
+from sink.mounts import Mounting, SequenceMount, clip, coalesce
 from sink.progress import ResolvedTs
 from sink.staging import Staging
 
@@ -105,7 +105,7 @@ def mount(raw: pa.RecordBatch) -> pa.RecordBatch:
 
 @given(st.lists(st.integers(0, 3), min_size=1).map(sorted), st.lists(st.integers(1, 4), min_size=1))
 def test_seq_does_not_depend_on_the_borders_of_batches(timestamps, sizes) -> None:
-    whole, sequencer, found, first = batch(timestamps), SequenceMount(mount), [], 0
+    whole, sequencer, found, first = batch(timestamps), SequenceMount(Mounting(mount)), [], 0
     while first < len(timestamps):
         size = sizes[len(found) % len(sizes)]
         found += sequencer(whole.slice(first, size)).column("_seq").to_pylist()

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sink.mounter import WithBefore, schema_of
-from sink.mounts import SequenceMount
+from sink.mounts import Mounting, SequenceMount
 from sink.tidb_mounter import TidbMounter
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
@@ -260,7 +260,7 @@ def test_rows_of_a_range_are_numbered_alike_however_it_is_cut(
         for number in range(size)
     ]
     cuts = sorted({0, len(changes), *data.draw(st.lists(st.integers(0, len(changes))))})
-    mount = SequenceMount(MOUNTER.mount)
+    mount = SequenceMount(Mounting(MOUNTER.mount))
     parts = [mount(batch(changes[begin:end])) for begin, end in itertools.pairwise(cuts)]
     assert np.concatenate([np.asarray(part["_seq"]) for part in parts]).tolist() == [
         n for size in sizes for n in range(size)

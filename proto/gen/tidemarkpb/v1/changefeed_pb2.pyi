@@ -360,6 +360,49 @@ class Reading(_message.Message):
 Global___Reading: _TypeAlias = Reading  # noqa: Y015
 
 @_typing.final
+class EventFilter(_message.Message):
+    """TiCDC's event filter: changes of the tables of `matcher` that readers do not get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHER_FIELD_NUMBER: _builtins.int
+    IGNORE_EVENT_FIELD_NUMBER: _builtins.int
+    IGNORE_INSERT_VALUE_EXPR_FIELD_NUMBER: _builtins.int
+    IGNORE_UPDATE_NEW_VALUE_EXPR_FIELD_NUMBER: _builtins.int
+    IGNORE_UPDATE_OLD_VALUE_EXPR_FIELD_NUMBER: _builtins.int
+    IGNORE_DELETE_VALUE_EXPR_FIELD_NUMBER: _builtins.int
+    ignore_insert_value_expr: _builtins.str
+    """Conditions on a row's values, as in SQL."""
+    ignore_update_new_value_expr: _builtins.str
+    ignore_update_old_value_expr: _builtins.str
+    ignore_delete_value_expr: _builtins.str
+    @_builtins.property
+    def matcher(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Rules of a table filter."""
+
+    @_builtins.property
+    def ignore_event(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """insert, update, delete, all dml."""
+
+    def __init__(
+        self,
+        *,
+        matcher: _abc.Iterable[_builtins.str] | None = ...,
+        ignore_event: _abc.Iterable[_builtins.str] | None = ...,
+        ignore_insert_value_expr: _builtins.str = ...,
+        ignore_update_new_value_expr: _builtins.str = ...,
+        ignore_update_old_value_expr: _builtins.str = ...,
+        ignore_delete_value_expr: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_delete_value_expr", b"ignore_delete_value_expr", "ignore_event", b"ignore_event", "ignore_insert_value_expr", b"ignore_insert_value_expr", "ignore_update_new_value_expr", b"ignore_update_new_value_expr", "ignore_update_old_value_expr", b"ignore_update_old_value_expr", "matcher", b"matcher"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventFilter: _TypeAlias = EventFilter  # noqa: Y015
+
+@_typing.final
 class Delivery(_message.Message):
     """What readers have taken and acknowledged, as the owner knows it, who may be new."""
 
@@ -440,6 +483,7 @@ class Changefeed(_message.Message):
     AUDIT_S_FIELD_NUMBER: _builtins.int
     READING_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
+    EVENT_FILTERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -490,6 +534,8 @@ class Changefeed(_message.Message):
 
     @_builtins.property
     def delivery(self) -> Global___Delivery: ...
+    @_builtins.property
+    def event_filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
     def __init__(
         self,
         *,
@@ -517,10 +563,11 @@ class Changefeed(_message.Message):
         audit_s: _builtins.int = ...,
         reading: Global___Reading | None = ...,
         delivery: Global___Delivery | None = ...,
+        event_filters: _abc.Iterable[Global___EventFilter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -542,6 +589,7 @@ class CreateChangefeedRequest(_message.Message):
     ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
     ZERO_DATES_FIELD_NUMBER: _builtins.int
     AUDIT_S_FIELD_NUMBER: _builtins.int
+    EVENT_FILTERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     start_ts: _builtins.int
@@ -566,6 +614,8 @@ class CreateChangefeedRequest(_message.Message):
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`table rule=column,!column,…`: which columns are taken of the tables that the rule takes; the key always is."""
 
+    @_builtins.property
+    def event_filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
     def __init__(
         self,
         *,
@@ -581,10 +631,11 @@ class CreateChangefeedRequest(_message.Message):
         on_unclear_ddl: _builtins.str = ...,
         zero_dates: _builtins.str = ...,
         audit_s: _builtins.int = ...,
+        event_filters: _abc.Iterable[Global___EventFilter] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "columns", b"columns", "event_filters", b"event_filters", "filter", b"filter", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri", "source_uri", b"source_uri", "start_ts", b"start_ts", "tables", b"tables", "target_ts", b"target_ts", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

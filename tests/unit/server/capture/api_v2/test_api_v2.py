@@ -257,6 +257,11 @@ ignore-ineligible-table = true
 [filter]
 rules = ["shop.*", "!shop.tmp_*"]
 
+[[filter.event-filters]]
+matcher = ["shop.*"]
+ignore-event = ["delete"]
+ignore-insert-value-expr = "id > 100"
+
 [[sink.column-selectors]]
 matcher = ["shop.users", "crm.*"]
 columns = ["*", "!phone"]
@@ -271,6 +276,9 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
     assert config.rules == ["shop.*", "!shop.tmp_*"]
     assert config.columns == ["shop.users=*,!phone", "crm.*=*,!phone"]
     assert config.ignore_ineligible_table
+    [ignored] = config.event_filters
+    assert (ignored.matcher, ignored.ignore_event) == (["shop.*"], ["delete"])
+    assert ignored.ignore_insert_value_expr == "id > 100"
     selector = {"matcher": ["shop.users"], "columns": ["id"]}
     body = {"sink_uri": "delta:///d", "replica_config": {"sink": {"column_selectors": [selector]}}}
     assert list(documents.creation(json.dumps(body).encode()).columns) == ["shop.users=id"]
@@ -284,6 +292,11 @@ def test_ticdcs_configuration_file_gives_what_a_body_gives():
         ("[filter]\nrules = 'shop.*'", "replica_config.filter.rules cannot be"),
         ("[[sink.column-selectors]]\nmatcher = ['a.b']", "replica_config.sink.column_selectors"),
         ("case-sensitive = true", "replica_config.case_sensitive is not supported"),
+        (
+            "[[filter.event-filters]]\nignore-sql = ['^drop']",
+            "schema changes are always carried out",
+        ),
+        ("[[filter.event-filters]]\nignore = ['x']", "event_filters.ignore: no such member"),
         ("enable-old-value = true", "replica_config.enable_old_value is not supported"),
     ],
 )
