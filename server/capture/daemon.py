@@ -24,7 +24,7 @@ from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
-from server.capture.service import Blockers, CaptureService, ChangefeedService
+from server.capture.service import Blockers, CaptureService, ChangefeedService, ToOwner
 from server.capture.source.registry import sources
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
@@ -132,8 +132,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
             membership = Membership(meta, identity, owner, records)
             host = await parts.enter_async_context(_hosting(directory, resources))
-            changefeeds = ChangefeedService(owner, membership, security)
-            captures = CaptureService(membership, Blockers(owner))
+            to_owner = ToOwner(owner, membership, security)
+            changefeeds = ChangefeedService(owner, to_owner)
+            captures = CaptureService(owner, membership, Blockers(owner), to_owner)
             dumps = DumpService(meta)
             shares = WorkerService(host, sources(host_context(context)), membership.check_term)
             server = _rpc_server(security, changefeeds, dumps, captures, shares)

@@ -4,7 +4,7 @@ from server.changefeed.info import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.source import SourceUriError
 from server.changefeed.table import TableIneligibleError
 from sink.flight.feeds import ChangefeedNotExistsError
-from storage.model.errors import ConflictError, InvalidError, UnavailableError
+from storage.model.errors import ConflictError, InvalidError, NotFoundError, UnavailableError
 
 __all__ = [
     "ChangefeedExistsError",
@@ -49,6 +49,18 @@ class ChangefeedFailedError(InvalidError):
     """The changefeed has failed for good: somebody must look at it."""
 
     code = "ErrChangefeedFailed"
+
+
+class CaptureUnknownError(NotFoundError):
+    """No capture has that id."""
+
+    code = "ErrCaptureNotExist"
+
+
+class LastCaptureError(ConflictError):
+    """No other capture could take its place."""
+
+    code = "ErrCaptureCannotDrain"
 
 
 class NotOwnerError(UnavailableError):

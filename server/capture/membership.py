@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from server.capture.errors import NotOwnerError
+from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.owner import Owner
 from server.capture.records import Records
 from server.changefeed import keys
@@ -19,6 +19,7 @@ from server.changefeed.info import CREATOR_VERSION
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Compare, Delete, Meta
 from storage.model.errors import UnavailableError
+from storage.tasks import beside
 
 _LEASE_S = 10
 _RETRY_S = 1.0
@@ -42,6 +43,7 @@ class Member:
 
     record: CaptureRecord
     is_owner: bool
+    is_draining: bool = False
 
 
 class Membership:
@@ -49,6 +51,7 @@ class Membership:
 
     def __init__(self, meta: Meta, identity: str, owner: Owner, records: Records) -> None:
         self.settled = asyncio.Event()
+        self._resigning = asyncio.Event()
         self._meta = meta
         self._id = identity
         self._owner = owner
@@ -78,9 +81,14 @@ class Membership:
         """All living captures."""
         owner = await self._meta.get(keys.OWNER)
         pairs = await self._meta.get_prefix(keys.CAPTURES)
+        draining = {pair.key for pair in await self._meta.get_prefix(keys.DRAINING)}
         records = [CaptureRecord(**json.loads(pair.value)) for pair in pairs]
         return [
-            Member(record, owner is not None and owner.value == record.id.encode())
+            Member(
+                record,
+                owner is not None and owner.value == record.id.encode(),
+                keys.draining(record.id) in draining,
+            )
             for record in records
         ]
 
@@ -88,7 +96,37 @@ class Membership:
         """The captures among which this one divides tables; none while it is not the owner."""
         if not self._owner.is_active:
             return []
-        return [member.record for member in await self.members()]
+        return [member.record for member in await self.members() if not member.is_draining]
+
+    async def drain(self, identity: str, *, cancel: bool = False) -> CaptureRecord:
+        """Let a capture be given no tables, and be no owner, until it is started again; `cancel`:
+        until now. Durable.
+
+        Raises:
+            CaptureUnknownError: no living capture has that id.
+            LastCaptureError: all others are gone, or are drained themselves.
+        """
+        members = await self.members()
+        found = next((each for each in members if each.record.id == identity), None)
+        pair = await self._meta.get(keys.capture(identity))
+        if found is None or pair is None:
+            raise CaptureUnknownError(
+                f"there is no capture {identity[:256]!r}; see `tidemark cli capture list`"
+            )
+        if cancel:
+            await self._meta.write_all([Delete(keys.draining(identity))])
+            return found.record
+        if not any(not each.is_draining for each in members if each is not found):
+            raise LastCaptureError(
+                f"no other capture could take the place of {identity}: start another one first"
+            )
+        # With the capture's own lease: one that is started again takes part again.
+        await self._meta.put(keys.draining(identity), b"", pair.lease)
+        return found.record
+
+    def resign(self) -> None:
+        """Let another capture be elected, if this one is the owner."""
+        self._resigning.set()
 
     async def check_term(self, term: int) -> None:
         """See that `term` is the present owner's.
@@ -139,6 +177,30 @@ class Membership:
             await asyncio.sleep(_RETRY_S)
 
     async def _own(self, lease: int) -> None:
-        self._records.fence = await self._meta.campaign(keys.OWNER, self._id.encode(), lease)
-        _log.info("elected owner", capture=self._id)
-        await self._owner.run(self.settled.set)
+        while True:
+            while await self._is_draining():  # noqa: ASYNC110 - the metadata is asked
+                await asyncio.sleep(_RETRY_S)
+            fence = await self._meta.campaign(keys.OWNER, self._id.encode(), lease)
+            self._records.fence = fence
+            self._resigning.clear()
+            _log.info("elected owner", capture=self._id)
+            async with beside(self._owner.run(self.settled.set)):
+                await self._leaving()
+            # Everything is saved by now, so that the next owner goes on where this one ended.
+            await self._meta.txn([Compare.created_at(keys.OWNER, fence)], [Delete(keys.OWNER)])
+            _log.info("resigned as owner", capture=self._id)
+            # Those who wait for it are first.
+            await asyncio.sleep(_RETRY_S)
+
+    async def _leaving(self) -> None:
+        """Wait until this capture is to be owner no more."""
+        while not (self._resigning.is_set() or await self._is_draining()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_S):
+                    await self._resigning.wait()
+
+    async def _is_draining(self) -> bool:
+        """What the metadata says of it; False where nobody answers."""
+        with suppress(UnavailableError):
+            return await self._meta.get(keys.draining(self._id)) is not None
+        return False

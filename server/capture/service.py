@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture.audit import audit_silence
@@ -26,7 +27,7 @@ from server.capture.creation import Checked, NewChangefeed
 from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
-from server.capture.membership import Membership
+from server.capture.membership import CaptureRecord, Membership
 from server.capture.owner import Owner
 from server.changefeed.events import EventFilter
 from server.changefeed.info import State
@@ -61,13 +62,47 @@ A = TypeVar("A")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class ChangefeedService:
-    """`tidemarkpb.v1.ChangefeedService`."""
+class ToOwner:
+    """Calls that the owner carries out, wherever they come in."""
 
     def __init__(self, owner: Owner, membership: Membership, security: SecurityConfig) -> None:
         self._owner = owner
         self._membership = membership
         self._security = security
+
+    async def carry_out(
+        self,
+        stub: Callable[[grpc.aio.Channel], Any],
+        method: str,
+        request: Any,
+        context: Context,
+        call: Callable[[], Awaitable[A]],
+    ) -> Any:
+        """`call` if this is the owner, else the same request to that one.
+
+        Raises:
+            NotOwnerError: there is none at this moment; and what the owner raises.
+        """
+        if self._owner.is_active:
+            return await call()
+        # A call is forwarded once. While an election is under way two captures may each take the
+        # other one for the owner, and would pass the call to and fro until its deadline.
+        if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):
+            raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
+        async with connect(await self._membership.owner_address(), self._security) as channel:
+            forward = getattr(stub(channel), method)
+            try:
+                return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
+            except grpc.aio.AioRpcError as err:
+                raise passed_on(err) from err
+
+
+class ChangefeedService:
+    """`tidemarkpb.v1.ChangefeedService`."""
+
+    def __init__(self, owner: Owner, to_owner: ToOwner) -> None:
+        self._owner = owner
+        self._to_owner = to_owner
 
     async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
         """Make a changefeed."""
@@ -154,18 +189,7 @@ class ChangefeedService:
     async def _by_owner(
         self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
     ) -> Any:
-        if self._owner.is_active:
-            return await call()
-        # A call is forwarded once. While an election is under way two captures may each take the
-        # other one for the owner, and would pass the call to and fro until its deadline.
-        if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):
-            raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
-        async with connect(await self._membership.owner_address(), self._security) as channel:
-            forward = getattr(ChangefeedServiceStub(channel), method)
-            try:
-                return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
-            except grpc.aio.AioRpcError as err:
-                raise passed_on(err) from err
+        return await self._to_owner.carry_out(ChangefeedServiceStub, method, request, context, call)
 
 
 class Blockers:
@@ -199,9 +223,13 @@ async def _changefeed(feed: Feed, most: int, *, with_locks: bool) -> capturepb.C
 class CaptureService:
     """`tidemarkpb.v1.CaptureService`."""
 
-    def __init__(self, membership: Membership, blockers: Blockers) -> None:
+    def __init__(
+        self, owner: Owner, membership: Membership, blockers: Blockers, to_owner: ToOwner
+    ) -> None:
+        self._owner = owner
         self._membership = membership
         self._blockers = blockers
+        self._to_owner = to_owner
 
     async def GetBlockers(
         self, request: capturepb.GetBlockersRequest, context: Context
@@ -222,10 +250,48 @@ class CaptureService:
                 flight_address=member.record.flight_address,
                 is_owner=member.is_owner,
                 version=member.record.version,
+                draining=member.is_draining,
             )
             for member in await self._membership.members()
         ]
         return capturepb.ListCapturesResponse(captures=captures)
+
+    async def DrainCapture(self, request: capturepb.DrainCaptureRequest, context: Context) -> Any:
+        """Let its tables go to the others."""
+
+        async def drain() -> capturepb.DrainCaptureResponse:
+            record = await self._membership.drain(request.id, cancel=request.cancel)
+            own = await self._membership.owner_address() == record.address
+            count = sum(_tables_at(feed, record, own=own) for feed in self._owner.feeds.values())
+            return capturepb.DrainCaptureResponse(tables=count)
+
+        return await self._to_owner.carry_out(
+            CaptureServiceStub, "DrainCapture", request, context, drain
+        )
+
+    async def ResignOwner(self, request: capturepb.ResignOwnerRequest, context: Context) -> Any:
+        """Let another capture be elected."""
+
+        async def resign() -> capturepb.ResignOwnerResponse:
+            self._membership.resign()
+            return capturepb.ResignOwnerResponse()
+
+        return await self._to_owner.carry_out(
+            CaptureServiceStub, "ResignOwner", request, context, resign
+        )
+
+
+def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
+    """How many tables of a changefeed a capture has; `own`: it is the owner, which has those that
+    are divided among nobody.
+    """
+    if not feed.info.state.is_running:
+        return 0
+    places = [feed.processor.locations(table.span) for table in feed.tables]
+    ends = f"://{record.flight_address}"
+    return sum(
+        any(each.endswith(ends) for each in place) or (own and not place) for place in places
+    )
 
 
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:

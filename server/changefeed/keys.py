@@ -5,6 +5,7 @@ from typing import Final
 _ROOT: Final = "/tidemark/default"
 OWNER: Final = f"{_ROOT}/owner".encode()
 CAPTURES: Final = f"{_ROOT}/capture/".encode()
+DRAINING: Final = f"{_ROOT}/draining/".encode()
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
@@ -17,6 +18,11 @@ DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 def capture(capture_id: str) -> bytes:
     """One capture's record, alive as long as its lease."""
     return CAPTURES + capture_id.encode()
+
+
+def draining(capture_id: str) -> bytes:
+    """There, with the capture's own lease, while its tables go to the others."""
+    return DRAINING + capture_id.encode()
 
 
 def info(changefeed: str) -> bytes:

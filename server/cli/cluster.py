@@ -1,23 +1,27 @@
 """`tidemark cli member|leader|health|store|region`: what pd-ctl shows, by the coordinator's HTTP
-API, which PD has, too; and `capture list`, and `tso query|TS`.
+API, which PD has, too; and `capture list|drain|resign`, and `tso query|TS`.
 """
 
 import argparse
 import asyncio
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from typing import Any, Final
 from urllib.parse import quote
 
+import grpc
+import grpc.aio
 from tidemarkpb.v1 import capture_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from gcsafepoint.explain.document import time_of
-from server.cli.arguments import timestamp
+from server.cli.arguments import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError
+from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import addresses_of
 from server.rpc.pd import PdUnavailableError
@@ -49,7 +53,9 @@ _CAPTURE_COLUMNS: Final = (
     ("OWNER", "is-owner"),
     ("ADDRESS", "address"),
     ("FLIGHT", "flight-address"),
+    ("DRAINING", "draining"),
 )
+_DRAIN_LOOK_S: Final = 1.0
 _QUERY = "query"
 
 
@@ -126,6 +132,61 @@ def _add_capture(groups: Any, shared: argparse.ArgumentParser) -> None:
     verbs = group.add_subparsers(required=True, metavar="VERB")
     listed = verbs.add_parser("list", help="all living captures", parents=[shared])
     listed.set_defaults(command=list_captures)
+    drain = verbs.add_parser(
+        "drain",
+        help="let its tables go to the other captures, as before it is stopped; exit status 1 while "
+        "some are left",
+        parents=[shared],
+    )
+    drain.add_argument("id", metavar="ID", help="its id in `capture list`")
+    drain.add_argument(
+        "--wait",
+        type=period,
+        default=0,
+        metavar="DURATION",
+        help="until no table is left, at most so long",
+    )
+    drain.add_argument("--cancel", action="store_true", help="let it take part again")
+    drain.set_defaults(command=drain_capture)
+    resign = verbs.add_parser(
+        "resign", help="let another capture be elected owner", parents=[shared]
+    )
+    resign.set_defaults(command=resign_owner)
+
+
+async def drain_capture(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Take all tables from a capture."""
+    request = pb.DrainCaptureRequest(id=arguments.id, cancel=arguments.cancel)
+    until_s = time.monotonic() + arguments.wait
+    while True:
+        tables = await _drained(remote, request)
+        is_over = tables == 0 or arguments.cancel
+        if is_over or time.monotonic() >= until_s:
+            break
+        await asyncio.sleep(_DRAIN_LOOK_S)
+    left = "not known: an election is under way" if tables is None else tables
+    shown = f"{arguments.id} takes part again" if arguments.cancel else f"tables left: {left}"
+    document = {"id": arguments.id, "draining": not arguments.cancel, "tables": tables}
+    return Output(document, shown=shown, status=EXIT_OK if is_over else EXIT_ERROR)
+
+
+async def _drained(remote: Remote, request: pb.DrainCaptureRequest) -> int | None:
+    """How many tables a capture still has; None: another owner is being elected."""
+    async with remote.capture() as channel:
+        try:
+            answer = await CaptureServiceStub(channel).DrainCapture(request, timeout=CALL_S)
+        except grpc.aio.AioRpcError as err:
+            if err.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+    return answer.tables
+
+
+async def resign_owner(remote: Remote, _: argparse.Namespace) -> Output:
+    """Let another capture be elected."""
+    async with remote.capture() as channel:
+        await CaptureServiceStub(channel).ResignOwner(pb.ResignOwnerRequest(), timeout=CALL_S)
+    return Output({"resigned": True}, shown="the owner resigns; see `tidemark cli capture list`")
 
 
 async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
@@ -142,6 +203,7 @@ async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
             "flight-address": capture.flight_address,
             "cluster-id": "default",
             "version": capture.version,
+            "draining": capture.draining,
         }
         for capture in answer.captures
     ]

@@ -11,7 +11,7 @@ import structlog
 from storage.model.errors import TidemarkError
 
 _CHANGES: Final = re.compile(
-    r"tidemarkpb\.v1\.(Changefeed|Dump|GC|Pump|Store)Service\.(?!Get|List|Query|Check|Write)\w+"
+    r"tidemarkpb\.v1\.(Capture|Changefeed|Dump|GC|Pump|Store)Service\.(?!Get|List|Query|Check|Write)\w+"
 )
 _OBJECTS: Final = ("id", "changefeed_id", "node_id")
 """Members of a request that name what it is about."""

@@ -16,7 +16,12 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.api_v2 import documents
 from server.capture.api_v2.operations import OPERATIONS, PREFIX, openapi
-from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
+from server.capture.errors import (
+    CaptureUnknownError,
+    ChangefeedNotExistsError,
+    NotOwnerError,
+    ParameterError,
+)
 from server.changefeed.info import CREATOR_VERSION, State
 from server.changefeed.view import state_of
 from server.routes import (
@@ -32,7 +37,7 @@ from server.routes import (
 from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import status_of
 from storage.defect import request_error
-from storage.model.errors import NotFoundError, TidemarkError
+from storage.model.errors import TidemarkError
 from storage.model.ts import logical, physical_ms
 
 _LEGACY_STATUS: Final = "/status"
@@ -44,12 +49,6 @@ _HTTP_STATUS: Final = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 503,
 }
-
-
-class CaptureUnknownError(NotFoundError):
-    """No capture has that id."""
-
-    code = "ErrCaptureNotExist"
 
 
 class Oracle(Protocol):
@@ -111,6 +110,17 @@ class Api:
     async def captures(self, _request: Request) -> dict[str, Any]:
         """All living captures."""
         return documents.listing(list(map(documents.capture_document, await self._members())))
+
+    async def drain_capture(self, _request: Request, capture: str) -> dict[str, int]:
+        """Let its tables go to the others; how many it still has."""
+        request = capturepb.DrainCaptureRequest(id=capture)
+        drained = await self._captures.DrainCapture(request, LOCAL)
+        return {"current_table_count": drained.tables}
+
+    async def resign_owner(self, _request: Request) -> dict[str, Any]:
+        """Let another capture be elected."""
+        await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), LOCAL)
+        return {}
 
     async def tso(self, _request: Request) -> dict[str, int]:
         """A new timestamp."""

@@ -32,6 +32,14 @@ OPERATIONS: Final = (
     Operation("health", "GET", "/health", "Whether an owner is elected", "Empty"),
     Operation("status", "GET", "/status", "This capture", "ServerStatus"),
     Operation("captures", "GET", "/captures", "All living captures", "Captures"),
+    Operation(
+        "drain_capture",
+        "PUT",
+        "/captures/{capture_id}/drain",
+        "Let a capture's tables go to the others; ask again until none is left",
+        "Drained",
+    ),
+    Operation("resign_owner", "POST", "/owner/resign", "Let another capture be elected", "Empty"),
     Operation("tso", "POST", "/tso", "A new timestamp", "Tso", body="Upstream"),
     Operation(
         "list_changefeeds",
@@ -166,6 +174,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
         liveness={"type": "integer", "description": "0: it serves"},
     ),
     "Captures": _listed(_object(id=_TEXT, is_owner=_FLAG, address=_TEXT, cluster_id=_TEXT)),
+    "Drained": _object(current_table_count={"type": "integer"}),
     "Upstream": _object(id={"type": "integer"}),
     "Tso": _object(timestamp={"type": "integer"}, logic_time={"type": "integer"}),
     "ReplicaConfig": _object(

@@ -44,6 +44,16 @@ class CaptureServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.FromString,
                 _registered_method=True)
+        self.DrainCapture = channel.unary_unary(
+                '/tidemarkpb.v1.CaptureService/DrainCapture',
+                request_serializer=tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureResponse.FromString,
+                _registered_method=True)
+        self.ResignOwner = channel.unary_unary(
+                '/tidemarkpb.v1.CaptureService/ResignOwner',
+                request_serializer=tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerResponse.FromString,
+                _registered_method=True)
 
 
 class CaptureServiceServicer:
@@ -62,6 +72,21 @@ class CaptureServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainCapture(self, request, context):
+        """The tables of a capture go to the others, and it is owner no more, until it is started again: call it before a capture
+        is stopped, and again until no table is left.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResignOwner(self, request, context):
+        """Another capture is elected owner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CaptureServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +99,16 @@ def add_CaptureServiceServicer_to_server(servicer, server):
                     servicer.GetBlockers,
                     request_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.SerializeToString,
+            ),
+            'DrainCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainCapture,
+                    request_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureResponse.SerializeToString,
+            ),
+            'ResignOwner': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResignOwner,
+                    request_deserializer=tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +165,60 @@ class CaptureService:
             '/tidemarkpb.v1.CaptureService/GetBlockers',
             tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_capture__pb2.GetBlockersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.CaptureService/DrainCapture',
+            tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_capture__pb2.DrainCaptureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResignOwner(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.CaptureService/ResignOwner',
+            tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_capture__pb2.ResignOwnerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,12 @@ class CaptureServiceStub:
     ListCaptures: _grpc.UnaryUnaryMultiCallable[_capture_pb2.ListCapturesRequest, _capture_pb2.ListCapturesResponse]
     GetBlockers: _grpc.UnaryUnaryMultiCallable[_capture_pb2.GetBlockersRequest, _capture_pb2.GetBlockersResponse]
     """What holds this capture's changefeeds back: a capture speaks for itself only."""
+    DrainCapture: _grpc.UnaryUnaryMultiCallable[_capture_pb2.DrainCaptureRequest, _capture_pb2.DrainCaptureResponse]
+    """The tables of a capture go to the others, and it is owner no more, until it is started again: call it before a capture
+    is stopped, and again until no table is left.
+    """
+    ResignOwner: _grpc.UnaryUnaryMultiCallable[_capture_pb2.ResignOwnerRequest, _capture_pb2.ResignOwnerResponse]
+    """Another capture is elected owner."""
 
 @_typing.type_check_only
 class CaptureServiceAsyncStub(CaptureServiceStub):
@@ -41,6 +47,12 @@ class CaptureServiceAsyncStub(CaptureServiceStub):
     ListCaptures: _aio.UnaryUnaryMultiCallable[_capture_pb2.ListCapturesRequest, _capture_pb2.ListCapturesResponse]  # type: ignore[assignment]
     GetBlockers: _aio.UnaryUnaryMultiCallable[_capture_pb2.GetBlockersRequest, _capture_pb2.GetBlockersResponse]  # type: ignore[assignment]
     """What holds this capture's changefeeds back: a capture speaks for itself only."""
+    DrainCapture: _aio.UnaryUnaryMultiCallable[_capture_pb2.DrainCaptureRequest, _capture_pb2.DrainCaptureResponse]  # type: ignore[assignment]
+    """The tables of a capture go to the others, and it is owner no more, until it is started again: call it before a capture
+    is stopped, and again until no table is left.
+    """
+    ResignOwner: _aio.UnaryUnaryMultiCallable[_capture_pb2.ResignOwnerRequest, _capture_pb2.ResignOwnerResponse]  # type: ignore[assignment]
+    """Another capture is elected owner."""
 
 class CaptureServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +69,23 @@ class CaptureServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_capture_pb2.GetBlockersResponse, _abc.Awaitable[_capture_pb2.GetBlockersResponse]]:
         """What holds this capture's changefeeds back: a capture speaks for itself only."""
+
+    @_abc_1.abstractmethod
+    def DrainCapture(
+        self,
+        request: _capture_pb2.DrainCaptureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_capture_pb2.DrainCaptureResponse, _abc.Awaitable[_capture_pb2.DrainCaptureResponse]]:
+        """The tables of a capture go to the others, and it is owner no more, until it is started again: call it before a capture
+        is stopped, and again until no table is left.
+        """
+
+    @_abc_1.abstractmethod
+    def ResignOwner(
+        self,
+        request: _capture_pb2.ResignOwnerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_capture_pb2.ResignOwnerResponse, _abc.Awaitable[_capture_pb2.ResignOwnerResponse]]:
+        """Another capture is elected owner."""
 
 def add_CaptureServiceServicer_to_server(servicer: CaptureServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,6 +3,9 @@
 import asyncio
 from functools import partial
 
+import pytest
+
+from server.capture.errors import CaptureUnknownError, LastCaptureError
 from server.capture.feed import FeedFactory
 from server.capture.local import LocalProcessor
 from server.capture.membership import Membership
@@ -39,6 +42,65 @@ async def test_a_capture_that_comes_back_as_another_is_elected_knows_it(meta, up
         await meta.campaign(keys.OWNER, b"other", other.id)
         await returning.settled.wait()
         running.cancel()
+
+
+async def owner_of(meta):
+    pair = await meta.get(keys.OWNER)
+    return pair.value.decode() if pair else ""
+
+
+async def until(ask, wanted):
+    while await ask() != wanted:  # noqa: ASYNC110 - the metadata is asked
+        await asyncio.sleep(0.02)
+
+
+async def test_an_owner_that_resigns_or_is_drained_lets_another_one_be_elected(meta, upstream):
+    one, two = (member(meta, upstream, name) for name in ("one", "two"))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one.run("a:1", "a:2"))]
+        await one.settled.wait()
+        with pytest.raises(LastCaptureError, match="start another one first"):
+            await one.drain("one")
+        one.resign()
+        await until(partial(owner_of, meta), "")
+        await until(partial(owner_of, meta), "one")
+        running.append(tasks.create_task(two.run("b:1", "b:2")))
+        await two.settled.wait()
+        await two.drain("one")
+        await until(partial(owner_of, meta), "two")
+        assert {each.record.id: each.is_draining for each in await two.members()} == {
+            "one": True,
+            "two": False,
+        }
+        assert [each.id for each in await two.sharing()] == ["two"]
+        with pytest.raises(LastCaptureError):
+            await one.drain("two")
+        with pytest.raises(CaptureUnknownError, match="capture list"):
+            await one.drain("three")
+        two.resign()
+        await until(partial(owner_of, meta), "")
+        await until(partial(owner_of, meta), "two")
+        await two.drain("one", cancel=True)
+        two.resign()
+        await until(partial(owner_of, meta), "one")
+        for task in running:
+            task.cancel()
+
+
+async def test_a_capture_that_is_started_again_is_drained_no_more(meta, upstream):
+    one, two = (member(meta, upstream, name) for name in ("one", "two"))
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(each.run("a:1", "a:2")) for each in (one, two)]
+        await two.settled.wait()
+        await one.drain("two")
+        running[1].cancel()
+        await asyncio.wait([running[1]])
+        again = member(meta, upstream, "two")
+        running.append(tasks.create_task(again.run("a:1", "a:2")))
+        await again.settled.wait()
+        assert not any(each.is_draining for each in await again.members())
+        for task in running:
+            task.cancel()
 
 
 async def _never(_membership, _lease):
