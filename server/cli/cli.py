@@ -36,6 +36,7 @@ _GROUPS: Final = {
     ),
     "gc-state": ("gc_blockers", "GC states of keyspaces, and their barriers"),
     "doctor": ("doctor", "what is slow or stuck, stage by stage, and what to do"),
+    "metadata": ("metadata", "a backup of what is known of the changefeeds"),
     "source": ("source", "the databases that changefeeds replicate from"),
     "unsafe": ("unsafe", "what can take somebody's work away"),
     "verify": ("verify", "compare a lake with its upstream, row by row"),

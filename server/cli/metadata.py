@@ -1,0 +1,155 @@
+"""`tidemark cli metadata backup|restore`: what the cluster knows of its changefeeds, as a file.
+
+A backup has the records of changefeeds, their checkpoints, schema histories and positions in logs,
+of one moment; not what lives by a lease, as captures do. It is restored into metadata that have
+none of these records, while no capture owns the changefeeds. Lakes may be further than a restored
+checkpoint: their jobs go on where the lake ends.
+"""
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from server.changefeed import keys
+from server.cli.arguments import add_yes, confirm
+from server.cli.output import Output
+from server.cli.remote import Remote
+from server.rpc.client import metadata_at
+from storage.meta.backup import Backup
+from storage.meta.meta import Meta, Put
+from storage.model.errors import ConflictError, InvalidError
+
+PREFIX: Final = b"/tidemark/default/"
+_NAMES_SHOWN: Final = 20
+
+
+class BackupFileError(InvalidError):
+    """The file cannot be read or written."""
+
+    code = "ErrBackupFileInvalid"
+
+
+class MetadataNotEmptyError(ConflictError):
+    """A restore would mix two states of the cluster."""
+
+    code = "ErrMetadataNotEmpty"
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `metadata`."""
+    verbs = groups.add_parser("metadata").add_subparsers(required=True, metavar="VERB")
+    backup = verbs.add_parser(
+        "backup", help="write what is known of all changefeeds into a file", parents=[shared]
+    )
+    backup.add_argument("file", metavar="FILE", help="must not be there yet")
+    backup.set_defaults(command=backup_metadata)
+    restore = verbs.add_parser(
+        "restore", help="bring it into empty metadata; stop the captures first", parents=[shared]
+    )
+    restore.add_argument("file", metavar="FILE", help="a backup")
+    restore.add_argument("--dry-run", action="store_true", help="only show what it holds")
+    add_yes(restore)
+    restore.set_defaults(command=restore_metadata)
+
+
+async def backup_metadata(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Write a backup.
+
+    Raises:
+        BackupFileError: the file is there, or cannot be written.
+    """
+    async with metadata_at(remote.pd, remote.security) as meta:
+        # One request, so that all is of one moment.
+        pairs = [(each.key, each.value) for each in await meta.get_prefix(PREFIX) if not each.lease]
+    backup = Backup(PREFIX, datetime.now(UTC).isoformat(timespec="seconds"), pairs)
+    _write(Path(arguments.file), backup.to_bytes())
+    return Output({"file": arguments.file} | _summary(backup))
+
+
+async def restore_metadata(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Restore a backup.
+
+    Raises:
+        BackupFileError, CorruptError: it cannot be read.
+        MetadataNotEmptyError: there are records that it does not have, or a capture owns them.
+    """
+    backup = Backup.from_bytes(_read(Path(arguments.file)))
+    if arguments.dry_run:
+        return Output({"dry_run": True} | _summary(backup))
+    async with metadata_at(remote.pd, remote.security) as meta:
+        await _check_empty(meta, backup)
+        if not arguments.yes:
+            confirm(f"Restore {len(backup.pairs)} records of {backup.time} into {remote.pd}?")
+        # Records of changefeeds come last: one without its history would be taken for damaged.
+        ordered = sorted(backup.pairs, key=lambda pair: pair[0].startswith(keys.INFOS))
+        await meta.write_all(Put(key, value) for key, value in ordered)
+    return Output({"restored": True} | _summary(backup))
+
+
+async def _check_empty(meta: Meta, backup: Backup) -> None:
+    if await meta.get(keys.OWNER) is not None:
+        raise MetadataNotEmptyError(
+            "a capture owns the changefeeds, and would not see what is restored: stop all captures, "
+            "and try again"
+        )
+    # What an earlier restore has brought before it was interrupted is the same.
+    restored = dict(backup.pairs)
+    others = [
+        each.key.decode(errors="replace")
+        for each in await meta.get_prefix(backup.prefix)
+        if not each.lease and restored.get(each.key) != each.value
+    ]
+    if others:
+        shown = ", ".join(others[:_NAMES_SHOWN])
+        raise MetadataNotEmptyError(
+            f"there are {len(others)} records that the backup does not have, or has otherwise: "
+            f"{shown}. Remove the changefeeds, or restore into another etcd"
+        )
+
+
+def _summary(backup: Backup) -> dict[str, Any]:
+    kinds = Counter(
+        key.removeprefix(PREFIX).rpartition(b"/")[0].split(b"/")[:2][-1].decode(errors="replace")
+        for key, _ in backup.pairs
+    )
+    names = [
+        key.removeprefix(keys.INFOS).decode(errors="replace")
+        for key, _ in backup.pairs
+        if key.startswith(keys.INFOS)
+    ]
+    return {
+        "time": backup.time,
+        "changefeeds": sorted(names),
+        "records": dict(sorted(kinds.items())),
+    }
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as err:
+        raise BackupFileError(f"cannot read {path}: {err.strerror}") from err
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Durable when it returns; only its owner may read it."""
+    if path.exists():
+        raise BackupFileError(f"{path} is there already; take another name")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            # Whole or not at all, and never over a file that has come meanwhile.
+            Path(path).hardlink_to(file.name)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as err:
+        raise BackupFileError(f"cannot write {path}: {err.strerror}") from err
