@@ -141,12 +141,14 @@ class Cluster:
             connection.close()
 
     def cli(self, *arguments: str):
-        """`tidemark cli --json …`: the document, or the error line where there is none."""
+        """`tidemark cli --json …`: the document, or the error line where there is an error."""
         flags = ["cli", "--server", self.capture.endpoints["capture"], "--pd", self.pd, "--json"]
         done = subprocess.run(
             [*COMMAND, *flags, *arguments], capture_output=True, text=True, timeout=120, check=False
         )
-        return json.loads(done.stdout) if done.stdout else done.stderr.strip().splitlines()[-1]
+        # A command may answer by its exit status, too: that is no error.
+        is_error = done.returncode != 0 and done.stderr.strip()
+        return done.stderr.strip().splitlines()[-1] if is_error else json.loads(done.stdout)
 
     def stop(self) -> None:
         self._started.close()
