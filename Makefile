@@ -141,7 +141,7 @@ test-unit: setup ## Unit and property tests
 
 .PHONY: test-integration
 test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark
-	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile tests/integration $(call once_more,tests/integration)
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
 
 .PHONY: test-attacks
 test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons with both gRPC engines
@@ -149,7 +149,7 @@ test-attacks: setup ## Floods, odd certificates and fuzzing against real daemons
 
 .PHONY: test-e2e
 test-e2e: setup jars ## The whole way, in small
-	$(BIN)/pytest -q tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
+	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/e2e -m "not docker" $(call once_more,tests/e2e -m "not docker")
 
 .PHONY: walk
 walk: setup ## Paste the commands of README and docs into a fresh clone, as a stranger would (takes long)

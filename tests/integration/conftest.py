@@ -4,8 +4,32 @@ and its jars are those of its first session.
 
 import os
 import time
+from pathlib import Path
+from typing import Final
 
 import pytest
+
+LONGEST: Final = (
+    "lake/test_evolution.py",
+    "lake/test_aged.py",
+    "spark/test_lake.py",
+    "lake/test_remote.py",
+    "mysql/test_in_use.py",
+    "lake/test_barrier_deaths.py",
+    "lake/test_delta_logs.py",
+    "verify/test_verify.py",
+    "lake/test_random_lives.py",
+    "spark/test_target_ts.py",
+    "verify/test_database.py",
+)
+"""Files that take more than a minute and a half, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first: in the end no worker is alone with one of them."""
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")
