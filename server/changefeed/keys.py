@@ -6,6 +6,8 @@ _ROOT: Final = "/tidemark/default"
 OWNER: Final = f"{_ROOT}/owner".encode()
 CAPTURES: Final = f"{_ROOT}/capture/".encode()
 DRAINING: Final = f"{_ROOT}/draining/".encode()
+CHANGEFEEDS: Final = f"{_ROOT}/changefeed/".encode()
+"""What all records of changefeeds begin with."""
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
 STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()

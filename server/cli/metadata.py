@@ -1,9 +1,9 @@
 """`tidemark cli metadata backup|restore`: what the cluster knows of its changefeeds, as a file.
 
 A backup has the records of changefeeds, their checkpoints, schema histories and positions in logs,
-of one moment; not what lives by a lease, as captures do. It is restored into metadata that have
-none of these records, while no capture owns the changefeeds. Lakes may be further than a restored
-checkpoint: their jobs go on where the lake ends.
+of one moment. It is restored into metadata that have none of these records, while no capture owns
+the changefeeds. Lakes may be further than a restored checkpoint: their jobs go on where the lake
+ends.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, InvalidError
 
-PREFIX: Final = b"/tidemark/default/"
 _NAMES_SHOWN: Final = 20
 
 
@@ -64,8 +63,8 @@ async def backup_metadata(remote: Remote, arguments: argparse.Namespace) -> Outp
     """
     async with metadata_at(remote.pd, remote.security) as meta:
         # One request, so that all is of one moment.
-        pairs = [(each.key, each.value) for each in await meta.get_prefix(PREFIX) if not each.lease]
-    backup = Backup(PREFIX, datetime.now(UTC).isoformat(timespec="seconds"), pairs)
+        pairs = [(each.key, each.value) for each in await meta.get_prefix(keys.CHANGEFEEDS)]
+    backup = Backup(keys.CHANGEFEEDS, datetime.now(UTC).isoformat(timespec="seconds"), pairs)
     _write(Path(arguments.file), backup.to_bytes())
     return Output({"file": arguments.file} | _summary(backup))
 
@@ -101,7 +100,7 @@ async def _check_empty(meta: Meta, backup: Backup) -> None:
     others = [
         each.key.decode(errors="replace")
         for each in await meta.get_prefix(backup.prefix)
-        if not each.lease and restored.get(each.key) != each.value
+        if restored.get(each.key) != each.value
     ]
     if others:
         shown = ", ".join(others[:_NAMES_SHOWN])
@@ -113,7 +112,7 @@ async def _check_empty(meta: Meta, backup: Backup) -> None:
 
 def _summary(backup: Backup) -> dict[str, Any]:
     kinds = Counter(
-        key.removeprefix(PREFIX).rpartition(b"/")[0].split(b"/")[:2][-1].decode(errors="replace")
+        key.removeprefix(keys.CHANGEFEEDS).partition(b"/")[0].decode(errors="replace")
         for key, _ in backup.pairs
     )
     names = [

@@ -42,7 +42,7 @@ def test_a_changefeed_goes_on_from_a_backup(tmp_path: Path) -> None:
             client.delete(f"{PREFIX}owner")
             client.put(f"{PREFIX}changefeed/info/other", "{}")
             assert "changefeed/info/other" in cluster.cli("metadata", "restore", str(file), "--yes")
-            client.delete_prefix(PREFIX)
+            client.delete_prefix(f"{PREFIX}changefeed/")
         assert "ErrNotConfirmed" in cluster.cli("metadata", "restore", str(file))
         for _ in range(2):  # again, as after one that was interrupted
             assert cluster.cli("metadata", "restore", str(file), "--yes")["restored"]
