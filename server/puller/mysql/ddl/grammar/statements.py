@@ -57,6 +57,11 @@ _STORED: Final = frozenset(
     )
 )
 """Objects whose CREATE, ALTER and DROP change neither tables nor their rows."""
+_SEQUENCE_FLAGS: Final = ("NO", "NOMINVALUE", "NOMAXVALUE", "NOCACHE", "CYCLE", "NOCYCLE")
+_SEQUENCE_OPTIONS: Final = (
+    "START", "INCREMENT", "MINVALUE", "MAXVALUE", "CACHE", "ENGINE", "COMMENT"
+)  # fmt: skip
+"""Those with a value."""
 _ACCOUNTS: Final = ("GRANT", "REVOKE")
 _MAINTAINS: Final = ("ANALYZE", "OPTIMIZE", "REPAIR", "CHECK", "CHECKSUM")
 _SERVER: Final = (
@@ -176,10 +181,12 @@ class StatementReader(TableChangeReader):
 
     def _create(self) -> Tree:
         replace = self.skip("OR", "REPLACE")
+        if replace and self.skip("SEQUENCE"):
+            return self._replaced_by_sequence()
         if self._sees_any("DEFINER", "ALGORITHM", "SQL", "AGGREGATE") or self._sees_any(*_STORED):
             return self._stored()
         if self.skip_any("DATABASE", "SCHEMA"):
-            return self._schema_options()
+            return self._replaced_schema() if replace else self._schema_options()
         if self.sees("ROLE") or self.sees("USER"):
             return self._rest("create account")
         temporary = self.skip("TEMPORARY")
@@ -188,6 +195,30 @@ class StatementReader(TableChangeReader):
         if self.sees("SEQUENCE"):
             return self._rest("create sequence")
         return self._create_index()
+
+    def _replaced_schema(self) -> DropSchema:
+        """CREATE OR REPLACE DATABASE: nothing else tells that its tables are dropped."""
+        name = self.as_kept(self.name())
+        while self.skip("DEFAULT") or self._sees_any("CHARACTER", "CHARSET", "COLLATE", "COMMENT"):
+            if self.skip("CHARACTER"):
+                self.expect("SET")
+            elif not self.skip_any("CHARSET", "COLLATE", "COMMENT"):
+                raise NotUnderstoodError("an option of a database that is not known")
+            self.skip("=")
+            self.next()
+        return DropSchema(name)
+
+    def _replaced_by_sequence(self) -> DropTables:
+        """CREATE OR REPLACE SEQUENCE: a table of that name is dropped, and nothing else tells."""
+        name = self.table_name()
+        while self._sees_any(*_SEQUENCE_FLAGS, *_SEQUENCE_OPTIONS):
+            if self.skip_any(*_SEQUENCE_FLAGS):
+                continue
+            self.skip_any(*_SEQUENCE_OPTIONS)
+            self.skip_any("WITH", "BY", "=")
+            self.skip("-")
+            self.next()
+        return DropTables((name,))
 
     def _stored(self) -> Harmless:
         """CREATE, ALTER or DROP of what is no table: definer and options,

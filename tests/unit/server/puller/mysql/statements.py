@@ -16,10 +16,7 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     NO_EFFECT: {
         "CREATE, ALTER, DROP DATABASE (defaults)": (
             "CREATE DATABASE a",
-            (
-                "CREATE OR REPLACE SCHEMA IF NOT EXISTS a DEFAULT CHARACTER SET = utf8mb4 COLLATE "
-                "utf8mb4_bin"
-            ),
+            ("CREATE SCHEMA IF NOT EXISTS a DEFAULT CHARACTER SET = utf8mb4 COLLATE utf8mb4_bin"),
             "ALTER DATABASE a CHARACTER SET utf8mb3",
         ),
         "views, triggers, routines, events, packages, sequences": (
@@ -252,6 +249,8 @@ STATEMENTS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
             "DROP TABLES a, b WAIT 1 CASCADE",
             "SET STATEMENT lock_wait_timeout=5 FOR DROP DATABASE d",
             "DROP SCHEMA IF EXISTS `a-b`",
+            "CREATE OR REPLACE DATABASE a DEFAULT CHARACTER SET = utf8mb4",
+            "CREATE OR REPLACE SEQUENCE t START WITH 5",
         ),
     },
     READ_AGAIN: {
