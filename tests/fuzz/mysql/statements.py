@@ -355,6 +355,11 @@ class Writer:
                     if self.random.random() < 0.4
                     else f"DROP TABLE {table}"
                 ),
+                lambda: (
+                    f"CREATE OR REPLACE DATABASE {self.schema}"
+                    if self.random.random() < 0.2
+                    else f"CREATE OR REPLACE SEQUENCE {table}"
+                ),
                 lambda: f"TRUNCATE TABLE {table}",
                 lambda: f"TRUNCATE {table}",
                 lambda: f"SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE {table}",
