@@ -257,10 +257,10 @@ class _Parser:
             raise self._error(told or token)
 
     def _error(self, wanted: str) -> ConditionError:
-        found = f"{self._value!r}" if self._kind != "end" else "its end"
+        token = f"{self._value!r}" if self._kind != "end" else "its end"
         return ConditionError(
             f"the condition {self._text!r}, at character {self._begin + 1}: {wanted} is expected, "
-            f"not {found}"
+            f"not {token}"
         )
 
     _kind, _value, _begin, _end = "", "", 0, 0

@@ -53,12 +53,12 @@ class RowFilter:
 
     def check(self, mounter: TableMounter) -> None:
         """See that its conditions can be asked of a table; raises ConditionError."""
-        taken = {name.lower() for name in source_columns(mounter)}
+        columns = {name.lower() for name in source_columns(mounter)}
         for condition in self.conditions.values():
             condition.check(_own(whole_mounter(mounter).schema))
-            if not condition.columns <= taken:
+            if not condition.columns <= columns:
                 raise ConditionError(
-                    f"{condition.text!r} is about {', '.join(sorted(condition.columns - taken))}, "
+                    f"{condition.text!r} is about {', '.join(sorted(condition.columns - columns))}, "
                     "which the changefeed does not take: see its rules about columns"
                 )
 

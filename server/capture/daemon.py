@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
+from server.capture.capture_service import Blockers, CaptureService
 from server.capture.console import Console, Services, explained_by
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
@@ -24,8 +25,9 @@ from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
-from server.capture.service import Blockers, CaptureService, ChangefeedService, ToOwner
+from server.capture.service import ChangefeedService
 from server.capture.source.registry import sources
+from server.capture.to_owner import ToOwner
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
 from server.capture.worker.peers import SHARES, PeerAccess, Peers

@@ -1,40 +1,28 @@
-"""The captures' gRPC API: `tidemarkpb.v1` ChangefeedService and CaptureService.
-
-Every capture takes every call. Only the owner of the changefeeds can carry a call of
-ChangefeedService out, so another capture forwards it there, once. `Blockers` answers GetBlockers:
-what holds the changefeeds of this capture back, the one that is furthest behind first.
+"""`tidemarkpb.v1.ChangefeedService`, which every capture serves; the owner carries the calls out.
 
 `new_changefeed` reads a request; `changefeed_message` and `check_response` show a changefeed as it
 is now, and one that could be created.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
-import grpc
 import grpc.aio
-from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as pb
-from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from server.capture.audit import audit_silence
 from server.capture.creation import Checked, NewChangefeed
-from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
-from server.capture.membership import CaptureRecord, Membership
 from server.capture.owner import Owner
+from server.capture.to_owner import ToOwner
 from server.changefeed.events import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
-from server.rpc.client import connect
-from server.rpc.credentials import SecurityConfig
-from server.rpc.errors import passed_on
 from sink.errors import TableNotFoundError
 from sink.mounter import META_FIELDS
 from sink.versions import Version
@@ -42,12 +30,6 @@ from storage.model.span import Span
 from storage.model.ts import MAX_TS
 from storage.tidb.field_type import NULL_DATES
 
-_FORWARDED = "tidemark-forwarded"
-_FORWARD_S = 30.0
-BLOCKERS, BLOCKERS_MAX = 3, 100
-"""Slowest tables of a changefeed in an answer: how many by default, and at most."""
-_LOCKS_READ_OF = 16
-"""Changefeeds whose locks are read in one call: those that are furthest behind."""
 _CHANGES_SHOWN: Final = 20
 _STORED_VALUES: Final = "a DDL changed stored values"
 _STATES: Final = {
@@ -60,41 +42,6 @@ _STATES: Final = {
 }
 A = TypeVar("A")
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-class ToOwner:
-    """Calls that the owner carries out, wherever they come in."""
-
-    def __init__(self, owner: Owner, membership: Membership, security: SecurityConfig) -> None:
-        self._owner = owner
-        self._membership = membership
-        self._security = security
-
-    async def carry_out(
-        self,
-        stub: Callable[[grpc.aio.Channel], Any],
-        method: str,
-        request: Any,
-        context: Context,
-        call: Callable[[], Awaitable[A]],
-    ) -> Any:
-        """`call` if this is the owner, else the same request to that one.
-
-        Raises:
-            NotOwnerError: there is none at this moment; and what the owner raises.
-        """
-        if self._owner.is_active:
-            return await call()
-        # A call is forwarded once. While an election is under way two captures may each take the
-        # other one for the owner, and would pass the call to and fro until its deadline.
-        if any(key == _FORWARDED for key, _ in context.invocation_metadata() or ()):
-            raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
-        async with connect(await self._membership.owner_address(), self._security) as channel:
-            forward = getattr(stub(channel), method)
-            try:
-                return await forward(request, timeout=_FORWARD_S, metadata=((_FORWARDED, "1"),))
-            except grpc.aio.AioRpcError as err:
-                raise passed_on(err) from err
 
 
 class ChangefeedService:
@@ -190,108 +137,6 @@ class ChangefeedService:
         self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
     ) -> Any:
         return await self._to_owner.carry_out(ChangefeedServiceStub, method, request, context, call)
-
-
-class Blockers:
-    """What holds the changefeeds of `owner` back; each processor reports on its tables."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-
-    async def list(self, limit: int = 0) -> list[capturepb.ChangefeedBlockers]:
-        """Every changefeed that runs here; of each the `limit` slowest tables (0: 3)."""
-        most = min(limit or BLOCKERS, BLOCKERS_MAX)
-        feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
-        feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
-        async with asyncio.TaskGroup() as tasks:
-            lookups = [
-                tasks.create_task(_changefeed(feed, most, with_locks=place < _LOCKS_READ_OF))
-                for place, feed in enumerate(feeds)
-            ]
-        return [task.result() for task in lookups]
-
-
-async def _changefeed(feed: Feed, most: int, *, with_locks: bool) -> capturepb.ChangefeedBlockers:
-    processor = feed.processor
-    message = capturepb.ChangefeedBlockers(
-        changefeed=feed.id, checkpoint_ts=processor.checkpoint_ts, resolved_ts=processor.resolved_ts
-    )
-    message.tables.extend(await processor.blockers(most, with_locks=with_locks))
-    return message
-
-
-class CaptureService:
-    """`tidemarkpb.v1.CaptureService`."""
-
-    def __init__(
-        self, owner: Owner, membership: Membership, blockers: Blockers, to_owner: ToOwner
-    ) -> None:
-        self._owner = owner
-        self._membership = membership
-        self._blockers = blockers
-        self._to_owner = to_owner
-
-    async def GetBlockers(
-        self, request: capturepb.GetBlockersRequest, context: Context
-    ) -> capturepb.GetBlockersResponse:
-        """What holds the changefeeds back that this capture runs; none if it does not own them."""
-        del context
-        return capturepb.GetBlockersResponse(changefeeds=await self._blockers.list(request.limit))
-
-    async def ListCaptures(
-        self, request: capturepb.ListCapturesRequest, context: Context
-    ) -> capturepb.ListCapturesResponse:
-        """All living captures."""
-        del request, context
-        captures = [
-            capturepb.Capture(
-                id=member.record.id,
-                address=member.record.address,
-                flight_address=member.record.flight_address,
-                is_owner=member.is_owner,
-                version=member.record.version,
-                draining=member.is_draining,
-            )
-            for member in await self._membership.members()
-        ]
-        return capturepb.ListCapturesResponse(captures=captures)
-
-    async def DrainCapture(self, request: capturepb.DrainCaptureRequest, context: Context) -> Any:
-        """Let its tables go to the others."""
-
-        async def drain() -> capturepb.DrainCaptureResponse:
-            record = await self._membership.drain(request.id, cancel=request.cancel)
-            own = await self._membership.owner_address() == record.address
-            count = sum(_tables_at(feed, record, own=own) for feed in self._owner.feeds.values())
-            return capturepb.DrainCaptureResponse(tables=count)
-
-        return await self._to_owner.carry_out(
-            CaptureServiceStub, "DrainCapture", request, context, drain
-        )
-
-    async def ResignOwner(self, request: capturepb.ResignOwnerRequest, context: Context) -> Any:
-        """Let another capture be elected."""
-
-        async def resign() -> capturepb.ResignOwnerResponse:
-            self._membership.resign()
-            return capturepb.ResignOwnerResponse()
-
-        return await self._to_owner.carry_out(
-            CaptureServiceStub, "ResignOwner", request, context, resign
-        )
-
-
-def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
-    """How many tables of a changefeed a capture has; `own`: it is the owner, which has those that
-    are divided among nobody.
-    """
-    if not feed.info.state.is_running:
-        return 0
-    places = [feed.processor.locations(table.span) for table in feed.tables]
-    ends = f"://{record.flight_address}"
-    return sum(
-        any(each.endswith(ends) for each in place) or (own and not place) for place in places
-    )
 
 
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:

@@ -1,0 +1,121 @@
+"""`tidemarkpb.v1.CaptureService`: the captures, what holds them back, and who leaves."""
+
+import asyncio
+from typing import Any, Final
+
+import grpc.aio
+from tidemarkpb.v1 import capture_pb2 as capturepb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
+
+from server.capture.feed import Feed
+from server.capture.membership import CaptureRecord, Membership
+from server.capture.owner import Owner
+from server.capture.to_owner import ToOwner
+
+BLOCKERS, BLOCKERS_MAX = 3, 100
+"""Slowest tables of a changefeed in an answer: how many by default, and at most."""
+_LOCKS_READ_OF: Final = 16
+"""Changefeeds whose locks are read in one call: those that are furthest behind."""
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Blockers:
+    """What holds the changefeeds of `owner` back; each processor reports on its tables."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    async def list(self, limit: int = 0) -> list[capturepb.ChangefeedBlockers]:
+        """Every changefeed that runs here; of each the `limit` slowest tables (0: 3)."""
+        most = min(limit or BLOCKERS, BLOCKERS_MAX)
+        feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
+        feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
+        async with asyncio.TaskGroup() as tasks:
+            lookups = [
+                tasks.create_task(_changefeed(feed, most, with_locks=place < _LOCKS_READ_OF))
+                for place, feed in enumerate(feeds)
+            ]
+        return [task.result() for task in lookups]
+
+
+async def _changefeed(feed: Feed, most: int, *, with_locks: bool) -> capturepb.ChangefeedBlockers:
+    processor = feed.processor
+    message = capturepb.ChangefeedBlockers(
+        changefeed=feed.id, checkpoint_ts=processor.checkpoint_ts, resolved_ts=processor.resolved_ts
+    )
+    message.tables.extend(await processor.blockers(most, with_locks=with_locks))
+    return message
+
+
+class CaptureService:
+    """`tidemarkpb.v1.CaptureService`."""
+
+    def __init__(
+        self, owner: Owner, membership: Membership, blockers: Blockers, to_owner: ToOwner
+    ) -> None:
+        self._owner = owner
+        self._membership = membership
+        self._blockers = blockers
+        self._to_owner = to_owner
+
+    async def GetBlockers(
+        self, request: capturepb.GetBlockersRequest, context: Context
+    ) -> capturepb.GetBlockersResponse:
+        """What holds the changefeeds back that this capture runs; none if it does not own them."""
+        del context
+        return capturepb.GetBlockersResponse(changefeeds=await self._blockers.list(request.limit))
+
+    async def ListCaptures(
+        self, request: capturepb.ListCapturesRequest, context: Context
+    ) -> capturepb.ListCapturesResponse:
+        """All living captures."""
+        del request, context
+        captures = [
+            capturepb.Capture(
+                id=member.record.id,
+                address=member.record.address,
+                flight_address=member.record.flight_address,
+                is_owner=member.is_owner,
+                version=member.record.version,
+                draining=member.is_draining,
+            )
+            for member in await self._membership.members()
+        ]
+        return capturepb.ListCapturesResponse(captures=captures)
+
+    async def DrainCapture(self, request: capturepb.DrainCaptureRequest, context: Context) -> Any:
+        """Let its tables go to the others."""
+
+        async def drain() -> capturepb.DrainCaptureResponse:
+            record = await self._membership.drain(request.id, cancel=request.cancel)
+            own = await self._membership.owner_address() == record.address
+            count = sum(_tables_at(feed, record, own=own) for feed in self._owner.feeds.values())
+            return capturepb.DrainCaptureResponse(tables=count)
+
+        return await self._to_owner.carry_out(
+            CaptureServiceStub, "DrainCapture", request, context, drain
+        )
+
+    async def ResignOwner(self, request: capturepb.ResignOwnerRequest, context: Context) -> Any:
+        """Let another capture be elected."""
+
+        async def resign() -> capturepb.ResignOwnerResponse:
+            self._membership.resign()
+            return capturepb.ResignOwnerResponse()
+
+        return await self._to_owner.carry_out(
+            CaptureServiceStub, "ResignOwner", request, context, resign
+        )
+
+
+def _tables_at(feed: Feed, record: CaptureRecord, *, own: bool) -> int:
+    """How many tables of a changefeed a capture has; `own`: it is the owner, which has those that
+    are divided among nobody.
+    """
+    if not feed.info.state.is_running:
+        return 0
+    places = [feed.processor.locations(table.span) for table in feed.tables]
+    ends = f"://{record.flight_address}"
+    return sum(
+        any(each.endswith(ends) for each in place) or (own and not place) for place in places
+    )
