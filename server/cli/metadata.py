@@ -22,6 +22,7 @@ from server.rpc.client import metadata_at
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, InvalidError
+from storage.vfs import RealFS
 
 _NAMES_SHOWN: Final = 20
 
@@ -144,11 +145,7 @@ def _write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             # Whole or not at all, and never over a file that has come meanwhile.
-            Path(path).hardlink_to(file.name)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            path.hardlink_to(file.name)
+        RealFS().sync_directory(path.parent)
     except OSError as err:
         raise BackupFileError(f"cannot write {path}: {err.strerror}") from err

@@ -73,11 +73,10 @@ def summary(changefeed: pb.Changefeed) -> dict[str, Any]:
 def changefeed_document(changefeed: pb.Changefeed) -> dict[str, Any]:
     """TiCDC's ChangeFeedInfo, and what `tidemark cli changefeed query` shows beside it."""
     shown = detail(changefeed)
-    events = {name: shown[name] for name in ("event_filters",) if name in shown}
-    config = {
-        "filter": {"rules": list(changefeed.filter)} | events,
-        "check_gc_safe_point": True,
-    }
+    chosen = {"rules": list(changefeed.filter)}
+    if "event_filters" in shown:
+        chosen["event_filters"] = shown["event_filters"]
+    config = {"filter": chosen, "check_gc_safe_point": True}
     return shown | {
         "upstream_id": 0,
         "config": config,
