@@ -29,6 +29,8 @@ from tests.integration.capture.processes import running_cluster
 
 FEED = "fuzzed"
 MALFORMED = "error unmarshalling request"
+# Its request has no members to mutate, and the calls of a second after it meet no owner.
+LEFT_OUT = "ResignOwner"
 SERVICES = (
     changefeed_pb2.DESCRIPTOR.services_by_name["ChangefeedService"],
     capture_pb2.DESCRIPTOR.services_by_name["CaptureService"],
@@ -70,7 +72,7 @@ def request_text(name: str, chance: random.Random) -> str:
 def one_call(channel: grpc.Channel, chance: random.Random) -> str:
     """Call a method; returns the status."""
     service = chance.choice(SERVICES)
-    method = chance.choice(list(service.methods))
+    method = chance.choice([each for each in service.methods if each.name != LEFT_OUT])
     message = message_factory.GetMessageClass(method.input_type)()
     try:
         json_format.Parse(request_text(method.name, chance), message, ignore_unknown_fields=True)
