@@ -8,9 +8,10 @@ from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
 from server.capture.feed import Feed
+from server.capture.maintainers import Maintainers
 from server.capture.membership import CaptureRecord, Membership
 from server.capture.owner import Owner
-from server.capture.to_owner import ToOwner
+from server.capture.routing import Router
 
 BLOCKERS, BLOCKERS_MAX = 3, 100
 """Slowest tables of a changefeed in an answer: how many by default, and at most."""
@@ -20,15 +21,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Blockers:
-    """What holds the changefeeds of `owner` back; each processor reports on its tables."""
+    """What holds the changefeeds of this capture back; each processor reports on its tables."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, maintainers: Maintainers) -> None:
+        self._maintainers = maintainers
 
     async def list(self, limit: int = 0) -> list[capturepb.ChangefeedBlockers]:
         """Every changefeed that runs here; of each the `limit` slowest tables (0: 3)."""
         most = min(limit or BLOCKERS, BLOCKERS_MAX)
-        feeds = [feed for feed in self._owner.feeds.values() if feed.info.state.is_running]
+        feeds = [feed for feed in self._maintainers.feeds.values() if feed.info.state.is_running]
         feeds.sort(key=lambda feed: feed.processor.checkpoint_ts)
         async with asyncio.TaskGroup() as tasks:
             lookups = [
@@ -51,12 +52,12 @@ class CaptureService:
     """`tidemarkpb.v1.CaptureService`."""
 
     def __init__(
-        self, owner: Owner, membership: Membership, blockers: Blockers, to_owner: ToOwner
+        self, owner: Owner, membership: Membership, blockers: Blockers, router: Router
     ) -> None:
         self._owner = owner
         self._membership = membership
         self._blockers = blockers
-        self._to_owner = to_owner
+        self._router = router
 
     async def GetBlockers(
         self, request: capturepb.GetBlockersRequest, context: Context
@@ -88,11 +89,12 @@ class CaptureService:
 
         async def drain() -> capturepb.DrainCaptureResponse:
             record = await self._membership.drain(request.id, cancel=request.cancel)
-            own = await self._membership.owner_address() == record.address
+            own = await self._membership.owner() == record
             count = sum(_tables_at(feed, record, own=own) for feed in self._owner.feeds.values())
+            count += await self._owner.tables_of(await self._membership.maintained_by(record.id))
             return capturepb.DrainCaptureResponse(tables=count)
 
-        return await self._to_owner.carry_out(
+        return await self._router.carry_out(
             CaptureServiceStub, "DrainCapture", request, context, drain
         )
 
@@ -103,7 +105,7 @@ class CaptureService:
             self._membership.resign()
             return capturepb.ResignOwnerResponse()
 
-        return await self._to_owner.carry_out(
+        return await self._router.carry_out(
             CaptureServiceStub, "ResignOwner", request, context, resign
         )
 

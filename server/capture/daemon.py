@@ -15,19 +15,24 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, worker_pb2
 
 from server.capture.api_v2.api import Api
 from server.capture.capture_service import Blockers, CaptureService
+from server.capture.changefeeds import Changefeeds
 from server.capture.console import Console, Services, explained_by
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
+from server.capture.fence import Fence, FencedMeta
+from server.capture.forwarding import FlightForwarder
 from server.capture.listener import serving_flight
 from server.capture.local import LocalProcessor, Resources
+from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
 from server.capture.metrics import FeedCollector
 from server.capture.owner import Owner
+from server.capture.placement import Placement
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
+from server.capture.routing import Router
 from server.capture.service import ChangefeedService
 from server.capture.source.registry import sources
-from server.capture.to_owner import ToOwner
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds
 from server.capture.worker.host import Host, host_context
 from server.capture.worker.peers import SHARES, PeerAccess, Peers
@@ -111,7 +116,6 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             EventFeeds.open(pd.cluster_id, security, config.stream_silence_seconds) as feeds,
             AsyncExitStack() as parts,
         ):
-            records = Records(meta)
             context = SourceContext(
                 pd,
                 feeds,
@@ -122,21 +126,21 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             )
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             own = await parts.enter_async_context(_worker_processes(config, security, directory))
+            access, fence = PeerAccess(security, config.flight_token_file), Fence()
             peers = Peers(
                 identity,
                 directory,
-                PeerAccess(security, config.flight_token_file),
+                access,
                 parts.enter_context(_executor()),
-                lambda: records.fence,
+                lambda: fence.revision,
                 own,
             )
-            make_processor = _processors(peers, resources)
-            owner = Owner(FeedFactory(records, sources(context), make_processor), pd)
-            membership = Membership(meta, identity, owner, records)
+            maintainers = _maintainers(identity, context, fence, peers, resources)
+            membership = Membership(meta, identity, maintainers, fence)
             host = await parts.enter_async_context(_hosting(directory, resources))
-            to_owner = ToOwner(owner, membership, security)
-            changefeeds = ChangefeedService(owner, to_owner)
-            captures = CaptureService(owner, membership, Blockers(owner), to_owner)
+            router = Router(maintainers, membership, security)
+            changefeeds = ChangefeedService(maintainers, router)
+            captures = CaptureService(maintainers.owner, membership, Blockers(maintainers), router)
             dumps = DumpService(meta)
             shares = WorkerService(host, sources(host_context(context)), membership.check_term)
             server = _rpc_server(security, changefeeds, dumps, captures, shares)
@@ -146,9 +150,14 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 explained_by(pd, security),
             )
             server.serve_http1(console.answer)
-            locks = StuckLocks(pd, kv, lambda: [*owner.pullers(), *host.pullers()])
+            locks = StuckLocks(pd, kv, lambda: [*maintainers.pullers(), *host.pullers()])
             readers = serving_flight(
-                CaptureFeeds(owner, ShareFeeds(host), peers.is_own),
+                CaptureFeeds(
+                    maintainers,
+                    ShareFeeds(host),
+                    peers.is_own,
+                    FlightForwarder(router, access, asyncio.get_running_loop()),
+                ),
                 config.flight_addr,
                 config.advertise_flight_addr,
                 security,
@@ -159,7 +168,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                     config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
                 )
                 sharing = peers.run(membership.sharing)
-                async with beside(run, locks.run(), _shown(owner), sharing):
+                async with beside(run, locks.run(), _shown(maintainers), sharing):
                     await membership.settled.wait()
                     yield {"capture": bound, "flight": flight.bound}
 
@@ -212,6 +221,27 @@ async def _worker_processes(
         yield pool.workers
 
 
+def _maintainers(
+    identity: str, context: SourceContext, fence: Fence, peers: Peers, resources: Resources
+) -> Maintainers:
+    """What this capture runs: as the owner by `fence`, and as a maintainer of logs."""
+    meta, pd = context.meta, context.pd
+    assert meta is not None, "a capture has the metadata"
+    make_processor = _processors(peers, resources)
+
+    def factory(of: Fence) -> FeedFactory:
+        # What a source keeps is fenced as the changefeed's records are.
+        fenced = replace(context, meta=FencedMeta(meta, of))
+        return FeedFactory(Records(meta, of), sources(fenced), make_processor)
+
+    def maintained(of: Fence, changefeed: str) -> Changefeeds:
+        return Changefeeds(factory(of), pd, changefeed)
+
+    placement = Placement(meta, fence, peers.refused)
+    owner = Owner(factory(fence), pd, placement)
+    return Maintainers(meta, identity, owner, maintained, placement.decided)
+
+
 def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
     """What runs the changefeeds: this process, or all workers."""
     here, divided = partial(LocalProcessor, resources), partial(WorkersProcessor, peers)
@@ -251,9 +281,9 @@ async def _hosting(directory: Path, resources: Resources) -> AsyncIterator[Host]
             host.close()
 
 
-async def _shown(owner: Owner) -> None:
+async def _shown(maintainers: Maintainers) -> None:
     """Show the changefeeds' gauges until cancelled."""
-    collector = FeedCollector(lambda: list(owner.feeds.values()))
+    collector = FeedCollector(lambda: list(maintainers.feeds.values()))
     REGISTRY.register(collector)
     try:
         await asyncio.Event().wait()

@@ -1,6 +1,6 @@
-"""The owner's changefeeds as the Flight server sees them; called from its threads.
+"""The changefeeds of this capture as the Flight server sees them; called from its threads.
 
-A changefeed that does not run here right now (paused, restarting, not the owner) is UNAVAILABLE:
+A changefeed that does not run here right now (paused, restarting, elsewhere) is UNAVAILABLE:
 readers wait and ask again. After a restart the rows are pulled anew, so ranges above what is
 resolved so far are waited for (`Waiting`); calls that wait are ended when the server closes.
 
@@ -11,13 +11,12 @@ No cut, slice or read crosses a DDL.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
 from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
-from server.capture.owner import Owner
 from server.capture.processor import Sink
 from server.capture.runner import note_job
 from server.changefeed.info import State
@@ -73,16 +72,29 @@ class Waiting:
         return sink.resolved_ts(span) >= ts
 
 
+class RunningFeeds(Protocol):
+    """The changefeeds that run here."""
+
+    def feed(self, changefeed: str) -> Feed:
+        """The changefeed of that id; raises NotOwnerError, ChangefeedNotExistsError."""
+        ...
+
+
 class OwnerFeeds:
     """Implements `sink.flight.feeds.Feeds`; `close` ends calls that wait."""
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, running: RunningFeeds) -> None:
+        self._feeds = running
         self._waiting = Waiting()
 
     def close(self) -> None:
         """End all waiting."""
         self._waiting.close()
+
+    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """See `Feeds.elsewhere`: nothing is passed on."""
+        del changefeed
+        return None
 
     def describe(
         self,
@@ -93,7 +105,7 @@ class OwnerFeeds:
         known_ts: int | None = None,
     ) -> FeedDescription:
         """See `Feeds.describe`; one that does not run is at its checkpoint."""
-        feed = self._owner.feed(changefeed)
+        feed = self._feeds.feed(changefeed)
         processor, versions = feed.processor, feed.catalog.versions
         at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
         versions_at_ts = versions.at(at_ts)
@@ -233,7 +245,7 @@ class OwnerFeeds:
 
     def report(self, changefeed: str, report: Report) -> None:
         """See `Feeds.report`; a changefeed that does not run has no job to speak for it."""
-        feed = self._owner.feed(changefeed)
+        feed = self._feeds.feed(changefeed)
         if feed.info.state.is_running:
             note_job(feed, report)
 
@@ -251,7 +263,7 @@ class OwnerFeeds:
 
     def _running(self, changefeed: str) -> tuple[Feed, Sink]:
         """The changefeed and its sink; one that is starting is waited for."""
-        feed = self._owner.feed(changefeed)
+        feed = self._feeds.feed(changefeed)
         feed.reading.asked_s = time.monotonic()
         # A changefeed that is starting has its sink in moments. Refusing at once would make every
         # reader wait for its own retry after each restart.

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
-from server.capture.owner import Owner
-from server.capture.records import Records
+from server.capture.fence import Fence
+from server.capture.maintainers import Maintainers
 from server.changefeed import keys
 from server.changefeed.info import CREATOR_VERSION
 from storage.meta.errors import LeaseNotFoundError
@@ -49,17 +49,20 @@ class Member:
 class Membership:
     """This capture's membership; `settled` is set once it is known who owns the changefeeds."""
 
-    def __init__(self, meta: Meta, identity: str, owner: Owner, records: Records) -> None:
+    def __init__(
+        self, meta: Meta, identity: str, maintainers: Maintainers, owner_fence: Fence
+    ) -> None:
+        self.id = identity
         self.settled = asyncio.Event()
         self._resigning = asyncio.Event()
         self._meta = meta
-        self._id = identity
-        self._owner = owner
-        self._records = records
+        self._maintainers = maintainers
+        self._owner = maintainers.owner
+        self._owner_fence = owner_fence
 
     async def run(self, address: str, flight_address: str) -> None:
         """Be a member at these addresses, and the owner when elected, until cancelled."""
-        record = CaptureRecord(self._id, address, flight_address)
+        record = CaptureRecord(self.id, address, flight_address)
         while True:
             try:
                 async with await self._meta.grant_lease(_LEASE_S) as lease:
@@ -67,14 +70,18 @@ class Membership:
                     async with asyncio.TaskGroup() as tasks:
                         owning = tasks.create_task(self._own(lease.id), name="owner")
                         settling = tasks.create_task(self._settle(), name="settle")
+                        maintaining = tasks.create_task(
+                            self._maintainers.run(lease), name="maintainers"
+                        )
                         # Set when the lease could not be renewed for a whole TTL. Until this
                         # capture notices, the fence of `Records` keeps it from writing.
                         await lease.lost.wait()
                         owning.cancel()
                         settling.cancel()
-                _log.warning("session lost", capture=self._id)
+                        maintaining.cancel()
+                _log.warning("session lost", capture=self.id)
             except* (UnavailableError, LeaseNotFoundError) as group:
-                _log.warning("session ended", capture=self._id, error=str(group.exceptions[0]))
+                _log.warning("session ended", capture=self.id, error=str(group.exceptions[0]))
             await asyncio.sleep(_RETRY_S)
 
     async def members(self) -> list[Member]:
@@ -138,24 +145,48 @@ class Membership:
         if owner is None or owner.create_revision != term:
             raise NotOwnerError("shares of changefeeds are started by their present owner only")
 
-    async def owner_address(self) -> str:
-        """The gRPC address of the owner.
+    async def owner(self) -> CaptureRecord:
+        """The owner.
 
         Raises:
             NotOwnerError: there is none at this moment.
         """
         for member in await self.members():
             if member.is_owner:
-                return member.record.address
+                return member.record
         raise NotOwnerError(
             "no capture owns the changefeeds at this moment; an election is under way, ask again"
         )
+
+    async def is_placed(self, changefeed: str) -> bool:
+        """Whether it is a log's changefeed, which its maintainer runs."""
+        exists = await self._meta.get(keys.info(changefeed)) is not None
+        return exists and await self._meta.get(keys.placement(changefeed)) is not None
+
+    async def maintainer(self, changefeed: str) -> CaptureRecord | None:
+        """The capture that runs a log's changefeed; None: none does now."""
+        pair = await self._meta.get(keys.maintainer(changefeed))
+        record = pair and await self._meta.get(keys.CAPTURES + pair.value)
+        return CaptureRecord(**json.loads(record.value)) if record else None
+
+    async def maintaining(self) -> list[CaptureRecord]:
+        """The captures that run changefeeds of logs."""
+        names = {pair.value.decode() for pair in await self._meta.get_prefix(keys.MAINTAINERS)}
+        return [each.record for each in await self.members() if each.record.id in names]
+
+    async def maintained_by(self, identity: str) -> list[str]:
+        """The changefeeds of logs that a capture runs, or is to stop."""
+        pairs = await self._meta.get_prefix(keys.MAINTAINERS)
+        me = identity.encode()
+        return [
+            pair.key.removeprefix(keys.MAINTAINERS).decode() for pair in pairs if pair.value == me
+        ]
 
     async def _register(self, record: CaptureRecord, lease: int) -> None:
         """Announce this capture, and take an owner key back that an earlier process left."""
         # Our id lies in the data directory, which is locked: a process that had it before is dead.
         # Without this its key would keep everybody from owning until its lease ends.
-        name = self._id.encode()
+        name = self.id.encode()
         owner = await self._meta.get(keys.OWNER)
         if owner is not None and owner.value == name and owner.lease != lease:
             await self._meta.txn(
@@ -163,7 +194,7 @@ class Membership:
             )
         elif owner is not None:
             self.settled.set()
-        await self._meta.put(keys.capture(self._id), json.dumps(asdict(record)).encode(), lease)
+        await self._meta.put(keys.capture(self.id), json.dumps(asdict(record)).encode(), lease)
 
     async def _settle(self) -> None:
         """Set `settled` when another capture is seen to own the changefeeds."""
@@ -172,7 +203,7 @@ class Membership:
         while not self.settled.is_set():
             with suppress(UnavailableError):
                 owner = await self._meta.get(keys.OWNER)
-                if owner is not None and owner.value != self._id.encode():
+                if owner is not None and owner.value != self.id.encode():
                     self.settled.set()
             await asyncio.sleep(_RETRY_S)
 
@@ -180,15 +211,15 @@ class Membership:
         while True:
             while await self._is_draining():  # noqa: ASYNC110 - the metadata is asked
                 await asyncio.sleep(_RETRY_S)
-            fence = await self._meta.campaign(keys.OWNER, self._id.encode(), lease)
-            self._records.fence = fence
+            fence = await self._meta.campaign(keys.OWNER, self.id.encode(), lease)
+            self._owner_fence.revision = fence
             self._resigning.clear()
-            _log.info("elected owner", capture=self._id)
+            _log.info("elected owner", capture=self.id)
             async with beside(self._owner.run(self.settled.set)):
                 await self._leaving()
             # Everything is saved by now, so that the next owner goes on where this one ended.
             await self._meta.txn([Compare.created_at(keys.OWNER, fence)], [Delete(keys.OWNER)])
-            _log.info("resigned as owner", capture=self._id)
+            _log.info("resigned as owner", capture=self.id)
             # Those who wait for it are first.
             await asyncio.sleep(_RETRY_S)
 
@@ -202,5 +233,5 @@ class Membership:
     async def _is_draining(self) -> bool:
         """What the metadata says of it; False where nobody answers."""
         with suppress(UnavailableError):
-            return await self._meta.get(keys.draining(self._id)) is not None
+            return await self._meta.get(keys.draining(self.id)) is not None
         return False

@@ -23,6 +23,9 @@ from storage.model.ts import physical_ms, physical_s
 
 PULLER, SORTER, SINK, READER = STAGES = ("puller", "sorter", "sink", "reader")
 OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefeeds")
+MAINTAINED = Gauge(
+    "tidemark_capture_maintained_changefeeds", "changefeeds of logs that this capture runs"
+)
 ERRORS = Counter(
     "tidemark_capture_changefeed_errors_total",
     "how often a changefeed stopped by an error",

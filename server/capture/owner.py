@@ -1,128 +1,39 @@
-"""The owner of the changefeeds: it creates, pauses, resumes, updates and removes them, and runs
-their processors.
-
-All changes are made on the event loop, one at a time, and are in the metadata before they are
-answered: a new owner finds every changefeed as the last answer said. An error stops a changefeed,
-never the others.
+"""The owner of the changefeeds: it creates them, runs those of the cluster, whose tables it divides
+among the captures, and says which captures run the logs.
 """
 
-import asyncio
-import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import structlog
-from pyspark_tidemark.sink_uri import format_of
 
 from server.capture import metrics
-from server.capture.audit import Audit, check_audit
-from server.capture.catalog import terms_of
-from server.capture.checkpoint_saver import CheckpointSaver
-from server.capture.creation import Checked, NewChangefeed, check_range, select_tables
-from server.capture.errors import (
-    AuditUnsupportedError,
-    ChangefeedExistsError,
-    ChangefeedNotExistsError,
-    ChangefeedStateError,
-    NotOwnerError,
-    ParameterError,
-    SnapshotLostError,
-)
+from server.capture.changefeeds import Changefeeds
+from server.capture.creation import Checked, NewChangefeed, check_range
+from server.capture.errors import ChangefeedExistsError
 from server.capture.feed import Feed, FeedFactory
-from server.capture.job_report import failed_by_job
-from server.capture.runner import keep_running, note, utc_now
-from server.capture.safepoint import ChangefeedSafePoints
-from server.changefeed.events import EventFilters, check_rereads
-from server.changefeed.history import SchemaChange, by_id
-from server.changefeed.info import (
-    ChangefeedInfo,
-    RunningError,
-    State,
-    check_same_sink,
-    check_sink_uri,
-)
-from server.changefeed.source import ON_UNCLEAR_DDL, with_option
-from server.changefeed.table import check_names
+from server.capture.placement import Placement, is_log
+from server.changefeed.history import History, SchemaChange, by_id
+from server.changefeed.info import ChangefeedInfo
 from server.puller.source import Source
-from server.puller.tikv.puller import TablePuller
 from server.rpc.pd import PdClient
-from storage.defect import request_error
-from storage.model.errors import TidemarkError, UnavailableError
+from storage.model.errors import UnavailableError
+from storage.model.ts import MAX_TS
+from storage.tasks import beside
 
 _log = structlog.get_logger(__name__)
 
 
-class Owner:
-    """The changefeeds; empty-handed (NotOwnerError) while `run` does not run."""
+class Owner(Changefeeds):
+    """The changefeeds that the owner runs: those that `placement` gives to nobody; without one,
+    all.
+    """
 
-    def __init__(self, factory: FeedFactory, pd: PdClient) -> None:
-        self.feeds: dict[str, Feed] = {}
-        self._factory = factory
-        self._pd = pd
-        self._records = factory.records
-        self._safepoints = ChangefeedSafePoints(pd)
-        self._changing = asyncio.Lock()
-        self._saver = CheckpointSaver(
-            self.feeds, self._records, self._safepoints, self._changing, self._on_lost, self._end
-        )
-        self._tasks: asyncio.TaskGroup | None = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether this capture owns the changefeeds."""
-        return self._tasks is not None
-
-    def feed(self, changefeed: str) -> Feed:
-        """The changefeed of that id; callable from any thread.
-
-        Raises:
-            NotOwnerError, ChangefeedNotExistsError: it is elsewhere, or nowhere.
-        """
-        feed = self.feeds.get(changefeed)
-        if feed is None:
-            self._check_active()
-            raise ChangefeedNotExistsError(
-                f"there is no changefeed {changefeed!r}; see `tidemark cli changefeed list`"
-            )
-        return feed
-
-    def pullers(self) -> list[TablePuller]:
-        """The pullers of all changefeeds, at this moment."""
-        return [puller for feed in self.feeds.values() for puller in feed.processor.table_pullers]
-
-    async def run(self, started: Callable[[], None]) -> None:
-        """Own the changefeeds until cancelled; `started` is called when they can be asked for."""
-        try:
-            jobs = await self._records.load_jobs(time.monotonic())
-            for info, checkpoint_ts in await self._records.load():
-                feed = self.feeds[info.id] = await self._loaded(info, checkpoint_ts)
-                feed.job = feed.job_saved = jobs.get(info.id)
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                for feed in self.feeds.values():
-                    self._start(feed)
-                metrics.OWNER.set(1)
-                started()
-                await self._saver.run()
-        finally:
-            metrics.OWNER.set(0)
-            self._tasks = None
-            self.feeds.clear()
-
-    async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
-        """Run a change to its end, even if the client goes away meanwhile;
-        raises what it raises.
-        """
-        if self._tasks is None:
-            change.close()
-            raise _not_owner()
-        # A client that hangs up cancels its call. A change that stopped halfway would leave a
-        # stopped feed, or a safepoint of a creation, that no answer tells of.
-        outcome = await asyncio.shield(self._tasks.create_task(_outcome(change), name="change"))
-        if isinstance(outcome, TidemarkError):
-            raise outcome
-        return outcome
+    def __init__(
+        self, factory: FeedFactory, pd: PdClient, placement: Placement | None = None
+    ) -> None:
+        super().__init__(factory, pd)
+        self._placement = placement
 
     async def create(self, new: NewChangefeed) -> Feed:
         """Make a changefeed. Durable.
@@ -139,7 +50,7 @@ class Owner:
             await self._make_free(new.id)
             start_ts = await self._protected_start(source, new)
             try:
-                feed = self.feeds[new.id] = await self._made(new, source, start_ts)
+                feed = await self._made(new, source, start_ts)
             except UnavailableError:
                 # The answer of the write was lost: the record may be there, and then needs its
                 # history. The creation's safepoint stays until `CheckpointSaver` sweeps it.
@@ -147,8 +58,14 @@ class Owner:
             except Exception:
                 await self._safepoints.end_creation(source, new.id)
                 raise
+            placement = self._placement if is_log(feed.info.source_uri) else None
+            if placement is None:
+                self.feeds[new.id] = feed
             await self._hand_over(feed)
-            self._start(feed)
+            if placement is None:
+                self._start(feed)
+            else:
+                placement.changed.set()
         _log.info(
             "changefeed created", changefeed=new.id, start_ts=start_ts, tables=len(feed.tables)
         )
@@ -172,179 +89,36 @@ class Owner:
                 await self._records.clear(new.id)
         return Checked(start_ts, tuple(map(source.table, selection.tables)), selection.refused)
 
-    async def pause(self, changefeed: str) -> Feed:
-        """Stop pulling; the checkpoint stays, and holds GC back for a day more.
+    async def recorded(self, known: Collection[str]) -> list[Feed]:
+        """Changefeeds beside the `known` ones, as their records are; they do not run."""
+        records = await self._records.load()
+        return [
+            await self.loaded(info, checkpoint_ts)
+            for info, checkpoint_ts in records
+            if info.id not in known
+        ]
 
-        Pausing twice is harmless. Durable.
+    async def tables_of(self, changefeeds: Collection[str]) -> int:
+        """How many tables changefeeds have together, by their records."""
+        histories = [History(await self._records.schemas.load(each)) for each in changefeeds]
+        return sum(len(history.at(MAX_TS)) for history in histories)
 
-        Raises:
-            ChangefeedStateError: it is finished, or its removal has begun.
-        """
-        async with self._changing:
-            feed = self._owned_feed(changefeed)
-            _check_open(feed)
-            await feed.stop()
-            try:
-                await self._move(feed, State.STOPPED)
-            except TidemarkError:
-                self._start(feed)
-                raise
-            feed.job = None
-        return feed
+    async def _records_of_mine(self) -> list[tuple[ChangefeedInfo, int]]:
+        records = await self._records.load()
+        if self._placement is None:
+            return records
+        return [(info, ts) for info, ts in records if not is_log(info.source_uri)]
 
-    async def resume(
-        self, changefeed: str, overwrite_checkpoint_ts: int = 0, *, with_now: bool = False
-    ) -> Feed:
-        """Pull again, from the checkpoint, from `overwrite_checkpoint_ts`,
-        or from what its source calls now. Durable.
-
-        Raises:
-            ChangefeedStateError: it runs, is finished, or its removal has begun.
-            StartTsBeforeGcError: GC may have collected what it would need.
-        """
-        async with self._changing:
-            feed = self._owned_feed(changefeed)
-            _check_open(feed)
-            if failed_by_job(feed.info, feed.job) and not (overwrite_checkpoint_ts or with_now):
-                # Rows are being pulled all the time: only the lake job has to start again.
-                await self._forget_job(feed)
-                return feed
-            if feed.info.state.is_running:
-                raise ChangefeedStateError(
-                    f"changefeed {changefeed} is {feed.info.state}; pause it first"
-                )
-            asks = bool(overwrite_checkpoint_ts) or with_now or feed.source.keeps_history
-            now_ts = await feed.source.now() if asks else feed.checkpoint_ts
-            start_ts = now_ts if with_now else overwrite_checkpoint_ts or feed.checkpoint_ts
-            if asks:
-                check_range(start_ts, feed.info.target_ts, now_ts)
-            # The history is protected before anything is changed: where GC has passed it, the
-            # changefeed stays as it was.
-            await self._safepoints.protect_creation(feed.source, changefeed, start_ts)
-            await feed.stop()
-            await self._forget_job(feed)
-            if start_ts == feed.checkpoint_ts:
-                feed.restart_at(start_ts, feed.catalog.history)
-                await self._move(feed, State.NORMAL)
-            else:
-                await self._overwrite(feed, start_ts)
-            await self._hand_over(feed)
-            self._start(feed)
-        return feed
-
-    async def update(
-        self,
-        changefeed: str,
-        sink_uri: str = "",
-        on_unclear_ddl: str = "",
-        audit_s: int | None = None,
-    ) -> Feed:
-        """Write the sink URI of a changefeed anew, the source's option, or the audit; empty,
-        None: as before. Durable.
-
-        How to log in at the sink may change, the place may not. A running changefeed goes on from
-        its checkpoint.
-
-        Raises:
-            SinkUriError: it is not valid, or names another place.
-            TableIneligibleError: it cannot hold a table's names.
-            SourceUriError: the source has no such option, or not with this value.
-            AuditUnsupportedError: the sink has no rows that could be compared.
-            ParameterError: nothing is to be changed, or to something that cannot be.
-        """
-        if not sink_uri and not on_unclear_ddl and audit_s is None:
-            raise ParameterError(
-                "nothing is to be updated: give --sink-uri, --on-unclear-ddl or --audit"
-            )
-        if sink_uri:
-            check_sink_uri(sink_uri)
-        async with self._changing:
-            feed = self._owned_feed(changefeed)
-            info = await self._updated_info(feed.info, sink_uri, on_unclear_ddl, audit_s)
-            for table in feed.tables:
-                check_names(table, format_of(info.sink_uri))
-            # Made before anything is saved: a source refuses options that it does not know.
-            source: Source | None = None
-            if info.source_uri != feed.info.source_uri:
-                source = self._factory.make_source(feed.id, info.source_uri)
-
-            await self._records.save({}, {feed.id: info})
-            feed.info = info
-            if not info.audit_s:
-                await self._records.forget_audit(feed.id)
-                feed.audit = Audit()
-            if source is not None:
-                await feed.stop()
-                feed.source = source
-                feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
-                self._start(feed)
-        _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
-        return feed
-
-    async def remove(self, changefeed: str) -> Feed:
-        """Forget the changefeed and let GC go on. Durable."""
-        # Its record is marked first and goes last: while it is there, whoever owns the changefeeds
-        # knows that safepoints may be left.
-        async with self._changing:
-            feed = self._owned_feed(changefeed)
-            await self._move(feed, State.REMOVED)
-            await self._end(feed)
-        return feed
-
-    async def _end(self, feed: Feed) -> None:
-        """Carry out a removal, or the end at target_ts; repeated until it succeeds."""
-        if feed.info.state.is_running:
-            await self._move(feed, State.FINISHED)
-        # A processor that still ran would read history that GC may collect now.
-        await feed.stop()
-        await self._safepoints.release(feed.source, feed.id)
-        feed.released = True
-        await asyncio.to_thread(feed.processor.wipe)
-        # The record goes last: see `remove`.
-        if feed.info.state is State.REMOVED:
-            await self._records.remove(feed.id)
-            del self.feeds[feed.id]
-            _log.info("changefeed removed", changefeed=feed.id)
-
-    async def _loaded(self, info: ChangefeedInfo, checkpoint_ts: int) -> Feed:
-        if info.tables:
-            info = await self._records.move_tables(info)
-        if info.secret_advice:
-            _log.warning("secret in the metadata", changefeed=info.id, advice=info.secret_advice)
+    async def _go_on(self) -> None:
+        metrics.OWNER.set(1)
         try:
-            changes = await self._records.schemas.load(info.id)
-            return Feed.of(self._factory, info, checkpoint_ts, changes)
-        except UnavailableError:
-            raise
-        except Exception as err:  # noqa: BLE001 - records that cannot be read stop their changefeed, no other
-            error = request_error(err, f"records of changefeed {info.id}")
-            feed = Feed.unreadable(self._factory, info, checkpoint_ts, error)
-            note(feed, State.FAILED, error)
-            return feed
-
-    async def _check_audit(
-        self, audit_s: int, sink_uri: str, source_uri: str, *, ignores_events: bool
-    ) -> None:
-        """See that lake and source can be compared; raises as `check_audit`."""
-        check_audit(audit_s, sink_uri, ignores_events=ignores_events)
-        if audit_s and source_uri.startswith("pump:") and not await self._pd.stores():
-            raise AuditUnsupportedError(
-                "--audit reads the rows of the source, and TiDB's pumps have only changes: the "
-                "cluster has no store"
-            )
-
-    async def _updated_info(
-        self, info: ChangefeedInfo, sink_uri: str, on_unclear_ddl: str, audit_s: int | None
-    ) -> ChangefeedInfo:
-        """A changefeed's record with what is to be updated; raises as `update`."""
-        sink_uri = sink_uri or info.sink_uri
-        check_same_sink(info.sink_uri, sink_uri)
-        audit_s = info.audit_s if audit_s is None else audit_s
-        ignores_events = bool(info.event_filters)
-        await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
-        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
-        check_rereads(EventFilters(info.event_filters), source_uri)
-        return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
+            if self._placement is None:
+                await super()._go_on()
+            else:
+                async with beside(self._placement.run()):
+                    await super()._go_on()
+        finally:
+            metrics.OWNER.set(0)
 
     async def _made(self, new: NewChangefeed, source: Source, start_ts: int) -> Feed:
         selection = await new.selection(source, start_ts)
@@ -354,47 +128,6 @@ class Owner:
         )
         await self._records.create(info, selection.tables)
         return feed
-
-    async def _overwrite(self, feed: Feed, start_ts: int) -> None:
-        """Go on at another ts, with the tables that the source has then."""
-        info = feed.info.continuing_at(start_ts, feed.checkpoint_ts, utc_now())
-        if info.from_snapshot:
-            before = [table.record.whole for table in feed.tables]
-            selection = await select_tables(
-                feed.source, terms_of(info, info.rules), start_ts, before=before
-            )
-            tables = selection.tables
-        else:
-            tables = tuple(table.record for table in feed.tables)
-        start = SchemaChange(start_ts, tables=by_id(tables))
-        # Durable first: a crash here begins at the new ts, with the tables that it has.
-        await self._records.restart(info, start)
-        feed.restart_at(start_ts, [start])
-        feed.info, feed.info_saved = info, True
-        _log.info(
-            "changefeed goes on elsewhere",
-            changefeed=feed.id,
-            checkpoint_ts=start_ts,
-            tables=len(tables),
-        )
-        for stretch in info.skipped[-1:]:
-            if stretch.end_ts == start_ts:
-                _log.warning(
-                    "changes skipped",
-                    changefeed=feed.id,
-                    start_ts=stretch.start_ts,
-                    end_ts=start_ts,
-                )
-
-    async def _forget_job(self, feed: Feed) -> None:
-        """Whatever its lake job reported: it gets a new start. Durable."""
-        if feed.job_saved is not None:
-            await self._records.save_job(feed.id, None)
-        feed.job = feed.job_saved = None
-
-    def _owned_feed(self, changefeed: str) -> Feed:
-        self._check_active()
-        return self.feed(changefeed)
 
     async def _source_of(self, new: NewChangefeed) -> Source:
         """The source of a changefeed whose parameters can be used; raises as `create`."""
@@ -426,63 +159,3 @@ class Owner:
                 f"changefeed {changefeed} exists already; choose another id or remove it"
             )
         await self._records.clear(changefeed)
-
-    def _check_active(self) -> None:
-        if self._tasks is None:
-            raise _not_owner()
-
-    async def _move(self, feed: Feed, state: State, error: RunningError | None = None) -> None:
-        info = feed.info.moved_to(state, error)
-        await self._records.save({}, {feed.id: info})
-        feed.info, feed.info_saved = info, True
-        _log.info("changefeed state", changefeed=feed.id, state=state.value)
-
-    def _start(self, feed: Feed) -> None:
-        if feed.info.state.is_running and self._tasks is not None:
-            feed.task = self._tasks.create_task(
-                keep_running(feed, self._safepoints), name=f"changefeed {feed.id}"
-            )
-
-    async def _hand_over(self, feed: Feed) -> None:
-        """The changefeed's own safepoint takes over from its creation's;
-        if not now, `CheckpointSaver` sets it.
-        """
-        # Its own is set before the creation's ends: at no moment is the history unprotected.
-        try:
-            await self._safepoints.hold(feed.source, feed.id, feed.checkpoint_ts)
-            await self._safepoints.end_creation(feed.source, feed.id)
-        except TidemarkError as err:
-            _log.warning("safepoint not handed over yet", changefeed=feed.id, error=str(err))
-
-    def _on_lost(self, feed: Feed, error: SnapshotLostError) -> None:
-        """The checkpoint saver found the history gone."""
-        if feed.task is not None:
-            feed.task.cancel()
-        note(feed, State.FAILED, error)
-
-
-def _check_open(feed: Feed) -> None:
-    """Refuse to change what has come to its end."""
-    if feed.info.state is State.FINISHED:
-        raise ChangefeedStateError(
-            f"changefeed {feed.id} is finished: everything up to its target_ts "
-            f"{feed.info.target_ts} is at the target; "
-            f"create another one from there with --start-ts {feed.info.target_ts}"
-        )
-    if feed.info.state is State.REMOVED:
-        raise ChangefeedStateError(
-            f"the removal of changefeed {feed.id} has begun; remove it again to bring it to its end"
-        )
-
-
-def _not_owner() -> NotOwnerError:
-    return NotOwnerError(
-        "this capture does not own the changefeeds; see `tidemark cli capture list`"
-    )
-
-
-async def _outcome(change: Coroutine[Any, Any, Feed]) -> Feed | TidemarkError:
-    try:
-        return await change
-    except Exception as err:  # noqa: BLE001 - it is the request's: nothing that a client sends ends the owner
-        return request_error(err, "changefeed API")

@@ -1,7 +1,5 @@
-"""The changefeeds' records in the metadata, written by the owner only.
-
-Every write is fenced: it is done only while the owner key is the one this capture was elected with,
-so a deposed owner that does not know it yet changes nothing.
+"""The changefeeds' records in the metadata, written by the capture that runs them only: every
+write is fenced (`server.capture.fence`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +9,8 @@ import structlog
 
 from gcsafepoint.state.records import GcKeys
 from server.capture.audit import Audit, Finding
-from server.capture.errors import ChangefeedExistsError, NotOwnerError
+from server.capture.errors import ChangefeedExistsError
+from server.capture.fence import Fence, FencedMeta
 from server.capture.job_report import JobReport
 from server.changefeed import keys
 from server.changefeed.history import SchemaChange
@@ -26,12 +25,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Records:
-    """`fence` is the create revision of the owner key, as `Meta.campaign` gave it."""
+    """Those of all changefeeds; what may be written says `fence`."""
 
-    def __init__(self, meta: Meta) -> None:
-        self.fence = 0
+    def __init__(self, meta: Meta, fence: Fence) -> None:
         self.schemas = SchemaRecords(meta, self._write)
-        self._meta = meta
+        self._meta = FencedMeta(meta, fence)
 
     async def load(self) -> list[tuple[ChangefeedInfo, int]]:
         """All changefeeds with their checkpoint_ts.
@@ -49,6 +47,19 @@ class Records:
             for pair in infos
         ]
         return [(info, checkpoints.get(name, info.start_ts)) for name, info in loaded]
+
+    async def load_one(self, changefeed: str) -> tuple[ChangefeedInfo, int] | None:
+        """One changefeed with its checkpoint_ts; None: there is none of that id; raises as
+        `load`.
+        """
+        pair = await self._meta.get(keys.info(changefeed))
+        if pair is None:
+            return None
+        info, status = (
+            ChangefeedInfo.from_json(pair.value),
+            await self._meta.get(keys.status(changefeed)),
+        )
+        return info, info.start_ts if status is None else checkpoint_of(status.value)
 
     async def load_jobs(self, now_s: float) -> dict[str, JobReport]:
         """Why lake jobs have given up, by changefeed;
@@ -119,10 +130,8 @@ class Records:
         """
         key = keys.info(changefeed)
         # Only without a record: a changefeed that another owner has created just now stays whole.
-        if not (
-            await self._meta.txn([self._fenced(), Compare.absent(key)], _all_but_info(changefeed))
-        ).succeeded:
-            raise _exists(changefeed) if await self._meta.get(key) else _deposed()
+        if not (await self._meta.txn([Compare.absent(key)], _all_but_info(changefeed))).succeeded:
+            raise _exists(changefeed)
 
     async def create(self, info: ChangefeedInfo, tables: Sequence[TableRecord]) -> None:
         """Write a new changefeed, whose checkpoint is its start_ts, and its tables. Durable.
@@ -138,8 +147,8 @@ class Records:
         await self.schemas.write_tables(info.id, start)
         puts = [head_put(info.id, start), Put(key, info.to_json())]
         puts.append(Put(keys.status(info.id), status_json(info.start_ts)))
-        if not (await self._meta.txn([self._fenced(), Compare.absent(key)], puts)).succeeded:
-            raise _exists(info.id) if await self._meta.get(key) else _deposed()
+        if not (await self._meta.txn([Compare.absent(key)], puts)).succeeded:
+            raise _exists(info.id)
 
     async def move_tables(self, info: ChangefeedInfo) -> ChangefeedInfo:
         """Bring a record of version 0.1.0, which holds its tables itself, to today's form.
@@ -198,13 +207,7 @@ class Records:
         await self._write([Delete(keys.info(changefeed)), *_all_but_info(changefeed)])
 
     async def _write(self, ops: Sequence[Op]) -> None:
-        # The comparison is made by the metadata's server with the write: a capture that lost its
-        # lease, and does not know yet, changes nothing.
-        if not (await self._meta.txn([self._fenced()], ops)).succeeded:
-            raise _deposed()
-
-    def _fenced(self) -> Compare:
-        return Compare.created_at(keys.OWNER, self.fence)
+        await self._meta.txn((), ops)
 
 
 def _all_but_info(changefeed: str) -> list[Op]:
@@ -231,7 +234,3 @@ def _exists(changefeed: str) -> ChangefeedExistsError:
     return ChangefeedExistsError(
         f"changefeed {changefeed} exists already; choose another id or remove it"
     )
-
-
-def _deposed() -> NotOwnerError:
-    return NotOwnerError("another capture owns the changefeeds by now; ask again")

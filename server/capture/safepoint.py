@@ -14,6 +14,7 @@ from gcsafepoint.explain.names import (
     CREATING_TTL_S,
     FEED_TTL_S,
     creating_service,
+    feed_of,
     feed_service,
     left_over_services,
 )
@@ -25,10 +26,11 @@ _log = structlog.get_logger(__name__)
 
 
 class ChangefeedSafePoints:
-    """Sets them at the coordinator."""
+    """Sets them at the coordinator, of the changefeed `only`; empty: of all."""
 
-    def __init__(self, pd: PdClient) -> None:
+    def __init__(self, pd: PdClient, only: str = "") -> None:
         self._pd = pd
+        self._only = only
 
     @property
     def cluster_id(self) -> int:
@@ -109,6 +111,8 @@ class ChangefeedSafePoints:
         """Delete the services of creations and resumes that a dead owner left;
         see `left_over_services`.
         """
-        for service_id in left_over_services(service_ids, protected):
+        # Of others this capture does not know what is under way.
+        own = [each for each in service_ids if self._only in ("", feed_of(each))]
+        for service_id in left_over_services(own, protected):
             _log.info("safepoint of an interrupted creation is deleted", service_id=service_id)
             await self._pd.update_service_gc_safe_point(service_id, 0, 0)

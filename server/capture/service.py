@@ -18,8 +18,8 @@ from server.capture.audit import audit_silence
 from server.capture.creation import Checked, NewChangefeed
 from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
-from server.capture.owner import Owner
-from server.capture.to_owner import ToOwner
+from server.capture.maintainers import Maintainers
+from server.capture.routing import Router, is_local
 from server.changefeed.events import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
@@ -47,9 +47,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ChangefeedService:
     """`tidemarkpb.v1.ChangefeedService`."""
 
-    def __init__(self, owner: Owner, to_owner: ToOwner) -> None:
-        self._owner = owner
-        self._to_owner = to_owner
+    def __init__(self, maintainers: Maintainers, router: Router) -> None:
+        self._maintainers = maintainers
+        self._owner = maintainers.owner
+        self._router = router
 
     async def CreateChangefeed(self, request: pb.CreateChangefeedRequest, context: Context) -> Any:
         """Make a changefeed."""
@@ -72,11 +73,11 @@ class ChangefeedService:
 
     async def ListChangefeeds(self, request: pb.ListChangefeedsRequest, context: Context) -> Any:
         """All changefeeds."""
+        if is_local(context):
+            return pb.ListChangefeedsResponse(changefeeds=self._here())
 
         async def listed() -> pb.ListChangefeedsResponse:
-            return pb.ListChangefeedsResponse(
-                changefeeds=map(changefeed_message, self._owner.feeds.values())
-            )
+            return pb.ListChangefeedsResponse(changefeeds=await self._all(request))
 
         return await self._by_owner("ListChangefeeds", request, context, listed)
 
@@ -85,58 +86,79 @@ class ChangefeedService:
 
         async def queried() -> pb.QueryChangefeedResponse:
             return pb.QueryChangefeedResponse(
-                changefeed=changefeed_message(self._owner.feed(request.id))
+                changefeed=changefeed_message(self._maintainers.feed(request.id))
             )
 
-        return await self._by_owner("QueryChangefeed", request, context, queried)
+        return await self._by_runner("QueryChangefeed", request, context, queried)
 
     async def PauseChangefeed(self, request: pb.PauseChangefeedRequest, context: Context) -> Any:
         """Stop pulling."""
 
         async def pause() -> pb.PauseChangefeedResponse:
-            feed = await self._owner.carry_out(self._owner.pause(request.id))
+            here = self._maintainers.home(request.id)
+            feed = await here.carry_out(here.pause(request.id))
             return pb.PauseChangefeedResponse(changefeed=changefeed_message(feed))
 
-        return await self._by_owner("PauseChangefeed", request, context, pause)
+        return await self._by_runner("PauseChangefeed", request, context, pause)
 
     async def ResumeChangefeed(self, request: pb.ResumeChangefeedRequest, context: Context) -> Any:
         """Pull again."""
 
         async def resume() -> pb.ResumeChangefeedResponse:
             ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
-            feed = await self._owner.carry_out(
-                self._owner.resume(request.id, ts, with_now=with_now)
-            )
+            here = self._maintainers.home(request.id)
+            feed = await here.carry_out(here.resume(request.id, ts, with_now=with_now))
             return pb.ResumeChangefeedResponse(changefeed=changefeed_message(feed))
 
-        return await self._by_owner("ResumeChangefeed", request, context, resume)
+        return await self._by_runner("ResumeChangefeed", request, context, resume)
 
     async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
         """Write its sink URI, what unclear DDL leads to, or its audit anew."""
 
         async def update() -> pb.UpdateChangefeedResponse:
             audit_s = request.audit_s if request.HasField("audit_s") else None
-            updating = self._owner.update(
-                request.id, request.sink_uri, request.on_unclear_ddl, audit_s
-            )
-            feed = await self._owner.carry_out(updating)
+            here = self._maintainers.home(request.id)
+            updating = here.update(request.id, request.sink_uri, request.on_unclear_ddl, audit_s)
+            feed = await here.carry_out(updating)
             return pb.UpdateChangefeedResponse(changefeed=changefeed_message(feed))
 
-        return await self._by_owner("UpdateChangefeed", request, context, update)
+        return await self._by_runner("UpdateChangefeed", request, context, update)
 
     async def RemoveChangefeed(self, request: pb.RemoveChangefeedRequest, context: Context) -> Any:
         """Forget it."""
 
         async def remove() -> pb.RemoveChangefeedResponse:
-            feed = await self._owner.carry_out(self._owner.remove(request.id))
+            here = self._maintainers.home(request.id)
+            feed = await here.carry_out(here.remove(request.id))
             return pb.RemoveChangefeedResponse(changefeed=changefeed_message(feed))
 
-        return await self._by_owner("RemoveChangefeed", request, context, remove)
+        return await self._by_runner("RemoveChangefeed", request, context, remove)
 
     async def _by_owner(
         self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
     ) -> Any:
-        return await self._to_owner.carry_out(ChangefeedServiceStub, method, request, context, call)
+        return await self._router.carry_out(ChangefeedServiceStub, method, request, context, call)
+
+    async def _by_runner(
+        self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
+    ) -> Any:
+        return await self._router.carry_out(
+            ChangefeedServiceStub, method, request, context, call, request.id
+        )
+
+    def _here(self) -> list[pb.Changefeed]:
+        return list(map(changefeed_message, self._maintainers.feeds.values()))
+
+    async def _all(self, request: pb.ListChangefeedsRequest) -> list[pb.Changefeed]:
+        """All changefeeds of the cluster; one that no capture runs at this moment, or whose capture
+        does not answer, as the metadata has it.
+        """
+        answers = await self._router.of_others(ChangefeedServiceStub, "ListChangefeeds", request)
+        known = {each.id: each for answer in answers for each in answer.changefeeds}
+        known |= {each.id: each for each in self._here()}
+        for feed in await self._owner.recorded(known):
+            known[feed.id] = changefeed_message(feed)
+        return [known[each] for each in sorted(known)]
 
 
 def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:

@@ -6,6 +6,8 @@ _ROOT: Final = "/tidemark/default"
 OWNER: Final = f"{_ROOT}/owner".encode()
 CAPTURES: Final = f"{_ROOT}/capture/".encode()
 DRAINING: Final = f"{_ROOT}/draining/".encode()
+PLACEMENTS: Final = f"{_ROOT}/placement/".encode()
+MAINTAINERS: Final = f"{_ROOT}/maintainer/".encode()
 CHANGEFEEDS: Final = f"{_ROOT}/changefeed/".encode()
 """What all records of changefeeds begin with."""
 INFOS: Final = f"{_ROOT}/changefeed/info/".encode()
@@ -25,6 +27,16 @@ def capture(capture_id: str) -> bytes:
 def draining(capture_id: str) -> bytes:
     """There, with the capture's own lease, while its tables go to the others."""
     return DRAINING + capture_id.encode()
+
+
+def placement(changefeed: str) -> bytes:
+    """Which capture is to run a log's changefeed, as the owner has decided."""
+    return PLACEMENTS + changefeed.encode()
+
+
+def maintainer(changefeed: str) -> bytes:
+    """Which capture runs a log's changefeed, there with that capture's lease."""
+    return MAINTAINERS + changefeed.encode()
 
 
 def info(changefeed: str) -> bytes:

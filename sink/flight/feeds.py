@@ -4,7 +4,7 @@ Calls come from the Flight server's threads and may wait; they must be safe to m
 threads at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -113,6 +113,12 @@ class Feeds(Protocol):
     Every method raises ChangefeedNotExistsError and TableNotExistsError for names that do not
     exist, and an UnavailableError while the changefeed does not run here.
     """
+
+    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """How to ask the server that has the changefeed: the action's name and its body in, the
+        answer out; None: it is here.
+        """
+        ...
 
     def describe(
         self,

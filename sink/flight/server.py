@@ -97,12 +97,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             super().__init__(f"{scheme}://{addr}", **security)
             self.bound = f"{addr.rpartition(':')[0]}:{self.port}"
         self.location = f"{scheme}://{advertise_addr or self.bound}"
-        self._actions: dict[str, Callable[[bytes], Answer]] = {
-            "describe": self._describe,
-            "latest": self._latest,
-            "plan": self._plan,
-            "ack": self._ack,
-            "report": self._report,
+        self._actions: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], Answer]]] = {
+            "describe": (Describe.parse, self._describe),
+            "latest": (Latest.parse, self._latest),
+            "plan": (Plan.parse, self._plan),
+            "ack": (Ack.parse, self._ack),
+            "report": (JobReport.parse, self._report),
         }
 
     def list_actions(self, context: Any) -> list[tuple[str, str]]:  # noqa: ARG002 - the base class's signature
@@ -116,8 +116,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
                 raise FlightRequestError(
                     f"no action {action.type!r}; there are {', '.join(self._actions)}"
                 )
-            answer = self._actions[action.type](action.body.to_pybytes())
-            return [json.dumps(answer).encode()]
+            parse, carry_out = self._actions[action.type]
+            body = action.body.to_pybytes()
+            request = parse(body)
+            ask = self._feeds.elsewhere(request.changefeed)
+            if ask is not None:
+                return [ask(action.type, body)]
+            return [json.dumps(carry_out(request)).encode()]
 
     def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002 - the base class's signature
         """The rows of one slice."""
@@ -130,15 +135,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             # wire there, too (`_streamed`).
             return fl.GeneratorStream(schema, _streamed(batches))
 
-    def _describe(self, body: bytes) -> Answer:
-        request = Describe.parse(body)
+    def _describe(self, request: Describe) -> Answer:
         description = self._feeds.describe(
             request.changefeed, request.ts, before=request.before, known_ts=request.known_ts
         )
         return described(description)
 
-    def _latest(self, body: bytes) -> Answer:
-        request = Latest.parse(body)
+    def _latest(self, request: Latest) -> Answer:
         wait_s = request.wait_ms / 1e3
         feeds = self._feeds
         ts = feeds.latest(
@@ -151,22 +154,19 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         )
         return {"ts": ts}
 
-    def _plan(self, body: bytes) -> Answer:
-        request = Plan.parse(body)
+    def _plan(self, request: Plan) -> Answer:
         slices = self._feeds.plan(
             request.changefeed, request.tables, request.start, request.end, request.slice_bytes
         )
         return {"slices": [planned(request, part, self.location) for part in slices]}
 
-    def _ack(self, body: bytes) -> Answer:
-        request = Ack.parse(body)
+    def _ack(self, request: Ack) -> Answer:
         checkpoint_ts = self._feeds.ack(
             request.changefeed, request.table, request.ts, request.epoch
         )
         return {"checkpoint_ts": checkpoint_ts}
 
-    def _report(self, body: bytes) -> Answer:
-        request = JobReport.parse(body)
+    def _report(self, request: JobReport) -> Answer:
         self._feeds.report(request.changefeed, request.report)
         return {}
 

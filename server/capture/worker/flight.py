@@ -1,9 +1,9 @@
 """What workers serve over Flight: the rows of the shares that they run.
 
-A worker process serves those only (`ShareFeeds`). The Flight port of a capture serves its
-changefeeds while it is the owner, and the rows of the shares that it runs for whoever is
-(`CaptureFeeds`). A worker knows a share of a changefeed only: its own `latest` or `ack` would be
-wrong for the whole, so everything but rows is asked of the owner.
+A worker process serves those only (`ShareFeeds`). The Flight port of a capture serves the
+changefeeds that it runs, passes calls for others on, and serves the rows of the shares that it runs
+for the owner (`CaptureFeeds`). A worker knows a share of a changefeed only: its own `latest` or
+`ack` would be wrong for the whole, so everything but rows is asked of the owner.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
-from server.capture.owner import Owner
+from server.capture.forwarding import FlightForwarder
+from server.capture.maintainers import Maintainers
 from server.capture.worker.host import Host
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Report, SliceEndpoint, TableNotExistsError
@@ -36,6 +37,9 @@ class ShareFeeds:
     def close(self) -> None:
         """End all waiting."""
         self._waiting.close()
+
+    def elsewhere(self, changefeed: str) -> None:
+        """Nothing is passed on."""
 
     def has(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
         """Whether a share that serves here has the rows of a range."""
@@ -122,15 +126,56 @@ def _rows_only(changefeed: str) -> WorkerRowsOnlyError:
 class CaptureFeeds(OwnerFeeds):
     """Implements `sink.flight.feeds.Feeds`; `is_own` tells whether a location is this port."""
 
-    def __init__(self, owner: Owner, rows: ShareFeeds, is_own: Callable[[str], bool]) -> None:
-        super().__init__(owner)
+    def __init__(
+        self,
+        maintainers: Maintainers,
+        rows: ShareFeeds,
+        is_own: Callable[[str], bool],
+        forwarder: FlightForwarder,
+    ) -> None:
+        super().__init__(maintainers)
+        self._maintainers = maintainers
         self._rows = rows
         self._is_own = is_own
+        self._forwarder = forwarder
 
     def close(self) -> None:
         """End all waiting."""
         super().close()
         self._rows.close()
+
+    def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
+        """See `Feeds.elsewhere`."""
+        if self._maintainers.has(changefeed):
+            return None
+        return self._forwarder.elsewhere(changefeed)
+
+    def latest(
+        self,
+        changefeed: str,
+        table: str | None,
+        start_ts: int,
+        max_rows: int | None,
+        max_bytes: int | None,
+        wait_s: float,
+    ) -> int:
+        """See `Feeds.latest`."""
+        end_ts = super().latest(changefeed, table, start_ts, max_rows, max_bytes, wait_s)
+        self._maintainers.check_held()
+        return end_ts
+
+    def plan(
+        self,
+        changefeed: str,
+        tables: Sequence[str] | None,
+        start_ts: int,
+        end_ts: int,
+        slice_bytes: int | None = None,
+    ) -> list[SliceEndpoint]:
+        """See `Feeds.plan`."""
+        slices = super().plan(changefeed, tables, start_ts, end_ts, slice_bytes)
+        self._maintainers.check_held()
+        return slices
 
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
@@ -138,10 +183,14 @@ class CaptureFeeds(OwnerFeeds):
         """See `Feeds.read`: of a share if the table is placed on this capture."""
         if self._is_shared(changefeed, table, start_ts, end_ts):
             return self._rows.read(changefeed, table, start_ts, end_ts, before=before)
+        if not self._maintainers.has(changefeed):
+            rows = self._forwarder.read(changefeed, table, start_ts, end_ts, before=before)
+            if rows is not None:
+                return rows
         return super().read(changefeed, table, start_ts, end_ts, before=before)
 
     def _is_shared(self, changefeed: str, table: str, start_ts: int, end_ts: int) -> bool:
-        feed = self._owner.feeds.get(changefeed)
+        feed = self._maintainers.owner.feeds.get(changefeed)
         if feed is None:
             return self._rows.has(changefeed, table, start_ts, end_ts)
         # A share that an earlier owner started may still be here, and gets no further: what this

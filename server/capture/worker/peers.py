@@ -8,7 +8,7 @@ long each time, so that one that only seems to live does not stop the changefeed
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,6 +103,14 @@ class PeerCapture:
             ticket, call_options(credentials, timeout_s)
         )
 
+    def do_action(self, action: fl.Action, timeout_s: float) -> Iterator[fl.Result]:
+        """Its answer to an action, from any thread."""
+        credentials = self._access.credentials
+        results: Iterator[fl.Result] = client(self.location, credentials).do_action(
+            action, call_options(credentials, timeout_s)
+        )
+        return results
+
     def lost(self) -> None:
         """Leave it out for a while."""
         self._left_out_until_s = time.monotonic() + min(
@@ -154,6 +162,10 @@ class Peers:
         if all(peer.record.id == self._id for peer in others):
             return self._own
         return (*self._own, *others)
+
+    def refused(self) -> frozenset[str]:
+        """The ids of captures that get nothing: they cannot be reached, or have another version."""
+        return frozenset(self._refused)
 
     def is_own(self, location: str) -> bool:
         """Whether readers are sent to this capture by it."""

@@ -12,6 +12,7 @@ from kvproto import metapb_pb2 as metapb
 
 from server.capture.creation import NewChangefeed
 from server.capture.feed import FeedFactory
+from server.capture.fence import Fence
 from server.capture.local import LocalProcessor, Resources
 from server.capture.owner import Owner
 from server.capture.records import Records
@@ -161,9 +162,9 @@ async def capture(upstream, meta, tmp_path):
         return upstream.log if source_uri == "log://" else sources(context)(changefeed, source_uri)
 
     async def start():
-        records = Records(meta)
-        records.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-        factory = FeedFactory(records, make_source, partial(LocalProcessor, resources))
+        lease = await meta.grant_lease(60)
+        fence = Fence(keys.OWNER, await meta.campaign(keys.OWNER, b"me", lease.id))
+        factory = FeedFactory(Records(meta, fence), make_source, partial(LocalProcessor, resources))
         owner, started = Owner(factory, upstream), asyncio.Event()
         running.append(asyncio.get_running_loop().create_task(owner.run(started.set)))
         await started.wait()
@@ -176,7 +177,7 @@ async def capture(upstream, meta, tmp_path):
         await meta.delete(keys.OWNER)
 
     yield SimpleNamespace(
-        start=start, stop=stop, records=Records(meta), table=("bank", TABLE.to_json())
+        start=start, stop=stop, records=Records(meta, Fence()), table=("bank", TABLE.to_json())
     )
     while running:
         await stop()

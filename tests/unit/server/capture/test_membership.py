@@ -7,7 +7,9 @@ import pytest
 
 from server.capture.errors import CaptureUnknownError, LastCaptureError
 from server.capture.feed import FeedFactory
+from server.capture.fence import Fence
 from server.capture.local import LocalProcessor
+from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
 from server.capture.owner import Owner
 from server.capture.records import Records
@@ -15,9 +17,10 @@ from server.changefeed import keys
 
 
 def member(meta, upstream, name):
-    records = Records(meta)
-    factory = FeedFactory(records, lambda *_: None, partial(LocalProcessor, None))
-    return Membership(meta, name, Owner(factory, upstream), records)
+    fence, decided = Fence(), asyncio.Event()
+    factory = FeedFactory(Records(meta, fence), lambda *_: None, partial(LocalProcessor, None))
+    maintainers = Maintainers(meta, name, Owner(factory, upstream), lambda *_: None, decided)
+    return Membership(meta, name, maintainers, fence)
 
 
 async def test_captures_that_start_at_a_time_all_know_who_owns_the_changefeeds(meta, upstream):

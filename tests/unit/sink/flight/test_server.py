@@ -29,6 +29,9 @@ class Capture:
         self.calls = []
         self.break_after = None
 
+    def elsewhere(self, changefeed):
+        return None
+
     def describe(self, changefeed, ts=None, *, before=False, known_ts=None):
         self.calls.append((changefeed, ts, before, known_ts))
         if changefeed != "feed":

@@ -1,0 +1,188 @@
+"""The changefeeds that this capture runs: as their owner, and as the maintainer of single logs.
+
+A log's changefeed has one maintainer, the capture that holds its key (`keys.maintainer`) with its
+lease. The owner says who it is to be (`server.capture.placement`); the one that is it stops the
+changefeed, saves, and deletes the key, before another one takes it. A capture that dies loses the
+key with its lease. So a log moves without two captures serving it at a time.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeAlias
+
+import structlog
+
+from server.capture import metrics
+from server.capture.changefeeds import Changefeeds
+from server.capture.errors import NotOwnerError
+from server.capture.feed import Feed
+from server.capture.fence import Fence
+from server.capture.owner import Owner
+from server.capture.placement import placements
+from server.changefeed import keys
+from server.puller.tikv.puller import TablePuller
+from storage.meta.meta import Compare, Delete, Lease, Meta, Put
+from storage.model.errors import UnavailableError
+
+_LOOK_EVERY_S = 0.5
+
+MakeChangefeeds: TypeAlias = Callable[[Fence, str], Changefeeds]
+"""Of a maintainer's fence, and the changefeed's id."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Maintainers:
+    """All changefeeds of this capture; `decided` is set when the owner, in this process, has
+    decided who runs them.
+    """
+
+    def __init__(
+        self,
+        meta: Meta,
+        identity: str,
+        owner: Owner,
+        make: MakeChangefeeds,
+        decided: asyncio.Event,
+    ) -> None:
+        self.owner = owner
+        self._decided = decided
+        self._meta = meta
+        self._id = identity
+        self._make = make
+        self._lease: Lease | None = None
+        self._maintained: dict[str, Changefeeds] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def feeds(self) -> dict[str, Feed]:
+        """All that run here, by id."""
+        feeds = dict(self.owner.feeds)
+        for changefeeds in self._maintained.values():
+            feeds |= changefeeds.feeds
+        return feeds
+
+    def home(self, changefeed: str) -> Changefeeds:
+        """Who runs a changefeed here; of one that is not here the owner, which says why.
+
+        Callable from any thread.
+        """
+        maintained = self._maintained.get(changefeed)
+        if maintained is not None and changefeed in maintained.feeds:
+            return maintained
+        return self.owner
+
+    def has(self, changefeed: str) -> bool:
+        """Whether it is here; callable from any thread."""
+        return changefeed in self.home(changefeed).feeds
+
+    def feed(self, changefeed: str) -> Feed:
+        """The changefeed of that id; callable from any thread.
+
+        Raises:
+            NotOwnerError, ChangefeedNotExistsError: it is elsewhere, or nowhere.
+        """
+        return self.home(changefeed).feed(changefeed)
+
+    def pullers(self) -> list[TablePuller]:
+        """The pullers of tables of the cluster, at this moment."""
+        return self.owner.pullers()
+
+    def check_held(self) -> None:
+        """See that this capture's keys were surely its own until now; callable from any thread.
+
+        Raises:
+            NotOwnerError: the lease may have ended.
+        """
+        # A capture that hung may go on for a moment without knowing what it has lost. Whoever runs
+        # its changefeeds by now has read chunks of a dump again: a reader that took a cut from here
+        # would acknowledge them there without having them.
+        if self._lease is None or time.monotonic() >= self._lease.deadline:
+            raise NotOwnerError("this capture's lease has ended; ask again")
+
+    async def run(self, lease: Lease) -> None:
+        """Maintain what is placed here, until cancelled."""
+        self._lease, self._tasks = lease, {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._decided.clear()
+                    try:
+                        await self._adjust(tasks, lease)
+                    except UnavailableError as err:
+                        _log.warning("placements cannot be looked up now", error=str(err))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_EVERY_S):
+                            await self._decided.wait()
+        finally:
+            self._lease = None
+
+    async def _adjust(self, tasks: asyncio.TaskGroup, lease: Lease) -> None:
+        """Begin what has come, and end what is to go, or is removed."""
+        placed = await placements(self._meta)
+        mine = {changefeed for changefeed, capture in placed.items() if capture == self._id}
+        for changefeed, task in self._tasks.items():
+            if changefeed not in mine or self._is_removed(changefeed):
+                task.cancel()
+        for changefeed in mine - self._tasks.keys():
+            self._tasks[changefeed] = tasks.create_task(
+                self._maintain(changefeed, lease), name=f"maintainer of {changefeed}"
+            )
+
+    def _is_removed(self, changefeed: str) -> bool:
+        maintained = self._maintained.get(changefeed)
+        return maintained is not None and maintained.is_active and not maintained.feeds
+
+    async def _maintain(self, changefeed: str, lease: Lease) -> None:
+        """Run a changefeed until cancelled, if no other capture does."""
+        fence: Fence | None = None
+        try:
+            fence = await self._claimed(changefeed, lease)
+            if fence is not None:
+                _log.info("maintains a changefeed", changefeed=changefeed)
+                with self._maintaining(changefeed, fence) as changefeeds:
+                    await changefeeds.run(lambda: None)
+        except* UnavailableError as group:
+            _log.warning(
+                "a changefeed cannot be run now",
+                changefeed=changefeed,
+                error=str(group.exceptions[0]),
+            )
+        finally:
+            if fence is not None:
+                await self._release(fence)
+                _log.info("maintains a changefeed no more", changefeed=changefeed)
+            self._tasks.pop(changefeed, None)
+
+    @contextmanager
+    def _maintaining(self, changefeed: str, fence: Fence) -> Iterator[Changefeeds]:
+        self._maintained[changefeed] = self._make(fence, changefeed)
+        metrics.MAINTAINED.inc()
+        try:
+            yield self._maintained[changefeed]
+        finally:
+            metrics.MAINTAINED.dec()
+            del self._maintained[changefeed]
+
+    async def _claimed(self, changefeed: str, lease: Lease) -> Fence | None:
+        """The fence by which this capture runs a changefeed; None: another one still does, or there
+        is no such changefeed.
+        """
+        key, me = keys.maintainer(changefeed), self._id.encode()
+        held = await self._meta.get(key)
+        if held is not None and held.value == me and held.lease == lease.id:
+            return Fence(key, held.create_revision)
+        if held is not None and held.value == me:
+            # Our id lies in the data directory, which is locked: a process that had it is dead.
+            unchanged = Compare.unchanged(key, held.mod_revision)
+            await self._meta.txn([unchanged], [Delete(key)])
+        exists = Compare(keys.info(changefeed), "create_revision", ">", 0)
+        result = await self._meta.txn([Compare.absent(key), exists], [Put(key, me, lease.id)])
+        return Fence(key, result.revision) if result.succeeded else None
+
+    async def _release(self, fence: Fence) -> None:
+        # Everything is saved by now: who takes the key goes on where this capture ended.
+        with suppress(UnavailableError):
+            await self._meta.txn([fence.compare], [Delete(fence.key)])
