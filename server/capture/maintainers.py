@@ -50,7 +50,7 @@ class Maintainers:
         self.owner = owner
         self._decided = decided
         self._meta = meta
-        self._id = identity
+        self.id = identity
         self._make = make
         self._lease: Lease | None = None
         self._maintained: dict[str, Changefeeds] = {}
@@ -122,7 +122,7 @@ class Maintainers:
     async def _adjust(self, tasks: asyncio.TaskGroup, lease: Lease) -> None:
         """Begin what has come, and end what is to go, or is removed."""
         placed = await placements(self._meta)
-        mine = {changefeed for changefeed, capture in placed.items() if capture == self._id}
+        mine = {changefeed for changefeed, capture in placed.items() if capture == self.id}
         for changefeed, task in self._tasks.items():
             if changefeed not in mine or self._is_removed(changefeed):
                 task.cancel()
@@ -170,7 +170,7 @@ class Maintainers:
         """The fence by which this capture runs a changefeed; None: another one still does, or there
         is no such changefeed.
         """
-        key, me = keys.maintainer(changefeed), self._id.encode()
+        key, me = keys.maintainer(changefeed), self.id.encode()
         held = await self._meta.get(key)
         if held is not None and held.value == me and held.lease == lease.id:
             return Fence(key, held.create_revision)

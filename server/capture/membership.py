@@ -14,8 +14,9 @@ import structlog
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.fence import Fence
 from server.capture.maintainers import Maintainers
+from server.capture.placement import is_log
 from server.changefeed import keys
-from server.changefeed.info import CREATOR_VERSION
+from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Compare, Delete, Meta
 from storage.model.errors import UnavailableError
@@ -158,10 +159,10 @@ class Membership:
             "no capture owns the changefeeds at this moment; an election is under way, ask again"
         )
 
-    async def is_placed(self, changefeed: str) -> bool:
-        """Whether it is a log's changefeed, which its maintainer runs."""
-        exists = await self._meta.get(keys.info(changefeed)) is not None
-        return exists and await self._meta.get(keys.placement(changefeed)) is not None
+    async def has_maintainer(self, changefeed: str) -> bool:
+        """Whether it is a changefeed of a log, so that it has a maintainer, now or soon."""
+        pair = await self._meta.get(keys.info(changefeed))
+        return pair is not None and is_log(ChangefeedInfo.from_json(pair.value).source_uri)
 
     async def maintainer(self, changefeed: str) -> CaptureRecord | None:
         """The capture that runs a log's changefeed; None: none does now."""

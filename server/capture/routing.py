@@ -21,7 +21,7 @@ _FORWARD_S: Final = 30.0
 _LOCAL_S: Final = 3.0
 _MOVES_S: Final = 15.0
 """As long as the lease of a capture that died lasts, and some more."""
-_LOOK_EVERY_S: Final = 0.1
+_LOOK_EVERY_S: Final = 0.05
 A = TypeVar("A")
 Context = grpc.aio.ServicerContext[Any, Any]
 Stub = Callable[[grpc.aio.Channel], Any]
@@ -74,7 +74,7 @@ class Router:
             async with asyncio.timeout(moves_s):
                 # A changefeed of a log may be with nobody for a moment, or, after a capture has
                 # died, for as long as its lease lasts.
-                while changefeed and await self._membership.is_placed(changefeed):
+                while changefeed and await self._membership.has_maintainer(changefeed):
                     capture = await self._membership.maintainer(changefeed)
                     if self._maintainers.has(changefeed):
                         return None

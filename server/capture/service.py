@@ -58,7 +58,7 @@ class ChangefeedService:
         async def create() -> pb.CreateChangefeedResponse:
             change = self._owner.create(new_changefeed(request))
             return pb.CreateChangefeedResponse(
-                changefeed=changefeed_message(await self._owner.carry_out(change))
+                changefeed=self._shown(await self._owner.carry_out(change))
             )
 
         return await self._by_owner("CreateChangefeed", request, context, create)
@@ -86,7 +86,7 @@ class ChangefeedService:
 
         async def queried() -> pb.QueryChangefeedResponse:
             return pb.QueryChangefeedResponse(
-                changefeed=changefeed_message(self._maintainers.feed(request.id))
+                changefeed=self._shown(self._maintainers.feed(request.id))
             )
 
         return await self._by_runner("QueryChangefeed", request, context, queried)
@@ -97,7 +97,7 @@ class ChangefeedService:
         async def pause() -> pb.PauseChangefeedResponse:
             here = self._maintainers.home(request.id)
             feed = await here.carry_out(here.pause(request.id))
-            return pb.PauseChangefeedResponse(changefeed=changefeed_message(feed))
+            return pb.PauseChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("PauseChangefeed", request, context, pause)
 
@@ -108,7 +108,7 @@ class ChangefeedService:
             ts, with_now = request.overwrite_checkpoint_ts, request.overwrite_with_now
             here = self._maintainers.home(request.id)
             feed = await here.carry_out(here.resume(request.id, ts, with_now=with_now))
-            return pb.ResumeChangefeedResponse(changefeed=changefeed_message(feed))
+            return pb.ResumeChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("ResumeChangefeed", request, context, resume)
 
@@ -120,7 +120,7 @@ class ChangefeedService:
             here = self._maintainers.home(request.id)
             updating = here.update(request.id, request.sink_uri, request.on_unclear_ddl, audit_s)
             feed = await here.carry_out(updating)
-            return pb.UpdateChangefeedResponse(changefeed=changefeed_message(feed))
+            return pb.UpdateChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("UpdateChangefeed", request, context, update)
 
@@ -130,7 +130,7 @@ class ChangefeedService:
         async def remove() -> pb.RemoveChangefeedResponse:
             here = self._maintainers.home(request.id)
             feed = await here.carry_out(here.remove(request.id))
-            return pb.RemoveChangefeedResponse(changefeed=changefeed_message(feed))
+            return pb.RemoveChangefeedResponse(changefeed=self._shown(feed))
 
         return await self._by_runner("RemoveChangefeed", request, context, remove)
 
@@ -147,7 +147,11 @@ class ChangefeedService:
         )
 
     def _here(self) -> list[pb.Changefeed]:
-        return list(map(changefeed_message, self._maintainers.feeds.values()))
+        return list(map(self._shown, self._maintainers.feeds.values()))
+
+    def _shown(self, feed: Feed) -> pb.Changefeed:
+        is_here = self._maintainers.has(feed.id)
+        return changefeed_message(feed, self._maintainers.id if is_here else "")
 
     async def _all(self, request: pb.ListChangefeedsRequest) -> list[pb.Changefeed]:
         """All changefeeds of the cluster; one that no capture runs at this moment, or whose capture
@@ -213,8 +217,8 @@ def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
     )
 
 
-def changefeed_message(feed: Feed) -> pb.Changefeed:
-    """A changefeed as it is now."""
+def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
+    """A changefeed as it is now, and the capture that runs it; empty: none."""
     info, processor = feed.info, feed.processor
     state, error = shown_state(info, feed.job, feed.audit, time.monotonic())
     return pb.Changefeed(
@@ -248,6 +252,7 @@ def changefeed_message(feed: Feed) -> pb.Changefeed:
         audit_s=info.audit_s,
         reading=_reading(feed),
         delivery=_delivery(feed),
+        maintainer=maintainer,
     )
 
 

@@ -44,6 +44,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
             "holding": _holding(changefeed.holding),
             "lake_job": _lake_job(changefeed),
             "skipped": list(map(_skipped, changefeed.skipped)),
+            "maintainer": changefeed.maintainer,
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)

@@ -185,10 +185,9 @@ class Api:
 
     async def list_processors(self, _request: Request) -> dict[str, Any]:
         """The running changefeeds, with the capture of each."""
-        owner = await self._owner_id()
         return documents.listing(
             [
-                {"namespace": "default", "changefeed_id": each.id, "capture_id": owner}
+                {"namespace": "default", "changefeed_id": each.id, "capture_id": each.maintainer}
                 for each in await self._all()
                 if _is_running(each)
             ]
@@ -203,7 +202,7 @@ class Api:
             raise CaptureUnknownError(f"there is no capture {capture[:256]!r}; see GET captures")
         if not _is_running(shown):
             raise ParameterError(f"changefeed {changefeed} does not run; resume it first")
-        tables = shown.tables if capture == await self._owner_id() else ()
+        tables = shown.tables if capture == shown.maintainer else ()
         return {"table_ids": [table.table_id for table in tables]}
 
     async def openapi(self, _request: Request) -> dict[str, Any]:
@@ -245,9 +244,6 @@ class Api:
     async def _members(self) -> list[capturepb.Capture]:
         listed = await self._captures.ListCaptures(capturepb.ListCapturesRequest(), LOCAL)
         return list(listed.captures)
-
-    async def _owner_id(self) -> str:
-        return next((each.id for each in await self._members() if each.is_owner), "")
 
     async def _call(self, method: str, request: Any) -> Any:
         full_name = f"tidemarkpb.v1.ChangefeedService.{method}"

@@ -484,6 +484,7 @@ class Changefeed(_message.Message):
     READING_FIELD_NUMBER: _builtins.int
     DELIVERY_FIELD_NUMBER: _builtins.int
     EVENT_FILTERS_FIELD_NUMBER: _builtins.int
+    MAINTAINER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -498,6 +499,10 @@ class Changefeed(_message.Message):
     """As in CreateChangefeedRequest."""
     audit_s: _builtins.int
     """In what time the lake is compared with its source, again and again; 0: never."""
+    maintainer: _builtins.str
+    """The id of the capture that runs it; empty: none does at this moment. The tables of the cluster's own change feed are
+    divided among all captures, by the owner, which this is then.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -564,10 +569,11 @@ class Changefeed(_message.Message):
         reading: Global___Reading | None = ...,
         delivery: Global___Delivery | None = ...,
         event_filters: _abc.Iterable[Global___EventFilter] | None = ...,
+        maintainer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,7 @@ from storage.model.ts import compose
 CHECKPOINT = compose(1_700_000_000_123, 7)
 FEED = pb.Changefeed(
     id="orders",
+    maintainer="one",
     state=pb.CHANGEFEED_STATE_WARNING,
     sink_uri="delta:///lake",
     start_ts=CHECKPOINT,

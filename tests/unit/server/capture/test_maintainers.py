@@ -1,0 +1,274 @@
+"""Several captures of one cluster run logs: real metadata, sorters and sinks, logs in memory."""
+
+import asyncio
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from server.capture import maintainers as maintainers_module
+from server.capture import placement as placement_module
+from server.capture.changefeeds import Changefeeds
+from server.capture.errors import ChangefeedNotExistsError, NotOwnerError
+from server.capture.feed import FeedFactory
+from server.capture.fence import Fence, FencedMeta
+from server.capture.local import LocalProcessor, Resources
+from server.capture.maintainers import Maintainers
+from server.capture.membership import Membership
+from server.capture.owner import Owner
+from server.capture.placement import Placement
+from server.capture.records import Records
+from server.capture.routing import Router
+from server.changefeed import keys
+from server.changefeed.info import State
+from server.dump.job import DumpRecords
+from server.dump.progress import TableProgress
+from server.puller.source import SourceContext
+from server.rpc.credentials import SecurityConfig
+from storage.meta.meta import Compare, Put
+from tests.unit.server.capture.conftest import new
+from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
+from tests.unit.server.capture.test_owner import until
+
+ACCOUNTS = table_of(1, "accounts", "balance")
+NAMES = ("ann", "ben", "cat")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(placement_module, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(placement_module, "_SETTLED_S", 0.2)
+    monkeypatch.setattr(maintainers_module, "_LOOK_EVERY_S", 0.02)
+
+
+@pytest.fixture
+async def cluster(meta, upstream, tmp_path):
+    """Starts captures by name, which share one log."""
+    upstream.meta, upstream.log = meta, ScriptedLog(ACCOUNTS)
+    running = {}
+
+    def capture(name):
+        context = SourceContext(upstream, upstream, None)
+        resources = Resources(context, tmp_path / name / "sorter", 64 << 20)
+
+        def factory(fence):
+            return FeedFactory(
+                Records(meta, fence),
+                lambda *_: upstream.log,
+                partial(LocalProcessor, resources),
+            )
+
+        fence = Fence()
+        placement = Placement(meta, fence)
+        owner = Owner(factory(fence), upstream, placement)
+        maintainers = Maintainers(
+            meta,
+            name,
+            owner,
+            lambda of, changefeed: Changefeeds(factory(of), upstream, changefeed),
+            placement.decided,
+        )
+        membership = Membership(meta, name, maintainers, fence)
+        router = Router(maintainers, membership, SecurityConfig())
+        return SimpleNamespace(
+            name=name, owner=owner, maintainers=maintainers, membership=membership, router=router
+        )
+
+    async def start(name):
+        made = capture(name)
+        task = asyncio.get_running_loop().create_task(made.membership.run(f"{name}:1", f"{name}:2"))
+        running[name] = task
+        await made.membership.settled.wait()
+        return made
+
+    async def stop(name):
+        task = running.pop(name)
+        task.cancel()
+        await asyncio.wait([task])
+
+    yield SimpleNamespace(start=start, stop=stop, log=upstream.log)
+    while running:
+        await stop(next(iter(running)))
+
+
+async def create(owner, name):
+    made = await owner.create(
+        new(name, f"delta:///lake/{name}", source_uri="log://", start_ts=1000, rules=["bank.*"])
+    )
+    assert made.info.state is State.NORMAL
+
+
+async def maintained(meta):
+    """Who holds the key of which changefeed."""
+    pairs = await meta.get_prefix(keys.MAINTAINERS)
+    return {pair.key.removeprefix(keys.MAINTAINERS).decode(): pair.value.decode() for pair in pairs}
+
+
+async def spread(meta, captures, counts):
+    """Wait until so many logs run on the captures, each exactly where its key is."""
+    for _ in range(1000):
+        held = await maintained(meta)
+        running = {
+            each.name: {
+                changefeed
+                for changefeed, feed in each.maintainers.feeds.items()
+                if feed.processor.sink
+            }
+            for each in captures
+        }
+        if (
+            sorted(Counter(held.values()).values()) == sorted(counts)
+            and sum(map(len, running.values())) == len(held)
+            and all(changefeed in running.get(name, ()) for changefeed, name in held.items())
+        ):
+            return held
+        await asyncio.sleep(0.02)
+    raise TimeoutError(f"{held} {running}")
+
+
+async def test_logs_are_spread_over_the_captures_and_go_to_the_others_when_one_leaves(
+    meta, cluster
+):
+    captures = [await cluster.start(name) for name in NAMES]
+    owner = next(each.owner for each in captures if each.owner.is_active)
+    for number in range(6):
+        await create(owner, f"log{number}")
+    before = await spread(meta, captures, [2, 2, 2])
+    leaves = next(each for each in captures if each.owner is not owner)
+    await cluster.stop(leaves.name)
+    stays = [each for each in captures if each is not leaves]
+    after = await spread(meta, stays, [3, 3])
+    assert {
+        log: name for log, name in before.items() if name != leaves.name
+    }.items() <= after.items()
+    joins = await cluster.start("dan")
+    balanced = await spread(meta, [*stays, joins], [2, 2, 2])
+    assert sum(balanced[log] != after[log] for log in after) == 2
+
+
+async def test_a_drained_capture_gives_its_logs_away_and_gets_some_back(meta, cluster):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    for number in range(4):
+        await create(one.owner, f"log{number}")
+    await spread(meta, [one, two], [2, 2])
+    await one.membership.drain("ben")
+    held = await spread(meta, [one, two], [4])
+    assert set(held.values()) == {"ann"}
+    await one.membership.drain("ben", cancel=True)
+    await spread(meta, [one, two], [2, 2])
+
+
+async def test_another_owner_changes_nothing_for_the_logs_of_others(meta, cluster):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    for number in range(2):
+        await create(one.owner, f"log{number}")
+    held = await spread(meta, [one, two], [1, 1])
+    [log] = (log for log, name in held.items() if name == "ben")
+    feed = two.maintainers.feed(log)
+    one.membership.resign()
+    await until(lambda: two.owner.is_active)
+    assert two.maintainers.feed(log) is feed
+    assert await spread(meta, [one, two], [1, 1]) == held
+
+
+async def test_what_a_moved_log_has_delivered_is_not_delivered_again(meta, cluster):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    await create(one.owner, "log")
+    held = await spread(meta, [one, two], [1])
+    first, second = (one, two) if held["log"] == "ann" else (two, one)
+    cluster.log.rows(1010, ACCOUNTS, {"id": 1, "balance": 5})
+    cluster.log.resolve(1040)
+    feed = first.maintainers.feed("log")
+    await until(lambda: feed.processor.resolved_ts == 1040)
+    await asyncio.to_thread(feed.processor.sink.ack, 1020)
+    await one.membership.drain(first.name)
+    await until(lambda: second.maintainers.has("log"))
+    moved = second.maintainers.feed("log")
+    assert (moved.checkpoint_ts, moved.info.state) == (1020, State.NORMAL)
+    await until(lambda: moved.processor.resolved_ts == 1040)
+
+
+async def test_a_changefeed_is_found_from_every_capture_and_can_be_made_again_at_once(
+    meta, cluster
+):
+    captures = [await cluster.start(name) for name in NAMES]
+    for number in range(3):
+        await create(captures[0].owner, f"log{number}")
+    held = await spread(meta, captures, [1, 1, 1])
+    for capture in captures:
+        for log, name in held.items():
+            found = await capture.router.find(log)
+            assert (found.id if found else capture.name) == name
+        owner = await capture.router.find("nobody")
+        assert (owner.id if owner else capture.name) == "ann"
+    with pytest.raises(ChangefeedNotExistsError):
+        captures[0].maintainers.feed("nobody")
+    [log] = (log for log, name in held.items() if name == "ben")
+    for _ in range(5):
+        where = next(each for each in captures if each.maintainers.has(log))
+        here = where.maintainers.home(log)
+        await here.carry_out(here.remove(log))
+        assert await captures[0].router.find(log) is None  # it answers that there is none
+        await create(captures[0].owner, log)
+        found = await captures[2].router.find(log)
+        assert found is None or found.id in NAMES
+        await spread(meta, captures, [1, 1, 1])
+
+
+async def test_a_capture_that_comes_back_takes_the_keys_of_its_dead_process(meta, cluster):
+    async with await meta.grant_lease(60) as lease:
+        one = await cluster.start("ann")
+        await create(one.owner, "log")
+        await spread(meta, [one], [1])
+        await cluster.stop("ann")
+        # as `kill -9` leaves it, for as long as the lease lasts
+        await meta.put(keys.maintainer("log"), b"ann", lease.id)
+        again = await cluster.start("ann")
+        await spread(meta, [again], [1])
+
+
+async def test_a_key_that_another_capture_holds_is_waited_for(meta, cluster):
+    one = await cluster.start("ann")
+    async with await meta.grant_lease(60) as lease:
+        await meta.put(keys.maintainer("log"), b"hung", lease.id)
+        await create(one.owner, "log")
+        with pytest.raises(NotOwnerError, match="on its way to another capture"):
+            await one.router.find("log", 0.3)
+        assert not one.maintainers.has("log")
+    await spread(meta, [one], [1])
+
+
+async def test_nothing_is_written_for_a_changefeed_whose_key_is_lost(meta):
+    async with await meta.grant_lease(60) as lease:
+        key = keys.maintainer("log")
+        fence = Fence(key, await meta.campaign(key, b"ann", lease.id))
+        fenced = FencedMeta(meta, fence)
+        records, dump = Records(meta, fence), DumpRecords(fenced, "log")
+        await fenced.put(b"/a", b"1")
+        # a comparison of the caller that fails is no lost key
+        assert not (await fenced.txn([Compare.absent(b"/a")], [Put(b"/a", b"2")])).succeeded
+        await meta.delete(key)
+        await meta.campaign(key, b"ben", lease.id)
+        progress = TableProgress("bank.accounts", 1, "job")
+        for write in (
+            fenced.put(b"/a", b"3"),
+            fenced.delete(b"/a"),
+            fenced.write_all([Put(b"/b%d" % each, b"1") for each in range(300)]),
+            fenced.txn([Compare.absent(b"/c")], [Put(b"/c", b"1")]),
+            records.save({"log": 2000}, {}),
+            dump.put_tables([progress]),
+        ):
+            with pytest.raises(NotOwnerError, match="another capture"):
+                await write
+        assert (await meta.get(b"/a")).value == b"1"
+        assert not await meta.get_prefix(b"/b")
+        assert not await meta.get_prefix(keys.source("log"))
+
+
+async def test_rows_are_promised_only_while_the_lease_surely_lasts(meta, cluster):
+    one = await cluster.start("ann")
+    one.maintainers.check_held()
+    one.maintainers._lease.deadline = 0.0  # as after a process was stopped and goes on
+    with pytest.raises(NotOwnerError, match="lease has ended"):
+        one.maintainers.check_held()
