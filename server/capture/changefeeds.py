@@ -117,7 +117,11 @@ class Changefeeds:
                 await self._go_on()
         finally:
             self._tasks = None
+            ended = list(self.feeds.values())
             self.feeds.clear()
+            # It may run elsewhere next, and nobody would delete its sorted rows here.
+            for feed in ended if self._only else ():
+                await asyncio.to_thread(feed.processor.wipe)
 
     async def carry_out(self, change: Coroutine[Any, Any, Feed]) -> Feed:
         """Run a change to its end, even if the client goes away meanwhile;

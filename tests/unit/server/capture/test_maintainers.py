@@ -172,7 +172,7 @@ async def test_another_owner_changes_nothing_for_the_logs_of_others(meta, cluste
     assert await spread(meta, [one, two], [1, 1]) == held
 
 
-async def test_what_a_moved_log_has_delivered_is_not_delivered_again(meta, cluster):
+async def test_what_a_moved_log_has_delivered_is_not_delivered_again(meta, cluster, tmp_path):
     one, two = [await cluster.start(name) for name in NAMES[:2]]
     await create(one.owner, "log")
     held = await spread(meta, [one, two], [1])
@@ -187,6 +187,8 @@ async def test_what_a_moved_log_has_delivered_is_not_delivered_again(meta, clust
     moved = second.maintainers.feed("log")
     assert (moved.checkpoint_ts, moved.info.state) == (1020, State.NORMAL)
     await until(lambda: moved.processor.resolved_ts == 1040)
+    assert not (tmp_path / first.name / "sorter" / "log").exists()
+    assert (tmp_path / second.name / "sorter" / "log").exists()
 
 
 async def test_a_changefeed_is_found_from_every_capture_and_can_be_made_again_at_once(
