@@ -31,14 +31,16 @@ from pymysql.cursors import Cursor
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed
 from pyspark_tidemark.options import parse
+from tidemarkpb.v1 import capture_pb2 as capturepb
 from tidemarkpb.v1 import changefeed_pb2 as feedpb
 from tidemarkpb.v1 import dump_pb2 as dumppb
+from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from tests.fuzz.mysql import plants
 from tests.fuzz.mysql.oracle import OracleWriter
 from tests.fuzz.mysql.statements import HAZARDS, SESSIONS, Writer, family_of
-from tests.integration.capture.processes import Cluster
+from tests.integration.capture.processes import Cluster, Daemon
 from tests.integration.lake.memory import MemoryLake
 from tests.integration.mysql.selected import columns_of, difference, rows_now, tables_now
 from tests.mariadb import MYSQLD, MariaDb, running_mariadb
@@ -87,6 +89,8 @@ class World:
     server: MariaDb
     cluster: Cluster
     plant: str = ""
+    other: Daemon | None = None
+    """A second capture: changefeeds are moved from one to the other, too."""
 
     @property
     def endpoint(self) -> str:
@@ -99,6 +103,25 @@ class World:
         """
         lines = self.cluster.capture.log.read_text(errors="replace").splitlines()
         return "\n".join(map(_trace, lines[-400:])).strip()
+
+    def move(self, place: int) -> None:
+        """Let changefeeds go to the other capture, one of two, which may have to take them from a
+        dead one.
+        """
+        with (
+            grpc.insecure_channel(self.cluster.capture.endpoints["capture"]) as channel,
+            contextlib.suppress(grpc.RpcError),
+        ):
+            captures = CaptureServiceStub(channel)
+            listed = captures.ListCaptures(
+                capturepb.ListCapturesRequest(), timeout=60, wait_for_ready=True
+            )
+            names = sorted(each.id for each in listed.captures)
+            for name in names:
+                captures.DrainCapture(
+                    capturepb.DrainCaptureRequest(id=name, cancel=True), timeout=60
+                )
+            captures.DrainCapture(capturepb.DrainCaptureRequest(id=names[place]), timeout=60)
 
     def dumps(self, method: str, request: Any) -> Any:
         """A call of the dump API; None: it was refused."""
@@ -121,13 +144,14 @@ def _trace(line: str) -> str:
 
 
 @contextlib.contextmanager
-def world(plant: str = "") -> Iterator[World]:
-    """A fresh one; with a plant the capture has a bug."""
+def world(plant: str = "", captures: int = 1) -> Iterator[World]:
+    """A fresh one, with one or two captures; with a plant they have a bug."""
     with tempfile.TemporaryDirectory(prefix="tm-fuzz-") as directory, running_mariadb() as server:
         with plants.planted(plant):
             cluster = Cluster(Path(directory))
+            other = cluster.another_capture() if captures > 1 else None
         try:
-            yield World(server, cluster, plant)
+            yield World(server, cluster, plant, other)
         finally:
             cluster.stop()
 
@@ -303,6 +327,13 @@ class Life:
         return connection
 
     def _pause(self) -> None:
+        if self.world.other is not None and self.random.random() < 0.7:
+            self.told["moves"] += 1
+            self.world.move(self.random.randrange(2))
+        else:
+            self._pause_or_resume()
+
+    def _pause_or_resume(self) -> None:
         method = "ResumeChangefeed" if self.paused else "PauseChangefeed"
         request = getattr(feedpb, f"{method}Request")(id=self.inside)
         try:
@@ -312,9 +343,12 @@ class Life:
         self.paused = not self.paused
 
     def _kill_capture(self) -> None:
-        self.world.cluster.capture.kill()
+        capture = self.world.cluster.capture
+        if self.world.other is not None and self.random.random() < 0.5:
+            capture = self.world.other
+        capture.kill()
         with plants.planted(self.world.plant):
-            self.world.cluster.capture.start()
+            capture.start()
 
     def _kill_server(self) -> None:
         self.world.server.kill()
@@ -349,7 +383,7 @@ class Life:
         deadline = time.monotonic() + PATIENCE_S
         self._roll_back_prepared()
         if self.paused:
-            self._pause()
+            self._pause_or_resume()
         server.execute(
             f"CREATE TABLE {self.inside}.{END} (id INT PRIMARY KEY)",
             f"INSERT INTO {self.inside}.{END} VALUES (1)",
@@ -542,6 +576,7 @@ def main() -> None:
         "--shrink", type=int, default=SHRINK_RUNS, help="runs that look for fewer steps"
     )
     parser.add_argument("--explain", action="store_true", help="print what the server refuses")
+    parser.add_argument("--captures", type=int, default=1, choices=(1, 2))
     parser.add_argument("--plant", default="", choices=("", *plants.PLANTS))
     arguments = parser.parse_args()
     first = random.randrange(1 << 31) if arguments.seed is None else arguments.seed
@@ -549,7 +584,7 @@ def main() -> None:
     seeds = itertools.islice(itertools.count(first), arguments.lives)
     print(f"first seed {first}", flush=True)
     while time.monotonic() - begun < arguments.seconds:
-        with world(arguments.plant) as world_:
+        with world(arguments.plant, arguments.captures) as world_:
             for seed in seeds:
                 life = Life(world_, seed, told=told, explains=arguments.explain)
                 try:

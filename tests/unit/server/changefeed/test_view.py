@@ -65,6 +65,7 @@ CHANGEFEED = pb.Changefeed(
             start_ts=470615457568391169, end_ts=470615458987114497, time="2026-11-21T10:05:02+00:00"
         )
     ],
+    maintainer="b61d52d1-200f-4266-bae8-0b2f0f27e746",
 )
 NOW_S = 1795289545.5  # a time after the checkpoint
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from server.capture.fence import Fence
 from server.capture.records import Records
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, status_json
@@ -37,9 +38,8 @@ async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
 
 @pytest.fixture
 async def records(meta: EtcdMeta) -> Records:
-    found = Records(meta)
-    found.fence = await meta.campaign(keys.OWNER, b"me", (await meta.grant_lease(60)).id)
-    return found
+    lease = await meta.grant_lease(60)
+    return Records(meta, Fence(keys.OWNER, await meta.campaign(keys.OWNER, b"me", lease.id)))
 
 
 async def test_the_entry_has_the_checkpoint_and_goes_with_the_changefeed_for_good(
