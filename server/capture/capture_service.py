@@ -79,6 +79,7 @@ class CaptureService:
                 is_owner=member.is_owner,
                 version=member.record.version,
                 draining=member.is_draining,
+                maintained=member.maintained,
             )
             for member in await self._membership.members()
         ]

@@ -6,6 +6,7 @@ whoever is elected next starts from the metadata.
 
 import asyncio
 import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -45,6 +46,8 @@ class Member:
     record: CaptureRecord
     is_owner: bool
     is_draining: bool = False
+    maintained: int = 0
+    """How many changefeeds of logs it runs."""
 
 
 class Membership:
@@ -90,12 +93,14 @@ class Membership:
         owner = await self._meta.get(keys.OWNER)
         pairs = await self._meta.get_prefix(keys.CAPTURES)
         draining = {pair.key for pair in await self._meta.get_prefix(keys.DRAINING)}
+        maintained = Counter(pair.value for pair in await self._meta.get_prefix(keys.MAINTAINERS))
         records = [CaptureRecord(**json.loads(pair.value)) for pair in pairs]
         return [
             Member(
                 record,
                 owner is not None and owner.value == record.id.encode(),
                 keys.draining(record.id) in draining,
+                maintained[record.id.encode()],
             )
             for record in records
         ]

@@ -26,6 +26,10 @@ OWNER = Gauge("tidemark_capture_is_owner", "1 if this capture owns the changefee
 MAINTAINED = Gauge(
     "tidemark_capture_maintained_changefeeds", "changefeeds of logs that this capture runs"
 )
+UNMAINTAINED = Gauge(
+    "tidemark_capture_unmaintained_changefeeds",
+    "changefeeds of logs that no capture runs at this moment, as the owner sees it",
+)
 ERRORS = Counter(
     "tidemark_capture_changefeed_errors_total",
     "how often a changefeed stopped by an error",

@@ -76,15 +76,18 @@ class Placement:
 
     async def run(self) -> None:
         """Decide until cancelled."""
-        while True:
-            self.changed.clear()
-            try:
-                await self._decide()
-            except UnavailableError as err:
-                _log.warning("logs cannot be placed now", error=str(err))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    await self.changed.wait()
+        try:
+            while True:
+                self.changed.clear()
+                try:
+                    await self._decide()
+                except UnavailableError as err:
+                    _log.warning("logs cannot be placed now", error=str(err))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY_S):
+                        await self.changed.wait()
+        finally:
+            metrics.UNMAINTAINED.set(0)
 
     async def _decide(self) -> None:
         logs = [
@@ -92,6 +95,9 @@ class Placement:
             for pair in await self._meta.get_prefix(keys.INFOS)
             if is_log((info := ChangefeedInfo.from_json(pair.value)).source_uri)
         ]
+        held = await self._meta.get_prefix(keys.MAINTAINERS)
+        running = {pair.key.removeprefix(keys.MAINTAINERS).decode() for pair in held}
+        metrics.UNMAINTAINED.set(len(set(logs) - running))
         now = await placements(self._meta)
         wanted = places(logs, now, await self._eligible(), balanced=self._is_settled())
         moves = {log: capture for log, capture in wanted.items() if now.get(log) != capture}

@@ -102,7 +102,15 @@ def diagnose_changefeed(
     name = changefeed["id"]
     where = f"changefeed {name}"
     yield from _state(changefeed, where)
-    if changefeed["state"] in ("normal", "warning"):
+    if changefeed["state"] in ("normal", "warning") and not changefeed["maintainer"]:
+        yield Finding(
+            Level.PROBLEM,
+            where,
+            "no capture runs it at this moment",
+            "another capture takes it within some 15 s; if this stays, see whether the captures "
+            "reach the metadata and the owner (their logs say so)",
+        )
+    elif changefeed["state"] in ("normal", "warning"):
         yield from _slowest_stage(changefeed, where, now_ms)
     yield from _sorter(changefeed, where)
     yield from _lake_job(changefeed, where)
@@ -131,7 +139,7 @@ def diagnose_captures(captures: Sequence[Document]) -> Iterator[Finding]:
         yield Finding(
             Level.PROBLEM,
             "captures",
-            "no capture owns the changefeeds, so none goes on",
+            "no capture owns the changefeeds: none can be made, and those of TiKV stand still",
             "an election takes some 10 s; if this stays, see whether the captures reach the "
             "metadata (their logs say so)",
         )

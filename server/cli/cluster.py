@@ -54,6 +54,7 @@ _CAPTURE_COLUMNS: Final = (
     ("ADDRESS", "address"),
     ("FLIGHT", "flight-address"),
     ("DRAINING", "draining"),
+    ("LOGS", "maintained"),
 )
 _DRAIN_LOOK_S: Final = 1.0
 _QUERY = "query"
@@ -204,6 +205,7 @@ async def list_captures(remote: Remote, _: argparse.Namespace) -> Output:
             "cluster-id": "default",
             "version": capture.version,
             "draining": capture.draining,
+            "maintained": capture.maintained,
         }
         for capture in answer.captures
     ]

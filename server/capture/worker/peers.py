@@ -165,7 +165,8 @@ class Peers:
 
     def refused(self) -> frozenset[str]:
         """The ids of captures that get nothing: they cannot be reached, or have another version."""
-        return frozenset(self._refused)
+        # Not this one: where its advertised address leads nowhere from here, it still runs logs.
+        return frozenset(self._refused) - {self._id}
 
     def is_own(self, location: str) -> bool:
         """Whether readers are sent to this capture by it."""

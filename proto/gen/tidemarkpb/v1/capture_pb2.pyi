@@ -28,6 +28,7 @@ class Capture(_message.Message):
     IS_OWNER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    MAINTAINED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     flight_address: _builtins.str
@@ -35,6 +36,8 @@ class Capture(_message.Message):
     version: _builtins.str
     draining: _builtins.bool
     """It is given no tables, and is not elected."""
+    maintained: _builtins.int
+    """How many changefeeds of logs (MySQL, pumps) it runs."""
     def __init__(
         self,
         *,
@@ -44,10 +47,11 @@ class Capture(_message.Message):
         is_owner: _builtins.bool = ...,
         version: _builtins.str = ...,
         draining: _builtins.bool = ...,
+        maintained: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "flight_address", b"flight_address", "id", b"id", "is_owner", b"is_owner", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "flight_address", b"flight_address", "id", b"id", "is_owner", b"is_owner", "maintained", b"maintained", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

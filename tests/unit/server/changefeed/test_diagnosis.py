@@ -35,6 +35,7 @@ def changefeed(lags: dict[str, float] | None = None, **members) -> dict:
         resolved_ts=at(lag["sorted"]),
         holding=pb.Holding(pulled_ts=at(lag["pulled"]), sorted_ts=at(lag["sorted"])),
         lake_job=pb.LakeJob(state="ready", cut_ts=at(lag["cut"]), time="2026-11-25T00:00:00Z"),
+        maintainer="one",
     )
     for name, value in members.items():
         if isinstance(value, int):
@@ -82,6 +83,12 @@ def test_at_most_one_stage_is_blamed_and_none_where_all_are_near(lags):
     assert len(found) <= 1
     if all(lag <= 60 for lag in lags.values()):
         assert found == []
+
+
+def test_one_that_no_capture_runs_is_a_problem_whatever_its_stages():
+    document = changefeed({"pulled": 500}) | {"maintainer": ""}
+    [(level, text)] = said(document)
+    assert (level, "no capture runs it" in text) == (Level.PROBLEM, True)
 
 
 def test_a_failed_one_is_a_problem_with_its_error_and_the_way_on():
