@@ -14,6 +14,7 @@ from server.capture.membership import CaptureRecord, Membership
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
 from server.rpc.errors import passed_on
+from storage.model.errors import UnavailableError
 
 _FORWARDED: Final = "tidemark-forwarded"
 _LOCAL: Final = "tidemark-local"
@@ -52,14 +53,24 @@ class Router:
         Raises:
             NotOwnerError: there is none at this moment; and what that capture raises.
         """
-        capture = await self.find(changefeed)
-        if capture is None:
-            return await call()
-        # A call is forwarded once. While an election is under way two captures may each take the
-        # other one for the owner, and would pass the call to and fro until its deadline.
-        if _has(context, _FORWARDED):
-            raise NotOwnerError("the owner of the changefeeds has changed just now; ask again")
-        return await self._ask(capture, stub, method, request, _FORWARDED, _FORWARD_S)
+        is_forwarded = _has(context, _FORWARDED)
+        gives_up_s = asyncio.get_running_loop().time() + _MOVES_S
+        while True:
+            try:
+                capture = await self.find(changefeed)
+                if capture is None:
+                    return await call()
+                # A call is forwarded once. While an election is under way two captures may each
+                # take the other one for the owner, and would pass the call to and fro.
+                if is_forwarded:
+                    raise NotOwnerError("the changefeed has moved just now; ask again")
+                return await self._ask(capture, stub, method, request, _FORWARDED, _FORWARD_S)
+            except UnavailableError as err:
+                # It began to move after it was found: nothing was changed, and it is found again.
+                moves = bool(changefeed) and not is_forwarded and err.code == NotOwnerError.code
+                if not moves or asyncio.get_running_loop().time() > gives_up_s:
+                    raise
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def find(self, changefeed: str = "", moves_s: float = _MOVES_S) -> CaptureRecord | None:
         """The capture that runs a changefeed, without one the owner; None: this one, which also

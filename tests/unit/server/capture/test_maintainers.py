@@ -274,3 +274,26 @@ async def test_rows_are_promised_only_while_the_lease_surely_lasts(meta, cluster
     one.maintainers._lease.deadline = 0.0  # as after a process was stopped and goes on
     with pytest.raises(NotOwnerError, match="lease has ended"):
         one.maintainers.check_held()
+
+
+async def test_a_call_that_meets_a_move_is_made_again_but_not_a_forwarded_one(meta, cluster):
+    one = await cluster.start("ann")
+    await create(one.owner, "log")
+    await spread(meta, [one], [1])
+    calls = []
+
+    async def pause():
+        calls.append("pause")
+        if len(calls) == 1:
+            raise NotOwnerError("it moves")
+        return "paused"
+
+    def context(*metadata):
+        return SimpleNamespace(invocation_metadata=lambda: metadata)
+
+    asked = (None, "PauseChangefeed", None)
+    assert await one.router.carry_out(*asked, context(), pause, "log") == "paused"
+    assert len(calls) == 2
+    calls.clear()
+    with pytest.raises(NotOwnerError, match="it moves"):
+        await one.router.carry_out(*asked, context(("tidemark-forwarded", "1")), pause, "log")
