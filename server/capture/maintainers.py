@@ -8,7 +8,7 @@ key with its lease. So a log moves without two captures serving it at a time.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
@@ -124,12 +124,23 @@ class Maintainers:
         placed = await placements(self._meta)
         mine = {changefeed for changefeed, capture in placed.items() if capture == self.id}
         for changefeed, task in self._tasks.items():
-            if changefeed not in mine or self._is_removed(changefeed):
+            # Once only: a second time would interrupt what it saves and gives back.
+            if not task.cancelling() and (changefeed not in mine or self._is_removed(changefeed)):
                 task.cancel()
+        await self._give_back(lease, mine)
         for changefeed in mine - self._tasks.keys():
             self._tasks[changefeed] = tasks.create_task(
                 self._maintain(changefeed, lease), name=f"maintainer of {changefeed}"
             )
+
+    async def _give_back(self, lease: Lease, mine: Collection[str]) -> None:
+        """Delete keys of changefeeds that do not run here, and are to run elsewhere: one that could
+        not be deleted in its time would keep the changefeed from all others.
+        """
+        for pair in await self._meta.get_prefix(keys.MAINTAINERS):
+            changefeed = pair.key.removeprefix(keys.MAINTAINERS).decode()
+            if pair.lease == lease.id and changefeed not in {*mine, *self._tasks}:
+                await self._release(Fence(pair.key, pair.create_revision))
 
     def _is_removed(self, changefeed: str) -> bool:
         maintained = self._maintained.get(changefeed)

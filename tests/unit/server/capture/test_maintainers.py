@@ -268,6 +268,32 @@ async def test_nothing_is_written_for_a_changefeed_whose_key_is_lost(meta):
         assert not await meta.get_prefix(keys.source("log"))
 
 
+async def test_a_key_is_given_back_however_long_it_takes_to_stop(meta, cluster, monkeypatch):
+    one, two = [await cluster.start(name) for name in NAMES[:2]]
+    await create(one.owner, "log")
+    held = await spread(meta, [one, two], [1])
+    release = Maintainers._release
+
+    async def slowly(self, fence):
+        await asyncio.sleep(0.2)
+        await release(self, fence)
+
+    monkeypatch.setattr(Maintainers, "_release", slowly)
+    await one.membership.drain(held["log"])
+    await until(lambda: not (one if held["log"] == "ann" else two).maintainers.has("log"))
+    assert (await spread(meta, [one, two], [1]))["log"] != held["log"]
+
+
+async def test_a_key_that_could_not_be_given_back_is_given_back_later(meta, cluster):
+    one = await cluster.start("ann")
+    await meta.put(keys.maintainer("gone"), b"ann", one.maintainers._lease.id)
+    for _ in range(500):
+        if not await maintained(meta):
+            return
+        await asyncio.sleep(0.02)
+    raise TimeoutError
+
+
 async def test_rows_are_promised_only_while_the_lease_surely_lasts(meta, cluster):
     one = await cluster.start("ann")
     one.maintainers.check_held()
