@@ -10,6 +10,7 @@ written for what is gone.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
 import structlog
 
@@ -70,9 +71,10 @@ class CheckpointSaver:
                 await self._save_all()
         finally:
             # Once more at the end: the next owner begins where readers have acknowledged, and not
-            # up to 200 ms before.
-            async with asyncio.timeout(_FINAL_SAVE_S):
-                await self._save_all()
+            # up to 200 ms before. Where the metadata is silent it begins a little before.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FINAL_SAVE_S):
+                    await self._save_all()
 
     async def _save_all(self) -> None:
         try:

@@ -5,12 +5,13 @@ capture that lost it and does not know that yet (it hung, or was cut off) change
 records and checkpoints, nor what a source keeps, such as positions of a log and a dump's progress.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from server.capture.errors import NotOwnerError
 from server.changefeed import keys
 from server.changefeed.records import parts
+from storage.meta.errors import MetaUnavailableError
 from storage.meta.meta import (
     Compare,
     Delete,
@@ -24,18 +25,60 @@ from storage.meta.meta import (
 )
 
 
-@dataclass(slots=True)
 class Fence:
-    """The key, and the revision at which this capture created it; 0: it does not hold the key."""
+    """The key, as this capture holds it.
 
-    key: bytes = keys.OWNER
-    revision: int = 0
+    A write whose outcome is not known may arrive long after, behind later ones, and would undo
+    them: a checkpoint would go back, a paused changefeed would run. So the key is written again
+    after each of them, and the comparison is with that (`settled`): what was sent before is refused
+    from then on.
+    """
+
+    def __init__(self, key: bytes = keys.OWNER, revision: int = 0) -> None:
+        """`revision` is the one at which this capture created the key; 0: it does not hold it."""
+        self.key = key
+        self.hold(revision)
+
+    def hold(self, revision: int) -> None:
+        """The capture has created the key, at `revision`."""
+        self.revision = revision
+        self._written = revision
+        self._is_doubted = False
+        self._settling = asyncio.Lock()
 
     @property
     def compare(self) -> Compare:
-        """Holds while the key is this capture's."""
+        """Holds while the key is this capture's, and was not written again."""
         # A key that does not exist has revision 0: without the key nothing is to be written.
+        return Compare.unchanged(self.key, self._written or -1)
+
+    @property
+    def created(self) -> Compare:
+        """Holds while the key is this capture's."""
         return Compare.created_at(self.key, self.revision or -1)
+
+    def doubt(self) -> None:
+        """A write has no answer: whether it is carried out, or will be, is not known."""
+        self._is_doubted = True
+
+    async def settled(self, meta: Meta) -> None:
+        """Return when nothing that was sent before can be carried out any more.
+
+        Raises:
+            NotOwnerError: the key is lost.
+            MetaUnavailableError: nobody answers.
+        """
+        async with self._settling:
+            if not self._is_doubted:
+                return
+            held = await meta.get(self.key)
+            if held is None or held.create_revision != self.revision:
+                raise _lost()
+            again = Put(self.key, held.value, held.lease)
+            result = await meta.txn([self.created], [again])
+            if not result.succeeded:
+                raise _lost()
+            self._written, self._is_doubted = result.revision, False
 
 
 class FencedMeta:
@@ -71,13 +114,22 @@ class FencedMeta:
         self, compares: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = ()
     ) -> TxnResult:
         """See `Meta.txn`; `failure` may only read."""
-        fence = self._fence.compare
-        result = await self._meta.txn([fence, *compares], success, failure)
+        while True:
+            await self._fence.settled(self._meta)
+            fence = self._fence.compare
+            try:
+                result = await self._meta.txn([fence, *compares], success, failure)
+            except (MetaUnavailableError, asyncio.CancelledError):
+                self._fence.doubt()
+                raise
+            if result.succeeded:
+                return result
+            # Another write was in doubt meanwhile, and this one was refused with it.
+            if fence == self._fence.compare:
+                break
         # A failed comparison may be the caller's own: the fence alone is asked, to tell them apart.
-        if not result.succeeded and not (
-            compares and (await self._meta.txn([fence], ())).succeeded
-        ):
-            raise NotOwnerError("another capture runs the changefeed by now; ask again")
+        if not compares or not (await self._meta.txn([self._fence.created], ())).succeeded:
+            raise _lost()
         return result
 
     async def write_all(self, ops: Sequence[Op]) -> int:
@@ -98,3 +150,7 @@ class FencedMeta:
     async def campaign(self, key: bytes, value: bytes, lease: int) -> int:
         """See `Meta.campaign`."""
         return await self._meta.campaign(key, value, lease)
+
+
+def _lost() -> NotOwnerError:
+    return NotOwnerError("another capture runs the changefeed by now; ask again")

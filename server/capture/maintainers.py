@@ -196,4 +196,4 @@ class Maintainers:
     async def _release(self, fence: Fence) -> None:
         # Everything is saved by now: who takes the key goes on where this capture ended.
         with suppress(UnavailableError):
-            await self._meta.txn([fence.compare], [Delete(fence.key)])
+            await self._meta.txn([fence.created], [Delete(fence.key)])

@@ -218,7 +218,7 @@ class Membership:
             while await self._is_draining():  # noqa: ASYNC110 - the metadata is asked
                 await asyncio.sleep(_RETRY_S)
             fence = await self._meta.campaign(keys.OWNER, self.id.encode(), lease)
-            self._owner_fence.revision = fence
+            self._owner_fence.hold(fence)
             self._resigning.clear()
             _log.info("elected owner", capture=self.id)
             async with beside(self._owner.run(self.settled.set)):
