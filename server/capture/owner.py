@@ -2,12 +2,14 @@
 among the captures, and says which captures run the logs.
 """
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 
 import structlog
 
 from server.capture import metrics
+from server.capture.audit import Audit
 from server.capture.changefeeds import Changefeeds
 from server.capture.creation import Checked, NewChangefeed, check_range
 from server.capture.errors import ChangefeedExistsError
@@ -91,12 +93,17 @@ class Owner(Changefeeds):
 
     async def recorded(self, known: Collection[str]) -> list[Feed]:
         """Changefeeds beside the `known` ones, as their records are; they do not run."""
-        records = await self._records.load()
-        return [
-            await self.loaded(info, checkpoint_ts)
-            for info, checkpoint_ts in records
-            if info.id not in known
-        ]
+        records = [each for each in await self._records.load() if each[0].id not in known]
+        if not records:
+            return []
+        jobs = await self._records.load_jobs(time.monotonic())
+        audits = await self._records.load_audits()
+        feeds = [await self.loaded(info, checkpoint_ts) for info, checkpoint_ts in records]
+        for feed in feeds:
+            # Else one whose lake job has given up would seem to be well for a moment, and whoever
+            # keeps the jobs would start it again.
+            feed.job, feed.audit = jobs.get(feed.id), audits.get(feed.id, Audit())
+        return feeds
 
     async def tables_of(self, changefeeds: Collection[str]) -> int:
         """How many tables changefeeds have together, by their records."""

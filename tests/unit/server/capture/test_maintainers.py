@@ -13,6 +13,7 @@ from server.capture.changefeeds import Changefeeds
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
+from server.capture.job_report import failed_by_job
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
@@ -20,12 +21,14 @@ from server.capture.owner import Owner
 from server.capture.placement import Placement
 from server.capture.records import Records
 from server.capture.routing import Router
+from server.capture.runner import note_job
 from server.changefeed import keys
 from server.changefeed.info import State
 from server.dump.job import DumpRecords
 from server.dump.progress import TableProgress
 from server.puller.source import SourceContext
 from server.rpc.credentials import SecurityConfig
+from sink.flight.feeds import FAILED, Report
 from storage.meta.meta import Compare, Put
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
@@ -323,3 +326,14 @@ async def test_a_call_that_meets_a_move_is_made_again_but_not_a_forwarded_one(me
     calls.clear()
     with pytest.raises(NotOwnerError, match="it moves"):
         await one.router.carry_out(*asked, context(("tidemark-forwarded", "1")), pause, "log")
+
+
+async def test_one_that_nobody_runs_is_shown_with_what_its_lake_job_said_last(meta, cluster):
+    one = await cluster.start("ann")
+    await create(one.owner, "log")
+    await spread(meta, [one], [1])
+    feed = one.maintainers.feed("log")
+    note_job(feed, Report(FAILED, 0, "ErrTargetForeign", "not ours"))
+    await until(lambda: feed.job_saved)
+    [recorded] = await one.owner.recorded(())
+    assert failed_by_job(recorded.info, recorded.job)
