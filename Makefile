@@ -137,7 +137,13 @@ endef
 
 .PHONY: test-unit
 test-unit: setup ## Unit and property tests
-	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit $(call once_more,tests/unit)
+	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit tests/sim $(call once_more,tests/unit tests/sim)
+
+SEED ?= 1
+SEEDS ?= 1
+.PHONY: sim
+sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 simulates many
+	PYTHONHASHSEED=0 $(BIN)/python -W ignore -m tests.sim --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: test-integration
 test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark

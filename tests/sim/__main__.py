@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import hashlib
 import logging
 import os
 import random
@@ -20,8 +21,8 @@ _STEPS = 8
 _CALM_S = (0.2, 4.0)
 
 
-async def live(seed: int, *, explains: bool) -> None:
-    """One cluster, from its start to its end.
+async def live(seed: int, *, explains: bool) -> str:
+    """One cluster, from its start to its end; returns what it came to.
 
     Raises:
         BrokenError: what must hold does not.
@@ -59,6 +60,8 @@ async def live(seed: int, *, explains: bool) -> None:
             await capture.kill()
         for task in running:
             task.cancel()
+    rows = sum(len(each.rows) for each in cluster.readers.values())
+    return f"{rows} rows, {loop.time() - begun_s:.6f} s"
 
 
 async def _write(cluster: Cluster) -> None:
@@ -80,17 +83,20 @@ def main() -> int:
         os.execve(sys.executable, [*sys.orig_argv], os.environ | {"PYTHONHASHSEED": "0"})
     if not chosen.explain:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    begun_s = time.monotonic()
+    begun_s, story = time.monotonic(), hashlib.sha256()
     for seed in range(chosen.seed, chosen.seed + chosen.seeds):
         try:
             with planted(chosen.plant):
-                simulated(live(seed, explains=chosen.explain))
+                end = simulated(live(seed, explains=chosen.explain))
+            story.update(end.encode())
         except BaseException as err:
             print(f"seed {seed}: {_first(err)!r}", flush=True)
             if chosen.explain:
                 raise
             return 1
-    print(f"{chosen.seeds} seeds from {chosen.seed} in {time.monotonic() - begun_s:.1f} s")
+    took_s = time.monotonic() - begun_s
+    digest = story.hexdigest()[:8]
+    print(f"{chosen.seeds} seeds from {chosen.seed}, story {digest}, in {took_s:.1f} s")
     return 0
 
 

@@ -9,7 +9,7 @@ from server.changefeed.info import ChangefeedInfo, State, checkpoint_of
 from tests.sim.cluster import FEEDS, KEEPING, Capture, Cluster
 from tests.sim.source import CHUNKS
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S = 0.2
 _ENDS_WITHIN_S = 120.0
 _IDLE_S = 8.0
 _SERVICE = f"ticdc-default-{KEEPING}"

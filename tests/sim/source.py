@@ -24,8 +24,8 @@ from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.scripted_log import record_of
 
 CHUNKS = 6
-_PULL_S = (0.02, 0.3)
-_CHUNK_SHARE = 0.05
+_PULL_S = (0.1, 0.6)
+_CHUNK_SHARE = 0.12
 """How often a pull reads a chunk: the dump lasts for most of a life."""
 _INFO = TableInfo.build(1, "accounts", [Column.bigint("id"), Column.bigint("balance")])
 _RECORD = record_of(_INFO)
