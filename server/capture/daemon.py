@@ -55,6 +55,8 @@ from server.rpc.tikv import KvClient
 from storage.tasks import beside
 
 _ASKING_THREADS: Final = 32
+_FORWARDING_THREADS: Final = 128
+"""Each reader whose changefeed is elsewhere takes one while it waits for rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +128,13 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             )
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             own = await parts.enter_async_context(_worker_processes(config, security, directory))
+            forwarding = parts.enter_context(_executor(_FORWARDING_THREADS, "forwarding"))
             access, fence = PeerAccess(security, config.flight_token_file), Fence()
             peers = Peers(
                 identity,
                 directory,
                 access,
-                parts.enter_context(_executor()),
+                parts.enter_context(_executor(_ASKING_THREADS, "workers")),
                 lambda: fence.revision,
                 own,
             )
@@ -156,7 +159,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                     maintainers,
                     ShareFeeds(host),
                     peers.is_own,
-                    FlightForwarder(router, access, asyncio.get_running_loop()),
+                    FlightForwarder(router, access, asyncio.get_running_loop(), forwarding),
                 ),
                 config.flight_addr,
                 config.advertise_flight_addr,
@@ -256,9 +259,9 @@ def _processors(peers: Peers, resources: Resources) -> MakeProcessor:
 
 
 @contextmanager
-def _executor() -> Iterator[Executor]:
-    """Threads for calls to workers; calls that are under way at the end are not waited for."""
-    executor = ThreadPoolExecutor(_ASKING_THREADS, thread_name_prefix="workers")
+def _executor(threads: int, name: str) -> Iterator[Executor]:
+    """Threads for calls to workers and captures; those under way at the end are not waited for."""
+    executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     try:
         yield executor
     finally:

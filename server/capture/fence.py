@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from server.capture.errors import NotOwnerError
 from server.changefeed import keys
 from server.changefeed.records import parts
-from storage.meta.errors import MetaUnavailableError
+from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import (
     Compare,
     Delete,
@@ -75,7 +75,10 @@ class Fence:
             if held is None or held.create_revision != self.revision:
                 raise _lost()
             again = Put(self.key, held.value, held.lease)
-            result = await meta.txn([self.created], [again])
+            try:
+                result = await meta.txn([self.created], [again])
+            except LeaseNotFoundError:
+                raise _lost() from None
             if not result.succeeded:
                 raise _lost()
             self._written, self._is_doubted = result.revision, False

@@ -8,6 +8,7 @@ cannot reach that one.
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -20,18 +21,30 @@ from server.capture.worker.remote import error_of_text
 
 _FIND_S: Final = 2.0
 """Readers ask again: a changefeed on its way to another capture is not waited for here."""
+_LOOK_EVERY_S: Final = 1.0
 _ACTION_S: Final = 30.0
 _ROWS_S: Final = 300.0
 T = TypeVar("T")
 
 
 class FlightForwarder:
-    """Passes calls on; called from Flight's threads, while `loop` runs."""
+    """Passes calls on; called from Flight's threads, while `loop` runs.
 
-    def __init__(self, router: Router, access: PeerAccess, loop: asyncio.AbstractEventLoop) -> None:
+    The calls are made in threads of `executor`: one to a capture that hangs is left alone when
+    another capture takes its place.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        access: PeerAccess,
+        loop: asyncio.AbstractEventLoop,
+        executor: Executor,
+    ) -> None:
         self._router = router
         self._access = access
         self._loop = loop
+        self._executor = executor
 
     def elsewhere(self, changefeed: str) -> Callable[[str, bytes], bytes] | None:
         """How to ask the capture that runs a changefeed: the action's name and body in, its answer
@@ -45,10 +58,12 @@ class FlightForwarder:
             return None
 
         def act(name: str, body: bytes) -> bytes:
-            action = fl.Action(name, body)
-            [result] = _asked(peer, lambda: list(peer.do_action(action, _ACTION_S)))
-            answer: bytes = result.body.to_pybytes()
-            return answer
+            def ask() -> bytes:
+                [result] = peer.do_action(fl.Action(name, body), _ACTION_S)
+                answer: bytes = result.body.to_pybytes()
+                return answer
+
+            return self._asked(changefeed, peer, ask)
 
         return act
 
@@ -72,10 +87,46 @@ class FlightForwarder:
             "before": before,
         }
         asked = fl.Ticket(json.dumps(ticket).encode())
-        stream = _asked(peer, lambda: peer.do_get(asked, _ROWS_S))
-        return _asked(peer, lambda: stream.schema), _batches(peer, stream)
+
+        def opened() -> tuple[fl.FlightStreamReader, pa.Schema]:
+            stream = peer.do_get(asked, _ROWS_S)
+            return stream, stream.schema
+
+        stream, schema = self._asked(changefeed, peer, opened)
+        return schema, self._batches(changefeed, peer, stream)
+
+    def _batches(
+        self, changefeed: str, peer: PeerCapture, stream: fl.FlightStreamReader
+    ) -> Iterator[pa.RecordBatch]:
+        def following() -> pa.RecordBatch | None:
+            try:
+                return stream.read_chunk().data
+            except StopIteration:
+                return None
+
+        while (batch := self._asked(changefeed, peer, following)) is not None:
+            yield batch
+
+    def _asked(self, changefeed: str, peer: PeerCapture, call: Callable[[], T]) -> T:
+        """What a capture answers, as long as it is the one to ask; its refusals come as they were
+        raised there.
+        """
+        answering = self._executor.submit(call)
+        while True:
+            try:
+                return answering.result(_LOOK_EVERY_S)
+            except (fl.FlightError, pa.ArrowException) as err:
+                retryable = isinstance(err, fl.FlightUnavailableError)
+                raise error_of_text(peer.name, str(err), retryable=retryable) from err
+            except TimeoutError:
+                now = self._peer(changefeed)
+                if now is None or now.record != peer.record:
+                    raise NotOwnerError(
+                        f"changefeed {changefeed} has gone to another capture; ask again"
+                    ) from None
 
     def _peer(self, changefeed: str) -> PeerCapture | None:
+        """The capture to ask; None: this one."""
         finding = asyncio.run_coroutine_threadsafe(
             self._router.find(changefeed, _FIND_S), self._loop
         )
@@ -87,23 +138,3 @@ class FlightForwarder:
                 "the metadata does not say who runs the changefeed; ask again"
             ) from None
         return None if capture is None else PeerCapture(capture, self._access)
-
-
-def _asked(peer: PeerCapture, call: Callable[[], T]) -> T:
-    """What a capture answers; its refusals come as they were raised there."""
-    try:
-        return call()
-    except (fl.FlightError, pa.ArrowException) as err:
-        retryable = isinstance(err, fl.FlightUnavailableError)
-        raise error_of_text(peer.name, str(err), retryable=retryable) from err
-
-
-def _batches(peer: PeerCapture, stream: fl.FlightStreamReader) -> Iterator[pa.RecordBatch]:
-    def following() -> pa.RecordBatch | None:
-        try:
-            return stream.read_chunk().data
-        except StopIteration:
-            return None
-
-    while (batch := _asked(peer, following)) is not None:
-        yield batch

@@ -21,6 +21,7 @@ LONGEST: Final = (
     "lake/test_random_lives.py",
     "spark/test_target_ts.py",
     "verify/test_database.py",
+    "capture/test_logs.py",
 )
 """Files that take more than a minute and a half, the longest first."""
 

@@ -19,6 +19,8 @@ from tests.sim.process import task_factory
 
 _STEPS = 8
 _CALM_S = (0.2, 4.0)
+_HARM_ENDS_S = 240.0
+"""Captures come back within seconds; what was asked of them, such as a pause, is done by then."""
 
 
 async def live(seed: int, *, explains: bool) -> str:
@@ -48,7 +50,7 @@ async def live(seed: int, *, explains: bool) -> str:
         running += [tasks.create_task(each.run()) for each in cluster.readers.values()]
         checking = tasks.create_task(checks.run())
         writing = tasks.create_task(_write(cluster))
-        async with asyncio.TaskGroup() as harms:
+        async with asyncio.timeout(_HARM_ENDS_S), asyncio.TaskGroup() as harms:
             for _ in range(_STEPS):
                 await cluster.pause(*_CALM_S)
                 harms.create_task(getattr(cluster, chance.choice(HARM))())
