@@ -24,6 +24,20 @@ async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in running]
 
 
+def end_if_cancelled() -> None:
+    """For loops that go on after errors.
+
+    A TaskGroup that is cancelled while a child fails raises the child's error instead of the
+    cancellation: whoever handles the error, and goes on, would never end.
+
+    Raises:
+        CancelledError: the running task was cancelled.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 @asynccontextmanager
 async def beside(*parts: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run all for the block, and cancel them at its end; the failure of one ends the block,

@@ -21,7 +21,7 @@ from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Compare, Delete, Meta
 from storage.model.errors import UnavailableError
-from storage.tasks import beside
+from storage.tasks import beside, end_if_cancelled
 
 _LEASE_S = 10
 _RETRY_S = 1.0
@@ -86,6 +86,7 @@ class Membership:
                 _log.warning("session lost", capture=self.id)
             except* (UnavailableError, LeaseNotFoundError) as group:
                 _log.warning("session ended", capture=self.id, error=str(group.exceptions[0]))
+            end_if_cancelled()
             await asyncio.sleep(_RETRY_S)
 
     async def members(self) -> list[Member]:

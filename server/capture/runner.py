@@ -17,6 +17,7 @@ from sorter.errors import TableDamagedError
 from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
+from storage.tasks import end_if_cancelled
 
 _RETRY_S = (1.0, 30.0)
 # TiCDC's changefeed-error-stuck-duration.
@@ -36,6 +37,7 @@ async def keep_running(feed: Feed, safepoints: ChangefeedSafePoints) -> None:
     moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
     while True:
         error = await _attempt(feed, safepoints)
+        end_if_cancelled()
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()

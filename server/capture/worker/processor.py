@@ -45,7 +45,7 @@ from server.puller.source import Puller, TableChange
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
-from storage.tasks import beside
+from storage.tasks import beside, end_if_cancelled
 
 W = TypeVar("W")
 _LOOK_EVERY_S = 0.5
@@ -310,6 +310,7 @@ class RebalancingProcessor:
                     changefeed=self._assignment.changefeed,
                     workers=[worker.name for worker in self._workers()],
                 )
+            end_if_cancelled()
 
     async def _changed(self, workers: Sequence[Worker]) -> None:
         """Wait until other workers are there; raises _WorkersChangedError."""

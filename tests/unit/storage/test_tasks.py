@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.tasks import beside, together
+from storage.tasks import beside, end_if_cancelled, together
 
 
 async def forever(ended: list[str], name: str) -> None:
@@ -66,3 +66,34 @@ async def test_together_gives_results_in_order_and_the_first_failure_as_itself()
     with pytest.raises(UnavailableError, match="gone"):
         await together([forever(ended, "one"), failing()])
     assert ended == ["one"]
+
+
+async def stubborn() -> None:
+    """Fails when it is to end."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise UnavailableError("not now")
+
+
+async def again_and_again(*, ends: bool) -> None:
+    for _ in range(3):
+        try:
+            async with beside(stubborn()):
+                await asyncio.Event().wait()
+        except* UnavailableError:
+            pass
+        if ends:
+            end_if_cancelled()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled(*, ends: bool) -> None:
+    looping = asyncio.get_running_loop().create_task(again_and_again(ends=ends))
+    await asyncio.sleep(0.01)
+    looping.cancel()
+    await asyncio.wait([looping], timeout=0.1)
+    assert looping.done() is ends
+    while not looping.done():
+        looping.cancel()
+        await asyncio.wait([looping], timeout=0.1)
