@@ -125,15 +125,16 @@ class FencedMeta:
             except (MetaUnavailableError, asyncio.CancelledError):
                 self._fence.doubt()
                 raise
-            if result.succeeded:
+            if result.succeeded or (compares and await self._holds(fence)):
                 return result
-            # Another write was in doubt meanwhile, and this one was refused with it.
+            # The key is lost, which `settled` finds out, or it was written again: for another write
+            # that was in doubt, or by a request for that which has arrived only now.
             if fence == self._fence.compare:
-                break
-        # A failed comparison may be the caller's own: the fence alone is asked, to tell them apart.
-        if not compares or not (await self._meta.txn([self._fence.created], ())).succeeded:
-            raise _lost()
-        return result
+                self._fence.doubt()
+
+    async def _holds(self, fence: Compare) -> bool:
+        """Whether it was a comparison of the caller that failed."""
+        return (await self._meta.txn([fence], ())).succeeded
 
     async def write_all(self, ops: Sequence[Op]) -> int:
         """See `Meta.write_all`."""
