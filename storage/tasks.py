@@ -24,18 +24,23 @@ async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in running]
 
 
-def end_if_cancelled() -> None:
-    """For loops that go on after errors.
+async def apart(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it as a task of its own, for loops that go on after its errors; raises what it raises.
 
     A TaskGroup that is cancelled while a child fails raises the child's error instead of the
-    cancellation: whoever handles the error, and goes on, would never end.
-
-    Raises:
-        CancelledError: the running task was cancelled.
+    cancellation: a loop that handles the error, and goes on, would never end. Here the caller is
+    the one that is cancelled, whatever the coroutine raises then.
     """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    task = asyncio.get_running_loop().create_task(coroutine)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # it is known, and nobody asks any more
+        raise
+    return task.result()
 
 
 @asynccontextmanager

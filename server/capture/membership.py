@@ -21,7 +21,7 @@ from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError
 from storage.meta.meta import Compare, Delete, Meta
 from storage.model.errors import UnavailableError
-from storage.tasks import beside, end_if_cancelled
+from storage.tasks import apart, beside
 
 _LEASE_S = 10
 _RETRY_S = 1.0
@@ -69,25 +69,27 @@ class Membership:
         record = CaptureRecord(self.id, address, flight_address)
         while True:
             try:
-                async with await self._meta.grant_lease(_LEASE_S) as lease:
-                    await self._register(record, lease.id)
-                    async with asyncio.TaskGroup() as tasks:
-                        owning = tasks.create_task(self._own(lease.id), name="owner")
-                        settling = tasks.create_task(self._settle(), name="settle")
-                        maintaining = tasks.create_task(
-                            self._maintainers.run(lease), name="maintainers"
-                        )
-                        # Set when the lease could not be renewed for a whole TTL. Until this
-                        # capture notices, the fence of `Records` keeps it from writing.
-                        await lease.lost.wait()
-                        owning.cancel()
-                        settling.cancel()
-                        maintaining.cancel()
+                await apart(self._session(record))
                 _log.warning("session lost", capture=self.id)
             except* (UnavailableError, LeaseNotFoundError) as group:
                 _log.warning("session ended", capture=self.id, error=str(group.exceptions[0]))
-            end_if_cancelled()
             await asyncio.sleep(_RETRY_S)
+
+    async def _session(self, record: CaptureRecord) -> None:
+        """Be a member until the lease is lost."""
+        async with await self._meta.grant_lease(_LEASE_S) as lease:
+            await self._register(record, lease.id)
+            async with asyncio.TaskGroup() as tasks:
+                parts = [
+                    tasks.create_task(self._own(lease.id), name="owner"),
+                    tasks.create_task(self._settle(), name="settle"),
+                    tasks.create_task(self._maintainers.run(lease), name="maintainers"),
+                ]
+                # Set when the lease could not be renewed for a whole TTL. Until this capture
+                # notices, its fences keep it from writing.
+                await lease.lost.wait()
+                for part in parts:
+                    part.cancel()
 
     async def members(self) -> list[Member]:
         """All living captures."""

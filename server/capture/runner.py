@@ -17,7 +17,7 @@ from sorter.errors import TableDamagedError
 from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import Kind, TidemarkError, leaves
-from storage.tasks import end_if_cancelled
+from storage.tasks import apart
 
 _RETRY_S = (1.0, 30.0)
 # TiCDC's changefeed-error-stuck-duration.
@@ -36,8 +36,7 @@ async def keep_running(feed: Feed, safepoints: ChangefeedSafePoints) -> None:
     backoff = Backoff(*_RETRY_S)
     moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
     while True:
-        error = await _attempt(feed, safepoints)
-        end_if_cancelled()
+        error = await apart(_attempt(feed, safepoints))
         if feed.checkpoint_ts > checkpoint_ts:
             moved_at, checkpoint_ts = loop.time(), feed.checkpoint_ts
             backoff.reset()

@@ -44,7 +44,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route, method_handlers
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Lease, Meta, Put
-from storage.tasks import beside, end_if_cancelled
+from storage.tasks import beside
 
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
 _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
@@ -249,7 +249,6 @@ class Election:
             except* (MetaUnavailableError, LeaseNotFoundError) as errors:
                 _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
                 await asyncio.sleep(_RETRY_S)
-            end_if_cancelled()
 
     async def _campaign(self, lease: Lease) -> None:
         me = self._members.me.SerializeToString()

@@ -45,7 +45,7 @@ from server.puller.source import Puller, TableChange
 from server.puller.tikv.puller import TablePuller
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
-from storage.tasks import beside, end_if_cancelled
+from storage.tasks import apart, beside
 
 W = TypeVar("W")
 _LOOK_EVERY_S = 0.5
@@ -301,8 +301,7 @@ class RebalancingProcessor:
             make = self._divided if workers else self._here
             self._inner = make(replace(self._assignment, checkpoint_ts=self._inner.start_ts))
             try:
-                async with beside(self._inner.run()):
-                    await self._changed(workers)
+                await apart(self._run_among(workers))
             except* _WorkersChangedError:
                 metrics.MOVES.labels(self._assignment.changefeed).inc()
                 _log.info(
@@ -310,7 +309,11 @@ class RebalancingProcessor:
                     changefeed=self._assignment.changefeed,
                     workers=[worker.name for worker in self._workers()],
                 )
-            end_if_cancelled()
+
+    async def _run_among(self, workers: Sequence[Worker]) -> None:
+        """Run it until there are others; raises _WorkersChangedError then."""
+        async with beside(self._inner.run()):
+            await self._changed(workers)
 
     async def _changed(self, workers: Sequence[Worker]) -> None:
         """Wait until other workers are there; raises _WorkersChangedError."""

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from storage.model.errors import UnavailableError
-from storage.tasks import beside, end_if_cancelled, together
+from storage.tasks import apart, beside, together
 
 
 async def forever(ended: list[str], name: str) -> None:
@@ -76,24 +76,28 @@ async def stubborn() -> None:
         raise UnavailableError("not now")
 
 
-async def again_and_again(*, ends: bool) -> None:
+async def once() -> None:
+    async with beside(stubborn()):
+        await asyncio.Event().wait()
+
+
+async def again_and_again() -> None:
     for _ in range(3):
         try:
-            async with beside(stubborn()):
-                await asyncio.Event().wait()
+            await apart(once())
         except* UnavailableError:
             pass
-        if ends:
-            end_if_cancelled()
 
 
-@pytest.mark.parametrize("ends", [True, False])
-async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled(*, ends: bool) -> None:
-    looping = asyncio.get_running_loop().create_task(again_and_again(ends=ends))
+async def test_a_loop_that_goes_on_after_errors_ends_when_it_is_cancelled() -> None:
+    looping = asyncio.get_running_loop().create_task(again_and_again())
     await asyncio.sleep(0.01)
     looping.cancel()
-    await asyncio.wait([looping], timeout=0.1)
-    assert looping.done() is ends
-    while not looping.done():
-        looping.cancel()
-        await asyncio.wait([looping], timeout=0.1)
+    await asyncio.wait([looping], timeout=1.0)
+    assert looping.cancelled()
+
+
+async def test_what_runs_apart_gives_its_result_or_its_error() -> None:
+    assert await apart(asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(UnavailableError, match="gone"):
+        await apart(failing())
