@@ -154,6 +154,8 @@ class LakeJobSupervisor:
         """Changefeeds whose job has ended for good, and whether the captures were seen to know
         it.
         """
+        self._seen_failed: set[str] = set()
+        """Changefeeds that the captures have shown as `failed` by the job that there is now."""
 
     async def run(self) -> None:
         """Follow the captures' list of changefeeds until cancelled."""
@@ -202,6 +204,7 @@ class LakeJobSupervisor:
         """Changefeeds of ended jobs that the captures showed as `failed` by their job,
         and do not any more.
         """
+        self._seen_failed |= failed
         resumed = {
             changefeed
             for changefeed, seen in self._ended.items()
@@ -233,6 +236,7 @@ class LakeJobSupervisor:
             changefeed, command, once=False, on_line=on_line, on_error=captures_reporter(command)
         )
         self._jobs[changefeed], self._targets[changefeed] = job, target
+        self._seen_failed.discard(changefeed)
         self._tasks.create_task(self._guarded(changefeed, job, auditor), name=f"lake {changefeed}")
         _log.info("lake job started", changefeed=changefeed, target=redacted(target))
 
@@ -243,7 +247,8 @@ class LakeJobSupervisor:
         except TidemarkError as err:
             _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
             if self._jobs.get(changefeed) is job:
-                self._ended[changefeed] = False
+                # Its process may take longer to end than somebody takes to resume the changefeed.
+                self._ended[changefeed] = changefeed in self._seen_failed
 
 
 def _is_running(feed: changefeed_pb2.Changefeed) -> bool:

@@ -119,3 +119,45 @@ def test_a_stored_uri_that_cannot_be_read_is_left_to_its_own_job():
 def test_options_of_a_job_are_checked_before_anything_starts(option, fault):
     with pytest.raises(ConfigError, match=fault):
         check_jobs(KeepConfig(job=(option,)))
+
+
+async def test_a_job_whose_process_ends_after_its_changefeed_was_resumed_is_started_again(
+    monkeypatch, tmp_path
+):
+    starts, ends = tmp_path / "starts", tmp_path / "ends"
+    starts.touch()
+    script = (
+        f"import pathlib, sys, time; open({str(starts)!r}, 'a').write('x')\n"
+        f"while not pathlib.Path({str(ends)!r}).exists(): time.sleep(0.01)\n"
+        "sys.exit(1)"
+    )
+    monkeypatch.setattr(
+        keep, "job_command", lambda config, security: [sys.executable, "-c", script]
+    )
+    monkeypatch.setattr(keep, "captures_reporter", lambda command: None)
+    feed = pb.Changefeed(id="feed", sink_uri="delta:///lake", state=pb.CHANGEFEED_STATE_NORMAL)
+
+    async def listed(request, timeout):  # noqa: ASYNC109 - the stub's signature
+        return pb.ListChangefeedsResponse(changefeeds=[feed])
+
+    async def endpoint():
+        return "grpc://127.0.0.1:1"
+
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        supervisor = LakeJobSupervisor(
+            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
+        )
+        supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
+        supervisor._flight_endpoint = endpoint
+        await supervisor._follow()
+        feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_FAILED, True
+        await supervisor._follow()  # it has reported, and its process is still there
+        feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_NORMAL, False
+        await supervisor._follow()
+        ends.touch()
+        async with asyncio.timeout(60):
+            while starts.stat().st_size < 2:
+                await supervisor._follow()
+                await asyncio.sleep(0.01)
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await supervisor._follow()
