@@ -137,7 +137,11 @@ endef
 
 .PHONY: test-unit
 test-unit: setup ## Unit and property tests
-	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit tests/sim $(call once_more,tests/unit tests/sim)
+	$(BIN)/pytest -q -n $(TEST_JOBS) tests/unit $(call once_more,tests/unit)
+
+.PHONY: test-sim
+test-sim: setup ## A thousand simulated clusters of captures, and bugs that they must find
+	$(BIN)/pytest -q -n $(TEST_JOBS) tests/sim $(call once_more,tests/sim)
 
 SEED ?= 1
 SEEDS ?= 1
@@ -170,7 +174,7 @@ test-docker: setup ## The whole way as containers (needs a Docker daemon, or roo
 	$(BIN)/pytest -q tests/e2e -m docker
 
 .PHONY: test
-test: check test-unit test-integration test-attacks test-e2e ## Everything that runs without Docker
+test: check test-unit test-sim test-integration test-attacks test-e2e ## Everything that runs without Docker
 
 IMAGE_FLAGS = --network=host --build-arg BASE_IMAGE=$(BASE_IMAGE) \
   --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \

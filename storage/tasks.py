@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +22,13 @@ async def together(children: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             first = first.exceptions[0]
         raise first from None
     return [task.result() for task in running]
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 async def apart(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -54,7 +54,7 @@ _log = structlog.get_logger(__name__)
 class Changefeeds:
     """The changefeeds; empty-handed (NotOwnerError) while `run` does not run.
 
-    `only` is the id of the single one there is; empty: all that `_loads` says.
+    `only` is the id of the single one there is; without it `_records_of_mine` says which.
     """
 
     def __init__(self, factory: FeedFactory, pd: PdClient, only: str = "") -> None:

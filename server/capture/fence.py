@@ -71,10 +71,10 @@ class Fence:
         async with self._settling:
             if not self._is_doubted:
                 return
-            held = await meta.get(self.key)
-            if held is None or held.create_revision != self.revision:
+            pair = await meta.get(self.key)
+            if pair is None or pair.create_revision != self.revision:
                 raise _lost()
-            again = Put(self.key, held.value, held.lease)
+            again = Put(self.key, pair.value, pair.lease)
             try:
                 result = await meta.txn([self.created], [again])
             except LeaseNotFoundError:
@@ -82,6 +82,20 @@ class Fence:
             if not result.succeeded:
                 raise _lost()
             self._written, self._is_doubted = result.revision, False
+
+
+async def free_from_dead(meta: Meta, key: bytes, capture: str, lease: int) -> KeyValue | None:
+    """Delete the key if an earlier process of this capture has left it, whose `lease` is another.
+
+    Returns who holds the key; None: nobody does now.
+    """
+    holder = await meta.get(key)
+    if holder is None or holder.value != capture.encode() or holder.lease == lease:
+        return holder
+    # A capture's id lies in its data directory, which is locked: that process is dead, and its key
+    # would keep everybody waiting until its lease ends.
+    await meta.txn([Compare.unchanged(key, holder.mod_revision)], [Delete(key)])
+    return None
 
 
 class FencedMeta:

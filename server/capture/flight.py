@@ -153,7 +153,9 @@ class OwnerFeeds:
                     return end_ts
             return start_ts
 
-        return _while_running(feed, cut)
+        end_ts = _while_running(feed, cut)
+        self._check_held()
+        return end_ts
 
     def plan(
         self,
@@ -192,7 +194,9 @@ class OwnerFeeds:
             feed.delivery.planned(",".join(tables or ()), start_ts, end_ts, rows)
             return [_slice(versions, part, locate(part.span)) for part in parts]
 
-        return _while_running(feed, plan)
+        slices = _while_running(feed, plan)
+        self._check_held()
+        return slices
 
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False
@@ -248,6 +252,13 @@ class OwnerFeeds:
         feed = self._feeds.feed(changefeed)
         if feed.info.state.is_running:
             note_job(feed, report)
+
+    def _check_held(self) -> None:
+        """See that the changefeed surely ran here until now: before a cut or plan is answered.
+
+        Raises:
+            NotOwnerError: it may run elsewhere.
+        """
 
     def _ack_version(self, sink: Sink, version: Version, ts: int) -> None:
         """The reader of a name has a version's rows up to `ts`."""

@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 from server.capture.errors import NotOwnerError
 from server.capture.routing import Router
 from server.capture.worker.peers import PeerAccess, PeerCapture
-from server.capture.worker.remote import error_of_text
+from server.capture.worker.remote import error_of_flight
 
 _FIND_S: Final = 2.0
 """Readers ask again: a changefeed on its way to another capture is not waited for here."""
@@ -79,17 +79,17 @@ class FlightForwarder:
         peer = self._peer(changefeed)
         if peer is None:
             return None
-        ticket = {
+        document = {
             "changefeed": changefeed,
             "table": table,
             "start": start_ts,
             "end": end_ts,
             "before": before,
         }
-        asked = fl.Ticket(json.dumps(ticket).encode())
+        ticket = fl.Ticket(json.dumps(document).encode())
 
         def opened() -> tuple[fl.FlightStreamReader, pa.Schema]:
-            stream = peer.do_get(asked, _ROWS_S)
+            stream = peer.do_get(ticket, _ROWS_S)
             return stream, stream.schema
 
         stream, schema = self._asked(changefeed, peer, opened)
@@ -116,8 +116,7 @@ class FlightForwarder:
             try:
                 return answering.result(_LOOK_EVERY_S)
             except (fl.FlightError, pa.ArrowException) as err:
-                retryable = isinstance(err, fl.FlightUnavailableError)
-                raise error_of_text(peer.name, str(err), retryable=retryable) from err
+                raise error_of_flight(peer.name, err) from err
             except TimeoutError:
                 now = self._peer(changefeed)
                 if now is None or now.record != peer.record:

@@ -18,13 +18,14 @@ from server.capture import metrics
 from server.capture.changefeeds import Changefeeds
 from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
-from server.capture.fence import Fence
+from server.capture.fence import Fence, free_from_dead
 from server.capture.owner import Owner
-from server.capture.placement import placements
+from server.capture.placement import captures_of
 from server.changefeed import keys
 from server.puller.tikv.puller import TablePuller
 from storage.meta.meta import Compare, Delete, Lease, Meta, Put
 from storage.model.errors import UnavailableError
+from storage.tasks import wait_at_most
 
 _LOOK_EVERY_S = 0.5
 
@@ -113,15 +114,13 @@ class Maintainers:
                         await self._adjust(tasks, lease)
                     except UnavailableError as err:
                         _log.warning("placements cannot be looked up now", error=str(err))
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_EVERY_S):
-                            await self._decided.wait()
+                    await wait_at_most(self._decided, _LOOK_EVERY_S)
         finally:
             self._lease = None
 
     async def _adjust(self, tasks: asyncio.TaskGroup, lease: Lease) -> None:
         """Begin what has come, and end what is to go, or is removed."""
-        placed = await placements(self._meta)
+        placed = await captures_of(self._meta, keys.PLACEMENTS)
         mine = {changefeed for changefeed, capture in placed.items() if capture == self.id}
         for changefeed, task in self._tasks.items():
             # Once only: a second time would interrupt what it saves and gives back.
@@ -181,16 +180,13 @@ class Maintainers:
         """The fence by which this capture runs a changefeed; None: another one still does, or there
         is no such changefeed.
         """
-        key, me = keys.maintainer(changefeed), self.id.encode()
-        held = await self._meta.get(key)
-        if held is not None and held.value == me and held.lease == lease.id:
-            return Fence(key, held.create_revision)
-        if held is not None and held.value == me:
-            # Our id lies in the data directory, which is locked: a process that had it is dead.
-            unchanged = Compare.unchanged(key, held.mod_revision)
-            await self._meta.txn([unchanged], [Delete(key)])
+        key = keys.maintainer(changefeed)
+        holder = await free_from_dead(self._meta, key, self.id, lease.id)
+        if holder is not None and holder.lease == lease.id:
+            return Fence(key, holder.create_revision)
         exists = Compare(keys.info(changefeed), "create_revision", ">", 0)
-        result = await self._meta.txn([Compare.absent(key), exists], [Put(key, me, lease.id)])
+        claim = Put(key, self.id.encode(), lease.id)
+        result = await self._meta.txn([Compare.absent(key), exists], [claim])
         return Fence(key, result.revision) if result.succeeded else None
 
     async def _release(self, fence: Fence) -> None:

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
-from server.capture.fence import Fence
+from server.capture.fence import Fence, free_from_dead
 from server.capture.maintainers import Maintainers
-from server.capture.placement import is_log
+from server.capture.placement import captures_of, is_log
 from server.changefeed import keys
 from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError
-from storage.meta.meta import Compare, Delete, Meta
+from storage.meta.meta import Delete, Meta
 from storage.model.errors import UnavailableError
-from storage.tasks import apart, beside
+from storage.tasks import apart, beside, wait_at_most
 
 _LEASE_S = 10
 _RETRY_S = 1.0
@@ -96,14 +96,14 @@ class Membership:
         owner = await self._meta.get(keys.OWNER)
         pairs = await self._meta.get_prefix(keys.CAPTURES)
         draining = {pair.key for pair in await self._meta.get_prefix(keys.DRAINING)}
-        maintained = Counter(pair.value for pair in await self._meta.get_prefix(keys.MAINTAINERS))
+        maintained = Counter((await captures_of(self._meta, keys.MAINTAINERS)).values())
         records = [CaptureRecord(**json.loads(pair.value)) for pair in pairs]
         return [
             Member(
                 record,
                 owner is not None and owner.value == record.id.encode(),
                 keys.draining(record.id) in draining,
-                maintained[record.id.encode()],
+                maintained[record.id],
             )
             for record in records
         ]
@@ -180,28 +180,16 @@ class Membership:
 
     async def maintaining(self) -> list[CaptureRecord]:
         """The captures that run changefeeds of logs."""
-        names = {pair.value.decode() for pair in await self._meta.get_prefix(keys.MAINTAINERS)}
-        return [each.record for each in await self.members() if each.record.id in names]
+        return [each.record for each in await self.members() if each.maintained]
 
     async def maintained_by(self, identity: str) -> list[str]:
         """The changefeeds of logs that a capture runs, or is to stop."""
-        pairs = await self._meta.get_prefix(keys.MAINTAINERS)
-        me = identity.encode()
-        return [
-            pair.key.removeprefix(keys.MAINTAINERS).decode() for pair in pairs if pair.value == me
-        ]
+        running = await captures_of(self._meta, keys.MAINTAINERS)
+        return [changefeed for changefeed, capture in running.items() if capture == identity]
 
     async def _register(self, record: CaptureRecord, lease: int) -> None:
         """Announce this capture, and take an owner key back that an earlier process left."""
-        # Our id lies in the data directory, which is locked: a process that had it before is dead.
-        # Without this its key would keep everybody from owning until its lease ends.
-        name = self.id.encode()
-        owner = await self._meta.get(keys.OWNER)
-        if owner is not None and owner.value == name and owner.lease != lease:
-            await self._meta.txn(
-                [Compare.unchanged(keys.OWNER, owner.mod_revision)], [Delete(keys.OWNER)]
-            )
-        elif owner is not None:
+        if await free_from_dead(self._meta, keys.OWNER, self.id, lease) is not None:
             self.settled.set()
         await self._meta.put(keys.capture(self.id), json.dumps(asdict(record)).encode(), lease)
 
@@ -220,14 +208,14 @@ class Membership:
         while True:
             while await self._is_draining():  # noqa: ASYNC110 - the metadata is asked
                 await asyncio.sleep(_RETRY_S)
-            fence = await self._meta.campaign(keys.OWNER, self.id.encode(), lease)
-            self._owner_fence.hold(fence)
+            fence = self._owner_fence
+            fence.hold(await self._meta.campaign(fence.key, self.id.encode(), lease))
             self._resigning.clear()
             _log.info("elected owner", capture=self.id)
             async with beside(self._owner.run(self.settled.set)):
                 await self._leaving()
             # Everything is saved by now, so that the next owner goes on where this one ended.
-            await self._meta.txn([Compare.created_at(keys.OWNER, fence)], [Delete(keys.OWNER)])
+            await self._meta.txn([fence.created], [Delete(fence.key)])
             _log.info("resigned as owner", capture=self.id)
             # Those who wait for it are first.
             await asyncio.sleep(_RETRY_S)
@@ -235,9 +223,7 @@ class Membership:
     async def _leaving(self) -> None:
         """Wait until this capture is to be owner no more."""
         while not (self._resigning.is_set() or await self._is_draining()):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_RETRY_S):
-                    await self._resigning.wait()
+            await wait_at_most(self._resigning, _RETRY_S)
 
     async def _is_draining(self) -> bool:
         """What the metadata says of it; False where nobody answers."""

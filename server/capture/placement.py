@@ -10,7 +10,6 @@ many that the captures' counts differ by one at most.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -21,6 +20,7 @@ from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
 from storage.meta.meta import Delete, Meta, Op, Put
 from storage.model.errors import UnavailableError
+from storage.tasks import wait_at_most
 
 _LOOK_EVERY_S: Final = 1.0
 _SETTLED_S: Final = 10.0
@@ -42,17 +42,17 @@ def places(
 
     Without captures nothing moves.
     """
-    kept = {log: now[log] for log in logs if now.get(log) in (captures or now.values())}
     if not captures:
-        return kept
+        return {log: now[log] for log in logs if log in now}
+    staying = {log: now[log] for log in logs if now.get(log) in captures}
     logs_of: dict[str, list[str]] = {capture: [] for capture in sorted(captures)}
-    for log in sorted(kept):
-        logs_of[kept[log]].append(log)
+    for log in sorted(staying):
+        logs_of[staying[log]].append(log)
 
     def least() -> list[str]:
         return min(logs_of.values(), key=len)
 
-    for log in sorted(set(logs) - kept.keys()):
+    for log in sorted(set(logs) - staying.keys()):
         least().append(log)
     while balanced and len(most := max(logs_of.values(), key=len)) > len(least()) + 1:
         least().append(most.pop())
@@ -83,9 +83,7 @@ class Placement:
                     await self._decide()
                 except UnavailableError as err:
                     _log.warning("logs cannot be placed now", error=str(err))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_EVERY_S):
-                        await self.changed.wait()
+                await wait_at_most(self.changed, _LOOK_EVERY_S)
         finally:
             metrics.UNMAINTAINED.set(0)
 
@@ -95,14 +93,13 @@ class Placement:
             for pair in await self._meta.get_prefix(keys.INFOS)
             if is_log((info := ChangefeedInfo.from_json(pair.value)).source_uri)
         ]
-        held = await self._meta.get_prefix(keys.MAINTAINERS)
-        running = {pair.key.removeprefix(keys.MAINTAINERS).decode() for pair in held}
-        metrics.UNMAINTAINED.set(len(set(logs) - running))
-        now = await placements(self._meta)
-        wanted = places(logs, now, await self._eligible(), balanced=self._is_settled())
-        moves = {log: capture for log, capture in wanted.items() if now.get(log) != capture}
+        running = await captures_of(self._meta, keys.MAINTAINERS)
+        metrics.UNMAINTAINED.set(len(set(logs) - running.keys()))
+        now = await captures_of(self._meta, keys.PLACEMENTS)
+        placed = places(logs, now, await self._eligible(), balanced=self._is_settled())
+        moves = {log: capture for log, capture in placed.items() if now.get(log) != capture}
         ops: list[Op] = [Put(keys.placement(log), each.encode()) for log, each in moves.items()]
-        ops += [Delete(keys.placement(log)) for log in now.keys() - wanted.keys()]
+        ops += [Delete(keys.placement(log)) for log in now.keys() - placed.keys()]
         if not ops:
             return
         await self._meta.write_all(ops)
@@ -129,7 +126,9 @@ class Placement:
         return time.monotonic() >= self._settled_at_s
 
 
-async def placements(meta: Meta) -> dict[str, str]:
-    """The capture that is to run each log, as it was last decided."""
-    pairs = await meta.get_prefix(keys.PLACEMENTS)
-    return {pair.key.removeprefix(keys.PLACEMENTS).decode(): pair.value.decode() for pair in pairs}
+async def captures_of(meta: Meta, prefix: bytes) -> dict[str, str]:
+    """The capture of each log: that is to run it (`keys.PLACEMENTS`), or runs it
+    (`keys.MAINTAINERS`).
+    """
+    pairs = await meta.get_prefix(prefix)
+    return {pair.key.removeprefix(prefix).decode(): pair.value.decode() for pair in pairs}

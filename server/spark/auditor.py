@@ -7,7 +7,6 @@ and tried again later; a turn gives way when the lake is behind, and ends with t
 """
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +38,7 @@ from storage.backoff import Backoff
 from storage.defect import request_error
 from storage.model.errors import UnavailableError, ours_alone
 from storage.model.ts import MAX_TS, physical_ms
-from storage.tasks import beside
+from storage.tasks import beside, wait_at_most
 
 _LOOK_S: Final = 5.0
 _QUIET_S: Final = 10.0
@@ -216,8 +215,7 @@ class Auditor:
         return time.time() - physical_ms(self._cut_ts) / 1e3
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+        await wait_at_most(self._wake, seconds)
 
     def _tell(self, err: Exception, **context: Any) -> None:
         error = request_error(err, "audit", changefeed=self._changefeed)

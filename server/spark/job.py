@@ -34,6 +34,7 @@ from server.spark.config import SparkConfig, job_command
 from server.spark.metrics import ERRORS, STARTS, observe
 from storage.backoff import Backoff
 from storage.model.errors import TidemarkError
+from storage.tasks import wait_at_most
 
 DRAIN_SECONDS = 60.0
 EXIT_AGAIN = 75
@@ -113,8 +114,7 @@ class LakeJob:
                 error=error.message,
                 pause_s=round(pause_s, 1),
             )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            await wait_at_most(self._stopping, pause_s)
 
     async def drain(self) -> None:
         """SIGTERM: the job finishes the cut it is at.

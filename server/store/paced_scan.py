@@ -10,10 +10,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Generator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from storage.kv import Snapshot
+from storage.tasks import wait_at_most
 
 T = TypeVar("T")
 _BURST_S = 0.1
@@ -93,6 +94,4 @@ class ByteRate:
         """Take `size` bytes and wait for them."""
         wait_s = self.take(size, asyncio.get_running_loop().time())
         if wait_s:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+            await wait_at_most(self._changed, wait_s)

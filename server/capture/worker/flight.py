@@ -150,32 +150,8 @@ class CaptureFeeds(OwnerFeeds):
             return None
         return self._forwarder.elsewhere(changefeed)
 
-    def latest(
-        self,
-        changefeed: str,
-        table: str | None,
-        start_ts: int,
-        max_rows: int | None,
-        max_bytes: int | None,
-        wait_s: float,
-    ) -> int:
-        """See `Feeds.latest`."""
-        end_ts = super().latest(changefeed, table, start_ts, max_rows, max_bytes, wait_s)
+    def _check_held(self) -> None:
         self._maintainers.check_held()
-        return end_ts
-
-    def plan(
-        self,
-        changefeed: str,
-        tables: Sequence[str] | None,
-        start_ts: int,
-        end_ts: int,
-        slice_bytes: int | None = None,
-    ) -> list[SliceEndpoint]:
-        """See `Feeds.plan`."""
-        slices = super().plan(changefeed, tables, start_ts, end_ts, slice_bytes)
-        self._maintainers.check_held()
-        return slices
 
     def read(
         self, changefeed: str, table: str, start_ts: int, end_ts: int, *, before: bool = False

@@ -76,12 +76,13 @@ def error_of(worker: str, err: grpc.RpcError | Any) -> TidemarkError:
     return lost(worker) if err.code() in _LOST else TidemarkError(f"{worker}: {err.details()}")
 
 
-def error_of_text(worker: str, text: str, *, retryable: bool) -> TidemarkError:
+def error_of_flight(worker: str, err: Exception) -> TidemarkError:
     """The worker's own error in the text of a Flight error; WorkerLostError if there is none."""
-    match = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", text, re.DOTALL)
+    match = re.search(r"\[TM:(\w+)\] (.*?)(?:\. Detail: |$)", str(err), re.DOTALL)
     if match is None:
         return lost(worker)
-    return coded(UnavailableError if retryable else InvalidError, *match.groups())
+    kind = UnavailableError if isinstance(err, fl.FlightUnavailableError) else InvalidError
+    return coded(kind, *match.groups())
 
 
 class Mirror:
@@ -369,8 +370,7 @@ class RemoteShare:
             for chunk in stream:
                 yield chunk.data
         except (fl.FlightError, pa.ArrowException) as err:
-            retryable = isinstance(err, fl.FlightUnavailableError)
-            raise error_of_text(self._worker.name, str(err), retryable=retryable) from err
+            raise error_of_flight(self._worker.name, err) from err
 
     def _ask(self, call: Callable[[WorkerServiceStub], T]) -> T:
         try:

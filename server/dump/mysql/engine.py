@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -40,6 +40,7 @@ from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.backoff import Backoff
 from storage.model.errors import CorruptError, InvalidError, TidemarkError
+from storage.tasks import wait_at_most
 
 ROUNDS_MAX: Final = 2
 _LOOK_S: Final = 0.2
@@ -390,6 +391,4 @@ class DumpEngine:
     async def _wait(self, seconds: float) -> None:
         """Wait until the log has passed something, at most so long."""
         self._news.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
+        await wait_at_most(self._news, seconds)

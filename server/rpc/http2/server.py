@@ -35,6 +35,7 @@ from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import ConnectionState, Stream
 from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
 from server.rpc.listener import Accepting, close_listener, open_listeners
+from storage.tasks import wait_at_most
 
 _TICK_S = 2.0
 _HANDSHAKE_S = 10.0
@@ -135,9 +136,7 @@ class NativeServer:
         self._close_sockets()
         for link in list(self._links):
             link.drain()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._quiet.wait()
+        await wait_at_most(self._quiet, grace_s)
         # The grace is over: what still runs gets UNAVAILABLE, and a moment to have it written.
         for stream in self._open_streams():
             stream.stop()

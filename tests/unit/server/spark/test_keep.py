@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import grpc.aio
@@ -28,15 +29,9 @@ def test_a_lake_is_known_by_its_format_wherever_it_lies():
     )
 
 
-async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(
-    monkeypatch, tmp_path
-):
-    """Found by strangers: such a job was started again for ever, or, once it had ended,
-    only after a pause.
-    """
-    starts = tmp_path / "starts"
-    starts.touch()
-    script = f"import sys; open({str(starts)!r}, 'a').write('x'); sys.exit(1)"
+@asynccontextmanager
+async def supervised(monkeypatch, tmp_path, script):
+    """A supervisor whose jobs are a script, and the one changefeed that it is told of."""
     monkeypatch.setattr(
         keep, "job_command", lambda config, security: [sys.executable, "-c", script]
     )
@@ -49,6 +44,25 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
     async def endpoint():
         return "grpc://127.0.0.1:1"
 
+    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
+        supervisor = LakeJobSupervisor(
+            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
+        )
+        supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
+        supervisor._flight_endpoint = endpoint
+        yield supervisor, feed
+
+
+async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_resumed(
+    monkeypatch, tmp_path
+):
+    """Found by strangers: such a job was started again for ever, or, once it had ended,
+    only after a pause.
+    """
+    starts = tmp_path / "starts"
+    starts.touch()
+    script = f"import sys; open({str(starts)!r}, 'a').write('x'); sys.exit(1)"
+
     async def polled(count):
         async with asyncio.timeout(60):
             while True:
@@ -57,12 +71,7 @@ async def test_a_job_that_has_given_up_is_left_alone_until_its_changefeed_is_res
                     return
                 await asyncio.sleep(0.01)
 
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
-        supervisor = LakeJobSupervisor(
-            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
-        )
-        supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
-        supervisor._flight_endpoint = endpoint
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
         await polled(1)
         for _ in range(3):  # the captures do not know it yet: an older one never will
             await polled(1)
@@ -131,24 +140,7 @@ async def test_a_job_whose_process_ends_after_its_changefeed_was_resumed_is_star
         f"while not pathlib.Path({str(ends)!r}).exists(): time.sleep(0.01)\n"
         "sys.exit(1)"
     )
-    monkeypatch.setattr(
-        keep, "job_command", lambda config, security: [sys.executable, "-c", script]
-    )
-    monkeypatch.setattr(keep, "captures_reporter", lambda command: None)
-    feed = pb.Changefeed(id="feed", sink_uri="delta:///lake", state=pb.CHANGEFEED_STATE_NORMAL)
-
-    async def listed(request, timeout):  # noqa: ASYNC109 - the stub's signature
-        return pb.ListChangefeedsResponse(changefeeds=[feed])
-
-    async def endpoint():
-        return "grpc://127.0.0.1:1"
-
-    async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
-        supervisor = LakeJobSupervisor(
-            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
-        )
-        supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
-        supervisor._flight_endpoint = endpoint
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
         await supervisor._follow()
         feed.state, feed.lake_job.failed_changefeed = pb.CHANGEFEED_STATE_FAILED, True
         await supervisor._follow()  # it has reported, and its process is still there
