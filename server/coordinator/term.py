@@ -44,7 +44,7 @@ from server.rpc.credentials import SecurityConfig
 from server.rpc.front import Route, method_handlers
 from storage.meta.errors import LeaseNotFoundError, MetaUnavailableError
 from storage.meta.meta import Compare, Delete, Get, Lease, Meta, Put
-from storage.tasks import beside
+from storage.tasks import apart, beside
 
 _LEADER = Gauge("tidemark_coordinator_leader", "1 while this coordinator leads")
 _TERMS_TOTAL = Counter("tidemark_coordinator_terms_total", "Terms of leadership begun")
@@ -242,13 +242,17 @@ class Election:
             await self._delete_last_key()
             await self._members.wait_leaderless()
             try:
-                async with await self._meta.grant_lease(lease_s) as lease:
-                    await self._campaign(lease)
+                await apart(self._stand(lease_s))
             except* NotLeaderError:
                 _log.warning("this coordinator led, and does no longer")
             except* (MetaUnavailableError, LeaseNotFoundError) as errors:
                 _log.warning("this coordinator cannot lead now", reason=str(errors.exceptions[0]))
                 await asyncio.sleep(_RETRY_S)
+
+    async def _stand(self, lease_s: int) -> None:
+        """Be a candidate once, with a lease of its own, and the leader if elected."""
+        async with await self._meta.grant_lease(lease_s) as lease:
+            await self._campaign(lease)
 
     async def _campaign(self, lease: Lease) -> None:
         me = self._members.me.SerializeToString()
