@@ -41,6 +41,13 @@ $(VENV)/.jars: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sin
 	$(BIN)/python -m pyspark_tidemark.jars
 	@touch $@
 
+.PHONY: jars-s3
+jars-s3: $(VENV)/.jars-s3 ## The same, and what Iceberg needs for tables in S3
+
+$(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard sink/spark/pyspark_tidemark/lake/*/__init__.py)
+	$(BIN)/python -m pyspark_tidemark.jars delta iceberg iceberg-s3
+	@touch $(VENV)/.jars $@
+
 .PHONY: run
 run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
@@ -150,7 +157,7 @@ sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 sim
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore -m tests.sim --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: test-integration
-test-integration: setup jars ## Real daemons, real sockets, real etcd, real Spark
+test-integration: setup jars-s3 ## Real daemons, real sockets, real etcd, real Spark
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
 
 .PHONY: test-attacks

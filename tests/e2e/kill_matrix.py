@@ -99,7 +99,7 @@ class Matrix:
             names = {
                 name: [column.name for column in info.columns] for name, info in _infos().items()
             }
-            found = await asyncio.to_thread(self.lake.rows, names, self.directory / "reader")
+            found = await asyncio.to_thread(self.lake.rows, names)
             lost = duplicated = 0
             for name, span in tables.SPANS.items():
                 held = [

@@ -23,6 +23,7 @@ from pyspark_tidemark.lake.databases.postgres import Postgres
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.parquet import target as changelog
@@ -61,7 +62,7 @@ class Death:
         for target in TARGETS:
             for name in ("create", "apply"):
                 wrap(target, name, after=lambda: self._at("tables"))
-        for manifest in (FileManifest, DatabaseManifest):
+        for manifest in (FileManifest, DatabaseManifest, CatalogManifest):
             wrap(manifest, "commit", before=lambda: self._at("manifest"))
         wrap(CutApplier, "acknowledge", before=lambda: self._at("ack"))
         wrap(job.Job, "_report", after=lambda: self._at("commit"))

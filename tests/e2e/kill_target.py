@@ -1,6 +1,15 @@
-"""The targets of the kill matrix: where the lake is, and its rows, read as any reader would."""
+"""The targets of the kill matrix: where the lake is, and its rows, read as any reader would.
 
+`iceberg-rest` are Iceberg tables in S3, in a REST catalog: Nessie's, which runs only where
+TIDEMARK_TEST_NESSIE names it (`tests.nessie`).
+"""
+
+import atexit
 import contextlib
+import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,10 +18,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases.database import Database
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest, create_tables
 from pyspark_tidemark.lake.files import LocalFiles
+from pyspark_tidemark.lake.iceberg.manifest import cuts_in_catalog
 from pyspark_tidemark.lake.manifest import DIRECTORY, cuts_in
 from pyspark_tidemark.lake.opening import database
 from pyspark_tidemark.lake.reading import as_of_cut
@@ -20,9 +31,11 @@ from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.sink_uri import SinkUri
 
 from tests.mariadb import running_mariadb
+from tests.nessie import running_nessie
 from tests.postgres import running_postgres
+from tests.s3 import S3
 
-TARGETS = ("delta", "iceberg", "parquet", "postgresql", "mysql")
+TARGETS = ("delta", "iceberg", "iceberg-rest", "parquet", "postgresql", "mysql")
 _ENVELOPE = ("_op", "_commit_ts", "_start_ts", "_seq")
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -43,9 +56,11 @@ class Lake:
                     create_tables(cursor)
                 connection.commit()
                 return DatabaseManifest(found, connection, changefeed, None).cuts()
+        if target.is_catalog:
+            return cuts_in_catalog(_session("iceberg"), target.path, changefeed)
         return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))
 
-    def rows(self, tables: dict[str, list[str]], scratch: Path) -> Rows:
+    def rows(self, tables: dict[str, list[str]]) -> Rows:
         """Each table's rows at the newest cut, as tuples of the given columns;
         what is there twice comes twice.
         """
@@ -54,17 +69,8 @@ class Lake:
             return {
                 name: _selected(database(target), name, columns) for name, columns in tables.items()
             }
-        spark = open_session(
-            master="local[2]",
-            driver_memory="1g",
-            directory=scratch,
-            lake=target.format,
-            extra={"spark.ui.enabled": "false"},
-        )
-        try:
-            found = {name: frame.toArrow() for name, frame in as_of_cut(spark, self.uri).items()}
-        finally:
-            spark.stop()
+        spark = _session(target.format)
+        found = {name: frame.toArrow() for name, frame in as_of_cut(spark, self.uri).items()}
         if target.format == "parquet":
             found = {name: _replayed(rows) for name, rows in found.items()}
         return {name: _tuples(found[name].select(columns)) for name, columns in tables.items()}
@@ -79,9 +85,31 @@ def opened(target: str, directory: Path) -> Iterator[Lake]:
     elif target == "mysql":
         with running_mariadb() as maria:
             yield Lake(f"{maria.uri}/{maria.database('lake')}")
+    elif target == "iceberg-rest":
+        with S3().running() as s3, running_nessie(directory, s3) as uri:
+            _write_settings(directory / "spark", {"type": "rest", "uri": uri} | s3.settings())
+            yield Lake("iceberg+catalog://nessie")
     else:
         (directory / "lake").mkdir()
         yield Lake(f"{target}://{directory}/lake")
+
+
+@functools.cache
+def _session(lake: str) -> SparkSession:
+    """The readers' session, open until the process ends."""
+    directory = Path(tempfile.mkdtemp(prefix="tidemark-reader-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return open_session(
+        master="local[2]", driver_memory="1g", directory=directory, lake=lake, extra={}
+    )
+
+
+def _write_settings(directory: Path, settings: dict[str, str]) -> None:
+    """Spark's settings of the catalog, for jobs and readers that start from now on."""
+    directory.mkdir()
+    lines = [f"spark.sql.catalog.nessie.{name} {value}\n" for name, value in settings.items()]
+    (directory / "spark-defaults.conf").write_text("".join(lines))
+    os.environ["SPARK_CONF_DIR"] = str(directory)
 
 
 def _selected(found: Database, name: str, columns: list[str]) -> list[tuple[Any, ...]]:

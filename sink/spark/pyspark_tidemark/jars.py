@@ -1,5 +1,5 @@
 """Jars of lake formats: `python -m pyspark_tidemark.jars [--dir DIR] [FORMAT …]` puts them into a
-directory, once.
+directory, once. `iceberg-s3` is what Iceberg needs besides where its files are in S3.
 
 Spark's own resolver (Ivy) fetches them. Those that a format's record lists (`lake.format.Jars`) are
 kept, and no others that their metadata asks for, because Spark has newer versions of these. A jar
@@ -19,10 +19,15 @@ from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.java import archive_path, check_java, make_class_archive
-from pyspark_tidemark.lake.registry import FORMATS
+from pyspark_tidemark.lake.registry import FORMATS, find_format
 
-JARS = {name: record.jars for name, record in FORMATS.items() if record.jars is not None}
-"""Those of each format that needs some."""
+_FORMATS = {name: record.jars for name, record in FORMATS.items() if record.jars is not None}
+JARS = _FORMATS | {
+    f"{name}-{store}": jars
+    for name, record in FORMATS.items()
+    for store, jars in record.store_jars.items()
+}
+"""Those of each format that needs some, and those of formats in object stores."""
 _NOT_WANTED = "org.apache.hadoop:*,org.apache.logging.log4j:*,org.apache.parquet:*,com.fasterxml.jackson*:*,org.slf4j:*"
 
 
@@ -40,6 +45,12 @@ def present(directory: Path, lake: str) -> list[Path]:
         if all(path.is_file() and _digest(path) == expected[path.name] for path in paths)
         else []
     )
+
+
+def of_stores(directory: Path, lake: str) -> list[Path]:
+    """Those that are there of what a format needs for its files in object stores."""
+    stores = find_format(lake).store_jars
+    return [path for store in stores for path in present(directory, f"{lake}-{store}")]
 
 
 def installed(directory: Path) -> list[Path]:
@@ -123,10 +134,15 @@ def main() -> int:
         action="store_true",
         help="save 200 MB of disk; jobs take some seconds more to start",
     )
-    add("formats", nargs="*", metavar="FORMAT", help=f"{' or '.join(JARS)} (default: all)")
+    add(
+        "formats",
+        nargs="*",
+        metavar="FORMAT",
+        help=f"{', '.join(JARS)} (default: {', '.join(_FORMATS)})",
+    )
     given = parser.parse_args()
     try:
-        for lake in given.formats or JARS:
+        for lake in given.formats or _FORMATS:
             if lake not in JARS:
                 parser.error(f"there are no jars for {lake!r}; there are for {', '.join(JARS)}")
             _install_apart(given.dir, lake)

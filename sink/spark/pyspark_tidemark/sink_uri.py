@@ -195,11 +195,13 @@ class SinkUri:
         if system == "s3a" and (not parts.netloc or ":" in parts.netloc):
             raise _invalid(f"{parts.scheme}:// needs a bucket: {parts.scheme}://bucket/path")
         if FORMATS[lake_format].needs_rename and system not in RENAMING:
-            others = [name for name in _DIRECTORIES if not FORMATS[name].needs_rename]
+            others = " or ".join(
+                f"{name}+{system}://" for name in _DIRECTORIES if not FORMATS[name].needs_rename
+            )
             raise _invalid(
-                f"{FORMATS[lake_format].title} commits to directories by renaming, which {system} cannot do in one "
-                "step, so two jobs could "
-                f"destroy a table: take {' or '.join(f'{name}+{system}://' for name in others)}",
+                f"{FORMATS[lake_format].title} commits to directories by renaming, which {system} "
+                "cannot do in one step, so two jobs could destroy a table: keep its tables in a "
+                f"catalog ({lake_format}+catalog://NAME), or take {others}",
             )
         _check_path(parts.path)
         path = f"{system}://{parts.netloc}{parts.path.rstrip('/') or '/'}"

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark_tidemark.flight import Changefeed
+from pyspark_tidemark.jars import default_directory, of_stores
 from pyspark_tidemark.options import parse
 
+from tests.integration.lake.rest_catalog import RestCatalog
 from tests.integration.spark.captures import Captures
 from tests.integration.spark.upstream import Upstream
 from tests.postgres import PostgreSql, running_postgres
+from tests.s3 import S3
 
 SEED, TRANSACTIONS = 20260102, 100
 _names = itertools.count(1)
@@ -47,3 +50,41 @@ def database(request, postgres, mariadb) -> str:
     for name in ("bank", "bank2"):
         mariadb.execute(f"DROP DATABASE IF EXISTS {name}")
     return f"{mariadb.uri}/{mariadb.database('lake')}"
+
+
+@pytest.fixture
+def s3():
+    if not of_stores(default_directory(), "iceberg"):
+        pytest.skip("Iceberg's jar for S3 is missing; `make jars-s3` fetches it")
+    with S3().running() as server:
+        yield server
+
+
+@pytest.fixture(params=["disk", "s3"])
+def rest(request, spark, tmp_path):
+    if request.param == "s3":
+        s3 = request.getfixturevalue("s3")
+        catalog = RestCatalog(spark, f"s3://{s3.bucket}/warehouse", s3)
+    else:
+        catalog = RestCatalog(spark, str(tmp_path / "warehouse"))
+    with catalog.running() as server:
+        yield server
+
+
+@pytest.fixture
+def catalog_name(spark, rest):
+    """The catalog, as Spark's settings call it."""
+    name = f"lake{next(_names)}"
+    settings = {"type": "rest", "uri": rest.uri, "rest.client.max-retries": "1"}
+    for setting, value in settings.items():
+        spark.conf.set(f"spark.sql.catalog.{name}.{setting}", value)
+    # Makes it the active session, which readers use: other tests may have left another one.
+    spark.createDataFrame([(1,)], "id INT")
+    yield name
+    for setting in (*settings, "token"):
+        spark.conf.unset(f"spark.sql.catalog.{name}.{setting}")
+
+
+@pytest.fixture
+def root(catalog_name):
+    return f"catalog://{catalog_name}/mysql"

@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 
+from tests.s3 import S3
+
 _CODES = {
     "NoSuchNamespaceException": 404,
     "NoSuchTableException": 404,
@@ -23,14 +25,23 @@ _CODES = {
 
 
 class RestCatalog:
-    """The catalog; its tables lie in `warehouse`, as those of a Hadoop catalog do."""
+    """The catalog; its tables lie in `warehouse`, a directory, or in S3."""
 
-    def __init__(self, spark: Any, warehouse: str) -> None:
+    def __init__(self, spark: Any, warehouse: str, s3: S3 | None = None) -> None:
         self._jvm = spark._jvm
         self._gateway = spark.sparkContext._gateway
         self._iceberg = self._jvm.org.apache.iceberg
-        settings = spark.sparkContext._jsc.hadoopConfiguration()
-        self._java = self._iceberg.hadoop.HadoopCatalog(settings, warehouse)
+        self.settings = s3.settings() if s3 else {}
+        self._own = s3.settings("server") if s3 else {}
+        """What it tells its clients of the place of tables."""
+        self.lent: dict[str, str] = {}
+        """What it lends them for each table; with it, `settings` have no keys."""
+        self._warehouse = warehouse
+        if s3:
+            self.move(warehouse)
+        else:
+            hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+            self.java = self._iceberg.hadoop.HadoopCatalog(hadoop, warehouse)
         self._mapper = self._new_mapper()
         self.token = ""
         self.down = False
@@ -65,29 +76,76 @@ class RestCatalog:
         """The JSON of an answer; raises Py4JJavaError."""
         _, *parts = path.strip("/").split("/")
         if parts == ["config"]:
-            return '{"defaults": {}, "overrides": {}}'
+            told = {} if self.lent else self.settings
+            return json.dumps({"defaults": told, "overrides": {}})
         if parts == ["namespaces"]:
             request = self._read(body, "requests.CreateNamespaceRequest")
-            return self._text(self._handlers.createNamespace(self._java, request))
+            return self._text(self._handlers.createNamespace(self.java, request))
         namespace = self._iceberg.catalog.Namespace.of(self._strings(parts[1].split("\x1f")))
         if len(parts) == 2:
-            return self._text(self._handlers.loadNamespace(self._java, namespace))
+            return self._text(self._handlers.loadNamespace(self.java, namespace))
         if len(parts) == 3:
             if method == "GET":
-                return self._text(self._handlers.listTables(self._java, namespace))
-            self._handlers.loadNamespace(self._java, namespace)
+                return self._text(self._handlers.listTables(self.java, namespace))
+            self._handlers.loadNamespace(self.java, namespace)
             request = self._read(body, "requests.CreateTableRequest")
-            return self._text(self._handlers.createTable(self._java, namespace, request))
+            created = self._handlers.createTable(self.java, namespace, request)
+            return self._with_credentials(self._text(created))
         name = parts[3].lower() if self.folds_case else parts[3]
         table = self._iceberg.catalog.TableIdentifier.of(namespace, name)
         if method == "DELETE":
-            self._handlers.purgeTable(self._java, table)
+            self._handlers.purgeTable(self.java, table)
             return ""
         if method == "POST":
             request = self._read(body, "requests.UpdateTableRequest")
-            return self._text(self._handlers.updateTable(self._java, table, request))
+            return self._text(self._handlers.updateTable(self.java, table, request))
         everything = getattr(self._iceberg.rest, "RESTCatalogProperties$SnapshotMode").ALL
-        return self._text(self._handlers.loadTable(self._java, table, everything))
+        loaded = self._handlers.loadTable(self.java, table, everything)
+        return self._with_credentials(self._text(loaded))
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """What the table library's own generic reader gives of a table."""
+        table = self.java.loadTable(self._iceberg.catalog.TableIdentifier.parse(name))
+        columns = [str(field.name()) for field in table.schema().columns()]
+        lists = self._iceberg.relocated.com.google.common.collect.Lists
+        found = lists.newArrayList(self._iceberg.data.IcebergGenerics.read(table).build())
+        return [{column: row.getField(column) for column in columns} for row in found]
+
+    def _with_credentials(self, text: str) -> str:
+        if not self.lent:
+            return text
+        credentials = {"prefix": self._warehouse, "config": self.lent}
+        other = {
+            "prefix": "s3://other",
+            "config": {"s3.access-key-id": "x", "s3.secret-access-key": "x"},
+        }
+        settings = {name: value for name, value in self.settings.items() if "key" not in name}
+        return json.dumps(
+            json.loads(text) | {"config": settings, "storage-credentials": [other, credentials]}
+        )
+
+    def move(self, warehouse: str) -> None:
+        """Put new tables elsewhere in S3."""
+        self._warehouse = warehouse
+        self.java = self._iceberg.inmemory.InMemoryCatalog()
+        self.java.initialize("server", self._properties())
+        self._keep_files_in_s3()
+
+    def _keep_files_in_s3(self) -> None:
+        """The catalog in memory keeps its own files there, too."""
+        io = self._iceberg.CatalogUtil.loadFileIO(
+            "org.apache.iceberg.aws.s3.S3FileIO", self._properties(), None
+        )
+        field = self.java.getClass().getDeclaredField("io")
+        field.setAccessible(True)
+        field.set(self.java, io)
+
+    def _properties(self) -> Any:
+        properties = self._jvm.java.util.HashMap()
+        properties.put("warehouse", self._warehouse)
+        for name, value in self._own.items():
+            properties.put(name, value)
+        return properties
 
     @property
     def _handlers(self) -> Any:

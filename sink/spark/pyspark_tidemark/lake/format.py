@@ -83,6 +83,8 @@ class LakeFormat:
     needs_rename: bool = False
     """Whether commits are renames that must fail if there is a file of the new name."""
     jars: Jars | None = None
+    store_jars: Mapping[str, Jars] = field(default_factory=dict)
+    """What it needs besides where its files lie in an object store, by the store's name."""
     session: Mapping[str, str] = field(default_factory=dict)
     """Settings of its Spark session."""
     names: NameRules = field(default_factory=NameRules)

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import default_directory, install, installed
+from pyspark_tidemark.jars import default_directory, install, installed, of_stores
 from pyspark_tidemark.java import java_options
 from pyspark_tidemark.lake.registry import find_format
 
@@ -74,6 +74,7 @@ def open_session(
     )
     settings |= record.session
     jars = install(default_directory(), lake) if record.jars is not None else []
+    jars = [*jars, *of_stores(default_directory(), lake)]
     if master.startswith("local") and not _OWN_CLASSES & extra.keys():
         settings |= _on_class_path()
     elif jars:

@@ -5,6 +5,7 @@ the cuts and the files.
 import json
 import tempfile
 from decimal import Decimal
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,9 @@ from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.modes import replaced
 from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg import table_keys as iceberg
+from pyspark_tidemark.lake.iceberg.files import read_columns
+from pyspark_tidemark.lake.iceberg.storage import Storage
+from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 
 from tests.unit.sink.spark import test_fold_versions
@@ -225,5 +229,7 @@ def test_iceberg_shows_a_key_unless_a_younger_delete_names_it(files, keys):
         table = pa.table(
             {"p": [key[0] for key in sorted(keys)], "q": [key[1] for key in sorted(keys)]}
         )
-        found = iceberg._living(table, data, deletes, [7, 8]).to_pylist()
+        fields = with_field_ids(table.schema, {"p": 7, "q": 8})
+        read = partial(read_columns, Storage(), fields=fields)
+        found = iceberg._living(table, data, deletes, [7, 8], read).to_pylist()
         assert sorted((row["p"], row["q"]) for row in found) == sorted(living & keys)

@@ -73,7 +73,7 @@ def test_help_names_the_default_mode_of_each_format():
 
 
 def test_formats_with_jars_have_the_digest_of_each():
-    assert set(JARS) == {"delta", "iceberg"}
+    assert set(JARS) == {"delta", "iceberg", "iceberg-s3"}
     assert all(len(digest) == 64 for jars in JARS.values() for digest in jars.digests.values())
 
 

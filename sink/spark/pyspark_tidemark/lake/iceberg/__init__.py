@@ -11,7 +11,8 @@ one RowDelta (data files and equality deletes) makes a cut's changes of a table 
    snapshot knows.
 
 From the target down: `target` (with the connector), `catalog` (tables by name, commits with the
-fence), `java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read).
+fence), `java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read),
+`storage` (disks, HDFS and S3).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
 
@@ -20,6 +21,7 @@ from typing import Final
 from pyspark_tidemark.lake.format import APPEND, UPSERT, Jars, LakeFormat, own_column
 
 _JAR: Final = "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
+_S3_JAR: Final = "org.apache.iceberg_iceberg-aws-bundle-1.12.0.jar"
 
 ICEBERG: Final = LakeFormat(
     name="iceberg",
@@ -33,5 +35,11 @@ ICEBERG: Final = LakeFormat(
         "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
         {_JAR: "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"},
     ),
+    store_jars={
+        "s3": Jars(
+            "org.apache.iceberg:iceberg-aws-bundle:1.12.0",
+            {_S3_JAR: "dd7e49ffa4ac9b215bed846581991259e3aec9bb2fa08d6cec029c46cd66d957"},
+        )
+    },
     names=own_column("_metadata"),
 )

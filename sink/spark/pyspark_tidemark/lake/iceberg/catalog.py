@@ -21,8 +21,8 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
     java_catalog,
     kind,
     name_and_namespace,
-    object_store,
 )
+from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
@@ -222,9 +222,21 @@ class Catalog:
         """
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
-        data = str(table.locationProvider().newDataLocation("")).rstrip("/")
-        _check_location(data)
-        return Layout(data, schema.serialize().to_pybytes(), tuple(key), ranges)
+        return Layout(
+            _data_location(table),
+            schema.serialize().to_pybytes(),
+            tuple(key),
+            ranges,
+            self.storage(table),
+        )
+
+    def storage(self, table: Any) -> Storage:
+        """What opens the files of a table.
+
+        Raises:
+            SourceError: ErrTargetUnusable, they lie where they cannot be written.
+        """
+        return storage_of(table, _data_location(table))
 
     def schema(self, table: Any) -> Any:
         """The current pyarrow.Schema, with field ids."""
@@ -307,7 +319,8 @@ class Catalog:
         """
         for name, value in ({APP: self._app} | dict(summary)).items():
             update.set(name, value)
-        update.commit()
+        with explained(self._place):
+            update.commit()
         return commit(transaction, self._place)
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
@@ -331,9 +344,7 @@ class Catalog:
 
     def files(self, table: Any) -> list[Any]:
         """The data files that the current snapshot shows, with their columns' statistics."""
-        return [
-            task.file() for task in self.listed(table.newScan().includeColumnStats().planFiles())
-        ]
+        return [task.file() for task in self.planned(table.newScan().includeColumnStats())]
 
     def bounds(self, file: Any, number: int, kind: Any) -> tuple[Any, Any] | None:
         """The lowest and the highest value of a column in a file, or what bounds them;
@@ -349,12 +360,18 @@ class Catalog:
         plain = [str(end.toString()) if hasattr(end, "toString") else end for end in ends]
         return plain[0], plain[1]
 
-    def listed(self, iterable: Any) -> list[Any]:
-        """A Java Iterable as a list."""
-        try:
-            return list(self._lists.newArrayList(iterable))
-        finally:
-            iterable.close()
+    def planned(self, scan: Any) -> list[Any]:
+        """The tasks of a scan, one for each data file, with the deletes that apply to it.
+
+        Raises:
+            SourceError: those of `java_catalog.translated`.
+        """
+        with explained(self._place):
+            tasks = scan.planFiles()
+            try:
+                return list(self._lists.newArrayList(tasks))
+            finally:
+                tasks.close()
 
     def java_type(self, name: str) -> Any:
         """Iceberg's type of that name."""
@@ -374,9 +391,10 @@ class Catalog:
 
     def _described(self, table: Any, builder: Any, path: str) -> Any:
         file = table.io().newInputFile(path)
-        metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
-            file, self._iceberg.MetricsConfig.forTable(table)
-        )
+        with explained(self._place):
+            metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
+                file, self._iceberg.MetricsConfig.forTable(table)
+            )
         return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
 
     def _name(self, name: str) -> Any:
@@ -386,11 +404,6 @@ class Catalog:
         )
 
 
-def _check_location(data: str) -> None:
-    # Tasks have no Java, and pyarrow has not the catalog's credentials of an object store.
-    if object_store(data):
-        raise SourceError(
-            "ErrTargetUnusable",
-            f"the catalog puts the table at {data}: files are written to disks, mounts and HDFS "
-            "only; give the catalog, or the namespace, a warehouse there",
-        )
+def _data_location(table: Any) -> str:
+    """The directory of new files."""
+    return str(table.locationProvider().newDataLocation("")).rstrip("/")

@@ -1,5 +1,6 @@
-"""Parquet files of an Iceberg table, written by pyarrow to any file system that it knows,
-on the driver or by tasks.
+"""Parquet files of an Iceberg table, written and read by pyarrow, on the driver or by tasks.
+
+Columns are read by their field ids: a file may call them otherwise, or be older than one of them.
 """
 
 import dataclasses
@@ -12,13 +13,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
-from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP
+from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
 """Of the ranges that are compared with each key; where more are near, a delete is cheaper."""
 WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_())])
+SHARE_BYTES = 128 << 20
+"""About so much of a file is read by one task."""
+_FIELD_ID = b"PARQUET:field_id"
+_READ_ROWS = 32_768
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Layout:
     """What equality deletes name; empty: nothing is ever deleted."""
     key_ranges: tuple[Bounds, ...] | None = None
     """All keys of the table are within one of these; None: that is not known."""
+    storage: Storage = dataclasses.field(default_factory=Storage)
     deletes_inserted: bool = False
     """Whether tasks write deletes of the keys that are inserted, too: some are there already."""
 
@@ -74,19 +80,24 @@ class _File:
     def add(self, rows: Any) -> None:
         if not len(rows):
             return
-        if self._writer is None:
-            system, path = file_system(self._path)
-            system.create_dir(path.rpartition("/")[0], recursive=True)
-            self._writer = pq.ParquetWriter(
-                path, self._schema, filesystem=system, compression="zstd"
-            )
-        self._writer.write_table(rows.select(self._schema.names).cast(self._schema))
+        with self._layout.storage.errors_named(self._path):
+            if self._writer is None:
+                self._writer = self._opened()
+            self._writer.write_table(rows.select(self._schema.names).cast(self._schema))
 
     def close(self) -> list[Written]:
         if self._writer is None:
             return []
-        self._writer.close()
+        with self._layout.storage.errors_named(self._path):
+            self._writer.close()
         return [Written(self._path, self._deletes)]
+
+    def _opened(self) -> Any:
+        system, path = self._layout.storage.open(self._path)
+        # S3 has no directories, and would get an empty object for one.
+        if not is_s3(self._path):
+            system.create_dir(path.rpartition("/")[0], recursive=True)
+        return pq.ParquetWriter(path, self._schema, filesystem=system, compression="zstd")
 
 
 def write(layout: Layout, live: Any, deleted: Any) -> list[Written]:
@@ -148,3 +159,102 @@ def _names(written: Sequence[Written]) -> Any:
     return pa.RecordBatch.from_arrays(
         [pa.array(columns[0], pa.string()), pa.array(columns[1], pa.bool_())], schema=WRITTEN
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A part of a file, for one task: the row groups whose middle lies in it."""
+
+    location: str
+    sequence: int
+    """The file's data sequence number, which a column may show."""
+    number: int
+    of: int
+
+
+def shares(location: str, sequence: int, size: int) -> list[Share]:
+    """A file of that many bytes as shares of about SHARE_BYTES."""
+    of = max(1, size // SHARE_BYTES)
+    return [Share(location, sequence, number, of) for number in range(of)]
+
+
+def read_columns(storage: Storage, location: str, fields: Any) -> Any:
+    """The columns of a file (pyarrow.Table) whose ids `fields` (pyarrow.Schema) has, with its names
+    and types; one that the file has not is null.
+    """
+    with storage.errors_named(location):
+        system, path = storage.open(location)
+        with pq.ParquetFile(path, filesystem=system) as file:
+            stored = file.read(columns=_stored_names(file, fields))
+            return pa.table(_columns(file, stored, fields), names=fields.names).cast(fields)
+
+
+def rows_of_shares(storage: Storage, fields: Any, sequence: str = "") -> Any:
+    """For mapInArrow over rows of `Share`: the columns of the rows in them, as `read_columns` has
+    them, and, under the name `sequence` if there is one, the sequence number of their file.
+    """
+    serialized = fields.serialize().to_pybytes()
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        columns = pa.ipc.read_schema(pa.py_buffer(serialized))
+        for batch in batches:
+            for row in batch.to_pylist():
+                share = Share(**row)
+                for rows in _rows(storage, share, columns):
+                    if sequence:
+                        numbers = pa.array([share.sequence] * len(rows), pa.int64())
+                        yield rows.append_column(sequence, numbers)
+                    else:
+                        yield rows
+
+    return run
+
+
+def _rows(storage: Storage, share: Share, fields: Any) -> Iterator[Any]:
+    """The rows of a share, as RecordBatches."""
+    with storage.errors_named(share.location):
+        system, path = storage.open(share.location)
+        with pq.ParquetFile(path, filesystem=system, pre_buffer=True) as file:
+            batches = file.iter_batches(
+                _READ_ROWS,
+                row_groups=_row_groups(file.metadata, share),
+                columns=_stored_names(file, fields),
+            )
+            for batch in batches:
+                rows = pa.table(_columns(file, batch, fields), names=fields.names).cast(fields)
+                yield from rows.combine_chunks().to_batches()
+
+
+def _row_groups(metadata: Any, share: Share) -> list[int]:
+    """Each row group is in exactly one of a file's shares."""
+    rows, begin, groups = metadata.num_rows, 0, []
+    for group in range(metadata.num_row_groups):
+        count = metadata.row_group(group).num_rows
+        if (begin + count / 2) * share.of // max(1, rows) == share.number:
+            groups.append(group)
+        begin += count
+    return groups
+
+
+def _stored_names(file: Any, fields: Any) -> list[str]:
+    """What the file calls those of the fields that it has."""
+    names = _names_by_id(file)
+    return [names[number] for number in _ids(fields) if number in names]
+
+
+def _columns(file: Any, stored: Any, fields: Any) -> list[Any]:
+    names = _names_by_id(file)
+    missing = pa.nulls(stored.num_rows)
+    return [stored[names[number]] if number in names else missing for number in _ids(fields)]
+
+
+def _ids(fields: Any) -> list[int]:
+    return [int(field.metadata[_FIELD_ID]) for field in fields]
+
+
+def _names_by_id(file: Any) -> dict[int, str]:
+    return {
+        int(field.metadata[_FIELD_ID]): field.name
+        for field in file.schema_arrow
+        if field.metadata and _FIELD_ID in field.metadata
+    }

@@ -27,12 +27,14 @@ _HADOOP = "hadoop."
 """Begins the settings of a catalog that are Hadoop's, as for Spark."""
 _KINDS = "rest, hive, jdbc, glue, nessie or hadoop"
 _REFUSED = ("NotAuthorizedException",)
+_REFUSED_BY_S3 = re.compile(r"Service: S3.*Status Code: 403")
 _FORBIDDEN = ("ForbiddenException",)
 _UNAVAILABLE = (
     "CommitStateUnknownException",
     "ConnectException",
     "RESTException",
     "RuntimeMetaException",
+    "S3Exception",
     "SdkClientException",
     "ServiceFailureException",
     "ServiceUnavailableException",
@@ -42,6 +44,8 @@ _UNAVAILABLE = (
 )
 _NO_DRIVER = "No suitable driver"
 _NO_CLASS = ("ClassNotFoundException", "NoClassDefFoundError", "NoSuchMethodException")
+_NO_FILE_SYSTEM = "UnsupportedFileSystemException"
+_NO_BUCKET = "NoSuchBucketException"
 _WRONG = ("BadRequestException", "NoSuchNamespaceException", "ValidationException")
 
 
@@ -195,8 +199,20 @@ def translated(err: Any, what: str) -> SourceError | None:
             "ErrCredentials",
             f"{what} refuses the credentials in its settings ({_SETTINGS}…): {message}",
         )
+    if _REFUSED_BY_S3.search(message):
+        return SourceError("ErrCredentials", f"S3 does not allow this to {what}: {message}")
     if kinds & {*_FORBIDDEN}:
         return SourceError("ErrTargetUnusable", f"{what} does not allow this: {message}")
+    if _NO_BUCKET in kinds:
+        return SourceError(
+            "ErrTargetUnusable", f"{what} names a bucket that is not there: {message}"
+        )
+    if _NO_FILE_SYSTEM in kinds or "awssdk" in message or "S3FileIO" in message:
+        return SourceError(
+            "ErrTargetUnusable",
+            f"{what} has its files in an object store that Spark cannot reach ({message}): for S3 "
+            "fetch Iceberg's jar once, `python -m pyspark_tidemark.jars iceberg-s3`",
+        )
     if kinds & {*_NO_CLASS} or _NO_DRIVER in str(err):
         return SourceError(
             "ErrTargetUnusable",

@@ -166,7 +166,7 @@ class Maintenance:
         """Files, and rows that equality deletes mask, of the current snapshot."""
         table = self._catalog.load(name)
         summary: Any = table.currentSnapshot().summary()
-        tasks = self._catalog.listed(table.newScan().planFiles())
+        tasks = self._catalog.planned(table.newScan())
         small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)
         deleted = int(summary.get("total-equality-deletes") or 0)
         return Health(len(tasks), small, int(summary.get("total-records") or 0), deleted)

@@ -19,14 +19,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
-from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import write_rows
+from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
+from pyspark_tidemark.lake.iceberg.storage import Storage
+from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.manifest import check_follows, check_mode
 
 NAMESPACE: Final = "tidemark_cuts"
@@ -39,6 +39,7 @@ SCHEMA: Final = pa.schema(
     ]
 )
 """`cut` is a line of docs/format/lake-manifest.md."""
+_LINES: Final = with_field_ids(pa.schema([SCHEMA.field("cut")]), {"cut": len(SCHEMA)})
 _STATE: Final = "tidemark.state"
 _ROLL_UP_CUTS: Final = 64
 """This many cuts in files of their own become one file; each is two snapshots until then."""
@@ -68,9 +69,10 @@ class _State:
 class CatalogManifest:
     """See `lake.manifest.Manifest`."""
 
-    def __init__(self, catalog: Catalog, table: Any) -> None:
+    def __init__(self, catalog: Catalog, name: str, table: Any) -> None:
         """The manifest as it is in a table, without the right to write; see `opened`."""
         self._catalog = catalog
+        self._name = name
         self._table = table
         self._mine = 0
         self._state = _State("")
@@ -101,7 +103,7 @@ class CatalogManifest:
         catalog.check_own(table, name)
         # Fails where files cannot be written, before the takeover stops a job that can write.
         catalog.layout(table, ())
-        manifest = cls(catalog, table)
+        manifest = cls(catalog, name, table)
         _check_idle(table, idle_s)
         check_mode(manifest._newest(), mode)
         manifest._take()
@@ -156,7 +158,7 @@ class CatalogManifest:
 
     def cuts(self) -> list[CutRecord]:
         """See `Manifest`."""
-        return _read(_files(self._catalog, self._table))
+        return _cuts(self._catalog, self._current())
 
     def tidy(self, horizon: datetime) -> None:
         """Once in `_ROLL_UP_CUTS`, put their files into one, forget files from before `horizon`,
@@ -165,17 +167,18 @@ class CatalogManifest:
         if self._since_tidied < _ROLL_UP_CUTS:
             return
         self._since_tidied = 0
-        files = _files(self._catalog, self._table)
+        table = self._current()
+        storage, files = self._catalog.storage(table), _files(self._catalog, table)
         single = [file for file in files if int(file.recordCount()) < _ROLL_UP_CUTS]
         older = [file for file in files if int(file.recordCount()) >= _ROLL_UP_CUTS]
         replaced = [*single, *self._outdated(older, horizon)]
-        new = rolled(_read(older[-1:]), _read(single))
+        new = rolled(_read(storage, older[-1:]), _read(storage, single))
         self._step(lambda transaction: self._rewrite(transaction, replaced, new), self._state)
         self._expire()
 
     def _take(self) -> None:
         for _ in range(_TAKE_TRIES):
-            transaction = self._catalog.begin(self._table)
+            transaction = self._catalog.begin(self._current())
             state = dataclasses.replace(_state(transaction.table()), driver=uuid.uuid4().hex)
             try:
                 self._commit(transaction, _nothing(transaction), state)
@@ -198,7 +201,7 @@ class CatalogManifest:
         """
         # The table's metadata is the newest here, so a takeover shows before the commit; one that
         # comes later makes the commit fail, as it replaces exactly what the transaction began with.
-        transaction = self._catalog.begin(self._table)
+        transaction = self._catalog.begin(self._current())
         if int(transaction.table().currentSnapshot().snapshotId()) != self._mine:
             raise _taken_over()
         try:
@@ -236,12 +239,20 @@ class CatalogManifest:
             pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-        [file] = write_rows(self._catalog.layout(self._table, ()), iter([batch]))
-        return self._catalog.data_file(self._table, file.path)
+        table = self._current()
+        [file] = write_rows(self._catalog.layout(table, ()), iter([batch]))
+        return self._catalog.data_file(table, file.path)
 
     def _newest(self) -> CutRecord | None:
-        cuts = _read(_files(self._catalog, self._table)[-1:])
+        table = self._current()
+        cuts = _read(self._catalog.storage(table), _files(self._catalog, table)[-1:])
         return cuts[-1] if cuts else None
+
+    def _current(self) -> Any:
+        """The table; loaded anew where it came with credentials that end."""
+        if self._catalog.storage(self._table).is_lent:
+            self._table = self._catalog.load(self._name)
+        return self._table
 
     def _outdated(self, older: Sequence[Any], horizon: datetime) -> list[Any]:
         """The files whose cuts were all applied before `horizon`, but for the last of these:
@@ -278,7 +289,7 @@ def cuts_in_catalog(spark: SparkSession, root: str, changefeed: str) -> list[Cut
             )
         changefeed = "".join(names)
     table = catalog.load(_name(changefeed)) if changefeed else None
-    return [] if table is None else _read(_files(catalog, table))
+    return [] if table is None else _cuts(catalog, table)
 
 
 def _catalog(spark: SparkSession, root: str, changefeed: str) -> Catalog:
@@ -304,13 +315,15 @@ def _files(catalog: Catalog, table: Any) -> list[Any]:
     return sorted(catalog.files(table), key=lambda file: int(file.dataSequenceNumber()))
 
 
-def _read(files: Sequence[Any]) -> list[CutRecord]:
+def _cuts(catalog: Catalog, table: Any) -> list[CutRecord]:
+    return _read(catalog.storage(table), _files(catalog, table))
+
+
+def _read(storage: Storage, files: Sequence[Any]) -> list[CutRecord]:
     """The cuts in files; of one that was written anew, the newest line."""
     lines: list[str] = []
     for file in files:
-        system, path = file_system(str(file.location()))
-        with pq.ParquetFile(path, filesystem=system) as parquet:
-            lines += parquet.read(columns=["cut"])["cut"].to_pylist()
+        lines += read_columns(storage, str(file.location()), _LINES)["cut"].to_pylist()
     return records(lines)
 
 

@@ -1,13 +1,16 @@
 """An Iceberg table at a snapshot, as a Spark DataFrame, without Iceberg's Spark connector.
 
 The scan is planned by Iceberg: which data files a snapshot shows, and which equality deletes apply
-to each. Spark reads the Parquet files, by field id, so that renamed columns are found in old files,
-too.
+to each. The Parquet files are read by field id, so that renamed columns are found in old files,
+too: by Spark itself on disks and HDFS, and from S3 by tasks with pyarrow, which have the catalog's
+settings and credentials, where Spark's own file systems would need theirs again.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_type
@@ -15,10 +18,21 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.types import field_ids
+from pyspark_tidemark.lake.iceberg.files import rows_of_shares, shares
+from pyspark_tidemark.lake.iceberg.storage import is_s3
+from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
 
 _FILE, _SEQUENCE, _DELETED = map(internal, ("_file", "_sequence", "_deleted"))
 _FILES = StructType([StructField(_FILE, StringType()), StructField(_SEQUENCE, LongType())])
+_SHARES = StructType(
+    [
+        StructField("location", StringType()),
+        StructField("sequence", LongType()),
+        StructField("number", LongType()),
+        StructField("of", LongType()),
+    ]
+)
+"""Of `files.Share`."""
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _VECTORIZED = "spark.sql.parquet.enableVectorizedReader"
 
@@ -28,9 +42,10 @@ class Snapshot:
 
     def __init__(self, spark: SparkSession, catalog: Catalog, table: Any, snapshot_id: int) -> None:
         self._spark = spark
+        self._storage = catalog.storage(table)
         self._schema = catalog.schema_of(table, snapshot_id)
         self._stored = StoredColumns(self._schema, catalog.fields(table))
-        tasks = catalog.listed(table.newScan().useSnapshot(snapshot_id).planFiles())
+        tasks = catalog.planned(table.newScan().useSnapshot(snapshot_id))
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]
         self._whole = [task.file() for task in tasks if not len(task.deletes())]
@@ -78,6 +93,8 @@ class Snapshot:
 
     def _numbered(self, files: Sequence[Any], ids: Sequence[int]) -> DataFrame:
         """Rows with the sequence number of their file."""
+        if _in_s3(files):
+            return self._read_in_tasks(files, ids, _SEQUENCE)
         # Spark's metadata of a row has the name of its file; our names are unique (`files`).
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
         sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
@@ -89,7 +106,27 @@ class Snapshot:
         schema = self._stored.schema(ids)
         if not files:
             return self._spark.createDataFrame([], schema)
+        if _in_s3(files):
+            return self._read_in_tasks(files, ids)
         return self._spark.read.schema(schema).parquet(*[file.location() for file in files])
+
+    def _read_in_tasks(
+        self, files: Sequence[Any], ids: Sequence[int], sequence: str = ""
+    ) -> DataFrame:
+        """The same by pyarrow, with the files' sequence numbers under the name `sequence`."""
+        parts = [
+            share
+            for file in files
+            for share in shares(
+                str(file.location()), int(file.dataSequenceNumber()), int(file.fileSizeInBytes())
+            )
+        ]
+        schema = StructType(self._stored.schema(ids).fields)
+        if sequence:
+            schema = schema.add(sequence, LongType())
+        given = self._spark.createDataFrame([dataclasses.astuple(part) for part in parts], _SHARES)
+        task = rows_of_shares(self._storage, self._stored.fields(ids), sequence)
+        return given.repartition(len(parts)).mapInArrow(task, schema)
 
     def _named(self, rows: DataFrame, ids: Sequence[int]) -> DataFrame:
         """The columns under their own names."""
@@ -121,6 +158,11 @@ class StoredColumns:
             for number, name in own.items()
         }
 
+    def fields(self, ids: Sequence[int]) -> Any:
+        """The same as a pyarrow.Schema with field ids."""
+        plain = pa.schema([(self.names[number], self._types[number]) for number in ids])
+        return with_field_ids(plain, {self.names[number]: number for number in ids})
+
     def schema(self, ids: Sequence[int]) -> StructType:
         """Spark's schema, with the field ids that it looks for in Parquet files."""
         return StructType(
@@ -142,3 +184,7 @@ def _id(field: Any) -> int:
 
 def _basename(location: str) -> str:
     return location.rpartition("/")[2]
+
+
+def _in_s3(files: Sequence[Any]) -> bool:
+    return bool(files) and is_s3(str(files[0].location()))

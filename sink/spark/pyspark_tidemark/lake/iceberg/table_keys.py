@@ -13,26 +13,26 @@ each commit of ours.
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.columns import internal
-from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.types import field_ids
+from pyspark_tidemark.lake.iceberg.files import read_columns
+from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 
 MOST_RANGES = 256
 """More ranges are joined with their neighbours: each cut compares its keys with all of them."""
 _SEQUENCE = internal("_sequence")
-_FIELD_ID = b"PARQUET:field_id"
 BoundsOf = Callable[[Any, Sequence[str], Sequence[Any]], list[Bounds]]
+Read = Callable[[str], Any]
+"""The key's columns of the file at a location."""
 
 
 class KeyRanges:
@@ -121,15 +121,18 @@ class Inserted:
         )
         if not searched:
             return keys.slice(0, 0)
-        ids = [field_ids(self._catalog.schema(table))[column] for column in keys.column_names]
+        numbered = field_ids(self._catalog.schema(table))
+        fields = with_field_ids(keys.schema, numbered)
+        ids = [numbered[column] for column in keys.column_names]
+        read = partial(read_columns, self._catalog.storage(table), fields=fields)
         self._index.keep_only(name, [(file.location, *ids) for file in shown.data])
         digests = numbers(keys)
-        hits = [self._hits(name, file, digests, ids, keys.schema) for file in searched]
+        hits = [self._hits(name, file, digests, ids, read) for file in searched]
         candidates = keys.filter(pa.array(reduce(np.logical_or, hits)))
         if not len(candidates):
             return candidates
         holding = [file for file, among in zip(searched, hits, strict=True) if among.any()]
-        return _living(candidates, holding, shown.deletes, ids)
+        return _living(candidates, holding, shown.deletes, ids, read)
 
     def committed(
         self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]
@@ -163,7 +166,7 @@ class Inserted:
             return _Shown(0, (), ())
         cached = self._known.get(name)
         if cached is None or cached.snapshot != snapshot.snapshotId():
-            tasks = self._catalog.listed(table.newScan().includeColumnStats().planFiles())
+            tasks = self._catalog.planned(table.newScan().includeColumnStats())
             data = self._data(table, key, [task.file() for task in tasks], None)
             by_location = {delete.location(): delete for task in tasks for delete in task.deletes()}
             deletes = tuple(_delete(location, file) for location, file in by_location.items())
@@ -184,8 +187,8 @@ class Inserted:
             for file, file_bounds in zip(files, bounds, strict=True)
         )
 
-    def _hits(self, name: str, file: _File, digests: Any, ids: Sequence[int], schema: Any) -> Any:
-        there = FileKeys(lambda: _read(file.location, ids, schema), file.rows)
+    def _hits(self, name: str, file: _File, digests: Any, ids: Sequence[int], read: Read) -> Any:
+        there = FileKeys(lambda: read(file.location), file.rows)
         return self._index.hits(name, (file.location, *ids), digests, there)
 
 
@@ -195,11 +198,13 @@ def _delete(location: str, file: Any) -> _File:
     return _File(str(location), int(file.dataSequenceNumber()), key=key)
 
 
-def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int]) -> Any:
+def _living(
+    keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int], read: Read
+) -> Any:
     """Those of `keys` that a data file holds and no younger delete names."""
     # A table whose key has changed may still have deletes by its old one: those name other columns.
     named = [file for file in deletes if file.key == frozenset(ids)]
-    written, deleted = (_last(keys, files, ids) for files in (data, named))
+    written, deleted = (_last(keys, files, read) for files in (data, named))
     both = written.join(
         deleted,
         keys=keys.column_names,
@@ -213,12 +218,12 @@ def _living(keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Seq
     return both.filter(shown).select(keys.column_names).cast(keys.schema)
 
 
-def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
+def _last(keys: Any, files: Sequence[_File], read: Read) -> Any:
     """The keys that are in one of the files, with the largest of these files' sequence numbers."""
     parts = [keys.slice(0, 0).append_column(_SEQUENCE, pa.array([], pa.int64()))]
     for file in files:
         matching = keys.join(
-            _read(file.location, ids, keys.schema),
+            read(file.location),
             keys=keys.column_names,
             join_type="left semi",
             use_threads=False,
@@ -228,19 +233,3 @@ def _last(keys: Any, files: Sequence[_File], ids: Sequence[int]) -> Any:
         )
     grouped = pa.concat_tables(parts, promote_options="permissive").group_by(keys.column_names)
     return grouped.aggregate([(_SEQUENCE, "max")]).rename_columns([*keys.column_names, _SEQUENCE])
-
-
-def _read(location: str, ids: Sequence[int], schema: Any) -> Any:
-    """The key's columns of a file."""
-    # By field id: the file may call them otherwise, or be older than one of them.
-    system, path = file_system(location)
-    with pq.ParquetFile(path, filesystem=system) as file:
-        named = {
-            int(field.metadata[_FIELD_ID]): field.name
-            for field in file.schema_arrow
-            if field.metadata and _FIELD_ID in field.metadata
-        }
-        stored = file.read(columns=[named[number] for number in ids if number in named])
-    missing = pa.nulls(stored.num_rows)
-    columns = [stored[named[number]] if number in named else missing for number in ids]
-    return pa.table(columns, names=schema.names).cast(schema)

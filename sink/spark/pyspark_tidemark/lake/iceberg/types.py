@@ -78,6 +78,13 @@ def field_ids(schema: Any) -> Mapping[str, int]:
     return {field.name: int(field.metadata[_FIELD_ID]) for field in schema}
 
 
+def with_field_ids(schema: Any, ids: Mapping[str, int]) -> Any:
+    """A schema whose columns carry their ids, as those of `arrow_schema` do."""
+    return pa.schema(
+        [field.with_metadata({_FIELD_ID: str(ids[field.name]).encode()}) for field in schema]
+    )
+
+
 def _arrow_type(name: str) -> Any:
     if name.startswith("decimal("):
         precision, scale = name.removeprefix("decimal(").removesuffix(")").split(",")
