@@ -108,7 +108,7 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             return EXIT_OK
 
         spark = session()
-        target = open_target(arguments, spark)
+        target = open_target(arguments, spark, manifest)
         writers = TableWriters(arguments.source_options, spark, arguments.parallel)
         applier = CutApplier(
             changefeed,
@@ -123,8 +123,10 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, job.stop)
         reporter.start(0 if manifest.last is None else start_ts)
-        job.run(spark, start_ts)
-        maintenance.close()
+        try:
+            job.run(spark, start_ts)
+        finally:
+            maintenance.close()
         spark.stop()
         if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
             _finish(changefeed, applier.applied_ts, out)

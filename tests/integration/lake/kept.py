@@ -78,7 +78,7 @@ class KeptLake:
     def _live(self, is_last: Callable[[CutRecord], bool], deadline: float) -> None:
         arguments = self._arguments
         with opened_manifest(arguments, lambda: self._spark) as manifest:
-            target = open_target(arguments, self._spark)
+            target = open_target(arguments, self._spark, manifest)
             applier = CutApplier(
                 self._changefeed,
                 arguments.changefeed,

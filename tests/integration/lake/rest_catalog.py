@@ -46,6 +46,8 @@ class RestCatalog:
         self.token = ""
         self.down = False
         self.folds_case = False
+        self.commits_together = True
+        """Whether it commits several tables at once."""
         self.lost_answers = 0
         """So many of the next commits are made, and not answered."""
         self.requests: list[str] = []
@@ -78,6 +80,9 @@ class RestCatalog:
         if parts == ["config"]:
             told = {} if self.lent else self.settings
             return json.dumps({"defaults": told, "overrides": {}})
+        if parts == ["transactions", "commit"]:
+            self._commit_together(body)
+            return ""
         if parts == ["namespaces"]:
             request = self._read(body, "requests.CreateNamespaceRequest")
             return self._text(self._handlers.createNamespace(self.java, request))
@@ -102,6 +107,23 @@ class RestCatalog:
         everything = getattr(self._iceberg.rest, "RESTCatalogProperties$SnapshotMode").ALL
         loaded = self._handlers.loadTable(self.java, table, everything)
         return self._with_credentials(self._text(loaded))
+
+    def _commit_together(self, body: str) -> None:
+        """All tables, or none if somebody has changed one of them."""
+        request = self._read(body, "requests.CommitTransactionRequest")
+        for change in request.tableChanges():
+            metadata = self.java.loadTable(change.identifier()).operations().current()
+            for requirement in change.requirements():
+                requirement.validate(metadata)
+        for change in request.tableChanges():
+            self._handlers.updateTable(self.java, change.identifier(), change)
+
+    def cuts(self) -> set[str]:
+        """The cuts that the tables show which have any, as an engine sees them now."""
+        bank = self._iceberg.catalog.Namespace.of(self._strings(["mysql", "bank"]))
+        tables = self.java.listTables(bank) if self.java.namespaceExists(bank) else ()
+        shown = [self.java.loadTable(table).currentSnapshot() for table in tables]
+        return {str(each.summary().get("cdc.cut")) for each in shown if each is not None}
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """What the table library's own generic reader gives of a table."""
@@ -206,13 +228,17 @@ class _Handler(BaseHTTPRequestHandler):
         if catalog.token and self.headers.get("Authorization") != f"Bearer {catalog.token}":
             self._fail(401, "NotAuthorizedException", "no such token")
             return
+        if path.endswith("/transactions/commit") and not catalog.commits_together:
+            self._fail(404, "NotFoundException", "no such route")
+            return
         try:
             text = catalog.answer(self.command, path, body)
         except Py4JJavaError as err:
             name = str(err.java_exception.getClass().getSimpleName())
             self._fail(_CODES.get(name, 400), name, str(err.java_exception.getMessage()))
             return
-        if self.command == "POST" and path.count("/") == 5 and catalog.lost_answers:
+        is_commit = path.count("/") == 5 or path.endswith("/transactions/commit")
+        if self.command == "POST" and is_commit and catalog.lost_answers:
             catalog.lost_answers -= 1
             self.close_connection = True
             return

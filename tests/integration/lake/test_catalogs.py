@@ -3,6 +3,7 @@ while answers get lost, the catalog is down, and other drivers come.
 """
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -13,8 +14,10 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.java_catalog import java_catalog
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest, cuts_in_catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
+from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.reading import as_of_cut, version_at
 from pyspark_tidemark.lake.schema import Policy
@@ -30,9 +33,11 @@ CUTS = tuple(range(100, 1001, 100))
 
 def keep(spark, changefeed, captures, root, ends, *, mode="upsert"):
     """One life of a job."""
-    target = IcebergTarget(spark, root, "bank", mode=mode, compact_every=0)
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with CatalogManifest.opened(spark, root, "bank", mode=mode) as manifest:
+        target = IcebergTarget(
+            spark, root, "bank", mode=mode, compact_every=0, together=manifest.together
+        )
         cuts = CutApplier(
             changefeed,
             "bank",
@@ -180,3 +185,73 @@ def test_what_is_not_ours_is_not_touched(spark, changefeed, captures, upstream, 
         target.position(TableMeta("bank.Accounts", ("id",), upstream.accounts.schema))
     target.drop(table)
     assert target.position(table) is None
+
+
+@pytest.fixture
+def seen(rest, monkeypatch):
+    """The sets of cuts that an engine could have seen in the tables, after each request."""
+    sets, answer = [], rest.answer
+
+    def watched(*request):
+        text = answer(*request)
+        sets.append(frozenset(rest.cuts()))
+        return text
+
+    monkeypatch.setattr(rest, "answer", watched)
+    return sets
+
+
+@pytest.mark.parametrize("commits_together", [True, False])
+def test_an_engine_sees_whole_cuts_where_the_catalog_commits_tables_together(
+    spark, changefeed, captures, upstream, rest, root, seen, commits_together
+):
+    rest.commits_together = commits_together
+    target = keep(spark, changefeed, captures, root, CUTS[:3])
+    assert any(len(cuts) > 1 for cuts in seen) is not commits_together
+    assert (target._together is not None) is commits_together
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[2])
+    # a catalog that learns it, or forgets it, goes on with the same tables
+    rest.commits_together = not commits_together
+    keep(spark, changefeed, captures, root, CUTS[3:5])
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[4])
+
+
+def test_nothing_of_a_cut_is_visible_when_another_driver_takes_the_lake_before_its_commit(
+    spark, changefeed, captures, upstream, rest, root, monkeypatch
+):
+    keep(spark, changefeed, captures, root, CUTS[:1])
+    commit = CatalogManifest.commit
+
+    def overtaken(self, record):
+        monkeypatch.setattr(CatalogManifest, "commit", commit)
+        with CatalogManifest.opened(spark, root, "bank") as newer:
+            assert newer.last.end_ts == CUTS[0]
+        commit(self, record)
+
+    monkeypatch.setattr(CatalogManifest, "commit", overtaken)
+    with pytest.raises(SourceError, match="ErrTargetBusy"):
+        keep(spark, changefeed, captures, root, CUTS[1:2])
+    assert rest.cuts() == {str(CUTS[0])}
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[0])
+    keep(spark, changefeed, captures, root, CUTS[1:2])
+    assert rest.cuts() == {str(CUTS[1])}
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[1])
+
+
+def test_a_rewrite_waits_for_the_cut_that_is_being_committed(
+    spark, changefeed, captures, upstream, rest, root, monkeypatch
+):
+    """Otherwise it would come between, and the whole cut fail."""
+    keep(spark, changefeed, captures, root, CUTS[:2])
+    target = IcebergTarget(
+        spark, root, "bank", together=Together(spark._jvm, java_catalog(spark, root))
+    )
+    target._committing.acquire()
+    target._is_waiting = True
+    with ThreadPoolExecutor(1) as pool:
+        rewriting = pool.submit(target._maintenance.rewrite, "bank.accounts")
+        with pytest.raises(TimeoutError):
+            rewriting.result(timeout=2)
+        target.close()
+        rewriting.result(timeout=60)
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[1])

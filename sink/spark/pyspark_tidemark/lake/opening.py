@@ -87,11 +87,11 @@ def kept_cuts(
     return cuts_in(LocalFiles(Path(target.path) / DIRECTORY))
 
 
-def open_target(arguments: Arguments, spark: SparkSession) -> Target:
-    """The tables."""
+def open_target(arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
+    """The tables of a lake whose manifest is open."""
     if arguments.target.is_database:
         return DatabaseTarget(database(arguments.target), arguments.changefeed, mode=arguments.mode)
-    return open_connector(arguments.target.format).open_target(arguments, spark)
+    return open_connector(arguments.target.format).open_target(arguments, spark, manifest)
 
 
 def database(uri: SinkUri) -> Database:

@@ -22,6 +22,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.sink_uri import SinkUri
@@ -172,8 +173,8 @@ class LakeConnector(ABC):
     """Access to lakes of one format."""
 
     @abstractmethod
-    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
-        """The tables, for the lake job.
+    def open_target(self, arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
+        """The tables, for the lake job, which has the manifest open.
 
         Raises:
             SourceError: ErrTargetUnusable.

@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
 from pyspark_tidemark.lake.target import (
     Applied,
@@ -172,8 +173,9 @@ class DeltaTarget:
 class DeltaConnector(LakeConnector):
     """Implements `LakeConnector`; a version is Delta's."""
 
-    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+    def open_target(self, arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
         """See `LakeConnector`."""
+        del manifest
         return DeltaTarget(
             spark,
             arguments.target.path,

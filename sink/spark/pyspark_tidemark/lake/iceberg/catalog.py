@@ -5,8 +5,8 @@ Java's objects are passed on as they are: a table, a transaction, a snapshot, a 
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -15,7 +15,7 @@ from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
-    commit,
+    commit_exactly,
     explained,
     is_named,
     java_catalog,
@@ -23,6 +23,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
     name_and_namespace,
 )
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
+from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
@@ -36,10 +37,14 @@ COLUMN_IDS = "tidemark.column-ids"
 """The table property with the identities of columns: JSON, by the field ids of the table,
 which a rename keeps.
 """
+Send: TypeAlias = Callable[[Any, str], int]
+"""Makes a transaction visible, or lets it wait for others; gets what to call the catalog, and
+returns the id of the snapshot.
+"""
 PROPERTIES = {
     "format-version": "3",
     # For expiry, the one update that Iceberg commits itself: a commit on top of somebody else's
-    # must fail (`java_catalog.commit`).
+    # must fail (`java_catalog.commit_exactly`).
     "commit.retry.num-retries": "0",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
@@ -75,7 +80,7 @@ class Catalog:
         """
         try:
             with explained(self._place):
-                return self._java.loadTable(self._name(name))
+                return self._java.loadTable(self.identifier(name))
         except Py4JJavaError as err:
             if kind(err) != "NoSuchTableException":
                 raise
@@ -100,7 +105,7 @@ class Catalog:
         ).items():
             properties.put(setting, value)
         parsed = self._iceberg.SchemaParser.fromJson(schema_json(schema, key))
-        identifier = self._name(name)
+        identifier = self.identifier(name)
         with explained(f"{self._place}: the table {name}"):
             if self.is_named:
                 self._create_namespaces(identifier.namespace())
@@ -132,11 +137,11 @@ class Catalog:
             return
         self.check_own(table, name)
         with explained(self._place):
-            self._java.dropTable(self._name(name), True)  # noqa: FBT003 - Java's signature: with its files
+            self._java.dropTable(self.identifier(name), True)  # noqa: FBT003 - Java's signature: with its files
 
     def names(self, database: str) -> list[str]:
         """The tables in a namespace, as the catalog calls them."""
-        namespace = self._name(f"{database}.x").namespace()
+        namespace = self.identifier(f"{database}.x").namespace()
         with explained(self._place):
             if not self._java.namespaceExists(namespace):
                 return []
@@ -190,6 +195,10 @@ class Catalog:
             parent = snapshot.parentId()
             snapshot = None if parent is None else table.snapshot(parent)
         return snapshot_ids
+
+    def together(self) -> Together:
+        """What commits several tables at once, if this catalog can."""
+        return Together(self._jvm, self._java)
 
     def begin(self, table: Any) -> Any:
         """Begin a transaction on a table as it is now, to be ended by one of the commits below.
@@ -271,7 +280,12 @@ class Catalog:
         return [field for text in texts for field in arrow_schema(text)]
 
     def commit(
-        self, transaction: Any, written: Sequence[Written], key: Sequence[str], cut: int
+        self,
+        transaction: Any,
+        written: Sequence[Written],
+        key: Sequence[str],
+        cut: int,
+        send: Send = commit_exactly,
     ) -> list[Any]:
         """One snapshot with the files, fenced by the cut; returns those with rows,
         as Iceberg names them.
@@ -286,10 +300,12 @@ class Catalog:
         for file in written:
             if file.deletes:
                 delta.addDeletes(self.delete_file(table, file.path, key))
-        self.fenced(transaction, delta, cut)
+        self.fenced(transaction, delta, cut, send)
         return rows
 
-    def replace(self, transaction: Any, written: Sequence[Written], cut: int) -> list[Any]:
+    def replace(
+        self, transaction: Any, written: Sequence[Written], cut: int, send: Send = commit_exactly
+    ) -> list[Any]:
         """One snapshot with the files and nothing else, fenced by the cut; returns those with rows.
 
         Raises:
@@ -299,19 +315,21 @@ class Catalog:
         rows = self._data_files(transaction.table(), written)
         for file in rows:
             overwrite.addFile(file)
-        self.fenced(transaction, overwrite, cut)
+        self.fenced(transaction, overwrite, cut, send)
         return rows
 
-    def fenced(self, transaction: Any, update: Any, cut: int) -> None:
+    def fenced(self, transaction: Any, update: Any, cut: int, send: Send = commit_exactly) -> None:
         """Commit a transaction and its last update, whose snapshot says which cut the table holds.
 
         Raises:
             SourceError: ErrTargetBusy.
         """
-        self.commit_last(transaction, update, {CUT: str(cut)})
+        self.commit_last(transaction, update, {CUT: str(cut)}, send)
 
-    def commit_last(self, transaction: Any, update: Any, summary: Mapping[str, str]) -> int:
-        """Commit a transaction and its last update, with properties of its snapshot;
+    def commit_last(
+        self, transaction: Any, update: Any, summary: Mapping[str, str], send: Send = commit_exactly
+    ) -> int:
+        """Commit a transaction and its last update, with properties of its snapshot, by `send`;
         returns the snapshot's id.
 
         Raises:
@@ -321,7 +339,7 @@ class Catalog:
             update.set(name, value)
         with explained(self._place):
             update.commit()
-        return commit(transaction, self._place)
+        return send(transaction, self._place)
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
         return [self.data_file(table, file.path) for file in written if not file.deletes]
@@ -397,7 +415,8 @@ class Catalog:
             )
         return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
 
-    def _name(self, name: str) -> Any:
+    def identifier(self, name: str) -> Any:
+        """Iceberg's name of a table."""
         database, _, table = name.partition(".")
         return self._iceberg.catalog.TableIdentifier.of(
             self.strings((*self._parent, path_part(database), path_part(table)))

@@ -11,7 +11,7 @@ twice (docs/design/0032-iceberg-catalogs.md).
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -130,8 +130,9 @@ def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -
         return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
 
 
-def commit(transaction: Any, what: str) -> int:
-    """Make the updates of a transaction visible; returns the id of its snapshot.
+def commit_exactly(transaction: Any, what: str, send: Callable[[], None] | None = None) -> int:
+    """Make the updates of a transaction visible, by `send` if it is given; returns the id of its
+    snapshot.
 
     Raises:
         SourceError: ErrTargetBusy, somebody else has committed since the transaction began; those
@@ -142,7 +143,10 @@ def commit(transaction: Any, what: str) -> int:
     try:
         # Not `transaction.commitTransaction()`: that reads the table once more, and goes on top of
         # what somebody else has committed since the position was read.
-        operations.commit(transaction.startMetadata(), changed)
+        if send is None:
+            operations.commit(transaction.startMetadata(), changed)
+        else:
+            send()
     except Py4JJavaError as err:
         # The answer may have been lost, whatever the exception says.
         if _is_there(operations, snapshot_id):

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,9 +24,11 @@ from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
-from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
+from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
 from pyspark_tidemark.lake.iceberg.storage import Storage
+from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
 from pyspark_tidemark.lake.manifest import check_follows, check_mode
 
@@ -74,6 +77,8 @@ class CatalogManifest:
         self._catalog = catalog
         self._name = name
         self._table = table
+        self.together: Together | None = None
+        """Where the tables of a cut wait for this manifest's commit; None: each has its own."""
         self._mine = 0
         self._state = _State("")
         self._since_tidied = 0
@@ -177,23 +182,28 @@ class CatalogManifest:
         self._expire()
 
     def _take(self) -> None:
+        together = self._catalog.together()
         for _ in range(_TAKE_TRIES):
             transaction = self._catalog.begin(self._current())
             state = dataclasses.replace(_state(transaction.table()), driver=uuid.uuid4().hex)
             try:
-                self._commit(transaction, _nothing(transaction), state)
+                send = partial(together.first, self._catalog.identifier(self._name))
+                self._commit(transaction, _nothing(transaction), state, send)
             except SourceError as err:
                 # A step of the job that runs came between: again, on top of that.
                 if err.code != "ErrTargetBusy":
                     raise
                 continue
             self.last = self._newest()
+            self.together = together if together.is_offered else None
             return
         raise SourceError(
             "ErrTargetBusy", "another job writes this lake; stop it first", retryable=True
         )
 
-    def _step(self, update: Callable[[Any], Any], state: _State) -> None:
+    def _step(
+        self, update: Callable[[Any], Any], state: _State, send: Send = commit_exactly
+    ) -> None:
         """Commit one snapshot on top of our last one.
 
         Raises:
@@ -205,20 +215,26 @@ class CatalogManifest:
         if int(transaction.table().currentSnapshot().snapshotId()) != self._mine:
             raise _taken_over()
         try:
-            self._commit(transaction, update(transaction), state)
+            self._commit(transaction, update(transaction), state, send)
         except SourceError as err:
             raise _taken_over() if err.code == "ErrTargetBusy" else err from None
 
-    def _commit(self, transaction: Any, update: Any, state: _State) -> None:
+    def _commit(
+        self, transaction: Any, update: Any, state: _State, send: Send = commit_exactly
+    ) -> None:
         text = json.dumps(dataclasses.asdict(state))
-        self._mine = self._catalog.commit_last(transaction, update, {_STATE: text})
+        self._mine = self._catalog.commit_last(transaction, update, {_STATE: text}, send)
         self._state = state
 
     def _append(self, record: CutRecord) -> None:
         file = self._written([record])
+        send: Send = commit_exactly
+        if self.together is not None:
+            send = partial(self.together.commit, self._catalog.identifier(self._name))
         self._step(
             lambda transaction: transaction.newAppend().appendFile(file),
             dataclasses.replace(self._state, begun=None),
+            send,
         )
         self.last = record
 

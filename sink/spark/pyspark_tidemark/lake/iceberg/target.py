@@ -1,9 +1,12 @@
-"""The Iceberg lake as a target: one RowDelta a table and cut.
-Its connector reads a table at a snapshot, and repairs rows by one commit.
+"""The Iceberg lake as a target: one RowDelta a table and cut, committed by itself or, in a catalog
+that can, with those of all tables. Its connector reads a table at a snapshot, and repairs rows by
+one commit.
 """
 
 import dataclasses
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,7 +24,7 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
-from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
     add_filled,
     begin_anew,
@@ -36,10 +39,14 @@ from pyspark_tidemark.lake.iceberg.files import (
     write,
     written_by_task,
 )
+from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
+from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
+from pyspark_tidemark.lake.iceberg.together import Together, Waiting
 from pyspark_tidemark.lake.iceberg.types import storable
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import SchemaChange, check_key, lake_schema
 from pyspark_tidemark.lake.target import (
@@ -68,14 +75,19 @@ class IcebergTarget:
         *,
         mode: str = UPSERT,
         compact_every: int = 64,
+        together: Together | None = None,
     ) -> None:
+        """With `together`, cuts of tables wait there for the manifest's commit."""
         self._spark = spark
         self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
         self._key_ranges = KeyRanges(self._catalog)
         self._inserted = Inserted(self._catalog, self._key_ranges.bounds_of)
+        self._together = together
         self._committing = threading.Lock()
+        self._waiting = threading.Lock()
+        self._is_waiting = False
         self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
 
     @property
@@ -206,6 +218,7 @@ class IcebergTarget:
 
     def close(self) -> None:
         """Wait for the maintenance that is running."""
+        self._end_cut()
         self._maintenance.close()
 
     def _forget(self, name: str) -> None:
@@ -223,7 +236,7 @@ class IcebergTarget:
             table, changes, self._catalog.layout(table, key, key_ranges)
         )
         if written or changes.emptied or table.currentSnapshot() is None:
-            self._commit(table, changes, written)
+            table = self._commit(table, changes, written)
             self._maintenance.committed(
                 changes.table.name, deletes=any(file.deletes for file in written)
             )
@@ -232,27 +245,57 @@ class IcebergTarget:
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
         )
 
-    def _commit(self, table: Any, changes: Changes, written: list[Written]) -> None:
-        name = changes.table.name
-        with self._committing:
+    def _commit(self, table: Any, changes: Changes, written: list[Written]) -> Any:
+        """Commit the files, or let them wait for the cut's commit; returns the table with them."""
+        name, key = changes.table.name, self._key(changes.table)
+        with self._cut_commits():
             # Read from what the transaction begins with: a commit between our look at the position
-            # and this one makes ours fail (`java_catalog.commit`), or is seen here.
+            # and this one makes ours fail (`java_catalog.commit_exactly`), or is seen here.
             transaction = self._catalog.begin(table)
             position = self._catalog.position(transaction.table(), name)
             if position is not None and position >= changes.end_ts:
                 raise SourceError(
                     "ErrTargetBusy", f"another job has applied this cut to {name}", retryable=True
                 )
-            key = self._key(changes.table)
+            send = self._send(name)
             if changes.emptied:
                 self._forget(name)
-                rows = self._catalog.replace(transaction, written, changes.end_ts)
+                rows = self._catalog.replace(transaction, written, changes.end_ts, send)
             else:
-                rows = self._catalog.commit(transaction, written, key, changes.end_ts)
-            self._key_ranges.committed(name, table, key, rows)
+                rows = self._catalog.commit(transaction, written, key, changes.end_ts, send)
+            shown = transaction.table()
+            self._key_ranges.committed(name, shown, key, rows)
             self._inserted.committed(
-                name, table, key, rows, [file.path for file in written if file.deletes]
+                name, shown, key, rows, [file.path for file in written if file.deletes]
             )
+            return shown
+
+    def _send(self, name: str) -> Send:
+        if self._together is None:
+            return commit_exactly
+        together, identifier = self._together, self._catalog.identifier(name)
+        return lambda transaction, _: together.add(Waiting(identifier, transaction, self._end_cut))
+
+    @contextmanager
+    def _cut_commits(self) -> Iterator[None]:
+        """Commit for the block, while nobody else does: where cuts wait, until the cut's commit."""
+        if self._together is None:
+            with self._committing:
+                yield
+            return
+        with self._waiting:
+            if not self._is_waiting:
+                # A rewrite that came between would make the commit of the whole cut fail.
+                self._committing.acquire()
+                self._is_waiting = True
+        yield
+
+    def _end_cut(self) -> None:
+        """Let others commit again: the cut is visible, or the job ends."""
+        with self._waiting:
+            if self._is_waiting:
+                self._is_waiting = False
+                self._committing.release()
 
     def _written(self, table: Any, changes: Changes, layout: Layout) -> tuple[list[Written], int]:
         """The files of a cut, and how many of the keys that it inserts the table has already."""
@@ -305,7 +348,7 @@ class IcebergTarget:
 class IcebergConnector(LakeConnector):
     """Implements `LakeConnector`; a version is a snapshot's id."""
 
-    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+    def open_target(self, arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
         """See `LakeConnector`."""
         if not arguments.target.is_catalog:
             check_reachable(arguments.target.path)
@@ -315,6 +358,7 @@ class IcebergConnector(LakeConnector):
             arguments.changefeed,
             mode=arguments.mode,
             compact_every=arguments.compact_every,
+            together=manifest.together if isinstance(manifest, CatalogManifest) else None,
         )
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:

@@ -41,6 +41,7 @@ from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
+from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import SchemaChange
 from pyspark_tidemark.lake.target import (
     Applied,
@@ -263,8 +264,9 @@ class RemoteChangelog(Changelog):
 class ParquetConnector(LakeConnector):
     """Implements `LakeConnector`; a version is a cut's end."""
 
-    def open_target(self, arguments: Arguments, spark: SparkSession) -> Target:
+    def open_target(self, arguments: Arguments, spark: SparkSession, manifest: Manifest) -> Target:
         """See `LakeConnector`."""
+        del manifest
         root = arguments.target.path
         if arguments.target.is_remote:
             return RemoteChangelog(spark, root, arguments.checkpoint_dir)
