@@ -48,6 +48,8 @@ class RestCatalog:
         self.folds_case = False
         self.commits_together = True
         """Whether it commits several tables at once."""
+        self.shows_newest_only = False
+        """Whether it keeps the older snapshots of a table to itself, as Nessie does."""
         self.lost_answers = 0
         """So many of the next commits are made, and not answered."""
         self.requests: list[str] = []
@@ -105,8 +107,20 @@ class RestCatalog:
             request = self._read(body, "requests.UpdateTableRequest")
             return self._text(self._handlers.updateTable(self.java, table, request))
         everything = getattr(self._iceberg.rest, "RESTCatalogProperties$SnapshotMode").ALL
-        loaded = self._handlers.loadTable(self.java, table, everything)
-        return self._with_credentials(self._text(loaded))
+        loaded = self._text(self._handlers.loadTable(self.java, table, everything))
+        return self._with_credentials(self._newest(loaded) if self.shows_newest_only else loaded)
+
+    @staticmethod
+    def _newest(text: str) -> str:
+        answer = json.loads(text)
+        metadata = answer["metadata"]
+        metadata["snapshots"] = [
+            each
+            for each in metadata["snapshots"]
+            if each["snapshot-id"] == metadata.get("current-snapshot-id")
+        ]
+        metadata["snapshot-log"] = []
+        return json.dumps(answer)
 
     def _commit_together(self, body: str) -> None:
         """All tables, or none if somebody has changed one of them."""

@@ -255,3 +255,24 @@ def test_a_rewrite_waits_for_the_cut_that_is_being_committed(
         target.close()
         rewriting.result(timeout=60)
     assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[1])
+
+
+def test_a_catalog_that_shows_the_newest_snapshots_only_is_followed_and_read_at_its_newest_cut(
+    spark, changefeed, captures, upstream, rest, root
+):
+    rest.shows_newest_only = True
+    keep(spark, changefeed, captures, root, CUTS[:2])
+    keep(spark, changefeed, captures, root, CUTS[2:4])
+    rows = as_of_cut(spark, f"iceberg+{root}", changefeed="bank")["bank.accounts"].collect()
+    assert balances([row.asDict() for row in rows]) == held(upstream, CUTS[3])
+    with pytest.raises(SourceError, match="ErrCutExpired"):
+        as_of_cut(spark, f"iceberg+{root}", CUTS[0], changefeed="bank")
+    # behind somebody else's snapshot it cannot be told what the table has
+    rest.java.loadTable(
+        Catalog(spark, root, "bank").identifier("bank.accounts")
+    ).newAppend().commit()
+    with pytest.raises(SourceError, match=r"ErrTargetForeign.*somebody else has written"):
+        keep(spark, changefeed, captures, root, CUTS[4:5])
+    rest.shows_newest_only = False
+    keep(spark, changefeed, captures, root, CUTS[4:5])
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[4])

@@ -171,8 +171,8 @@ class Catalog:
         """The cut that the current snapshot holds; None if no cut has been applied yet.
 
         Raises:
-            SourceError: ErrTargetForeign, the table was not made by this changefeed;
-                ErrNameUnsupported.
+            SourceError: ErrTargetForeign, the table was not made by this changefeed, or somebody
+                else has written to it and what was there before is gone; ErrNameUnsupported.
         """
         self.check_own(table, name)
         # Only snapshots of ours carry the cut on: behind one of somebody else's it is looked for.
@@ -182,7 +182,18 @@ class Catalog:
             if cut is not None:
                 return int(cut)
             parent = snapshot.parentId()
-            snapshot = None if parent is None else table.snapshot(parent)
+            if parent is None:
+                return None
+            snapshot = table.snapshot(parent)
+            if snapshot is None:
+                # Expired, or hidden: some catalogs show the newest snapshot only. As if there were
+                # no cut, changes would be applied a second time.
+                raise SourceError(
+                    "ErrTargetForeign",
+                    f"somebody else has written to the Iceberg table {name}, and no snapshot tells "
+                    "any more which changes it has: roll it back to a snapshot of this changefeed, "
+                    "or start a new changefeed and target",
+                )
         return None
 
     def newest_cut(self, table: Any) -> set[int]:
