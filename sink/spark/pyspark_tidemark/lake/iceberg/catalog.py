@@ -310,7 +310,7 @@ class Catalog:
             delta.addRows(file)
         for file in written:
             if file.deletes:
-                delta.addDeletes(self.delete_file(table, file.path, key))
+                delta.addDeletes(self.delete_file(table, file, key))
         self.fenced(transaction, delta, cut, send)
         return rows
 
@@ -353,14 +353,14 @@ class Catalog:
         return send(transaction, self._place)
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
-        return [self.data_file(table, file.path) for file in written if not file.deletes]
+        return [self.data_file(table, file) for file in written if not file.deletes]
 
-    def data_file(self, table: Any, path: str) -> Any:
+    def data_file(self, table: Any, file: Written) -> Any:
         """A data file as commits name it, with the column statistics of its footer."""
         builder = self._iceberg.DataFiles.builder(table.spec())
-        return self._described(table, builder, path).build()
+        return self._described(table, builder, file).build()
 
-    def delete_file(self, table: Any, path: str, key: Sequence[str]) -> Any:
+    def delete_file(self, table: Any, file: Written, key: Sequence[str]) -> Any:
         """An equality-delete file as commits name it."""
         ids = field_ids(self.schema(table))
         numbers = self._gateway.new_array(self._jvm.int, len(key))
@@ -369,7 +369,7 @@ class Catalog:
         builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(
             numbers
         )
-        return self._described(table, builder, path).build()
+        return self._described(table, builder, file).build()
 
     def files(self, table: Any) -> list[Any]:
         """The data files that the current snapshot shows, with their columns' statistics."""
@@ -418,8 +418,9 @@ class Catalog:
         """The filter that lets all rows through."""
         return self._iceberg.expressions.Expressions.alwaysTrue()
 
-    def _described(self, table: Any, builder: Any, path: str) -> Any:
-        file = table.io().newInputFile(path)
+    def _described(self, table: Any, builder: Any, written: Written) -> Any:
+        # With its size, S3 need not be asked for that.
+        file = table.io().newInputFile(written.path, written.size)
         with explained(self._place):
             metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
                 file, self._iceberg.MetricsConfig.forTable(table)

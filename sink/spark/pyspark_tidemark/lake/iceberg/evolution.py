@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import map_in_arrow, with_columns
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
+from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
@@ -111,7 +111,7 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
         rows = with_columns(old.frame(), change.added, dict(change.filled))
         task = rows_by_task(catalog.layout(changed, ()))
         for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
-            rewrite.addFile(catalog.data_file(changed, row.path))
+            rewrite.addFile(catalog.data_file(changed, Written(*row)))
         rewrite.validateFromSnapshot(start)
         for file in (*old.data, *old.deletes):
             rewrite.deleteFile(file)

@@ -19,7 +19,8 @@ from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
 """Of the ranges that are compared with each key; where more are near, a delete is cheaper."""
-WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_())])
+WRITTEN = pa.schema([("path", pa.string()), ("deletes", pa.bool_()), ("size", pa.int64())])
+"""What tasks yield, one row a `Written`."""
 SHARE_BYTES = 128 << 20
 """About so much of a file is read by one task."""
 _FIELD_ID = b"PARQUET:field_id"
@@ -65,6 +66,8 @@ class Written:
 
     path: str
     deletes: bool
+    size: int
+    """In bytes."""
 
 
 class _File:
@@ -75,6 +78,7 @@ class _File:
         self._deletes = deletes
         self._schema = layout.deletes if deletes else layout.arrow
         self._path = f"{layout.data}/{uuid.uuid4()}{'-deletes' if deletes else ''}.parquet"
+        self._sink: Any = None
         self._writer: Any = None
 
     def add(self, rows: Any) -> None:
@@ -90,14 +94,17 @@ class _File:
             return []
         with self._layout.storage.errors_named(self._path):
             self._writer.close()
-        return [Written(self._path, self._deletes)]
+            size = self._sink.tell()
+            self._sink.close()
+        return [Written(self._path, self._deletes, size)]
 
     def _opened(self) -> Any:
         system, path = self._layout.storage.open(self._path)
         # S3 has no directories, and would get an empty object for one.
         if not is_s3(self._path):
             system.create_dir(path.rpartition("/")[0], recursive=True)
-        return pq.ParquetWriter(path, self._schema, filesystem=system, compression="zstd")
+        self._sink = system.open_output_stream(path)
+        return pq.ParquetWriter(self._sink, self._schema, compression="zstd")
 
 
 def write(layout: Layout, live: Any, deleted: Any) -> list[Written]:
@@ -155,10 +162,8 @@ def _write(
 
 
 def _names(written: Sequence[Written]) -> Any:
-    columns = [[file.path for file in written], [file.deletes for file in written]]
-    return pa.RecordBatch.from_arrays(
-        [pa.array(columns[0], pa.string()), pa.array(columns[1], pa.bool_())], schema=WRITTEN
-    )
+    rows = [dataclasses.asdict(file) for file in written]
+    return pa.RecordBatch.from_pylist(rows, schema=WRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +189,7 @@ def read_columns(storage: Storage, location: str, fields: Any) -> Any:
     """
     with storage.errors_named(location):
         system, path = storage.open(location)
-        with pq.ParquetFile(path, filesystem=system) as file:
+        with pq.ParquetFile(path, filesystem=system, pre_buffer=True) as file:
             stored = file.read(columns=_stored_names(file, fields))
             return pa.table(_columns(file, stored, fields), names=fields.names).cast(fields)
 

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import WRITTEN, rows_by_task
+from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import Health, Kept
@@ -130,9 +130,11 @@ class Maintenance:
         layout = self._catalog.layout(table, ())
         rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
         written = map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()
-        self._commit_rewrite(name, start, snapshot, [row.path for row in written])
+        self._commit_rewrite(name, start, snapshot, [Written(*row) for row in written])
 
-    def _commit_rewrite(self, name: str, start: Any, snapshot: Snapshot, paths: list[str]) -> None:
+    def _commit_rewrite(
+        self, name: str, start: Any, snapshot: Snapshot, written: list[Written]
+    ) -> None:
         with self._committing:
             transaction = self._catalog.begin(self._catalog.load(name))
             table = transaction.table()
@@ -144,8 +146,8 @@ class Maintenance:
                 update.deleteFile(file)
             for file in snapshot.deletes:
                 update.deleteFile(file)
-            for path in paths:
-                update.addFile(self._catalog.data_file(table, path))
+            for file in written:
+                update.addFile(self._catalog.data_file(table, file))
             self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
 
     def expire(self, name: str, kept: Kept) -> None:

@@ -257,7 +257,7 @@ class CatalogManifest:
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         table = self._current()
         [file] = write_rows(self._catalog.layout(table, ()), iter([batch]))
-        return self._catalog.data_file(table, file.path)
+        return self._catalog.data_file(table, file)
 
     def _newest(self) -> CutRecord | None:
         table = self._current()

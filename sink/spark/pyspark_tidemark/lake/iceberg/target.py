@@ -342,7 +342,7 @@ class IcebergTarget:
     @staticmethod
     def _run(frame: DataFrame, task: Any) -> list[Written]:
         rows = map_in_arrow(frame, task, from_arrow_schema(WRITTEN)).collect()
-        return [Written(row.path, row.deletes) for row in rows]
+        return [Written(*row) for row in rows]
 
 
 class IcebergConnector(LakeConnector):
