@@ -56,6 +56,7 @@ class JobReport:
         report = self.report
         members = {"state": report.state, "code": report.code, "message": report.message}
         members |= {"failed_since": self.failed_since} if self.failed_since else {}
+        members |= {"commits": report.commits} if report.commits else {}
         return json.dumps(members | {"cut_ts": report.cut_ts, "time": self.time}).encode()
 
     @classmethod
@@ -68,7 +69,11 @@ class JobReport:
         try:
             doc = json.loads(value)
             report = Report(
-                str(doc["state"]), int(doc["cut_ts"]), str(doc["code"]), str(doc["message"])
+                str(doc["state"]),
+                int(doc["cut_ts"]),
+                str(doc["code"]),
+                str(doc["message"]),
+                str(doc.get("commits", "")),
             )
             time, since = str(doc["time"]), str(doc.get("failed_since", ""))
             return cls(report=report, time=time, received_s=now_s, failed_since=since)

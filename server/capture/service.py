@@ -314,6 +314,7 @@ def _lake_job(feed: Feed) -> pb.LakeJob | None:
         time=job.time,
         error=error,
         failed_changefeed=failed_by_job(own, job),
+        commits=report.commits,
     )
 
 

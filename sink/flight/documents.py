@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from sink.flight.feeds import (
+    COMMITS,
     FAILED,
     REPORT_STATES,
     RETRYING,
@@ -140,15 +141,18 @@ class JobReport:
         state = _text(doc, "state")
         if state not in REPORT_STATES:
             raise FlightRequestError(f"`state` must be one of {', '.join(REPORT_STATES)}")
+        commits = _optional_text(doc, "commits") or ""
+        if commits and commits not in COMMITS:
+            raise FlightRequestError(f"`commits` must be one of {', '.join(COMMITS)}")
         cut_ts = _optional_number(doc, "cut_ts") or 0
         if state not in (RETRYING, FAILED):
-            return cls(_text(doc, "changefeed"), Report(state, cut_ts))
+            return cls(_text(doc, "changefeed"), Report(state, cut_ts, commits=commits))
         code = _text(doc, "code")
         if not _CODE.fullmatch(code):
             raise FlightRequestError("`code` must be Err and at most 60 letters and digits")
         # It is shown to people, in terminals and logs: no line of a report may look like another's.
         message = _CONTROL.sub(" ", _optional_text(doc, "message") or "")[:_MESSAGE_CHARACTERS_MAX]
-        return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message))
+        return cls(_text(doc, "changefeed"), Report(state, cut_ts, code, message, commits))
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ class SliceEndpoint:
 
 READY, RETRYING, FAILED, STOPPED = "ready", "retrying", "failed", "stopped"
 REPORT_STATES: Final = (READY, RETRYING, FAILED, STOPPED)
+COMMITS: Final = ("cut", "table")
+"""All tables of a cut at once, or each by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Report:
     code: str = ""
     """Of the error behind `retrying` and `failed`, without `TM:`."""
     message: str = ""
+    commits: str = ""
+    """What it commits in one step, one of `COMMITS`; empty: it did not say."""
 
 
 class Feeds(Protocol):

@@ -234,8 +234,11 @@ class Changefeed:
             if err.code == MOVED_BACK:
                 raise
 
-    def report(self, state: str, cut_ts: int, error: SourceError | None = None) -> None:
-        """Say how the job that keeps the changefeed's lake is; tried once at each capture.
+    def report(
+        self, state: str, cut_ts: int, error: SourceError | None = None, commits: str = ""
+    ) -> None:
+        """Say how the job that keeps the changefeed's lake is, and what it commits in one step
+        (`cut`, `table`); tried once at each capture.
 
         Raises:
             SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows
@@ -244,6 +247,8 @@ class Changefeed:
         body: dict[str, Any] = {"state": state, "cut_ts": cut_ts}
         if error is not None:
             body |= {"code": error.code, "message": error.message}
+        if commits:
+            body["commits"] = commits
         self._action("report", body, timeout_s=_REPORT_TIMEOUT_S, retry_s=0.0)
 
     def read(self, part: SliceEndpoint) -> Iterator[Any]:

@@ -209,6 +209,8 @@ def test_an_engine_sees_whole_cuts_where_the_catalog_commits_tables_together(
     target = keep(spark, changefeed, captures, root, CUTS[:3])
     assert any(len(cuts) > 1 for cuts in seen) is not commits_together
     assert (target._together is not None) is commits_together
+    with CatalogManifest.opened(spark, root, "bank") as manifest:
+        assert manifest.commits == ("cut" if commits_together else "table")
     assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[2])
     # a catalog that learns it, or forgets it, goes on with the same tables
     rest.commits_together = not commits_together

@@ -306,6 +306,7 @@ class LakeJob(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     FAILED_CHANGEFEED_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """ready, retrying, failed, or silent if it has not reported for too long."""
     cut_ts: _builtins.int
@@ -314,6 +315,10 @@ class LakeJob(_message.Message):
     """When the report came, RFC 3339."""
     failed_changefeed: _builtins.bool
     """The changefeed's rows are pulled, but it shows FAILED as its job has given up: resume lets a job try again."""
+    commits: _builtins.str
+    """What becomes visible in one step: "cut", all tables of a cut in one commit of a catalog, for every engine; "table", each table by
+    itself, and the lake's manifest says which of their versions belong together. Empty: the job has not said.
+    """
     @_builtins.property
     def error(self) -> Global___RunningError: ...
     def __init__(
@@ -324,10 +329,11 @@ class LakeJob(_message.Message):
         time: _builtins.str = ...,
         error: Global___RunningError | None = ...,
         failed_changefeed: _builtins.bool = ...,
+        commits: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut_ts", b"cut_ts", "error", b"error", "failed_changefeed", b"failed_changefeed", "state", b"state", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "cut_ts", b"cut_ts", "error", b"error", "failed_changefeed", b"failed_changefeed", "state", b"state", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

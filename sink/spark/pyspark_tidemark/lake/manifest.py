@@ -27,6 +27,7 @@ from pyspark_tidemark.lake.files import Files, LocalFiles
 
 DIRECTORY = "_tidemark_cuts"
 ROLL_UP_FILES = 256
+WHOLE_CUTS, SINGLE_TABLES = "cut", "table"
 _T = TypeVar("_T")
 _NAME = re.compile(r"(?:(?P<first>\d+)-)?(?P<last>\d+)(?:_(?P<claim>\d+))?\.json")
 
@@ -35,6 +36,12 @@ class Manifest(Protocol):
     """The cuts of one target, in order, and the right to write to it."""
 
     last: CutRecord | None
+
+    @property
+    def commits(self) -> str:
+        """What becomes visible in one step: `WHOLE_CUTS`, or `SINGLE_TABLES`, and the manifest says
+        which versions of the tables belong together.
+        """
 
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """Say which cut comes next, before anything of it is written; returns where it has to end.
@@ -73,6 +80,8 @@ class Manifest(Protocol):
 
 class FileManifest:
     """The manifest of a lake that is a directory."""
+
+    commits = SINGLE_TABLES
 
     def __init__(self, files: Files, right: WriteRight, last: CutRecord | None) -> None:
         self._files = files

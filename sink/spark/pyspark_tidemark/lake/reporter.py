@@ -36,6 +36,7 @@ class Reporter:
         self._changefeed = changefeed
         self._every_s = every_s
         self._cut_ts = 0
+        self._commits = ""
         self._applied = threading.Event()
         self._ended = threading.Event()
         self._understood = True
@@ -43,9 +44,11 @@ class Reporter:
         """What the job has to end by."""
         self._thread = threading.Thread(target=self._run, name="job-reports", daemon=True)
 
-    def start(self, cut_ts: int = 0) -> None:
-        """Begin to report; the lake is at `cut_ts` already (0: it is empty)."""
-        self._cut_ts = cut_ts
+    def start(self, cut_ts: int = 0, commits: str = "") -> None:
+        """Begin to report; the lake is at `cut_ts` already (0: it is empty), and `commits` is what
+        it commits in one step (`Manifest.commits`).
+        """
+        self._cut_ts, self._commits = cut_ts, commits
         self._thread.start()
 
     def applied(self, cut_ts: int) -> None:
@@ -95,7 +98,7 @@ class Reporter:
         if not self._understood:
             return
         try:
-            self._changefeed.report(state, self._cut_ts, error)
+            self._changefeed.report(state, self._cut_ts, error, self._commits)
         except Exception as err:  # noqa: BLE001 - whatever a capture answers, the job goes on, or ends by its own error
             self._understood = getattr(err, "code", "") != "ErrFlightRequestInvalid"
             _logger.warning("the captures could not be told that the job is %s: %s", state, err)

@@ -55,6 +55,7 @@ CHANGEFEED = pb.Changefeed(
     lake_job=pb.LakeJob(
         state="retrying",
         cut_ts=470615458987114497,
+        commits="table",
         time="2026-11-21T10:05:01+00:00",
         error=pb.RunningError(
             code="ErrTargetFull", message="make room", time="2026-11-21T10:05:01+00:00"

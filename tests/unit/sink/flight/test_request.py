@@ -74,6 +74,9 @@ def test_a_report_is_bounded_and_its_error_is_one_line():
     assert (report.state, report.cut_ts, report.code) == ("failed", 7, "ErrX1")
     assert report.message.startswith("one [31mtwo x")
     assert len(report.message) == 2000
+    assert report.commits == ""
+    ready = JobReport.parse(body(changefeed="a", state="ready", commits="cut"))
+    assert ready.report.commits == "cut"
     assert JobReport.parse(body(changefeed="a", state="ready", code="ErrX")) == JobReport(
         "a", Report("ready")
     )
@@ -89,6 +92,7 @@ def test_a_report_is_bounded_and_its_error_is_one_line():
         ({"state": "retrying", "code": "Err" + "a" * 61}, "`code`"),
         ({"state": "retrying", "code": "ErrX\n"}, "`code`"),
         ({"state": "ready", "cut_ts": -1}, "`cut_ts`"),
+        ({"state": "ready", "commits": "rows"}, "`commits`"),
         ({"state": "failed", "code": "ErrX", "message": 7}, "`message`"),
     ],
 )

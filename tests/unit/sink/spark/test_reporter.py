@@ -19,7 +19,8 @@ class Captures:
         self.reported = threading.Condition()
         self._answer = answer
 
-    def report(self, state, cut_ts, error=None):
+    def report(self, state, cut_ts, error=None, commits=""):
+        self.commits = commits
         with self.reported:
             self.reports.append((state, cut_ts, error and error.code))
             self.reported.notify_all()
@@ -41,9 +42,10 @@ class Captures:
 def test_a_job_is_ready_once_a_cut_is_in_the_lake_and_says_so_again():
     captures = Captures()
     reporter = Reporter(captures, every_s=0.001)
-    reporter.start()
+    reporter.start(commits="cut")
     reporter.applied(7)
     captures.wait_for(3)
+    assert captures.commits == "cut"
     reporter.applied(8)
     reporter.stopped()
     assert captures.reports[0] == ("ready", 7, None)

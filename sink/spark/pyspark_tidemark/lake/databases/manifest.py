@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut_record import CutRecord, records
 from pyspark_tidemark.lake.databases.database import Database, explained
-from pyspark_tidemark.lake.manifest import check_follows
+from pyspark_tidemark.lake.manifest import SINGLE_TABLES, check_follows
 
 CUTS, TABLES = "_tidemark_cuts", "_tidemark_tables"
 NOT_YET = -1
@@ -42,6 +42,8 @@ _LOCK_WAIT_S, _LOCK_PAUSE_S = 2.0, 0.05
 
 class DatabaseManifest:
     """Implements `lake.manifest.Manifest`."""
+
+    commits = SINGLE_TABLES
 
     def __init__(
         self, database: Database, connection: Any, changefeed: str, last: CutRecord | None

@@ -30,7 +30,12 @@ from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
-from pyspark_tidemark.lake.manifest import check_follows, check_mode
+from pyspark_tidemark.lake.manifest import (
+    SINGLE_TABLES,
+    WHOLE_CUTS,
+    check_follows,
+    check_mode,
+)
 
 NAMESPACE: Final = "tidemark_cuts"
 SCHEMA: Final = pa.schema(
@@ -113,6 +118,11 @@ class CatalogManifest:
         check_mode(manifest._newest(), mode)
         manifest._take()
         yield manifest
+
+    @property
+    def commits(self) -> str:
+        """See `Manifest`."""
+        return SINGLE_TABLES if self.together is None else WHOLE_CUTS
 
     def announce(self, start_ts: int, end_ts: int, *, moved: bool = False) -> int:
         """See `Manifest`; ErrCutGap, too, where a cut was begun that starts elsewhere."""

@@ -65,7 +65,7 @@ class Together:
                 if isinstance(err, SourceError) and err.code == "ErrTargetBusy":
                     raise
                 self.is_offered = False
-                _log.info("%s commits each table of a cut by itself: %s", what, err)
+                _log.warning("%s commits each table of a cut by itself: %s", what, err)
         return commit_exactly(transaction, what)
 
     def commit(self, identifier: Any, transaction: Any, what: str) -> int:
