@@ -24,6 +24,10 @@ _CODES = {
 }
 
 
+class RefusedError(Exception):
+    """The catalog does not take a request."""
+
+
 class RestCatalog:
     """The catalog; its tables lie in `warehouse`, a directory, or in S3."""
 
@@ -50,6 +54,8 @@ class RestCatalog:
         """Whether it commits several tables at once."""
         self.shows_newest_only = False
         """Whether it keeps the older snapshots of a table to itself, as Nessie does."""
+        self.is_raced = False
+        """Whether somebody else makes each namespace at the same time, which it tells as Nessie."""
         self.lost_answers = 0
         """So many of the next commits are made, and not answered."""
         self.requests: list[str] = []
@@ -87,7 +93,10 @@ class RestCatalog:
             return ""
         if parts == ["namespaces"]:
             request = self._read(body, "requests.CreateNamespaceRequest")
-            return self._text(self._handlers.createNamespace(self.java, request))
+            answer = self._text(self._handlers.createNamespace(self.java, request))
+            if self.is_raced:
+                raise RefusedError("New value to update existing key has no content ID")
+            return answer
         namespace = self._iceberg.catalog.Namespace.of(self._strings(parts[1].split("\x1f")))
         if len(parts) == 2:
             return self._text(self._handlers.loadNamespace(self.java, namespace))
@@ -247,6 +256,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             text = catalog.answer(self.command, path, body)
+        except RefusedError as err:
+            self._fail(400, "BadRequestException", str(err))
+            return
         except Py4JJavaError as err:
             name = str(err.java_exception.getClass().getSimpleName())
             self._fail(_CODES.get(name, 400), name, str(err.java_exception.getMessage()))

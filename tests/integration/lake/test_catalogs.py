@@ -278,3 +278,11 @@ def test_a_catalog_that_shows_the_newest_snapshots_only_is_followed_and_read_at_
     rest.shows_newest_only = False
     keep(spark, changefeed, captures, root, CUTS[4:5])
     assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[4])
+
+
+def test_a_namespace_that_somebody_else_makes_at_the_same_time_is_taken(
+    spark, changefeed, captures, upstream, rest, root
+):
+    rest.is_raced = True
+    keep(spark, changefeed, captures, root, CUTS[:1])
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[0])

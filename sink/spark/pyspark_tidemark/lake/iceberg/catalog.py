@@ -119,11 +119,12 @@ class Catalog:
             each = self._iceberg.catalog.Namespace.of(self.strings(levels[:depth]))
             if self._java.namespaceExists(each):
                 continue
-            # Another driver, or another table's thread, may make it at the same time.
+            # Another driver, or another table's thread, may make it at the same time; catalogs
+            # say that in different ways.
             try:
                 self._java.createNamespace(each)
-            except Py4JJavaError as err:
-                if kind(err) != "AlreadyExistsException":
+            except Py4JJavaError:
+                if not self._java.namespaceExists(each):
                     raise
 
     def drop(self, name: str) -> None:
