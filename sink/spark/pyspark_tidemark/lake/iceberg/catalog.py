@@ -33,6 +33,8 @@ TABLE = "tidemark.table"
 """The table property with the upstream's name: catalogs that ignore case, or change names, must not
 take two tables for one.
 """
+NEWEST_CUT = "tidemark.cut"
+"""The table property with the cut of our newest snapshot, where no snapshot tells it any more."""
 COLUMN_IDS = "tidemark.column-ids"
 """The table property with the identities of columns: JSON, by the field ids of the table,
 which a rename keeps.
@@ -187,14 +189,7 @@ class Catalog:
                 return None
             snapshot = table.snapshot(parent)
             if snapshot is None:
-                # Expired, or hidden: some catalogs show the newest snapshot only. As if there were
-                # no cut, changes would be applied a second time.
-                raise SourceError(
-                    "ErrTargetForeign",
-                    f"somebody else has written to the Iceberg table {name}, and no snapshot tells "
-                    "any more which changes it has: roll it back to a snapshot of this changefeed, "
-                    "or start a new changefeed and target",
-                )
+                return _recorded_cut(table, name)
         return None
 
     def newest_cut(self, table: Any) -> set[int]:
@@ -336,7 +331,9 @@ class Catalog:
         Raises:
             SourceError: ErrTargetBusy.
         """
-        self.commit_last(transaction, update, {CUT: str(cut)}, send)
+        self._finish(update, {CUT: str(cut)})
+        transaction.updateProperties().set(NEWEST_CUT, str(cut)).commit()
+        send(transaction, self._place)
 
     def commit_last(
         self, transaction: Any, update: Any, summary: Mapping[str, str], send: Send = commit_exactly
@@ -347,11 +344,15 @@ class Catalog:
         Raises:
             SourceError: ErrTargetBusy, somebody else has committed since the transaction began.
         """
+        self._finish(update, summary)
+        return send(transaction, self._place)
+
+    def _finish(self, update: Any, summary: Mapping[str, str]) -> None:
+        """Put an update, and properties of its snapshot, into its transaction."""
         for name, value in ({APP: self._app} | dict(summary)).items():
             update.set(name, value)
         with explained(self._place):
             update.commit()
-        return send(transaction, self._place)
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
         return [self.data_file(table, file) for file in written if not file.deletes]
@@ -434,6 +435,25 @@ class Catalog:
         return self._iceberg.catalog.TableIdentifier.of(
             self.strings((*self._parent, path_part(database), path_part(table)))
         )
+
+
+def _recorded_cut(table: Any, name: str) -> int:
+    """The cut of a table whose newest snapshot is somebody else's, and the ones before it expired,
+    or hidden: some catalogs show the newest one only.
+
+    Raises:
+        SourceError: ErrTargetForeign, it is not recorded, as by earlier versions.
+    """
+    recorded = table.properties().get(NEWEST_CUT)
+    if recorded is None:
+        # As if there were no cut, changes would be applied a second time.
+        raise SourceError(
+            "ErrTargetForeign",
+            f"somebody else has written to the Iceberg table {name}, and no snapshot tells any "
+            "more which changes it has: roll it back to a snapshot of this changefeed, or start a "
+            "new changefeed and target",
+        )
+    return int(recorded)
 
 
 def _data_location(table: Any) -> str:
