@@ -5,6 +5,8 @@ and shares of files, each row group in exactly one.
 import pickle
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -148,3 +150,30 @@ def test_one_client_for_each_set_of_credentials():
     assert storage._s3_file_system(arguments) is storage._s3_file_system(arguments)
     system, path = Storage(arguments).open("s3a://lake/t/data")
     assert (system.type_name, path) == ("s3", "lake/t/data")
+
+
+def with_id(name, kind, number):
+    return pa.field(name, kind, metadata={b"PARQUET:field_id": str(number).encode()})
+
+
+def test_columns_are_read_by_id_whatever_the_file_calls_them_and_as_they_are_typed_now(tmp_path):
+    stored = pa.schema([with_id("old.name", pa.int32(), 3), with_id("gone", pa.string(), 4)])
+    path, keys = str(tmp_path / "f.parquet"), list(range(10))
+    written = pa.table([pa.array(keys, pa.int32()), pa.array(["x"] * 10)], schema=stored)
+    pq.write_table(written, path, row_group_size=3)
+    added = with_id("added", pa.decimal128(10, 2), 9)
+    fields = pa.schema([added, with_id("name", pa.int64(), 3)])
+    assert files.read_columns(Storage(), path, fields).to_pydict() == {
+        "added": [None] * 10,
+        "name": keys,
+    }
+    parts = pa.RecordBatch.from_pylist(
+        [{"location": path, "sequence": 7, "number": number, "of": 2} for number in range(2)]
+    )
+    rows = pa.Table.from_batches(
+        files.rows_of_shares(Storage(), fields, "_sequence")(iter([parts]))
+    )
+    assert rows["name"].to_pylist() == keys
+    assert set(rows["_sequence"].to_pylist()) == {7}
+    only_added = files.rows_of_shares(Storage(), pa.schema([added]))(iter([parts]))
+    assert sum(batch.num_rows for batch in only_added) == len(keys)
