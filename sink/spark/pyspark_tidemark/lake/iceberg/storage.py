@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.sink_uri import RENAMING
+from pyspark_tidemark.lake.iceberg.java_catalog import object_store
 
 _S3: Final = ("s3", "s3a", "s3n")
 _ARGUMENTS: Final = {
@@ -93,8 +93,7 @@ def storage_of(table: Any, location: str) -> Storage:
     """
     if is_s3(location):
         return Storage(s3_arguments(_properties(table.io(), location)))
-    scheme, colon, _ = location.partition("://")
-    if colon and scheme not in (*RENAMING, "file"):
+    if object_store(location):
         raise SourceError(
             "ErrTargetUnusable",
             f"the catalog puts the table at {location}: files are written to disks, mounts, HDFS "
