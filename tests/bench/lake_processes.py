@@ -27,6 +27,21 @@ def cpu_s(pid: int) -> float:
     return sum(int(ticks) for fields in stats for ticks in fields[_UTIME : _CSTIME + 1]) / _TICKS
 
 
+def parts(job: int) -> dict[str, list[int]]:
+    """The processes of a lake job: its driver, the JVM, and Python workers; the latter two may be
+    none.
+    """
+    found: dict[str, list[int]] = {"driver": [job], "jvm": [], "workers": []}
+    for pid in tree(job)[1:]:
+        found["jvm" if _name(pid) == "java" else "workers"].append(pid)
+    return found
+
+
+def own_cpu_s(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    return sum(int(ticks) for ticks in _stat(pid)[_UTIME : _CSTIME + 1]) / _TICKS
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory of the tree now, pages that are shared counted for each."""
     found = 0
@@ -39,6 +54,13 @@ def rss_mb(pid: int) -> float:
             int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
         )
     return found / 1024
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _stat(pid: int) -> list[str]:
