@@ -1,0 +1,95 @@
+"""How the log's stream hands out what arrives: at once after a silence, else together."""
+
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+from server.puller.mysql.log import stream
+from server.puller.mysql.log.packets import Packets
+from server.puller.mysql.log.stream import LogStream
+
+HEARTBEAT = 27
+"""An event type that says nothing of rows."""
+
+
+def packet(number: int, size: int = 0) -> bytes:
+    """One event as the server sends it."""
+    body = b"x" * size
+    event = struct.pack("<IBIIIH", 0, HEARTBEAT, 1, 19 + len(body), number, 0) + body
+    payload = b"\0" + event
+    return struct.pack("<I", len(payload) | (number % 256) << 24) + payload
+
+
+@contextmanager
+def opened():
+    """A stream, and the server's end of its connection."""
+    ours, theirs = socket.socketpair()
+    session = SimpleNamespace(raw_socket=lambda: ours, close=ours.close)
+    log = LogStream(session, Packets(checksums=False, verify=False), 60.0)
+    try:
+        yield log, theirs
+    finally:
+        theirs.close()
+        log.close()
+
+
+def arrived(log: LogStream, size: int) -> None:
+    """Wait until so many bytes are in the queue."""
+    deadline = time.monotonic() + 60
+    while log._bytes < size:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.001)
+
+
+def taken(log: LogStream) -> int:
+    return sum(len(events) for events in log.take(60))
+
+
+def test_after_a_silence_nothing_waits(monkeypatch):
+    monkeypatch.setattr(stream, "GATHER_S", 3600.0)
+    with opened() as (log, server):
+        log._taken_at = time.monotonic() - 7200
+        server.sendall(packet(0))
+        assert taken(log) == 1
+
+
+def test_events_that_come_one_by_one_are_taken_together(monkeypatch):
+    monkeypatch.setattr(stream, "GATHER_S", 0.3)
+    with opened() as (log, server):
+        server.sendall(packet(0))
+        assert taken(log) == 1
+        sent = [packet(number) for number in range(1, 4)]
+        threads = [
+            threading.Timer(0.01 * at, server.sendall, [data]) for at, data in enumerate(sent)
+        ]
+        for thread in threads:
+            thread.start()
+        found = taken(log)
+        for thread in threads:
+            thread.join()
+        assert found + (taken(log) if found < 3 else 0) == 3
+        assert found > 1
+
+
+def test_much_is_taken_at_once(monkeypatch):
+    monkeypatch.setattr(stream, "GATHER_S", 3600.0)
+    with opened() as (log, server):
+        log._taken_at = time.monotonic()
+        data = packet(0, stream.GATHER_BYTES)
+        sender = threading.Thread(target=server.sendall, args=[data])
+        sender.start()
+        assert taken(log) == 1
+        sender.join()
+
+
+def test_an_error_does_not_wait(monkeypatch):
+    monkeypatch.setattr(stream, "GATHER_S", 3600.0)
+    with opened() as (log, server):
+        log._taken_at = time.monotonic()
+        server.sendall(packet(0))
+        arrived(log, len(packet(0)))
+        server.close()
+        assert taken(log) == 1
