@@ -9,11 +9,16 @@ memory that is not a table's.
 A table whose staging fails leaves the heap, so that it holds nobody back; its readers go to the
 sorter and meet what is wrong. When they get past it, which an acknowledgement shows, the table
 comes back.
+
+A reader that keeps up is served best from the sorter, all rows since its last cut at once. So a
+table with something new is staged only after `stage_after_s` without an acknowledgement; one that
+has more to stage than a task takes goes on at once.
 """
 
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -45,13 +50,21 @@ class Dispatcher:
     """Stages tables in threads of its own; every method may be called from any thread."""
 
     def __init__(
-        self, sorter: Sorter, quota: MemQuota, *, workers: int, split_txn: bool, upper: Upper
+        self,
+        sorter: Sorter,
+        quota: MemQuota,
+        *,
+        workers: int,
+        split_txn: bool,
+        upper: Upper,
+        stage_after_s: float = 0.0,
     ) -> None:
         """`upper` tells how far a table may go now; it must not wait."""
         self._sorter = sorter
         self._quota = quota
         self._split_txn = split_txn
         self._upper = upper
+        self._stage_after_s = stage_after_s
         self._request_bytes = min(REQUEST_BYTES, max(quota.total_bytes // _TASKS_IN_QUOTA, 1))
         self._wanted = threading.Condition()
         self._heap = ProgressHeap()
@@ -66,6 +79,9 @@ class Dispatcher:
             for number in range(workers)
         ]
         self._failures: dict[Span, str] = {}
+        # parked tables with something new: until when, and their checkpoints when it came; the
+        # first to come is the first to go, as all wait equally long
+        self._fresh: dict[Span, tuple[float, int]] = {}
         # tables without an entry in the heap, after a failure
         self._left_out: dict[Span, TableSink] = {}
         self._idle_workers = workers
@@ -105,6 +121,7 @@ class Dispatcher:
         with self._wanted:
             self._tables.pop(span, None)
             self._heap.remove(span)
+            self._fresh.pop(span, None)
             self._left_out.pop(span, None)
             self._forget_failure(span)
 
@@ -114,7 +131,9 @@ class Dispatcher:
         if not self._has_rows(span):
             return
         with self._wanted:
-            if self._heap.wake(span):
+            if self._stage_after_s:
+                self._wait_for_reader(span)
+            elif self._heap.wake(span):
                 self._wanted.notify()
 
     def retry(self, table: TableSink) -> None:
@@ -156,14 +175,36 @@ class Dispatcher:
             while not self._stopping:
                 # Only for an idle worker: a task that waited would hold memory, and the slowest
                 # table of then would not be the slowest when it runs.
-                task = None
+                look_again_s, task = self._wake_unread(), None
                 if self._idle_workers and not self._short_of_memory:
                     task = self._take_slowest()
                 if task is not None:
                     self._idle_workers -= 1
                     return task
-                self._wanted.wait()
+                self._wanted.wait(look_again_s)
             return None
+
+    def _wait_for_reader(self, span: Span) -> None:
+        if span in self._fresh or not self._heap.is_parked(span):
+            return
+        until = time.monotonic() + self._stage_after_s
+        self._fresh[span] = until, self._tables[span].checkpoint_ts
+        if len(self._fresh) == 1:
+            self._wanted.notify()
+
+    def _wake_unread(self) -> float | None:
+        """Wake the tables that nobody has read meanwhile; returns in how many seconds to look
+        again.
+        """
+        now = time.monotonic()
+        while self._fresh:
+            span, (until, checkpoint_ts) = next(iter(self._fresh.items()))
+            if until > now:
+                return until - now
+            del self._fresh[span]
+            if self._tables[span].checkpoint_ts == checkpoint_ts:
+                self._heap.wake(span)
+        return None
 
     def _take_slowest(self) -> SinkTask | None:
         while (progress := self._heap.pop()) is not None:

@@ -47,9 +47,10 @@ class SinkManager:
         memory_quota_bytes: int = 256 << 20,
         workers: int = 2,
         split_txn: bool = True,
+        stage_after_s: float = 0.0,
     ) -> None:
-        """`memory_quota_bytes` bounds what is staged;
-        `split_txn` lets a transaction be staged in parts.
+        """`memory_quota_bytes` bounds what is staged; `split_txn` lets a transaction be staged in
+        parts; for `stage_after_s` new rows wait for a reader before they are staged.
         """
         self._sorter = sorter
         self._quota = MemQuota(memory_quota_bytes)
@@ -61,7 +62,12 @@ class SinkManager:
         self._ranges = Ranges(sorter, self._tables, self._changed)
         upper = self._tables.upper_ts
         self._dispatcher = Dispatcher(
-            sorter, self._quota, workers=workers, split_txn=split_txn, upper=upper
+            sorter,
+            self._quota,
+            workers=workers,
+            split_txn=split_txn,
+            upper=upper,
+            stage_after_s=stage_after_s,
         )
         self._acks = Acks(sorter, self._tables, self._changed, self._dispatcher, self._retire)
         sorter.on_resolve(self._on_resolve)

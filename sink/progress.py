@@ -73,6 +73,10 @@ class ProgressHeap:
         if self._is_live(progress):
             self._parked[progress.span] = progress
 
+    def is_parked(self, span: Span) -> bool:
+        """Whether it was set aside."""
+        return span in self._parked
+
     def wake(self, span: Span) -> bool:
         """The table may have something new; returns whether it was parked."""
         progress = self._parked.pop(span, None)

@@ -34,6 +34,7 @@ from storage.model.ts import physical_ms
 
 _THREADS = 2
 _SINK_WORKERS = 2
+_STAGE_AFTER_S = 1.0  # a lake that keeps up cuts twice a second
 # The sorter gets a quarter of the memory quota, up to _SORTER_BYTES.
 _SORTER_SHARE = 4
 _SORTER_BYTES = 128 << 20
@@ -140,7 +141,12 @@ class LocalProcessor(ProcessorPosition):
             ThreadPoolExecutor(_THREADS, thread_name_prefix=f"puller {name}") as executor,
         ):
             sorter = await _opened(self._directory, sorter_bytes)
-            sink = LocalSink(sorter, memory_quota_bytes=sink_bytes, workers=_SINK_WORKERS)
+            sink = LocalSink(
+                sorter,
+                memory_quota_bytes=sink_bytes,
+                workers=_SINK_WORKERS,
+                stage_after_s=_STAGE_AFTER_S,
+            )
             run = Run(
                 self._assignment,
                 self.start_ts,

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -71,11 +72,22 @@ def eventually(condition: Callable[[], bool]) -> None:
 class Capture:
     """A sorter and a sink manager with tables, as a capture has them."""
 
-    def __init__(self, directory: Path, *, quota: int = 1 << 20, split_txn: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        quota: int = 1 << 20,
+        split_txn: bool = True,
+        stage_after_s: float = 0.0,
+    ) -> None:
         sizes = {"memory_bytes": 4000, "block_bytes": 500, "segment_bytes": 4000}
         self.sorter = Sorter(directory, SorterSettings(**sizes, shards=1, clean_interval_s=0))
         self.manager = SinkManager(
-            self.sorter, memory_quota_bytes=quota, workers=2, split_txn=split_txn
+            self.sorter,
+            memory_quota_bytes=quota,
+            workers=2,
+            split_txn=split_txn,
+            stage_after_s=stage_after_s,
         )
         for span in SPANS:
             self.sorter.add_table(span, 0)
@@ -200,6 +212,51 @@ def test_staged_rows_are_served_from_memory_and_freed_by_acknowledging(capture: 
     assert manager.stats().reads_staged == 1
     manager.ack(30)
     eventually(lambda: manager.stats().used_bytes == 0)
+
+
+def add_to_parked(capture: Capture, ts: int) -> None:
+    """A row of the first table, when the dispatcher has seen that there was nothing before."""
+    capture.manager.start()
+    heap = capture.manager._dispatcher._heap
+    eventually(lambda: heap.is_parked(SPANS[0]))
+    capture.sorter.add(SPANS[0], raw([(ts, 0, b"k")]))
+    capture.resolve(ts)
+
+
+def test_rows_that_nobody_reads_are_staged_after_a_while(tmp_path: Path) -> None:
+    with closing(Capture(tmp_path, stage_after_s=0.01)) as capture:
+        add_to_parked(capture, 3)
+        table = capture.manager._tables.one(SPANS[0])
+        eventually(lambda: table.staged_rows(0, 3) is not None)
+
+
+def test_a_reader_that_keeps_up_gets_its_rows_from_the_sorter_and_nothing_is_staged(
+    tmp_path: Path,
+) -> None:
+    """Each small transaction was staged by itself, at the price of a thousand rows."""
+    with closing(Capture(tmp_path, stage_after_s=3600.0)) as capture:
+        add_to_parked(capture, 3)
+        manager, dispatcher = capture.manager, capture.manager._dispatcher
+        assert read(manager, SPANS[0], 0, 3) == [(3, 0, 0, b"k")]
+        _, checkpoint_ts = dispatcher._fresh[SPANS[0]]
+        manager.ack(3)
+        # The time is over.
+        dispatcher._fresh[SPANS[0]] = 0.0, checkpoint_ts
+        dispatcher.memory_freed()
+        eventually(lambda: not dispatcher._fresh)
+        assert dispatcher._heap.is_parked(SPANS[0])
+        assert manager.stats().reads_sorter == 1
+        # And again: rows above an acknowledgement wait as the first did.
+        capture.sorter.add(SPANS[0], raw([(5, 0, b"k")]))
+        capture.resolve(5)
+        assert dispatcher._fresh[SPANS[0]][1] == 3
+
+
+def test_a_removed_table_does_not_wait_for_a_reader(tmp_path: Path) -> None:
+    with closing(Capture(tmp_path, stage_after_s=3600.0)) as capture:
+        add_to_parked(capture, 3)
+        capture.manager.remove_table(SPANS[0])
+        assert not capture.manager._dispatcher._fresh
 
 
 def test_a_table_that_cannot_be_mounted_tells_its_reader(capture: Capture) -> None:
