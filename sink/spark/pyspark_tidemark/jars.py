@@ -82,7 +82,7 @@ def install(directory: Path, lake: str) -> list[Path]:
 
 
 def _resolve(coordinates: str, cache: str) -> None:
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

@@ -4,7 +4,7 @@ from the progress that Spark reports after each batch.
     spark.streams.addListener(LagListener(print))
 
 Lag has two parts: what the changefeed is behind the clock, and what the query is behind the
-changefeed. `BatchListener` is the lake job's own: it also shows where the time of a batch goes.
+changefeed. `document` is the lake job's own: it also shows where the time of a batch goes.
 """
 
 import dataclasses
@@ -55,30 +55,6 @@ class LagListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Do nothing: whoever started the query sees how it ended."""
-
-
-class BatchListener(StreamingQueryListener):
-    """Calls `say` with `{"progress": …}`, a line of the lake job, after each batch; in Spark's own
-    thread.
-    """
-
-    def __init__(self, say: Callable[[dict[str, Any]], None]) -> None:
-        self._say = say
-
-    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Do nothing: the job writes a line by itself when it is ready."""
-
-    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """One batch was committed to Spark's log."""
-        progress = document(event.progress, time.time())
-        if progress is not None:
-            self._say({"progress": progress})
-
-    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Do nothing: the query has read nothing."""
-
-    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
-        """Do nothing: the job ends with its query."""
 
 
 def document(progress: Any, now_s: float) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.iceberg import manifest as catalog_manifest
@@ -246,7 +247,7 @@ def test_a_rewrite_waits_for_the_cut_that_is_being_committed(
     """Otherwise it would come between, and the whole cut fail."""
     keep(spark, changefeed, captures, root, CUTS[:2])
     target = IcebergTarget(
-        spark, root, "bank", together=Together(spark._jvm, java_catalog(spark, root))
+        spark, root, "bank", together=Together(java_classes(spark), java_catalog(spark, root))
     )
     target._committing.acquire()
     target._is_waiting = True

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.sink_uri import RENAMING
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -41,12 +42,11 @@ class HadoopFiles:
             SourceError: ErrTargetUnusable, ErrTargetUnavailable.
         """
         self.uri = uri
-        jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no call for file systems
-        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
-        self._jvm, self._gateway = jvm, gateway
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no call for file systems
+        self._classes, self._gateway = java_classes(spark), gateway
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see above
         with explained(uri):
-            self._directory = self._jvm.org.apache.hadoop.fs.Path(uri)
+            self._directory = self._classes.org.apache.hadoop.fs.Path(uri)
             self._system = self._directory.getFileSystem(self._conf)
             self._conditional = bool(self._system.hasPathCapability(self._directory, CONDITIONAL))
             scheme = self._directory.toUri().getScheme()
@@ -94,13 +94,15 @@ class HadoopFiles:
 
     def upload(self, name: str, local: Path) -> bool:
         """As `create`, with what a file of this machine holds."""
-        source = self._jvm.java.io.File(str(local.absolute())).toPath()
-        return self._create(name, lambda stream: self._jvm.java.nio.file.Files.copy(source, stream))
+        source = self._classes.java.io.File(str(local.absolute())).toPath()
+        return self._create(
+            name, lambda stream: self._classes.java.nio.file.Files.copy(source, stream)
+        )
 
     def download(self, name: str, local: Path) -> None:
         """Copy a file to one of this machine."""
         with explained(self.uri):
-            target = self._jvm.org.apache.hadoop.fs.Path(local.absolute().as_uri())
+            target = self._classes.org.apache.hadoop.fs.Path(local.absolute().as_uri())
             self._system.copyToLocalFile(False, self._path(name), target, True)  # noqa: FBT003 - Java's signature
 
     def _create(self, name: str, write: Callable[[Any], object]) -> bool:
@@ -127,7 +129,7 @@ class HadoopFiles:
             try:
                 size = max(1, int(bulk.pageSize()))
                 for at in range(0, len(names), size):
-                    page = self._jvm.java.util.ArrayList()
+                    page = self._classes.java.util.ArrayList()
                     for name in names[at : at + size]:
                         page.add(self._path(name))
                     bulk.bulkDelete(page)
@@ -141,11 +143,11 @@ class HadoopFiles:
         # On the data nodes' disks before the name is shown: a name must have its content.
         stream.hsync()
         stream.close()
-        context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(
+        context = self._classes.org.apache.hadoop.fs.FileContext.getFileContext(
             staged.toUri(), self._conf
         )
         # By FileContext: FileSystem's own rename overwrites a file on some file systems.
-        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        rename = self._classes.org.apache.hadoop.fs.Options.Rename
         options = self._gateway.new_array(rename, 1)  # Java's varargs
         options[0] = rename.NONE
         try:
@@ -158,7 +160,7 @@ class HadoopFiles:
         return True
 
     def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(self._directory, name)
+        return self._classes.org.apache.hadoop.fs.Path(self._directory, name)
 
 
 @contextmanager
@@ -246,8 +248,7 @@ def _renames_at_once(path: str) -> bool:
 
 
 def _hadoop_path(spark: SparkSession, path: str) -> Any:
-    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no call for file systems
-    return jvm.org.apache.hadoop.fs.Path(path)
+    return java_classes(spark).org.apache.hadoop.fs.Path(path)
 
 
 def _system(spark: SparkSession, path: Any) -> Any:

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed, of_stores
 from pyspark_tidemark.java import java_options
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.registry import find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
@@ -126,6 +127,5 @@ class SparkThreads(ThreadPoolExecutor):
 
 def _activate(spark: SparkSession) -> None:
     """Make `spark` the active session of the calling thread."""
-    jvm = spark._jvm  # noqa: SLF001 - PySpark sets it in its own threads only
-    assert jvm is not None, "the session's JVM runs"
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - see above
+    sessions = java_classes(spark).org.apache.spark.sql.classic.SparkSession
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001 - PySpark sets it in its own threads only

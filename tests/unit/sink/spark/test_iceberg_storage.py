@@ -18,18 +18,26 @@ from pyspark_tidemark.lake.iceberg.storage import Storage, s3_arguments, storage
 KEYS = {"s3.access-key-id": "AKIA", "s3.secret-access-key": "s3cret"}
 
 
+def java_map(of):
+    keys = SimpleNamespace(toArray=lambda: list(of))
+    return SimpleNamespace(keySet=lambda: keys, get=of.get)
+
+
 class LendingIo:
     def __init__(self, **lent):
         self._lent = lent
 
     def properties(self):
-        return KEYS | {"client.region": "eu-central-1"}
+        return java_map(KEYS | {"client.region": "eu-central-1"})
 
     def credentials(self):
-        return [
-            SimpleNamespace(prefix=lambda prefix=prefix: prefix, config=lambda of=config: of)
+        lent = [
+            SimpleNamespace(
+                prefix=lambda prefix=prefix: prefix, config=lambda of=config: java_map(of)
+            )
             for prefix, config in self._lent.items()
         ]
+        return SimpleNamespace(toArray=lambda: lent)
 
 
 class PlainIo(LendingIo):

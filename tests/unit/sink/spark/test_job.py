@@ -1,6 +1,7 @@
 """How the job ends: well only when it was asked to, or reached its end."""
 
 import io
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ class Query:
     """A streaming query that lives until it is looked at `looks` times."""
 
     id = "q"
+    lastProgress = None  # noqa: N815 - Spark's name
 
     def __init__(self, looks, failure=None):
         self._looks = looks
@@ -38,7 +40,7 @@ def job_with(monkeypatch, query):
     return job
 
 
-SPARK = SimpleNamespace(streams=SimpleNamespace(addListener=lambda listener: None))
+SPARK = SimpleNamespace()
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("Python worker failed to connect back")])
@@ -83,3 +85,24 @@ def test_a_job_that_is_at_the_end_of_its_changefeed_sees_that_the_changefeed_kno
     _finish(changefeed, 7, out)
     assert acks == ([7, 7] if target_ts else [])
     assert out.getvalue() == '{"finished": {"at_ts": 7}}\n'
+
+
+def test_the_steps_of_a_batch_are_said_once_spark_has_noted_them(monkeypatch):
+    source = SimpleNamespace(
+        endOffset='{"ts": 7, "changefeed": "f"}', latestOffset="null", numInputRows=1
+    )
+    query = Query(1 << 30)
+    query.lastProgress = SimpleNamespace(
+        name="tidemark", id="q", batchId=0, sources=[source], durationMs={"addBatch": 5}
+    )
+    job = job_with(monkeypatch, query)
+    job._batch = 1
+    job._say_progress(query)
+    query.lastProgress.batchId = 1
+    for _ in range(3):
+        job._say_progress(query)
+    lines = [json.loads(line)["progress"] for line in job._out.getvalue().splitlines()]
+    assert [(line["batch"], line["ms"]) for line in lines] == [
+        (0, {"addBatch": 5}),
+        (1, {"addBatch": 5}),
+    ]

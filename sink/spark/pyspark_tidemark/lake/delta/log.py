@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -201,13 +201,13 @@ def has_times_without_zone(fields: Iterable[Any]) -> bool:
     return any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in fields)
 
 
-def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
+def commit(log: Any, classes: Any, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
     """Write a version with these actions; False if the version is there already."""
-    lines = jvm.java.util.ArrayList()
+    lines = classes.java.util.ArrayList()
     for action in actions:
         lines.add(json.dumps(action))
-    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
-    rows = jvm.org.apache.spark.api.python.PythonUtils.toSeq(lines).iterator()
+    path = classes.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
+    rows = classes.org.apache.spark.api.python.PythonUtils.toSeq(lines).iterator()
     # By Delta's own log store: it knows how this file system creates a file only if there is none.
     try:
         log.store().write(path, rows, False, log.newDeltaHadoopConf())  # noqa: FBT003 - Java's signature: overwrite
@@ -218,11 +218,11 @@ def commit(log: Any, jvm: Any, version: int, actions: Sequence[Mapping[str, Any]
     return True
 
 
-def committed_at(log: Any, jvm: Any, version: int) -> datetime | None:
+def committed_at(log: Any, classes: Any, version: int) -> datetime | None:
     """When a version was written, by the clock of the log's file system; None: the log does not go
     back so far.
     """
-    path = jvm.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
+    path = classes.org.apache.hadoop.fs.Path(log.logPath(), _commit_name(version))
     try:
         status = path.getFileSystem(log.newDeltaHadoopConf()).getFileStatus(path)
     except Py4JJavaError as err:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.files import Layout, written
@@ -76,6 +77,7 @@ class DeltaTables:
 
     def __init__(self, spark: SparkSession, root: str, changefeed: str) -> None:
         self._spark = spark
+        self._classes = java_classes(spark)
         self._root = root
         self._app_id = f"tidemark:{changefeed}"
         self._sessions: dict[str, SparkSession] = {}
@@ -107,7 +109,7 @@ class DeltaTables:
 
     def snapshot(self, name: str) -> Any:
         """Delta's own snapshot object, current."""
-        none = self._jvm.scala.Option.empty()
+        none = self._classes.scala.Option.empty()
         return self._log(name).update(False, none, none)  # noqa: FBT003 - Scala's signature: staleness is acceptable
 
     def settle(self) -> None:
@@ -117,8 +119,8 @@ class DeltaTables:
 
     def forget(self, name: str) -> None:
         """Let Delta forget a table, whose directory was moved or removed."""
-        path = self._jvm.org.apache.hadoop.fs.Path(self.path(name))
-        self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - see _jvm
+        path = self._classes.org.apache.hadoop.fs.Path(self.path(name))
+        self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - Delta has no Python call for a table's transactions
         self._listings.pop(name, None)
 
     @property
@@ -126,15 +128,11 @@ class DeltaTables:
         return "://" not in self._root
 
     @property
-    def _jvm(self) -> Any:
-        return self._spark._jvm  # noqa: SLF001 - Delta has no Python call for a table's transactions
-
-    @property
     def _deltas(self) -> Any:
-        return self._jvm.org.apache.spark.sql.delta.DeltaLog
+        return self._classes.org.apache.spark.sql.delta.DeltaLog
 
     def _log(self, name: str) -> Any:
-        return self._deltas.forTable(self._spark._jsparkSession, self.path(name))  # noqa: SLF001 - see _jvm
+        return self._deltas.forTable(self._spark._jsparkSession, self.path(name))  # noqa: SLF001 - Delta has no Python call for a table's transactions
 
     def version(self, name: str) -> int:
         """The newest Delta version; -1 if there is no table."""
@@ -143,7 +141,7 @@ class DeltaTables:
 
     def committed_at(self, name: str, version: int) -> datetime | None:
         """When a version was written; None: the log does not go back so far."""
-        return committed_at(self._log(name), self._jvm, version)
+        return committed_at(self._log(name), self._classes, version)
 
     def schema(self, name: str) -> Any:
         """The pyarrow.Schema of the newest version, with the identities of its columns."""
@@ -240,7 +238,7 @@ class DeltaTables:
             return
         version, metadata, protocol = version_of(self.snapshot(name))
         actions = [commit_info(_ALTERED, {}, version), *evolved(metadata, protocol)]
-        if len(actions) > 1 and not commit(self._log(name), self._jvm, version + 1, actions):
+        if len(actions) > 1 and not commit(self._log(name), self._classes, version + 1, actions):
             raise SourceError(
                 "ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True
             )
@@ -326,7 +324,7 @@ class DeltaTables:
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
         version = current.version + 1
-        if not commit(self._log(name), self._jvm, version, actions):
+        if not commit(self._log(name), self._classes, version, actions):
             self._listings.pop(name, None)
             return False
         self._listings[name] = current.after(actions)
@@ -341,7 +339,7 @@ class DeltaTables:
         # Beside the cuts, and a failure is no error: without it readers read more of the log.
         try:
             self._log(name).checkpointAndCleanUpDeltaLog(
-                self.snapshot(name), self._jvm.scala.Option.empty()
+                self.snapshot(name), self._classes.scala.Option.empty()
             )
         except Py4JError as err:
             _logger.warning(

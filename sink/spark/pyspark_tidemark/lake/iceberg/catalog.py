@@ -8,11 +8,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_classes, java_dict, java_int, java_items
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
     commit_exactly,
@@ -62,10 +63,10 @@ class Catalog:
         """`root` is a directory or `catalog://NAME…`;
         tables of another `kind` than the changefeed's own are not taken for these.
         """
-        jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
-        self._jvm = jvm
-        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - see above
-        self._iceberg = jvm.org.apache.iceberg
+        self._classes = java_classes(spark)
+        self._gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark has no call for arrays
+        self._int = java_int(spark)
+        self._iceberg = self._classes.org.apache.iceberg
         self._lists = self._iceberg.relocated.com.google.common.collect.Lists
         self._java = java_catalog(spark, root)
         self._app = f"{kind}:{changefeed}"
@@ -95,7 +96,7 @@ class Catalog:
             SourceError: ErrTargetRefused, the catalog cannot hold such a name or table, and the
                 others of `java_catalog.translated`.
         """
-        properties = self._jvm.java.util.HashMap()
+        properties = self._classes.java.util.HashMap()
         ids = column_ids(schema)
         recorded = {
             str(number): ids[column]
@@ -148,7 +149,7 @@ class Catalog:
         with explained(self._place):
             if not self._java.namespaceExists(namespace):
                 return []
-            return sorted(str(each.name()) for each in self._java.listTables(namespace))
+            return sorted(str(each.name()) for each in java_items(self._java.listTables(namespace)))
 
     def check_own(self, table: Any, name: str) -> None:
         """See that a table was made by this changefeed, under this name.
@@ -205,7 +206,7 @@ class Catalog:
 
     def together(self) -> Together:
         """What commits several tables at once, if this catalog can."""
-        return Together(self._jvm, self._java)
+        return Together(self._classes, self._java)
 
     def begin(self, table: Any) -> Any:
         """Begin a transaction on a table as it is now, to be ended by one of the commits below.
@@ -283,7 +284,9 @@ class Catalog:
 
     def fields(self, table: Any) -> list[Any]:
         """The columns of all schemas that the table has had (pyarrow fields, with field ids)."""
-        texts = [self._iceberg.SchemaParser.toJson(each) for each in table.schemas().values()]
+        texts = [
+            self._iceberg.SchemaParser.toJson(each) for each in java_dict(table.schemas()).values()
+        ]
         return [field for text in texts for field in arrow_schema(text)]
 
     def commit(
@@ -365,7 +368,7 @@ class Catalog:
     def delete_file(self, table: Any, file: Written, key: Sequence[str]) -> Any:
         """An equality-delete file as commits name it."""
         ids = field_ids(self.schema(table))
-        numbers = self._gateway.new_array(self._jvm.int, len(key))
+        numbers = self._gateway.new_array(self._int, len(key))
         for at, column in enumerate(key):
             numbers[at] = ids[column]
         builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(
@@ -400,7 +403,7 @@ class Catalog:
         with explained(self._place):
             tasks = scan.planFiles()
             try:
-                return list(self._lists.newArrayList(tasks))
+                return java_items(self._lists.newArrayList(tasks))
             finally:
                 tasks.close()
 
@@ -410,7 +413,7 @@ class Catalog:
 
     def strings(self, parts: Sequence[str]) -> Any:
         """A Java array of strings."""
-        array = self._gateway.new_array(self._jvm.java.lang.String, len(parts))
+        array = self._gateway.new_array(self._classes.java.lang.String, len(parts))
         for at, part in enumerate(parts):
             array[at] = part
         return array

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException, UnsupportedOperationException
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.sink_uri import CATALOG_ROOT, RENAMING, masked
 
 _SETTINGS = "spark.sql.catalog."
@@ -71,9 +72,8 @@ def java_catalog(spark: SparkSession, root: str) -> Any:
             ErrTargetUnavailable.
     """
     if not is_named(root):
-        jvm: Any = spark._jvm  # noqa: SLF001 - there is no Python API for what is on the JVM's class path
         settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - see above
-        return jvm.org.apache.iceberg.hadoop.HadoopCatalog(settings, root)
+        return java_classes(spark).org.apache.iceberg.hadoop.HadoopCatalog(settings, root)
     name, _ = name_and_namespace(root)
     given = settings_of(spark.conf.getAll, name)
     _check(name, given)
@@ -118,8 +118,8 @@ def _check(name: str, given: Mapping[str, str]) -> None:
 def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -> Any:
     """The catalog's object."""
     # One for each catalog of a process: it has connections, and a token that it renews.
-    jvm: Any = spark._jvm  # noqa: SLF001 - see `java_catalog`
-    properties = jvm.java.util.HashMap()
+    classes = java_classes(spark)
+    properties = classes.java.util.HashMap()
     hadoop = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - see `java_catalog`
     for setting, value in given:
         if setting.startswith(_HADOOP):
@@ -127,7 +127,7 @@ def _built(spark: SparkSession, name: str, given: tuple[tuple[str, str], ...]) -
         else:
             properties.put(setting, value)
     with explained(f"the catalog {name}"):
-        return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
+        return classes.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(name, properties, hadoop)
 
 
 def commit_exactly(transaction: Any, what: str, send: Callable[[], None] | None = None) -> int:

@@ -12,12 +12,13 @@ import time
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
@@ -154,7 +155,7 @@ class Maintenance:
         """Forget the snapshots that no kept cut shows, with the files that only they need."""
         with self._committing:
             table = self._catalog.load(name)
-            snapshots = [int(snapshot.snapshotId()) for snapshot in table.snapshots()]
+            snapshots = [int(snapshot.snapshotId()) for snapshot in java_items(table.snapshots())]
             kept_ids = kept.versions(name) & set(snapshots[-MOST_SNAPSHOTS:])
             # A cut is in the manifest only when all of its tables are written: until then no kept
             # cut names the newest one's snapshots.

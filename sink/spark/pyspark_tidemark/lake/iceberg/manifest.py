@@ -23,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.cut_record import CutRecord, records, rolled
 from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.files import read_columns, write_rows
@@ -295,7 +296,7 @@ class CatalogManifest:
         return before[:-1]
 
     def _expire(self) -> None:
-        old = {int(snapshot.snapshotId()) for snapshot in self._table.snapshots()}
+        old = {int(snapshot.snapshotId()) for snapshot in java_items(self._table.snapshots())}
         self._catalog.expire(self._table, sorted(old - {self._mine}))
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import rows_of_shares, shares
@@ -49,7 +50,9 @@ class Snapshot:
         self.data = [task.file() for task in tasks]
         self._masked = [task.file() for task in tasks if len(task.deletes())]
         self._whole = [task.file() for task in tasks if not len(task.deletes())]
-        by_location = {delete.location(): delete for task in tasks for delete in task.deletes()}
+        by_location = {
+            delete.location(): delete for task in tasks for delete in java_items(task.deletes())
+        }
         self.deletes = list(by_location.values())
 
     def frame(self) -> DataFrame:
@@ -73,7 +76,7 @@ class Snapshot:
         """
         deletes: dict[tuple[int, ...], list[Any]] = {}
         for delete in self.deletes:
-            key = tuple(sorted(map(int, delete.equalityFieldIds())))
+            key = tuple(sorted(map(int, java_items(delete.equalityFieldIds()))))
             deletes.setdefault(key, []).append(delete)
         wanted = dict.fromkeys([*ids, *(number for key in deletes for number in key)])
         rows = self._numbered(self._masked, [*wanted])

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow.fs as pafs
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.jvm import java_dict, java_items
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.iceberg.java_catalog import object_store
 
@@ -141,16 +142,16 @@ def _properties(io: Any, location: str) -> dict[str, str]:
     """The settings of a table's file IO, and over them the credentials lent for the longest prefix
     of the location.
     """
-    properties = dict(io.properties())
+    properties = java_dict(io.properties())
     try:
-        credentials = io.credentials()
+        credentials = java_items(io.credentials())
     except Py4JError:
         # Not all kinds of file IO can be lent any.
         return properties
     lent = {
         str(each.prefix()): each for each in credentials if location.startswith(str(each.prefix()))
     }
-    return properties | (dict(lent[max(lent, key=len)].config()) if lent else {})
+    return properties | (java_dict(lent[max(lent, key=len)].config()) if lent else {})
 
 
 @functools.lru_cache(maxsize=16)

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
@@ -168,7 +169,9 @@ class Inserted:
         if cached is None or cached.snapshot != snapshot.snapshotId():
             tasks = self._catalog.planned(table.newScan().includeColumnStats())
             data = self._data(table, key, [task.file() for task in tasks], None)
-            by_location = {delete.location(): delete for task in tasks for delete in task.deletes()}
+            by_location = {
+                delete.location(): delete for task in tasks for delete in java_items(task.deletes())
+            }
             deletes = tuple(_delete(location, file) for location, file in by_location.items())
             cached = self._known[name] = _Shown(int(snapshot.snapshotId()), data, deletes)
         return cached
@@ -194,7 +197,7 @@ class Inserted:
 
 def _delete(location: str, file: Any) -> _File:
     numbered = file.equalityFieldIds()
-    key = frozenset(int(number) for number in numbered) if numbered is not None else frozenset()
+    key = frozenset() if numbered is None else frozenset(map(int, java_items(numbered)))
     return _File(str(location), int(file.dataSequenceNumber()), key=key)
 
 

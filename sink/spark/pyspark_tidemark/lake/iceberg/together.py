@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import IllegalArgumentException, UnsupportedOperationException
 
 from pyspark_tidemark.errors import SourceError
@@ -35,12 +35,12 @@ class Waiting:
 class Together:
     """What waits for the commit of a cut; any number of threads may add to it."""
 
-    def __init__(self, jvm: Any, java_catalog: Any) -> None:
+    def __init__(self, classes: Any, java_catalog: Any) -> None:
         self.is_offered = str(java_catalog.getClass().getSimpleName()) == _OFFERING
         """Whether the catalog commits several tables at once, as far as is known yet: `first` finds
         out.
         """
-        self._jvm = jvm
+        self._classes = classes
         self._java = java_catalog
         self._lock = threading.Lock()
         self._waiting: list[Waiting] = []
@@ -88,10 +88,10 @@ class Together:
         return snapshot_id
 
     def _commit(self, identifiers: Sequence[Any], transactions: Sequence[Any], what: str) -> int:
-        commits = self._jvm.java.util.ArrayList()
+        commits = self._classes.java.util.ArrayList()
         for identifier, transaction in zip(identifiers, transactions, strict=True):
             commits.add(
-                self._jvm.org.apache.iceberg.catalog.TableCommit.create(
+                self._classes.org.apache.iceberg.catalog.TableCommit.create(
                     identifier, transaction.startMetadata(), transaction.currentMetadata()
                 )
             )

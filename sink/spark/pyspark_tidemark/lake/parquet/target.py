@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError
 from pyarrow.fs import FileSelector
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
