@@ -25,7 +25,6 @@ from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation
 from gcsafepoint.state.states import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
 from server.changefeed import keys
-from server.changefeed.info import ChangefeedInfo, checkpoint_of
 from server.coordinator.leadership.members import Members
 from server.coordinator.term import CurrentTerm
 from server.gc_worker.view import MetaRecords
@@ -162,6 +161,9 @@ def _feeds(
 
 
 def _feed(info_pair: KeyValue, status: bytes | None, answers: CaptureAnswers) -> Feed:
+    # It brings NumPy and Arrow along, 45 MB that only who is asked to explain has to pay.
+    from server.changefeed.info import ChangefeedInfo, checkpoint_of
+
     name = info_pair.key.removeprefix(keys.INFOS).decode(errors="backslashreplace")
     try:
         info = ChangefeedInfo.from_json(info_pair.value)
