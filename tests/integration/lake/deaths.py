@@ -6,6 +6,7 @@ system by pathlib and shutil. Each of them is followed by a death once for each 
 that makes it.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ class Deaths:
             (pymysql.connections.Connection, "commit", lambda *_: "commit"),
             (pymysql.cursors.Cursor, "execute", _statement),
             (Path, "rename", lambda *_: "rename"),
+            (os, "link", lambda *_: "link"),
             (shutil, "rmtree", lambda *_: "rmtree"),
         ]
         with ExitStack() as patched:

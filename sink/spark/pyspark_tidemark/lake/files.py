@@ -90,7 +90,12 @@ class LocalFiles:
                 (self.directory / name).unlink()
 
 
-def sync(path: Path) -> None:
+def is_on_disk(path: str) -> bool:
+    """Whether a path or URI lies on a disk of this machine, or a mounted one."""
+    return "://" not in path or path.startswith("file:")
+
+
+def sync(path: Path | str) -> None:
     """Make a file's content, or a directory's names, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -99,9 +104,27 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_with_checksum(path: Path) -> None:
+    """Make a file durable, and the checksum that Hadoop may have put beside it; a file that is gone
+    is no error.
+    """
+    # Hadoop takes a file whose checksum is empty for a damaged one.
+    for each in (path, path.with_name(f".{path.name}.crc")):
+        with suppress(FileNotFoundError):
+            sync(each)
+
+
+def sync_place(path: str) -> None:
+    """Make it durable that something is at a path, or is not, on a disk of this machine."""
+    if is_on_disk(path):
+        for directory in Path(file_system(path)[1]).parents[:2]:
+            with suppress(FileNotFoundError):
+                sync(directory)
+
+
 def file_system(path: str) -> tuple[Any, str]:
     """Pyarrow's file system for a path or URI, and the path in it."""
-    if "://" not in path and not path.startswith("file:"):
+    if is_on_disk(path) and not path.startswith("file:"):
         return pafs.LocalFileSystem(), path
     if path.startswith("file:"):
         return pafs.LocalFileSystem(), "/" + path.removeprefix("file:").lstrip("/")

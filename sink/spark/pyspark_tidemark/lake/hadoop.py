@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark import sink_uri
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
+from pyspark_tidemark.lake.files import sync_place
 from pyspark_tidemark.sink_uri import RENAMING
 
 CONDITIONAL = "fs.option.create.conditional.overwrite"
@@ -209,6 +210,7 @@ def move(spark: SparkSession, old: str, new: str) -> None:
     source, target = _hadoop_path(spark, old), _hadoop_path(spark, new)
     system = _system(spark, source)
     if not system.exists(source):
+        sync_place(new)  # perhaps by a job that died right behind it
         return
     if system.exists(target):
         raise SourceError(
@@ -223,6 +225,8 @@ def move(spark: SparkSession, old: str, new: str) -> None:
         )
     system.mkdirs(target.getParent())
     system.rename(source, target)
+    for path in (new, old):
+        sync_place(path)
 
 
 def remove(spark: SparkSession, path: str) -> None:
@@ -239,6 +243,7 @@ def remove(spark: SparkSession, path: str) -> None:
     if system.exists(directory):
         system.rename(directory, aside)
         system.delete(aside, True)  # noqa: FBT003 - see above
+    sync_place(path)
 
 
 def _renames_at_once(path: str) -> bool:

@@ -163,8 +163,7 @@ def begin_anew(tables: DeltaTables, table: TableMeta) -> None:
         tables.session(name).createDataFrame([], from_arrow_schema(schema)), table.column_ids
     )
     writer = empty_frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-    writer.save(tables.path(name))
-    tables.forget_listing(name)
+    tables.save(name, writer)
 
 
 def _begun_anew(listing: Listing, schema: Any, ids: Mapping[str, int]) -> Actions:
@@ -187,10 +186,8 @@ def _add_filled(tables: DeltaTables, name: str, change: SchemaChange) -> None:
     """
     old = tables.session(name).read.format("delta").load(tables.path(name))
     frame = identified(with_columns(old, change.added, dict(change.filled)), change.ids)
-    frame.write.format("delta").mode("overwrite").option("mergeSchema", "true").save(
-        tables.path(name)
-    )
-    tables.forget_listing(name)
+    writer = frame.write.format("delta").mode("overwrite").option("mergeSchema", "true")
+    tables.save(name, writer)
 
 
 def _set(tables: DeltaTables, name: str, settings: Mapping[str, str]) -> None:

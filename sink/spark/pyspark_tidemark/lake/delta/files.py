@@ -143,15 +143,19 @@ class DeletionVectors:
         size = descriptor["sizeInBytes"]
         if kind == "i":
             return roaring.decoded(roaring.unz85(place)[:size])
-        if kind == "u":
-            # The last 20 characters are a UUID as Z85, those before them a directory's name.
-            place = self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20])
-
-        system, path = file_system(place)
+        system, path = file_system(self.place(descriptor) or place)
         with system.open_input_file(path) as file:
             # A file may hold one vector without an offset: behind the byte of its version.
             data = file.read_at(size + roaring.FRAME_BYTES, descriptor.get("offset", 1))
         return roaring.decoded(roaring.unframed(data))
+
+    def place(self, descriptor: Mapping[str, Any]) -> str | None:
+        """The file that a vector is in; None: it has none of the table's own."""
+        if descriptor["storageType"] != "u":
+            return None
+        # The last 20 characters are a UUID as Z85, those before them a directory's name.
+        place = descriptor["pathOrInlineDv"]
+        return self._location(uuid.UUID(bytes=roaring.unz85(place[-20:])), place[:-20])
 
     def close(self) -> None:
         """Write the new ones; their file must be there before a commit names it."""

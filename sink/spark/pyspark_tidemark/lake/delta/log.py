@@ -2,23 +2,31 @@
 and the next version put beside it.
 
 Delta runs Spark jobs for each version, whatever its size: to commit it, and to read it. A commit is
-a file of actions that must not be there yet, as Delta's protocol says; Delta's log store creates
-it, so it is as exclusive as Delta's own. Invariants:
+a file of actions that must not be there yet, as Delta's protocol says. On a disk of this machine a
+hard link makes it, and it is durable with the files that it adds: Delta's own log store looks for
+the file before it renames another one, forks a process for each step, and leaves all of it to the
+system's cache, while the cut's row in the manifest outlives a power cut. Elsewhere Delta's log
+store creates it. Invariants:
 1. A commit follows the version that its actions were made from. If somebody else has committed,
    nothing is written; the table is read again, and the actions are made anew.
 2. Only tables of which all properties and features are known are written like that.
+3. On a disk of this machine a version is durable before the cut that shows it is in the manifest.
 """
 
 import dataclasses
+import errno
 import json
+import os
 import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -28,9 +36,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID
-from pyspark_tidemark.lake.delta.files import DataFile, Layout, now_ms
+from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
+from pyspark_tidemark.lake.files import sync, sync_with_checksum
 
 CHECKPOINT_EVERY = 50
+_LOG = "_delta_log"
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems without hard links say."""
 _KNOWN_PROPERTIES = {
     "delta.enableDeletionVectors",
     "delta.checkpointInterval",
@@ -139,7 +151,7 @@ def replayed(root: str) -> Listing | None:
     None: there is no table, only Delta may write to it, or Delta must read it, since its log has a
     checkpoint.
     """
-    log = Path(root) / "_delta_log"
+    log = Path(root) / _LOG
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
     commits = [name for name in names if _COMMIT.fullmatch(name)]
     # Behind a checkpoint Delta cleans up commits: what is left does not make the table.
@@ -216,6 +228,75 @@ def commit(log: Any, classes: Any, version: int, actions: Sequence[Mapping[str, 
             raise
         return False
     return True
+
+
+def commit_on_disk(table: str, version: int, actions: Sequence[Mapping[str, Any]]) -> bool | None:
+    """As `commit`, of a table in a directory; durable when it returns.
+
+    None: the file system has no hard links, and nothing was written.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
+    directory = Path(table) / _LOG
+    path, staged = directory / _commit_name(version), directory / f".{uuid.uuid4()}.tmp"
+    _sync_added(table, actions)
+    try:
+        with staged.open("wb") as file:
+            file.writelines(json.dumps(action).encode() + b"\n" for action in actions)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            return False
+        except OSError as err:
+            if err.errno in _NO_LINKS:
+                return None
+            raise
+    finally:
+        staged.unlink(missing_ok=True)
+    # Hadoop compares a file with the checksum beside it, which may be that of a failed attempt.
+    (directory / f".{path.name}.crc").unlink(missing_ok=True)
+    _sync_names(directory, version)
+    return True
+
+
+def settle(table: str, before: int) -> None:
+    """Make durable what Spark has put into a table in a directory after version `before`."""
+    directory, version = Path(table) / _LOG, before + 1
+    while (path := directory / _commit_name(version)).exists():
+        _sync_added(table, [json.loads(line) for line in path.read_bytes().splitlines()])
+        sync_with_checksum(path)
+        sync_with_checksum(path.with_suffix(".crc"))  # Delta's own, of what the version shows
+        version += 1
+    if version > before + 1:
+        _sync_names(directory, before + 1)
+
+
+def _sync_names(log: Path, first: int) -> None:
+    """Make the names of versions durable; with the first one those of the directories are new, too:
+    the table's, its database's.
+    """
+    sync(log)
+    for directory in log.parents[:3] if first == 0 else ():
+        sync(directory)
+
+
+def _sync_added(table: str, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Make the files durable that a version adds, and the names they have."""
+    vectors, files = DeletionVectors(table), set[Path]()
+    for add in (action["add"] for action in actions if "add" in action):
+        # A shallow clone names files of another table, by URI: not this one's to see to.
+        if not urlsplit(add["path"]).scheme:
+            files.add(Path(table, unquote(add["path"])))
+        if add.get("deletionVector") and (place := vectors.place(add["deletionVector"])):
+            files.add(Path(place))
+    for path in files:  # one that a later version has taken out may be gone
+        sync_with_checksum(path)
+    for directory in {file.parent for file in files}:
+        with suppress(FileNotFoundError):
+            sync(directory)
 
 
 def committed_at(log: Any, classes: Any, version: int) -> datetime | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -33,12 +33,14 @@ from pyspark_tidemark.lake.delta.log import (
     Listing,
     commit,
     commit_info,
+    commit_on_disk,
     committed_at,
     creation,
     fence,
     listing,
     positions,
     replayed,
+    settle,
     version_of,
 )
 from pyspark_tidemark.lake.session import SparkThreads
@@ -60,6 +62,8 @@ _FEW_ROWS_SETTINGS = {
 }
 _FENCE = "spark.databricks.delta.write."
 _TRIES = 5
+_UNSETTLED_MOST = 8
+"""Versions that one cut can put into a table: its rows, columns, a compaction."""
 _ALTERED = "CHANGE COLUMNS"
 _COLUMN_ID = COLUMN_ID.decode()
 Actions = Sequence[Mapping[str, Any]]
@@ -82,6 +86,8 @@ class DeltaTables:
         self._app_id = f"tidemark:{changefeed}"
         self._sessions: dict[str, SparkSession] = {}
         self._listings: dict[str, Listing | None] = {}
+        self._positioned = set[str]()
+        """The tables that were asked for their positions, in this life of the job."""
         self._lock = threading.Lock()
         self._beside = SparkThreads(spark, 1, "delta-checkpoint")
         self.inserted = Inserted()
@@ -104,7 +110,14 @@ class DeltaTables:
 
     def sql(self, name: str, statement: str) -> None:
         """Let Spark change the table."""
-        self.session(name).sql(statement)
+        with self._settled(name):
+            self.session(name).sql(statement)
+        self.forget_listing(name)
+
+    def save(self, name: str, writer: DataFrameWriter) -> None:
+        """Let Spark write the table."""
+        with self._settled(name):
+            writer.save(self.path(name))
         self.forget_listing(name)
 
     def snapshot(self, name: str) -> Any:
@@ -172,6 +185,10 @@ class DeltaTables:
         if snapshot is not None and snapshot.version() < 0:
             return None
         by_app = positions(snapshot) if current is None else current.positions
+        if self._is_local and name not in self._positioned:
+            # A job that died has perhaps put them there, and not yet made them durable.
+            settle(self.path(name), max(-1, self.version(name) - _UNSETTLED_MOST))
+            self._positioned.add(name)
         if self._app_id not in by_app:
             raise SourceError(
                 "ErrTargetForeign",
@@ -238,7 +255,7 @@ class DeltaTables:
             return
         version, metadata, protocol = version_of(self.snapshot(name))
         actions = [commit_info(_ALTERED, {}, version), *evolved(metadata, protocol)]
-        if len(actions) > 1 and not commit(self._log(name), self._classes, version + 1, actions):
+        if len(actions) > 1 and not self._commit(name, version + 1, actions):
             raise SourceError(
                 "ErrTargetBusy", f"somebody else keeps writing to {name}", retryable=True
             )
@@ -324,13 +341,25 @@ class DeltaTables:
 
     def _put(self, name: str, current: Listing, actions: Actions) -> bool:
         version = current.version + 1
-        if not commit(self._log(name), self._classes, version, actions):
+        if not self._commit(name, version, actions):
             self._listings.pop(name, None)
             return False
         self._listings[name] = current.after(actions)
         if version > 0 and version % CHECKPOINT_EVERY == 0:
             self._beside.submit(self._checkpoint, name)
         return True
+
+    def _commit(self, name: str, version: int, actions: Actions) -> bool:
+        done = commit_on_disk(self.path(name), version, actions) if self._is_local else None
+        return commit(self._log(name), self._classes, version, actions) if done is None else done
+
+    @contextmanager
+    def _settled(self, name: str) -> Iterator[None]:
+        """What Spark commits meanwhile is durable after it, on a disk of this machine."""
+        before = self.version(name) if self._is_local else 0
+        yield
+        if self._is_local:
+            settle(self.path(name), before)
 
     def _checkpoint(self, name: str) -> None:
         """Spare readers the log before the newest version,
@@ -355,7 +384,8 @@ class DeltaTables:
         for name, value in settings.items():
             session.conf.set(name, value)
         try:
-            yield session
+            with self._settled(changes.table.name):
+                yield session
         finally:
             # Spark has committed, or may have. And the session's next statement may be no cut: a
             # transaction of this one would be skipped as done.

@@ -6,6 +6,7 @@ Java's objects are passed on as they are: a table, a transaction, a snapshot, a 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JJavaError
@@ -14,6 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark_tidemark.column_metadata import column_ids
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes, java_dict, java_int, java_items
+from pyspark_tidemark.lake.files import file_system, is_on_disk
+from pyspark_tidemark.lake.iceberg.durable import settle
 from pyspark_tidemark.lake.iceberg.files import Layout, Written
 from pyspark_tidemark.lake.iceberg.java_catalog import (
     commit_exactly,
@@ -112,9 +115,11 @@ class Catalog:
         with explained(f"{self._place}: the table {name}"):
             if self.is_named:
                 self._create_namespaces(identifier.namespace())
-            return self._java.createTable(
+            table = self._java.createTable(
                 identifier, parsed, self._iceberg.PartitionSpec.unpartitioned(), properties
             )
+        self.settle(table)
+        return table
 
     def _create_namespaces(self, namespace: Any) -> None:
         levels = list(namespace.levels())
@@ -228,6 +233,7 @@ class Catalog:
             update.expireSnapshotId(snapshot_id)
         with explained(self._place):
             update.commit()
+        self.settle(table)
 
     def layout(
         self, table: Any, key: Sequence[str], key_ranges: Sequence[Bounds] | None = None
@@ -337,6 +343,7 @@ class Catalog:
         self._finish(update, {CUT: str(cut)})
         transaction.updateProperties().set(NEWEST_CUT, str(cut)).commit()
         send(transaction, self._place)
+        self.settle(transaction.table())
 
     def commit_last(
         self, transaction: Any, update: Any, summary: Mapping[str, str], send: Send = commit_exactly
@@ -349,6 +356,18 @@ class Catalog:
         """
         self._finish(update, summary)
         return send(transaction, self._place)
+
+    def settle(self, table: Any) -> None:
+        """What was committed is durable after it, on a disk of this machine."""
+        location = str(table.location())
+        if self.is_named or not is_on_disk(location):
+            return
+        snapshot = table.currentSnapshot()
+        listed = None if snapshot is None else str(snapshot.manifestListLocation())
+        settle(
+            Path(file_system(location)[1]),
+            None if listed is None else Path(file_system(listed)[1]),
+        )
 
     def _finish(self, update: Any, summary: Mapping[str, str]) -> None:
         """Put an update, and properties of its snapshot, into its transaction."""

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
+from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
 from pyspark_tidemark.lake.ranges import Bounds, possible
@@ -96,6 +97,8 @@ class _File:
             self._writer.close()
             size = self._sink.tell()
             self._sink.close()
+            if is_on_disk(self._path):
+                sync(file_system(self._path)[1])
         return [Written(self._path, self._deletes, size)]
 
     def _opened(self) -> Any:

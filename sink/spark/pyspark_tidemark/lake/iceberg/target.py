@@ -103,7 +103,11 @@ class IcebergTarget:
         """
         check_key(table, self._mode)
         stored = self._catalog.load(table.name)
-        return None if stored is None else self._catalog.position(stored, table.name)
+        if stored is None:
+            return None
+        # A job that died has perhaps committed it, and not yet made it durable.
+        self._catalog.settle(stored)
+        return self._catalog.position(stored, table.name)
 
     def version(self, table: TableMeta) -> int:
         """The current snapshot's id."""

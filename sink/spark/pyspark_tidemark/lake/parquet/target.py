@@ -189,7 +189,9 @@ class ChangelogTarget(Changelog):
         for path in (*staged.iterdir(), staged):
             sync(path)
         staged.rename(final)
-        sync(final.parent)
+        # The table's own name and its database's may be new as well, made in this life or the last.
+        for directory in final.parents[:3]:
+            sync(directory)
         return counted
 
     def _directory(self, table: TableMeta) -> Path:
