@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark_tidemark.digest import Ranges
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.delta import maintenance
+from pyspark_tidemark.lake.delta import checkpoints, maintenance
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
@@ -159,6 +159,7 @@ def database_place(request, tmp_path):
 
 def test_an_old_delta_lake(spark, tmp_path, monkeypatch):
     monkeypatch.setattr(maintenance, "VACUUM_MARGIN_S", 20.0)
+    monkeypatch.setattr(checkpoints, "REST", 0.0)
     place, feed = DeltaPlace(spark, "delta", tmp_path), aged_feed(1)
     lived(place, feed, compared=COMPARED)
     table = tmp_path / "bank" / "t"

@@ -7,7 +7,7 @@ import shutil
 import time
 
 import pytest
-from pyspark_tidemark.lake.delta.log import CHECKPOINT_EVERY
+from pyspark_tidemark.lake.delta.checkpoints import CHECKPOINT_EVERY
 
 from tests.integration.lake.aged import STEP, aged_feed
 from tests.integration.lake.test_aged import DeltaPlace, assert_equal, keep

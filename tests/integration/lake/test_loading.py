@@ -4,7 +4,7 @@ what no file can hold is not searched for and not deleted.
 
 import pytest
 from pyspark_tidemark.lake import changes
-from pyspark_tidemark.lake.delta import tables
+from pyspark_tidemark.lake.delta import checkpoints
 
 from tests.integration.lake import test_delta_modes, test_iceberg
 from tests.integration.spark.upstream import Upstream
@@ -60,7 +60,7 @@ def test_iceberg_deletes_only_keys_that_may_be_there(
 def test_delta_is_read_from_the_checkpoints_of_its_log(
     spark, changefeed, captures, upstream, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(tables, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_EVERY", 2)
     target, _, _ = test_delta_modes.keep(spark, changefeed, captures, tmp_path, "upsert", CUTS)
     target.close()
     log = tmp_path / "bank" / "accounts" / "_delta_log"

@@ -39,7 +39,6 @@ from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
 from pyspark_tidemark.lake.files import sync, sync_with_checksum
 
-CHECKPOINT_EVERY = 50
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
@@ -272,6 +271,14 @@ def settle(table: str, before: int) -> None:
         version += 1
     if version > before + 1:
         _sync_names(directory, before + 1)
+
+
+def settle_checkpoint(table: str, version: int) -> None:
+    """Make a checkpoint durable that Delta has written of a version, in one file."""
+    log = Path(table) / _LOG
+    sync_with_checksum(log / f"{version:020}.checkpoint.parquet")
+    sync_with_checksum(log / "_last_checkpoint")
+    sync(log)
 
 
 def _sync_names(log: Path, first: int) -> None:

@@ -6,7 +6,6 @@ ours fails: the next look reads the table again.
 """
 
 import json
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -26,10 +24,10 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import quoted
+from pyspark_tidemark.lake.delta.checkpoints import CHECKPOINT_EVERY, Checkpoints
 from pyspark_tidemark.lake.delta.files import Layout, written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
-    CHECKPOINT_EVERY,
     Listing,
     commit,
     commit_info,
@@ -41,12 +39,10 @@ from pyspark_tidemark.lake.delta.log import (
     positions,
     replayed,
     settle,
+    settle_checkpoint,
     version_of,
 )
-from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import table_path
-
-_logger = logging.getLogger(__name__)
 
 PROPERTIES = {
     "delta.enableDeletionVectors": "true",
@@ -89,7 +85,7 @@ class DeltaTables:
         self._positioned = set[str]()
         """The tables that were asked for their positions, in this life of the job."""
         self._lock = threading.Lock()
-        self._beside = SparkThreads(spark, 1, "delta-checkpoint")
+        self._checkpoints = Checkpoints(spark, self._checkpoint)
         self.inserted = Inserted()
 
     def path(self, name: str) -> str:
@@ -127,14 +123,14 @@ class DeltaTables:
 
     def settle(self) -> None:
         """Wait for checkpoints that are being written beside the cuts."""
-        # One thread: a task behind them ends when they have ended.
-        self._beside.submit(int).result()
+        self._checkpoints.settle()
 
     def forget(self, name: str) -> None:
         """Let Delta forget a table, whose directory was moved or removed."""
         path = self._classes.org.apache.hadoop.fs.Path(self.path(name))
         self._deltas.invalidateCache(self._spark._jsparkSession, path)  # noqa: SLF001 - Delta has no Python call for a table's transactions
         self._listings.pop(name, None)
+        self._checkpoints.forget(name)
 
     @property
     def _is_local(self) -> bool:
@@ -345,8 +341,7 @@ class DeltaTables:
             self._listings.pop(name, None)
             return False
         self._listings[name] = current.after(actions)
-        if version > 0 and version % CHECKPOINT_EVERY == 0:
-            self._beside.submit(self._checkpoint, name)
+        self._checkpoints.committed(name, version)
         return True
 
     def _commit(self, name: str, version: int, actions: Actions) -> bool:
@@ -362,18 +357,13 @@ class DeltaTables:
             settle(self.path(name), before)
 
     def _checkpoint(self, name: str) -> None:
-        """Spare readers the log before the newest version,
-        and remove its part that is older than the log's retention.
+        """Spare readers the log before the newest version, and remove its part that is older than
+        the log's retention.
         """
-        # Beside the cuts, and a failure is no error: without it readers read more of the log.
-        try:
-            self._log(name).checkpointAndCleanUpDeltaLog(
-                self.snapshot(name), self._classes.scala.Option.empty()
-            )
-        except Py4JError as err:
-            _logger.warning(
-                "no checkpoint of %s now, but after %s versions: %s", name, CHECKPOINT_EVERY, err
-            )
+        snapshot = self.snapshot(name)
+        self._log(name).checkpointAndCleanUpDeltaLog(snapshot, self._classes.scala.Option.empty())
+        if self._is_local:
+            settle_checkpoint(self.path(name), int(snapshot.version()))
 
     @contextmanager
     def fenced(self, changes: Changes) -> Iterator[SparkSession]:

@@ -1,0 +1,72 @@
+"""Checkpoints of Delta tables' logs, written by Delta beside the cuts: readers begin at the newest.
+
+One costs some CPU seconds whatever the table holds, as Delta runs Spark jobs for it. So they are
+rationed where many tables are busy: behind one that took t seconds there is none for `REST` times
+t. The table with the most commits since its last one comes next; until then its readers read more
+commits, of some KB each.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from pyspark_tidemark.lake.session import SparkThreads
+
+CHECKPOINT_EVERY = 50
+"""Commits after which a table's log is worth a checkpoint."""
+REST = 9.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """Counts commits, and has `write` make one table's checkpoint at a time, in a thread."""
+
+    def __init__(self, spark: SparkSession, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._commits: dict[str, int] = {}
+        self._is_busy = False
+        self._not_before_s = 0.0
+        self._lock = threading.Lock()
+        self._beside = SparkThreads(spark, 1, "delta-checkpoint")
+
+    def committed(self, name: str, version: int) -> None:
+        """A version was put into a table's log."""
+        with self._lock:
+            # When its last checkpoint was is not known at first: the numbers go on as they would.
+            before = self._commits.get(name, (version - 1) % CHECKPOINT_EVERY)
+            self._commits[name] = before + 1 if version else 0
+            foremost = max(self._commits, key=lambda table: self._commits[table])
+            is_due = self._commits[foremost] >= CHECKPOINT_EVERY
+            if not is_due or self._is_busy or time.monotonic() < self._not_before_s:
+                return
+            self._is_busy = True
+            self._commits[foremost] = 0
+        self._beside.submit(self._run, foremost)
+
+    def forget(self, name: str) -> None:
+        """The table is gone, or another one."""
+        with self._lock:
+            self._commits.pop(name, None)
+
+    def settle(self) -> None:
+        """Wait for the one that is being written."""
+        # One thread: a task behind it ends when it has ended.
+        self._beside.submit(int).result()
+
+    def _run(self, name: str) -> None:
+        began = time.monotonic()
+        try:
+            self._write(name)
+        except (Py4JError, OSError) as err:
+            # No error for the cuts: without it readers read more of the log.
+            _logger.warning("no checkpoint of %s for now: %s", name, err)
+        finally:
+            ended = time.monotonic()
+            with self._lock:
+                self._is_busy = False
+                self._not_before_s = ended + REST * (ended - began)
