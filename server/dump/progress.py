@@ -276,7 +276,8 @@ class TableDump:
         if self.durable.state is TableState.DUMPING and all(
             each.done for each in self.durable.ranges
         ):
-            self.durable = replace(self.durable, state=TableState.DONE)
+            # What it waited for while it was read is over.
+            self.durable = replace(self.durable, state=TableState.DONE, error="")
         return self.durable != before
 
     def expected(self, rows: int) -> None:
