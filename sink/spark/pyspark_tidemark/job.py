@@ -241,7 +241,13 @@ class Job:
         # each batch, which was a third of what a small cut cost there.
         if self._said_batch >= self._batch:
             return
-        progress = query.lastProgress
+        try:
+            progress = query.lastProgress
+        except KeyError:
+            # Spark leaves out a rate that is no number, as of a trigger in the same millisecond as
+            # the one before, and PySpark does not expect that.
+            self._said_batch = self._batch
+            return
         if progress is None or progress.batchId <= self._said_batch:
             return
         self._said_batch = progress.batchId

@@ -106,3 +106,19 @@ def test_the_steps_of_a_batch_are_said_once_spark_has_noted_them(monkeypatch):
         (0, {"addBatch": 5}),
         (1, {"addBatch": 5}),
     ]
+
+
+def test_a_progress_that_pyspark_cannot_read_does_not_end_the_job(monkeypatch):
+    """Found with `--trigger 0 seconds`: Spark left out the rate of a trigger that came within the
+    millisecond of the one before, and the changefeed failed for good."""
+
+    class Unreadable(Query):
+        @property
+        def lastProgress(self):  # noqa: N802 - Spark's name
+            raise KeyError("inputRowsPerSecond")
+
+    job = job_with(monkeypatch, Unreadable(5))
+    job._batch = 3
+    with pytest.raises(SourceError, match="ErrQueryFailed"):
+        job.run(SPARK, 0)
+    assert job._said_batch == 3
