@@ -114,7 +114,7 @@ def test_a_progress_that_pyspark_cannot_read_does_not_end_the_job(monkeypatch):
 
     class Unreadable(Query):
         @property
-        def lastProgress(self):  # noqa: N802 - Spark's name
+        def lastProgress(self):
             raise KeyError("inputRowsPerSecond")
 
     job = job_with(monkeypatch, Unreadable(5))
