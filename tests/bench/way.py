@@ -2,9 +2,10 @@
 the lake job: `python -m tests.bench.way --target T --rate N --seconds S`.
 
 First a dump loads `--keys` rows, then a writer commits `--rate` rows a second in transactions of
-`--txn-rows`: half of them insert, some update, some delete. p50, p90 and p99 are the time from a
-commit's answer until the job said that its cut is visible; `first_minute_p99_s` is that of the
-first 60 s. With `--backlog R`, R rows are committed while no job runs; then a job catches up.
+`--txn-rows`: half of them insert, some update, some delete. With `--source store` they are inserts
+into our store, in TiDB's encoding, of one table and without a dump. p50, p90 and p99 are the time
+from a commit's answer until the job said that its cut is visible; `first_minute_p99_s` is that of
+the first 60 s. With `--backlog R`, R rows are committed while no job runs; then a job catches up.
 
 CPU and memory are told by process: MariaDB and the writer are not ours, and stand beside.
 The rows that became visible are counted in the cuts, in commit order; a run in which their number
@@ -12,23 +13,30 @@ is another one than what was committed is an error.
 """
 
 import argparse
+import asyncio
 import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from server.demo import bank
+from server.demo.bank import Bank
+from server.demo.client import connect, default_client
 from tests.bench.lake_processes import cpu_s, own_cpu_s, parts, rss_mb
 from tests.integration.capture.processes import Cluster, running_cluster
 from tests.mariadb import MariaDb, running_mariadb
 
 FEED = "way"
+UPSTREAM = "upstream"
+"""Not ours to count: the database, or the store in its place."""
 LOAD_STATEMENT_ROWS = 10_000
 PATIENCE_S = 600.0
 COLUMNS = (
@@ -50,6 +58,7 @@ class Visible:
     """(time of day in seconds, rows so far), of each cut."""
     steps_ms: list[dict[str, float]] = field(default_factory=list)
     maintenance_s: list[float] = field(default_factory=list)
+    ready: bool = False
     ended: bool = False
     """The job has; nothing more becomes visible."""
 
@@ -60,6 +69,7 @@ class Visible:
 
     def take(self, line: dict[str, Any]) -> None:
         """A line of the job."""
+        self.ready |= line.get("ready", False)
         if waited := line.get("maintenance", {}).get("seconds"):
             self.maintenance_s.append(waited)
         if "end_ts" in line:
@@ -69,7 +79,7 @@ class Visible:
     def wait(self, rows: int) -> None:
         """Until so many rows are visible."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.rows < rows:
+        while self.rows < rows or not self.ready:
             if self.ended or time.monotonic() > deadline:
                 raise SystemExit(f"{self.rows} of {rows} rows are visible, and no more come")
             time.sleep(0.02)
@@ -85,17 +95,16 @@ class Visible:
         return found
 
 
-class Writer:
-    """Commits transactions, table by table; runs in this process, which costs a few per cent."""
+class Writer(ABC):
+    """Commits transactions; runs in this process, which costs a few per cent."""
 
-    def __init__(self, server: MariaDb, tables: int, keys: int, txn_rows: int) -> None:
-        self._session = server.connect("way")
-        self._tables = tables
-        self._txn_rows = txn_rows
-        self._next_id = keys // tables
-        self._turn = 0
-        self.rows = keys
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
         self.committed: list[tuple[float, int]] = []
+
+    @abstractmethod
+    def commit(self) -> None:
+        """One transaction."""
 
     def pace(self, rate: float, seconds: float) -> None:
         """Commit at that rate for so long."""
@@ -104,6 +113,24 @@ class Writer:
             while self.rows - before < passed * rate:
                 self.commit()
             time.sleep(0.002)
+
+    def note(self, changed: int) -> None:
+        """So many rows were committed now."""
+        if changed:
+            self.rows += changed
+            self.committed.append((time.time(), self.rows))
+
+
+class MariaDbWriter(Writer):
+    """Goes from table to table."""
+
+    def __init__(self, server: MariaDb, tables: int, keys: int, txn_rows: int) -> None:
+        super().__init__(keys)
+        self._session = server.connect("way")
+        self._tables = tables
+        self._txn_rows = txn_rows
+        self._next_id = keys // tables
+        self._turn = 0
 
     def commit(self) -> None:
         """One transaction; what it was is decided by its turn."""
@@ -125,9 +152,32 @@ class Writer:
                     else f"UPDATE {table} SET amount = amount + 1, note = CONCAT('c{self._turn}', "
                     f"REPEAT('u', 50)) WHERE id IN ({ids})"
                 )
-        if changed:
-            self.rows += changed
-            self.committed.append((time.time(), self.rows))
+        self.note(changed)
+
+
+class StoreWriter(Writer):
+    """Inserts transfers of the demo's bank."""
+
+    def __init__(self, cluster: Cluster, txn_rows: int) -> None:
+        super().__init__(0)
+        self._txn_rows = txn_rows
+        self._bank = Bank(2)
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        connecting = connect(default_client(), cluster.pd)
+        self._client = self._loop.run_until_complete(self._stack.enter_async_context(connecting))
+
+    def commit(self) -> None:
+        """One transaction."""
+        self._loop.run_until_complete(self._commit())
+        self.note(self._txn_rows)
+
+    async def _commit(self) -> None:
+        transaction = await self._client.begin(pessimistic=False)
+        for number in range(self.rows, self.rows + self._txn_rows):
+            key = self._bank.transfer_key(number)
+            await transaction.put(key, self._bank.new_transfer(number, 0, 1, 5))
+        await transaction.commit()
 
 
 @contextmanager
@@ -137,7 +187,7 @@ def running_job(cluster: Cluster, visible: Visible, arguments: argparse.Namespac
     command += ["--endpoint", f"grpc://{cluster.capture.endpoints['flight']}"]
     command += ["--target", _target(arguments, cluster.directory), *arguments.job.split()]
     log = cluster.directory / "job.log"
-    visible.ended = False
+    visible.ready = visible.ended = False
     with (
         log.open("a", encoding="utf-8") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
@@ -181,11 +231,12 @@ def load_rows(server: MariaDb, tables: int, keys: int) -> None:
 class Costs:
     """CPU and memory by process, since the last look."""
 
-    def __init__(self, cluster: Cluster, job: int, server: MariaDb) -> None:
-        assert server.running is not None
+    def __init__(self, cluster: Cluster, job: int, server: MariaDb | None) -> None:
         self._job = job
+        upstream = cluster.store.process if server is None else server.running
+        assert upstream is not None
         self._pids = {
-            "mariadb": server.running.pid,
+            UPSTREAM: upstream.pid,
             "coordinator": cluster.coordinator.process.pid,
             "capture": cluster.capture.process.pid,
         }
@@ -208,22 +259,27 @@ class Costs:
 
 def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """One run; its figures."""
-    tables, keys = arguments.tables, arguments.keys // arguments.tables * arguments.tables
-    with running_mariadb() as server, running_cluster(directory) as cluster:
-        load_rows(server, tables, keys)
-        cluster.cli(
-            *("changefeed", "create", "-c", FEED, "--filter", "way.*"),
-            *("--source-uri", server.uri, "--sink-uri", _target(arguments, directory)),
-        )
+    with ExitStack() as running:
+        server = None
+        if arguments.source == "mariadb":
+            server = running.enter_context(running_mariadb())
+        cluster = running.enter_context(running_cluster(directory))
+        keys = _created(server, cluster, arguments)
         visible = Visible()
         began = time.monotonic()
         with running_job(cluster, visible, arguments) as job:
             costs = Costs(cluster, job, server)
+            found: dict[str, Any] = {}
             if keys:
                 cluster.cli("changefeed", "dumpstart", "-c", FEED)
             visible.wait(keys)
-            found: dict[str, Any] = {"load": _phase(keys, time.monotonic() - began, costs)}
-            writer = Writer(server, tables, keys, arguments.txn_rows)
+            if keys:
+                found["load"] = _phase(keys, time.monotonic() - began, costs)
+            writer: Writer = (
+                StoreWriter(cluster, arguments.txn_rows)
+                if server is None
+                else MariaDbWriter(server, arguments.tables, keys, arguments.txn_rows)
+            )
             if arguments.rate:
                 found["live"] = _live(writer, visible, costs, arguments)
         if arguments.backlog:
@@ -231,6 +287,22 @@ def measured(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
     if visible.rows != writer.rows:
         raise SystemExit(f"{writer.rows} rows were committed, {visible.rows} became visible")
     return found
+
+
+def _created(server: MariaDb | None, cluster: Cluster, arguments: argparse.Namespace) -> int:
+    """Tables and a changefeed of them; returns how many rows a dump has to load."""
+    create = ["changefeed", "create", "-c", FEED]
+    create += ["--sink-uri", _target(arguments, cluster.directory)]
+    if server is None:
+        tables = cluster.directory / "tables.json"
+        transfers = {"schema_name": bank.SCHEMA, "table_info": json.loads(bank.TRANSFERS.to_json())}
+        tables.write_text(json.dumps([transfers]), encoding="utf-8")
+        cluster.cli(*create, "--tables", str(tables))
+        return 0
+    keys: int = arguments.keys // arguments.tables * arguments.tables
+    load_rows(server, arguments.tables, keys)
+    cluster.cli(*create, "--filter", "way.*", "--source-uri", server.uri)
+    return keys
 
 
 def _live(
@@ -262,7 +334,7 @@ def _live(
 
 def _catch_up(
     cluster: Cluster,
-    server: MariaDb,
+    server: MariaDb | None,
     writer: Writer,
     visible: Visible,
     arguments: argparse.Namespace,
@@ -279,7 +351,7 @@ def _catch_up(
 
 def _phase(rows: int, seconds: float, costs: Costs) -> dict[str, Any]:
     spent = costs.since()
-    ours = sum(cpu for name, cpu in spent.items() if name != "mariadb")
+    ours = sum(cpu for name, cpu in spent.items() if name != UPSTREAM)
     return {
         "rows": rows,
         "seconds": round(seconds, 1),
@@ -305,6 +377,7 @@ def main() -> None:
     """Print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=("delta", "iceberg", "parquet"), default="delta")
+    parser.add_argument("--source", choices=("mariadb", "store"), default="mariadb")
     parser.add_argument("--tables", type=int, default=1)
     parser.add_argument("--keys", type=int, default=100_000, help="rows that a dump loads first")
     parser.add_argument("--rate", type=float, default=1000.0, help="rows a second; 0: none")
@@ -315,7 +388,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
         found = measured(arguments, Path(directory))
-    shown = {name: getattr(arguments, name) for name in ("target", "tables", "rate", "txn_rows")}
+    shown = {name: getattr(arguments, name) for name in ("source", "target", "tables", "rate")}
     live = {name: found.get("live", {}).get(name) for name in ("p50_s", "p99_s")}
     print(json.dumps({"name": "way", **shown, **live, **found}))
 

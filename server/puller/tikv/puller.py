@@ -54,6 +54,8 @@ from storage.model.ts import physical_ms
 
 _INBOX_BYTES = 32 << 20
 _TAKE_BYTES = 8 << 20
+# a take costs as much as hundreds of rows: in the executor, the sorter, and for readers
+_GATHER_S = 0.05
 # of what goes to the sorter at once: small commits bring large rows
 _BATCH_BYTES = 8 << 20
 _SCAN_LIMIT = 128
@@ -121,7 +123,7 @@ class TablePuller:
         self._frontier = Frontier(KeyRange(encode_bytes(span.start_key), end), start_ts)
         self._subscriptions: dict[int, Subscription] = {}
         self._inbox: Inbox[Delivery] = Inbox(
-            _INBOX_BYTES, _TAKE_BYTES, upstream.open_transactions.arrived
+            _INBOX_BYTES, _TAKE_BYTES, upstream.open_transactions.arrived, gather_s=_GATHER_S
         )
         self._gap = asyncio.Event()
         self._gap.set()

@@ -13,6 +13,7 @@ Source: kvproto cdcpb.proto (Error), TiCDC's region request worker.
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
@@ -29,6 +30,8 @@ from storage.model.span import KeyRange
 # the TiCDC whose protocol we speak; a store that wants a later one says so (`compatibility`)
 _VERSION = "8.5.0"
 _BUSY_MS = 100
+_GATHER_BYTES = 256 << 10
+"""What is worth a take of its own."""
 _request_ids = itertools.count(1)
 
 T = TypeVar("T")
@@ -59,10 +62,19 @@ class HistoryLostError(InvalidError):
 class Inbox(Generic[T]):
     """Items with their size, in order; many producers, one consumer, all on one event loop."""
 
-    def __init__(self, limit_bytes: int, take_bytes: int, shared: ByteBudget | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        take_bytes: int,
+        shared: ByteBudget | None = None,
+        *,
+        gather_s: float = 0.0,
+    ) -> None:
         """Hold up to `limit_bytes`, and what the `shared` budget leaves; None:
-        it has one of its own.
+        it has one of its own. Takes of little lie `gather_s` apart.
         """
+        self._gather_s = gather_s
+        self._taken_at = 0.0
         self._limit = limit_bytes
         self._take = take_bytes
         self._budget = shared or ByteBudget(limit_bytes)
@@ -92,8 +104,15 @@ class Inbox(Generic[T]):
         self._filled.set()
 
     async def take(self) -> list[T]:
-        """Wait for items, and remove up to the take limit in bytes of them, at least one."""
+        """Wait for items, and remove up to the take limit in bytes of them, at least one.
+
+        What comes after a silence is there at once; what comes one by one is taken together.
+        """
         await self._filled.wait()
+        gathers_s = self._taken_at + self._gather_s - time.monotonic()
+        if gathers_s > 0 and self._bytes < _GATHER_BYTES:
+            await asyncio.sleep(gathers_s)
+        self._taken_at = time.monotonic()
         taken: list[T] = []
         size = 0
         while self._items and (not taken or size + self._items[0][1] <= self._take):

@@ -64,3 +64,24 @@ async def test_inboxes_share_a_budget_and_each_may_hold_one_item_whatever_the_ot
     assert budget.used_bytes == 15
     other.close()
     assert budget.used_bytes == 0
+
+
+async def test_what_comes_one_by_one_is_taken_together_and_nothing_waits_after_a_silence():
+    inbox = Inbox(100 << 20, 10 << 20, gather_s=0.2)
+    inbox.put_now("first")
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await inbox.take() == ["first"]
+    assert loop.time() - began < 0.2
+    inbox.put_now("second", 1)
+    loop.call_later(0.01, inbox.put_now, "third", 1)
+    assert await inbox.take() == ["second", "third"]
+
+
+async def test_much_is_taken_at_once():
+    inbox = Inbox(100 << 20, 10 << 20, gather_s=3600.0)
+    inbox.put_now("first")
+    await inbox.take()
+    inbox.put_now("large", 1 << 20)
+    async with asyncio.timeout(60):
+        assert await inbox.take() == ["large"]
