@@ -259,10 +259,11 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
     """
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
-    dataset = pq.ParquetDataset(path, filesystem=system, partitioning=None)
-    # A file may be older than a column, of the key as well.
-    there = set(dataset.schema.names)
-    rows = dataset.read(columns=[name for name in stored if name in there])
+    # Not as a dataset, which costs more to open than a small file to read; a cut looks into many.
+    with pq.ParquetFile(path, filesystem=system) as opened:
+        # A file may be older than a column, of the key as well.
+        there = set(opened.schema_arrow.names)
+        rows = opened.read(columns=[name for name in stored if name in there], use_threads=False)
     missing = pa.nulls(rows.num_rows)
     columns = [rows[name] if name in there else missing for name in stored]
     rows = pa.table(columns, names=schema.names).cast(schema)
