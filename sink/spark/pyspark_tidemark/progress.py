@@ -76,18 +76,19 @@ def lags(progress: Any, now_s: float) -> Iterator[Lag]:
     """The lag of each of our sources in a `StreamingQueryProgress`;
     sources without a position yet are left out.
     """
-    for source in progress.sources:
-        end = _offset(source.endOffset)
+    # Spark's own JSON: what PySpark makes of offsets differs from version to version.
+    for source in json.loads(progress.json)["sources"]:
+        end = _offset(source.get("endOffset"))
         if end is None:
             continue
-        end_ts, latest = int(end["ts"]), _offset(source.latestOffset)
+        end_ts, latest = int(end["ts"]), _offset(source.get("latestOffset"))
         # Before 4.2 Spark does not ask sources for their newest offset.
         resolved_ts = max(int(latest["ts"]) if latest else 0, end_ts)
         yield Lag(
             query=progress.name or str(progress.id),
             changefeed=end["changefeed"],
             batch=progress.batchId,
-            rows=source.numInputRows,
+            rows=source["numInputRows"],
             end_ts=end_ts,
             resolved_ts=resolved_ts,
             query_s=_seconds(resolved_ts) - _seconds(end_ts),
@@ -95,11 +96,9 @@ def lags(progress: Any, now_s: float) -> Iterator[Lag]:
         )
 
 
-def _offset(text: str | None) -> dict[str, Any] | None:
+def _offset(offset: Any) -> dict[str, Any] | None:
     """A position, if the source is ours: Spark names the classes of sources, not their formats."""
-    # PySpark makes the text "None" of an offset that Spark does not have: the newest one, in the
-    # batch after a restart.
-    offset = json.loads(text) if text and text != "None" else None
+    # There is none of a newest offset that was not asked for yet, in the batch after a restart.
     return offset if isinstance(offset, dict) and offset.keys() >= {"ts", "changefeed"} else None
 
 

@@ -88,12 +88,14 @@ def test_a_job_that_is_at_the_end_of_its_changefeed_sees_that_the_changefeed_kno
 
 
 def test_the_steps_of_a_batch_are_said_once_spark_has_noted_them(monkeypatch):
-    source = SimpleNamespace(
-        endOffset='{"ts": 7, "changefeed": "f"}', latestOffset="null", numInputRows=1
-    )
+    source = {"endOffset": {"ts": 7, "changefeed": "f"}, "latestOffset": None, "numInputRows": 1}
     query = Query(1 << 30)
     query.lastProgress = SimpleNamespace(
-        name="tidemark", id="q", batchId=0, sources=[source], durationMs={"addBatch": 5}
+        name="tidemark",
+        id="q",
+        batchId=0,
+        json=json.dumps({"sources": [source]}),
+        durationMs={"addBatch": 5},
     )
     job = job_with(monkeypatch, query)
     job._batch = 1

@@ -1,21 +1,23 @@
+import json
 from types import SimpleNamespace
 
 import pytest
-from pyspark_tidemark.progress import Lag, LagListener, lags
+from pyspark_tidemark.progress import Lag, LagListener, document, lags
 
 SECOND = 1000 << 18
 
 
 def source(end, latest):
-    return SimpleNamespace(endOffset=end, latestOffset=latest, numInputRows=7)
+    return {"endOffset": end, "latestOffset": latest, "numInputRows": 7}
 
 
 def offset(seconds):
-    return f'{{"ts": {seconds * SECOND}, "changefeed": "shop"}}'
+    return {"ts": seconds * SECOND, "changefeed": "shop"}
 
 
 def progress(*sources):
-    return SimpleNamespace(name="orders", id="1-2", batchId=3, sources=list(sources))
+    text = json.dumps({"sources": sources})
+    return SimpleNamespace(name="orders", id="1-2", batchId=3, json=text)
 
 
 def test_lag_is_told_in_both_parts():
@@ -23,7 +25,7 @@ def test_lag_is_told_in_both_parts():
     assert lag == Lag("orders", "shop", 3, 7, 100 * SECOND, 103 * SECOND, 3.0, 5.0)
 
 
-@pytest.mark.parametrize("untold", [None, "None"])
+@pytest.mark.parametrize("untold", [None, "null"])
 def test_without_the_newest_offset_only_the_clock_tells(untold):
     [lag] = lags(progress(source(offset(100), untold)), now_s=99.0)
     assert (lag.query_s, lag.total_s) == (0.0, 0.0)
@@ -33,9 +35,10 @@ def test_without_the_newest_offset_only_the_clock_tells(untold):
 def test_other_sources_and_sources_without_a_position_are_left_out():
     others = [
         source(None, offset(1)),
-        source('{"0": 5}', None),
-        source('"7"', None),
-        source('{"ts": 1}', None),
+        source({"0": 5}, None),
+        source("7", None),
+        source(7, None),
+        source({"ts": 1}, None),
     ]
     assert not list(lags(progress(*others), now_s=1.0))
 
@@ -47,3 +50,17 @@ def test_a_listener_reports_each_source():
     )
     LagListener(seen.append).onQueryProgress(event)
     assert [lag.end_ts for lag in seen] == [SECOND, 2 * SECOND]
+
+
+@pytest.mark.parametrize("make", [str, json.dumps])
+def test_what_pyspark_makes_of_an_offset_does_not_matter(make):
+    """4.1 shows a JSON object as Python does, 4.2 as JSON does: the job reads neither."""
+    said = progress(source(offset(1), offset(2)))
+    said.sources = [SimpleNamespace(endOffset=make(offset(1)), latestOffset=make(None))]
+    said.durationMs = {"addBatch": 12}
+    line = document(said, 3.0)
+    assert (line["end_ts"], line["resolved_ts"], line["ms"]) == (
+        SECOND,
+        2 * SECOND,
+        {"addBatch": 12},
+    )
