@@ -27,9 +27,9 @@ class JavaPackage:
             raise AttributeError(name)
         full = self._prefix + name
         is_class = name[0].isupper()
-        found = JavaClass(full, self._client) if is_class else JavaPackage(self._client, full)
-        setattr(self, name, found)  # the next time it is there
-        return found
+        named = JavaClass(full, self._client) if is_class else JavaPackage(self._client, full)
+        setattr(self, name, named)  # the next time it is there
+        return named
 
 
 def java_classes(spark: SparkSession) -> JavaPackage:
