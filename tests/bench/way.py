@@ -56,7 +56,6 @@ class Visible:
 
     counts: list[tuple[float, int]] = field(default_factory=list)
     """(time of day in seconds, rows so far), of each cut."""
-    steps_ms: list[dict[str, float]] = field(default_factory=list)
     maintenance_s: list[float] = field(default_factory=list)
     ready: bool = False
     ended: bool = False
@@ -73,7 +72,6 @@ class Visible:
         if waited := line.get("maintenance", {}).get("seconds"):
             self.maintenance_s.append(waited)
         if "end_ts" in line:
-            self.steps_ms.append(line.get("ms", {}))
             self.counts.append((time.time(), self.rows + sum(line["rows"].values())))
 
     def wait(self, rows: int) -> None:
@@ -328,7 +326,6 @@ def _live(
         "first_minute_p99_s": _quantile(early, 0.99),
         "cuts": len(visible.counts) - cuts,
         "longest_maintenance_s": max(visible.maintenance_s[waits:], default=0.0),
-        "cut_ms": _medians(visible.steps_ms[cuts:]),
     }
 
 
@@ -366,11 +363,6 @@ def _phase(rows: int, seconds: float, costs: Costs) -> dict[str, Any]:
 def _quantile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))], 3) if ordered else 0.0
-
-
-def _medians(lines: list[dict[str, float]]) -> dict[str, float]:
-    names = sorted({name for line in lines for name in line})
-    return {name: _quantile([line[name] for line in lines if name in line], 0.5) for name in names}
 
 
 def main() -> None:

@@ -115,7 +115,9 @@ def sync_with_checksum(path: Path) -> None:
 
 
 def sync_place(path: str) -> None:
-    """Make it durable that something is at a path, or is not, on a disk of this machine."""
+    """Make it durable that a table is at a path, or is not, on a disk of this machine: its name,
+    and its database's.
+    """
     if is_on_disk(path):
         for directory in Path(file_system(path)[1]).parents[:2]:
             with suppress(FileNotFoundError):
@@ -124,9 +126,9 @@ def sync_place(path: str) -> None:
 
 def file_system(path: str) -> tuple[Any, str]:
     """Pyarrow's file system for a path or URI, and the path in it."""
-    if is_on_disk(path) and not path.startswith("file:"):
-        return pafs.LocalFileSystem(), path
     if path.startswith("file:"):
         return pafs.LocalFileSystem(), "/" + path.removeprefix("file:").lstrip("/")
+    if is_on_disk(path):
+        return pafs.LocalFileSystem(), path
     system, inside = pafs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
     return system, inside

@@ -29,6 +29,7 @@ class Checkpoints:
     def __init__(self, spark: SparkSession, write: Callable[[str], None]) -> None:
         self._write = write
         self._commits: dict[str, int] = {}
+        self._due: set[str] = set()
         self._is_busy = False
         self._not_before_s = 0.0
         self._lock = threading.Lock()
@@ -39,19 +40,26 @@ class Checkpoints:
         with self._lock:
             # When its last checkpoint was is not known at first: the numbers go on as they would.
             before = self._commits.get(name, (version - 1) % CHECKPOINT_EVERY)
-            self._commits[name] = before + 1 if version else 0
-            foremost = max(self._commits, key=lambda table: self._commits[table])
-            is_due = self._commits[foremost] >= CHECKPOINT_EVERY
-            if not is_due or self._is_busy or time.monotonic() < self._not_before_s:
+            self._count(name, before + 1 if version else 0)
+            if not self._due or self._is_busy or time.monotonic() < self._not_before_s:
                 return
             self._is_busy = True
-            self._commits[foremost] = 0
+            foremost = max(self._due, key=lambda table: self._commits[table])
+            self._count(foremost, 0)
         self._beside.submit(self._run, foremost)
 
     def forget(self, name: str) -> None:
         """The table is gone, or another one."""
         with self._lock:
             self._commits.pop(name, None)
+            self._due.discard(name)
+
+    def _count(self, name: str, commits: int) -> None:
+        self._commits[name] = commits
+        if commits >= CHECKPOINT_EVERY:
+            self._due.add(name)
+        else:
+            self._due.discard(name)
 
     def settle(self) -> None:
         """Wait for the one that is being written."""

@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, now_ms
-from pyspark_tidemark.lake.files import sync, sync_with_checksum
+from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
 
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -286,8 +286,9 @@ def _sync_names(log: Path, first: int) -> None:
     the table's, its database's.
     """
     sync(log)
-    for directory in log.parents[:3] if first == 0 else ():
-        sync(directory)
+    if first == 0:
+        sync(log.parent)
+        sync_place(str(log.parent))
 
 
 def _sync_added(table: str, actions: Sequence[Mapping[str, Any]]) -> None:

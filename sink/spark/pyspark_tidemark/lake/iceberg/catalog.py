@@ -359,8 +359,7 @@ class Catalog:
 
     def settle(self, table: Any) -> None:
         """What was committed is durable after it, on a disk of this machine."""
-        location = str(table.location())
-        if self.is_named or not is_on_disk(location):
+        if self.is_named or not is_on_disk(location := str(table.location())):
             return
         snapshot = table.currentSnapshot()
         listed = None if snapshot is None else str(snapshot.manifestListLocation())

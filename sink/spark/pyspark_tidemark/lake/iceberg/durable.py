@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from pyspark_tidemark.lake.files import sync, sync_with_checksum
+from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
 
 _UUID_CHARACTERS: Final = 36
 _GAP: Final = 16
@@ -25,16 +25,26 @@ def settle(table: Path, manifest_list: Path | None) -> None:
     """
     metadata = table / "metadata"
     hint = metadata / "version-hint.text"
-    version = hint.read_text(encoding="utf-8").strip()
-    files = [hint, metadata / f"v{version}.metadata.json"]
+    files = [hint, _newest(metadata, hint)]
     if manifest_list is not None:
         files += [manifest_list, *_manifests(manifest_list)]
     for path in files:
         sync_with_checksum(path)
     # A new table's directories have new names, too: its own, and its database's.
-    for directory in (metadata, table / "data", *table.parents[:2], table):
+    for directory in (metadata, table / "data", table):
         with suppress(FileNotFoundError):  # no rows yet
             sync(directory)
+    sync_place(str(table))
+
+
+def _newest(metadata: Path, hint: Path) -> Path:
+    """The metadata of the newest version; the hint may be missing, as Iceberg looks then, too."""
+    with suppress(FileNotFoundError, ValueError):
+        hinted = metadata / f"v{int(hint.read_text(encoding='utf-8'))}.metadata.json"
+        if hinted.exists():
+            return hinted
+    # With another compression a name is `vN.gz.metadata.json`.
+    return max(metadata.glob("v*.metadata.json"), key=lambda path: int(path.name[1:].split(".")[0]))
 
 
 def _manifests(manifest_list: Path) -> Iterator[Path]:

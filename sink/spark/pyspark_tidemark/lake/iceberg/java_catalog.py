@@ -72,7 +72,7 @@ def java_catalog(spark: SparkSession, root: str) -> Any:
             ErrTargetUnavailable.
     """
     if not is_named(root):
-        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - see above
+        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark has no call for it
         return java_classes(spark).org.apache.iceberg.hadoop.HadoopCatalog(settings, root)
     name, _ = name_and_namespace(root)
     given = settings_of(spark.conf.getAll, name)

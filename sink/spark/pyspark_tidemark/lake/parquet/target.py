@@ -38,7 +38,7 @@ from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes, Counted
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
-from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync
+from pyspark_tidemark.lake.files import Files, LocalFiles, file_system, sync, sync_place
 from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.hadoop import HadoopFiles, move, remove
 from pyspark_tidemark.lake.manifest import Manifest
@@ -190,8 +190,8 @@ class ChangelogTarget(Changelog):
             sync(path)
         staged.rename(final)
         # The table's own name and its database's may be new as well, made in this life or the last.
-        for directory in final.parents[:3]:
-            sync(directory)
+        sync(final.parent)
+        sync_place(str(final.parent))
         return counted
 
     def _directory(self, table: TableMeta) -> Path:
