@@ -215,13 +215,13 @@ class Connection(ConnectionState):
         # The whole payload counts, padding too (RFC 9113 §6.1), and also for a stream that is gone:
         # otherwise the connection's window would shrink with every call that ends early.
         self._take_credit(size)
+        if flags & frames.PADDED:
+            payload = frames.unpadded(payload, flags)
         stream = self.streams.get(number)
         if stream is None:
             self._check_not_idle(number)  # closed: what was on its way is lost
             return
         stream.take_credit(size)
-        if flags & frames.PADDED:
-            payload = frames.unpadded(payload, flags)
         ended = bool(flags & frames.END_STREAM)
         if not payload and not ended:
             self.empty_frames.spend()

@@ -310,6 +310,15 @@ def test_what_was_on_its_way_to_a_closed_stream_is_lost() -> None:
     assert client.take() == []
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_more_padding_than_frame_ends_the_connection_on_any_stream(is_closed: bool) -> None:
+    client = Client()
+    client.send(client.call(1, b"") if is_closed else client.headers(1, path="/hold"))
+    client.take()
+    client.send(data(1, b"\x05" + bytes(4), flags=frames.PADDED))
+    assert ended_with(client) is ErrorCode.PROTOCOL_ERROR
+
+
 def test_pings_are_answered_and_pongs_are_heard() -> None:
     client = Client()
     client.connection.ping()
