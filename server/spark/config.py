@@ -35,6 +35,11 @@ class JobSettings:
     keep_cuts_hours: float = setting(
         48.0, "how far back readers may go; older files and cuts are removed"
     )
+    deletion_vectors: str = setting(
+        "on",
+        "on: rows that are gone are masked; off: Delta writes files anew, Iceberg writes equality "
+        "deletes",
+    )
     conf: tuple[str, ...] = setting(
         (),
         "a Spark setting of a job's session, NAME=VALUE; may be repeated; secrets belong into "
@@ -97,6 +102,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--max-rows-per-trigger": str(config.max_rows_per_trigger),
         "--until-ts": str(config.until_ts or ""),
         "--compact-every": str(config.compact_every),
+        "--deletion-vectors": config.deletion_vectors,
         "--ca-path": security.ca_path,
         "--cert-path": security.cert_path,
         "--key-path": security.key_path,

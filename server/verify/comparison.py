@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark_tidemark.digest import RangeChecksums, Ranges, digests, key_texts, row_texts
+from pyspark_tidemark.lake.key_columns import renamed
 
 from server.verify.catalog import Table
 from server.verify.difference import (
@@ -234,11 +235,8 @@ class Comparison:
             self._table.schema,
         )
         # Grouped, because the lake may have a key more than once.
-        gone = (
-            key_columns(theirs.filter(pc.is_in(theirs["key"], texts)), key)
-            .group_by(list(key))
-            .aggregate([])
-        )
+        keys = renamed(key_columns(theirs.filter(pc.is_in(theirs["key"], texts)), key))
+        gone = keys.group_by(keys.column_names).aggregate([]).rename_columns(list(key))
         if self._options.dry_run:
             return Repaired(len(gone), len(live))
 

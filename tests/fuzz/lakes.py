@@ -616,7 +616,12 @@ class Place:
         if self.kind == "delta":
             self.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
         return cast("Any", made)(
-            self.spark, self.path, "fuzz", mode=mode, compact_every=dice.choice((0, 3, 64))
+            self.spark,
+            self.path,
+            "fuzz",
+            mode=mode,
+            compact_every=dice.choice((0, 3, 64)),
+            deletion_vectors=dice.choice((True, True, False)),
         )
 
     def rows(self, name: str, ts: int) -> list[dict[str, Any]]:

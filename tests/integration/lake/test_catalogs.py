@@ -36,9 +36,8 @@ def keep(spark, changefeed, captures, root, ends, *, mode="upsert"):
     """One life of a job."""
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with CatalogManifest.opened(spark, root, "bank", mode=mode) as manifest:
-        target = IcebergTarget(
-            spark, root, "bank", mode=mode, compact_every=0, together=manifest.together
-        )
+        target = IcebergTarget(spark, root, "bank", mode=mode, compact_every=0)
+        target.together = manifest.together
         cuts = CutApplier(
             changefeed,
             "bank",
@@ -66,6 +65,31 @@ def test_tables_in_a_catalog_equal_the_replay_over_two_lives(
 
     uri = f"iceberg+{root}"
     assert version_at(uri, "bank.accounts", changefeed="bank") == version_at(uri, "bank.accounts")
+
+
+def test_tables_of_format_version_2_have_equality_deletes(
+    spark, changefeed, captures, upstream, rest, root, catalog_name, tmp_path
+):
+    """Version 2 has no deletion vectors; a catalog's settings may ask for it."""
+    setting = f"spark.sql.catalog.{catalog_name}.table-override.format-version"
+    spark.conf.set(setting, "2")
+    target = keep(spark, changefeed, captures, root, CUTS[:3])
+    spark.conf.unset(setting)
+    table = target._catalog.load("bank.accounts")
+    assert not target._catalog.knows_vectors(table)
+    assert int(table.currentSnapshot().summary().get("total-equality-deletes")) > 0
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[2])
+
+    uri, question = SinkUri.parse(f"iceberg+{root}"), asked(upstream, CUTS[2])
+    rows = pa.Table.from_batches([state(upstream, CUTS[2])])
+    with CatalogManifest.opened(spark, root, "bank", idle_s=0.01) as manifest:
+        side = FileLake(uri, "bank", tmp_path, manifest=manifest, session=spark)
+        side.repair(question, rows.select(list(KEY)), rows)
+    target = keep(spark, changefeed, captures, root, CUTS[3:4])
+    target._maintenance.rewrite("bank.accounts")
+    summary = target._catalog.load("bank.accounts").currentSnapshot().summary()
+    assert int(summary.get("total-equality-deletes")) == 0
+    assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[3])
 
 
 def test_a_table_is_repaired_and_read_at_its_cut_and_its_job_goes_on(
@@ -209,7 +233,7 @@ def test_an_engine_sees_whole_cuts_where_the_catalog_commits_tables_together(
     rest.commits_together = commits_together
     target = keep(spark, changefeed, captures, root, CUTS[:3])
     assert any(len(cuts) > 1 for cuts in seen) is not commits_together
-    assert (target._together is not None) is commits_together
+    assert (target.together is not None) is commits_together
     with CatalogManifest.opened(spark, root, "bank") as manifest:
         assert manifest.commits == ("cut" if commits_together else "table")
     assert balances(rest.rows("mysql.bank.accounts")) == held(upstream, CUTS[2])
@@ -246,9 +270,8 @@ def test_a_rewrite_waits_for_the_cut_that_is_being_committed(
 ):
     """Otherwise it would come between, and the whole cut fail."""
     keep(spark, changefeed, captures, root, CUTS[:2])
-    target = IcebergTarget(
-        spark, root, "bank", together=Together(java_classes(spark), java_catalog(spark, root))
-    )
+    target = IcebergTarget(spark, root, "bank")
+    target.together = Together(java_classes(spark), java_catalog(spark, root))
     target._committing.acquire()
     target._is_waiting = True
     with ThreadPoolExecutor(1) as pool:

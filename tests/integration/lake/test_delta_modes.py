@@ -6,10 +6,10 @@ import re
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.flight import TableMeta
-from pyspark_tidemark.lake import changes
+from pyspark_tidemark.lake import changes, compaction
 from pyspark_tidemark.lake.checksum import checksum
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.delta import compaction, maintenance, modes, tables
+from pyspark_tidemark.lake.delta import maintenance, modes, tables
 from pyspark_tidemark.lake.delta.target import DeltaTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest

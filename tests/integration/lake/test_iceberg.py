@@ -22,8 +22,9 @@ pytestmark = pytest.mark.timeout(300)
 CUTS = tuple(range(100, 1001, 100))
 
 
-def keep(spark, changefeed, captures, root, ends, *, mode="upsert", compact_every=0):
-    target = IcebergTarget(spark, str(root), "bank", mode=mode, compact_every=compact_every)
+def keep(spark, changefeed, captures, root, ends, *, mode="upsert", **settings):
+    settings = {"compact_every": 0} | settings
+    target = IcebergTarget(spark, str(root), "bank", mode=mode, **settings)
     options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
     with FileManifest.opened(str(root), "bank") as manifest:
         cuts = CutApplier(
@@ -88,8 +89,14 @@ def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
         assert kinds == {key: row["amount"] for key, row in state.items()}
 
 
+@pytest.fixture(params=[True, False], ids=["vectors", "equality deletes"])
+def vectors(request):
+    """How rows that are gone are told."""
+    return {"deletion_vectors": request.param}
+
+
 def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
-    spark, changefeed, captures, upstream, tmp_path, monkeypatch
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, vectors
 ):
     # No rest, and each piece of work ends before the next cut: on a slow machine one outlasts all
     # of them.
@@ -103,7 +110,7 @@ def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
         return health
 
     monkeypatch.setattr(maintenance.Maintenance, "run", run_to_its_end)
-    target = keep(spark, changefeed, captures, tmp_path, CUTS, compact_every=3)
+    target = keep(spark, changefeed, captures, tmp_path, CUTS, compact_every=3, **vectors)
     table = target._catalog.load("bank.accounts")
     replaced = [found for found in table.snapshots() if found.operation() == "replace"]
     assert replaced, "the table was compacted"
@@ -116,21 +123,95 @@ def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(
 
 
 def test_a_rewrite_keeps_deletes_that_were_committed_meanwhile(
-    spark, changefeed, captures, upstream, tmp_path
+    spark, changefeed, captures, upstream, tmp_path, vectors
 ):
-    target = keep(spark, changefeed, captures, tmp_path, CUTS[:5])
-    running = target._maintenance
-    finished = running._commit_rewrite
+    target = keep(spark, changefeed, captures, tmp_path, CUTS[:5], **vectors)
+    running = target._maintenance._rewriting
+    finished = running._commit
 
-    def late(name, start, snapshot, paths):
-        keep(spark, changefeed, captures, tmp_path, CUTS[5:])
-        return finished(name, start, snapshot, paths)
+    def late(*work):
+        keep(spark, changefeed, captures, tmp_path, CUTS[5:], **vectors)
+        return finished(*work)
 
-    running._commit_rewrite = late
-    running.rewrite("bank.accounts")
+    running._commit = late
+    before = target._catalog.load("bank.accounts").currentSnapshot().summary()
+    assert int(before.get("total-data-files")) > 1
+    running.run("bank.accounts")
+    after = target._catalog.load("bank.accounts").currentSnapshot()
+    assert after.operation() == "replace"
     assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
     meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
     assert target.position(meta) == CUTS[-1]
+
+
+def test_a_rewrite_of_a_table_that_was_emptied_meanwhile_commits_nothing(
+    spark, changefeed, captures, upstream, tmp_path
+):
+    target = keep(spark, changefeed, captures, tmp_path, CUTS)
+    running = target._maintenance._rewriting
+    finished = running._commit
+    meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+
+    def late(*work):
+        target.truncate(meta, CUTS[-1])
+        return finished(*work)
+
+    running._commit = late
+    running.run("bank.accounts")
+    assert read_by_iceberg(spark, tmp_path, "bank.accounts") == []
+    newest = target._catalog.load("bank.accounts").currentSnapshot()
+    assert newest.operation() == "delete"
+
+
+def test_a_table_with_equality_deletes_gets_vectors_in_their_place(
+    spark, changefeed, captures, upstream, tmp_path
+):
+    """A lake of earlier versions, or of a job that was told to write them, back and forth."""
+    for number, end in enumerate(CUTS):
+        target = keep(
+            spark, changefeed, captures, tmp_path, (end,), deletion_vectors=number % 3 == 1
+        )
+
+    def deletes(kind):
+        summary = target._catalog.load("bank.accounts").currentSnapshot().summary()
+        return int(summary.get(f"total-{kind}-deletes"))
+
+    assert deletes("equality") > 0
+    assert deletes("position") > 0
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
+    [rows] = [as_of_cut(spark, f"iceberg://{tmp_path}")["bank.accounts"]]
+    assert balances([row.asDict() for row in rows.collect()]) == held(upstream, CUTS[-1])
+
+    target = keep(spark, changefeed, captures, tmp_path, (), deletion_vectors=True)
+    target._maintenance.rewrite("bank.accounts")
+    assert deletes("equality") == 0
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
+    meta = TableMeta("bank.accounts", ("id",), upstream.accounts.schema)
+    assert target.position(meta) == CUTS[-1]
+
+
+def test_masks_are_made_for_the_files_that_the_commit_finds(
+    spark, changefeed, captures, upstream, tmp_path
+):
+    """A rewrite that commits between a cut's look at the files and its commit."""
+    target = keep(spark, changefeed, captures, tmp_path, CUTS[:-1])
+    written = target._written
+
+    def overtaken(*work):
+        done = written(*work)
+        target._maintenance.rewrite("bank.accounts")
+        return done
+
+    target._written = overtaken
+    before = target._catalog.load("bank.accounts").currentSnapshot().snapshotId()
+    meta = changefeed.describe(0).tables["bank.accounts"]
+    slices = tuple(changefeed.plan(CUTS[-2], CUTS[-1], ["bank.accounts"]))
+    options = {"endpoint": captures.uri, "changefeed": "bank", "ack": "false"}
+    target.apply(changes.Changes(meta, CUTS[-2], CUTS[-1], slices, changefeed, options))
+    table = target._catalog.load("bank.accounts")
+    assert table.snapshot(table.currentSnapshot().parentId()).operation() == "replace"
+    assert table.snapshot(table.currentSnapshot().parentId()).parentId() == before
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
 
 
 def test_snapshots_of_a_cut_that_is_not_in_the_manifest_yet_are_kept(
@@ -204,3 +285,15 @@ def test_a_table_of_somebody_else_is_not_touched_and_a_lost_ts_is_told(
         other.position(TableMeta("bank.accounts", ("id",), captures.upstream.accounts.schema))
     with pytest.raises(SourceError, match="ErrCutNotFound"):
         version_at(f"iceberg://{tmp_path}", "bank.accounts", 5)
+
+
+def test_cuts_that_only_tasks_hold_mask_rows_too(
+    spark, changefeed, captures, upstream, tmp_path, monkeypatch, vectors
+):
+    for most in ("DRIVER_READ_MAX_BYTES", "ARROW_READ_MAX_BYTES"):
+        monkeypatch.setattr(changes, most, -1)
+    target = keep(spark, changefeed, captures, tmp_path, CUTS, **vectors)
+    assert balances(read_by_iceberg(spark, tmp_path, "bank.accounts")) == held(upstream, CUTS[-1])
+    summary = target._catalog.load("bank.accounts").currentSnapshot().summary()
+    kind = "position" if vectors["deletion_vectors"] else "equality"
+    assert int(summary.get(f"total-{kind}-deletes")) > 0

@@ -41,16 +41,24 @@ def test_delta_appends_large_chunks_and_merges_only_what_may_be_there(
     assert test_iceberg.balances(rows) == test_iceberg.held(upstream, CUTS[-1])
 
 
+@pytest.mark.parametrize("kind", ["position", "equality"])
 def test_iceberg_deletes_only_keys_that_may_be_there(
-    spark, changefeed, captures, upstream, tmp_path
+    spark, changefeed, captures, upstream, tmp_path, kind
 ):
     deletes = []
     for end in range(
         1, len(CUTS) + 1
     ):  # a driver of its own for each cut: it reads what files hold
-        target = test_iceberg.keep(spark, changefeed, captures, tmp_path, CUTS[end - 1 : end])
+        target = test_iceberg.keep(
+            spark,
+            changefeed,
+            captures,
+            tmp_path,
+            CUTS[end - 1 : end],
+            deletion_vectors=kind == "position",
+        )
         table = target._catalog.load("bank.accounts")
-        deletes.append(int(table.currentSnapshot().summary().get("total-equality-deletes")))
+        deletes.append(int(table.currentSnapshot().summary().get(f"total-{kind}-deletes")))
     assert deletes == [0, 0, 5]
     assert test_iceberg.balances(
         test_iceberg.read_by_iceberg(spark, tmp_path, "bank.accounts")

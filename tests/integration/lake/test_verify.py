@@ -15,6 +15,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import TableCut
 from pyspark_tidemark.lake.delta.target import DeltaTarget
+from pyspark_tidemark.lake.iceberg.catalog import CutFiles
 from pyspark_tidemark.lake.iceberg.files import write
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
@@ -157,7 +158,7 @@ def damage(kept, batch):
         catalog = kept.apply()._catalog
         table = catalog.load(NAME)
         written = write(catalog.layout(table, KEY), rows, gone)
-        catalog.commit(table.newTransaction(), written, KEY, 600)
+        catalog.commit(table.newTransaction(), CutFiles(written, KEY), 600)
         version = int(catalog.load(NAME).currentSnapshot().snapshotId())
     return version, lost, new
 

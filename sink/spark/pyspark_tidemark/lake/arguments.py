@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import EVOLUTIONS, ON_DROP
+from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, ON, ON_DROP
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
@@ -28,6 +28,7 @@ class Arguments:
     until_ts: int | None
     parallel: int
     compact_every: int
+    deletion_vectors: bool
     keep_hours: float
     mode: str
     policy: Policy
@@ -71,6 +72,7 @@ class Arguments:
             until_ts=given.until_ts,
             parallel=given.parallel_tables,
             compact_every=given.compact_every,
+            deletion_vectors=given.deletion_vectors == ON,
             keep_hours=given.keep_cuts_hours,
             mode=mode,
             policy=Policy(mode, given.schema_evolution, given.on_drop),
@@ -164,6 +166,15 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=64,
         help="commits of a table between compactions; 0: no maintenance",
+    )
+    add(
+        "--deletion-vectors",
+        default=DELETION_VECTORS[0],
+        choices=DELETION_VECTORS,
+        help=(
+            "mask rows that are gone; off: Delta writes files anew, Iceberg writes equality deletes "
+            "(default: %(default)s)"
+        ),
     )
     add(
         "--keep-cuts-hours",

@@ -1,5 +1,6 @@
 """Columns of Spark DataFrames with names and values of the upstream: any name, any value."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -7,6 +8,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_type
+
+_PLAIN = re.compile(r"\w+")
 
 
 def quoted(name: str) -> str:
@@ -49,10 +52,11 @@ def with_columns(frame: Any, added: Any, filled: dict[str, Any]) -> Any:
 def map_in_arrow(
     frame: DataFrame, task: Callable[[Iterator[Any]], Iterator[Any]], schema: Any
 ) -> DataFrame:
-    """`frame.mapInArrow(task, schema)`, for columns with a dot in their names, too."""
-    # Spark takes those for fields, so it gets numbers for names and the task gets them back.
+    """`frame.mapInArrow(task, schema)`, for columns of any name, too."""
+    # Spark takes a dot for a field and `*` for all columns, so it gets numbers for names and the
+    # task gets them back.
     names = list(frame.columns)
-    if not any("." in name or "`" in name for name in names):
+    if all(_PLAIN.fullmatch(name) for name in names):
         return frame.mapInArrow(task, schema)
 
     def named(batches: Iterator[Any]) -> Iterator[Any]:

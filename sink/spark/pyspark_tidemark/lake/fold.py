@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.columns import internal, quoted
+from pyspark_tidemark.lake.key_columns import renamed
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_FROM, VALID_TO
 
 FIRST_OP = internal("_first_op")
@@ -51,7 +52,7 @@ def fold(changes: Any, key: Sequence[str]) -> Folded:
     """Fold a pyarrow.Table of changes by `key`."""
     ordered = changes.sort_by(_ORDER)
     # The key's columns go by number: one of them may be called "row".
-    keys = ordered.select(list(key)).rename_columns([f"key {place}" for place in range(len(key))])
+    keys = renamed(ordered.select(list(key)))
     numbered = keys.append_column("row", pa.array(range(len(ordered)), pa.int64()))
     grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate(
         [("row", "max"), ("row", "min")]
@@ -137,7 +138,11 @@ def endings_frame(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def _by_key(changes: Any, key: Sequence[str]) -> Any:
-    return changes.sort_by([(name, "ascending") for name in key] + _ORDER)
+    keys = renamed(changes.select(list(key)))
+    by = [(name, "ascending") for name in keys.column_names] + _ORDER
+    for name, _ in _ORDER:
+        keys = keys.append_column(name, changes[name])
+    return changes.take(pc.sort_indices(keys, sort_keys=by))
 
 
 def _goes_on(ordered: Any, key: Sequence[str]) -> Any:

@@ -16,6 +16,9 @@ MODES: Final = (UPSERT, APPEND, SCD2)
 EVOLVE, EXCEPTION, IGNORE = "evolve", "exception", "ignore"
 EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)
 """What a lake job can do at a DDL, its default first."""
+ON, OFF = "on", "off"
+DELETION_VECTORS: Final = (ON, OFF)
+"""Whether rows that are gone are masked by deletion vectors, the default first."""
 KEEP, DROP = "keep", "drop"
 ON_DROP: Final = (KEEP, DROP)
 """What can become of a table that was dropped upstream, the default first."""

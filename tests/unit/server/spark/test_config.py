@@ -41,6 +41,23 @@ def test_a_secret_never_gets_among_the_arguments_of_a_process(name):
     assert "geheim" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("target", "said", "vectors"),
+    [
+        ("delta:///lake", "on", True),
+        ("delta:///lake", "off", False),
+        ("iceberg:///lake?deletion-vectors=off", "on", False),
+        ("iceberg:///lake?deletion-vectors=on", "off", True),
+    ],
+)
+def test_deletion_vectors_are_a_choice(target, said, vectors):
+    config = SparkConfig(**NEEDED | {"target": target}, deletion_vectors=said)
+    command = job_command(config, SecurityConfig())
+    given = Arguments.parse(command[command.index("--follow-parent") :])
+    assert given.deletion_vectors is vectors
+    assert str(given.target) == target.partition("?")[0]
+
+
 def test_what_the_targets_uri_says_wins_over_options_of_spark_run():
     target = "mysql://me@db/lake?mode=scd2&compact-every=0&password-file=/run/p"
     config = SparkConfig(

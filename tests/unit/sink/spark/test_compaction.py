@@ -4,8 +4,8 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import compaction
-from pyspark_tidemark.lake.delta.compaction import (
+from pyspark_tidemark.lake import compaction
+from pyspark_tidemark.lake.compaction import (
     FULL_FILE_BYTES,
     MOST_BYTES,
     affordable,

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import files, roaring
+from pyspark_tidemark.lake import roaring
+from pyspark_tidemark.lake.delta import files
 from pyspark_tidemark.lake.delta.files import (
     DataFile,
     DeletionVectors,
@@ -21,25 +22,31 @@ from pyspark_tidemark.lake.delta.files import (
 )
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import fold
+from pyspark_tidemark.lake.key_columns import KeyColumns
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
 
 LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 
 
-def layout_of(root):
+KEPT = KeyColumns()
+
+
+def layout_of(root, *, vectors=True):
     """As after a renaming: files call the columns otherwise."""
     return Layout(
         str(root),
         LAKE,
         {name: f"col-{name}" for name in COLUMNS},
         {name: n for n, name in enumerate(COLUMNS, 1)},
+        vectors,
     )
 
 
 def cut(listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
-    actions = without(listing.layout, listing.files.values(), folded.known.select(KEY))
+    files = listing.files.values()
+    actions = without(listing.layout, files, folded.known.select(KEY), KEPT)
     return listing.after(
         json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
     )
@@ -68,13 +75,19 @@ def shown(listing):
 
 
 @settings(deadline=None, max_examples=60)
-@given(HISTORIES, st.sets(st.integers(1, 12), max_size=5), st.sets(st.integers(0, 5)), st.data())
+@given(
+    HISTORIES,
+    st.sets(st.integers(1, 12), max_size=5),
+    st.sets(st.integers(0, 5)),
+    st.booleans(),
+    st.data(),
+)
 def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_the_replay(
-    history, ends, told, data
+    history, ends, told, vectors, data
 ):
     rows = changes_of(history)
     with tempfile.TemporaryDirectory() as root:
-        listing, start = Listing(0, layout_of(root), {}, 0.0), 0
+        listing, start = Listing(0, layout_of(root, vectors=vectors), {}, 0.0), 0
         for end in (*sorted(ends), 99):
             listing = cut(listing, [row for row in rows if start < row["_commit_ts"] <= end])
             start = end
@@ -85,6 +98,7 @@ def test_any_history_in_any_cuts_any_files_joined_and_then_rows_of_a_dump_equal_
                 data.draw(st.sets(st.integers(0, len(listing.files) - 1))) if held else set(),
             )
             listing = compacted(listing, chosen)
+            assert vectors or not any(file.masked for file in before.files.values())
             assert shown(before) == shown(listing) == held, (
                 "readers of the version before still read it"
             )
@@ -108,7 +122,8 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
         folded = fold(pa.Table.from_pylist(chunk, schema=SCHEMA), KEY)
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".away"))  # to look into one would be an error
-        assert without(listing.layout, listing.files.values(), folded.known.select(KEY)) == []
+        files = listing.files.values()
+        assert without(listing.layout, files, folded.known.select(KEY), KeyColumns()) == []
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".parquet"))
         listing = cut(listing, chunk)

@@ -8,12 +8,15 @@ import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing, commit_info, creation, fence, replayed
+from pyspark_tidemark.lake.key_columns import KeyColumns
 from pyspark_tidemark.lake.schema import SchemaChange
 
 PROPERTIES = {"delta.enableDeletionVectors": "true"}
 SCHEMA = pa.schema([("id", pa.int32()), ("text", pa.string()), ("_commit_ts", pa.int64())])
 ODD = "a\u2028b\x85c"
 """Ends of lines to Python, not to JSON."""
+
+GONE = pa.table({"id": pa.array([2], pa.int32())})
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def seen(known):
 def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
     known = put(
         table,
-        without(table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})),
+        without(table.layout, table.files.values(), GONE, KeyColumns()),
     )
     known = put(
         known,
@@ -71,9 +74,7 @@ def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
 
 
 def test_the_order_of_the_actions_in_a_version_says_nothing(table):
-    actions = without(
-        table.layout, table.files.values(), pa.table({"id": pa.array([2], pa.int32())})
-    )
+    actions = without(table.layout, table.files.values(), GONE, KeyColumns())
     assert [*actions[0], *actions[1]] == ["remove", "add"]
     assert seen(table.after(actions[::-1])) == seen(table.after(actions))
 

@@ -19,12 +19,15 @@ class Catalog:
     def load(self, name):
         return name
 
+    def knows_vectors(self, table):
+        return True
+
 
 class Works(Maintenance):
     """Its work waits until it may end, and fails if it is to."""
 
     def __init__(self):
-        super().__init__(None, Catalog(), threading.Lock(), EVERY)
+        super().__init__(None, Catalog(), threading.Lock(), EVERY, vectors=False)
         self.rewrites = []
         self.failure = None
         self.may_end = threading.Event()

@@ -140,17 +140,16 @@ def test_each_row_group_is_in_exactly_one_share(rows, of):
         num_row_groups=len(rows),
         row_group=lambda group: SimpleNamespace(num_rows=rows[group]),
     )
-    groups = [
-        group
-        for number in range(of)
-        for group in files._row_groups(metadata, files.Share("f", 1, number, of))
-    ]
-    assert groups == list(range(len(rows)))
+    parts = [files._row_groups(metadata, files.Share("f", 1, number, of)) for number in range(of)]
+    assert [group for groups, _ in parts for group in groups] == list(range(len(rows)))
+    assert all(first == sum(rows[: groups[0]]) for groups, first in parts if groups)
 
 
 def test_large_files_are_read_by_several_tasks():
-    assert len(files.shares("f", 1, 10)) == 1
-    assert [share.number for share in files.shares("f", 1, 3 * files.SHARE_BYTES + 1)] == [0, 1, 2]
+    whole = files.Share("f", 1, 0, 1)
+    assert files.shares(whole, 10) == [whole]
+    parts = files.shares(whole, 3 * files.SHARE_BYTES + 1)
+    assert [(share.number, share.of) for share in parts] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_one_client_for_each_set_of_credentials():
@@ -176,12 +175,16 @@ def test_columns_are_read_by_id_whatever_the_file_calls_them_and_as_they_are_typ
         "name": keys,
     }
     parts = pa.RecordBatch.from_pylist(
-        [{"location": path, "sequence": 7, "number": number, "of": 2} for number in range(2)]
+        [
+            {"location": path, "sequence": 7, "number": number, "of": 2, "vector": None}
+            for number in range(2)
+        ]
     )
-    rows = pa.Table.from_batches(
-        files.rows_of_shares(Storage(), fields, "_sequence")(iter([parts]))
-    )
+    origin = files.Origin("_sequence", "_file", "_position")
+    rows = pa.Table.from_batches(files.rows_of_shares(Storage(), fields, origin)(iter([parts])))
     assert rows["name"].to_pylist() == keys
     assert set(rows["_sequence"].to_pylist()) == {7}
-    only_added = files.rows_of_shares(Storage(), pa.schema([added]))(iter([parts]))
+    assert set(rows["_file"].to_pylist()) == {path}
+    assert rows["_position"].to_pylist() == keys
+    only_added = files.rows_of_shares(Storage(), pa.schema([added]), files.Origin())(iter([parts]))
     assert sum(batch.num_rows for batch in only_added) == len(keys)

@@ -5,7 +5,6 @@ the cuts and the files.
 import json
 import tempfile
 from decimal import Decimal
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,10 +16,11 @@ from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.delta.modes import replaced
 from pyspark_tidemark.lake.fold import endings, fold, versions
-from pyspark_tidemark.lake.iceberg import table_keys as iceberg
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.storage import Storage
+from pyspark_tidemark.lake.iceberg.table_keys import living as living_keys
 from pyspark_tidemark.lake.iceberg.types import with_field_ids
+from pyspark_tidemark.lake.key_columns import KeyColumns
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 
 from tests.unit.sink.spark import test_fold_versions
@@ -53,7 +53,7 @@ def apply(inserted, listing, rows):
     folded = fold(pa.Table.from_pylist(rows, schema=SCHEMA), KEY)
     again = inserted.there("t", listing, folded.new.select(KEY))
     keys = pa.concat_tables([folded.known.select(KEY), again])
-    actions = without(listing.layout, listing.files.values(), keys)
+    actions = without(listing.layout, listing.files.values(), keys, KeyColumns())
     return listing.after(
         json.loads(json.dumps(actions + written(listing.layout, folded.live.select(COLUMNS))))
     )
@@ -220,16 +220,18 @@ def test_iceberg_shows_a_key_unless_a_younger_delete_names_it(files, keys):
         for sequence, (is_delete, held) in enumerate(files):
             path = iceberg_file(f"{root}/{sequence}.parquet", sorted(held), first_id=7)
             if is_delete:
-                deletes.append(iceberg._File(path, sequence, key=frozenset({7, 8})))
+                deletes.append((sequence, path))
                 living -= held
             else:
-                data.append(iceberg._File(path, sequence, len(held)))
+                data.append((sequence, path))
                 living |= held
-        deletes.append(iceberg._File("of another key", 99, key=frozenset({7})))
         table = pa.table(
             {"p": [key[0] for key in sorted(keys)], "q": [key[1] for key in sorted(keys)]}
         )
         fields = with_field_ids(table.schema, {"p": 7, "q": 8})
-        read = partial(read_columns, Storage(), fields=fields)
-        found = iceberg._living(table, data, deletes, [7, 8], read).to_pylist()
+        data, deletes = (
+            [(sequence, read_columns(Storage(), path, fields)) for sequence, path in part]
+            for part in (data, deletes)
+        )
+        found = living_keys(table, data, deletes).to_pylist()
         assert sorted((row["p"], row["q"]) for row in found) == sorted(living & keys)

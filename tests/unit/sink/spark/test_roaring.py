@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark_tidemark.lake.delta import roaring
+from pyspark_tidemark.lake import roaring
 
 # dense and sparse parts, so that containers of both kinds come; up to five containers
 SPANS = st.lists(

@@ -160,6 +160,7 @@ def test_a_lakes_uri_says_how_the_lake_is_kept(place):
         ("delta:///x?mode=append&mode=scd2", "mode is given more than once"),
         ("delta:///x?schema-evolution=maybe", "one of evolve, exception, ignore"),
         ("delta:///x?on-drop=", "one of keep, drop"),
+        ("delta:///x?deletion-vectors=true", "deletion-vectors is one of on, off, not 'true'"),
         ("delta:///x?keep-cuts-hours=-1", "hours, such as 48 or 0.5"),
         ("delta:///x?keep-cuts-hours=nan", "hours"),
         ("delta:///x?compact-every=1e3", "a whole number, 0 or more"),

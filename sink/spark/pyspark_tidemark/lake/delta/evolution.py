@@ -9,7 +9,6 @@ field, so after a crash the steps that are done are not made again.
 
 import dataclasses
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,22 +17,25 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark_tidemark.column_metadata import COLUMN_ID
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.columns import with_columns
-from pyspark_tidemark.lake.delta.compaction import affordable
-from pyspark_tidemark.lake.delta.files import all_removed, joined
-from pyspark_tidemark.lake.delta.log import Listing, has_times_without_zone, with_features
-from pyspark_tidemark.lake.delta.tables import (
+from pyspark_tidemark.lake.compaction import MOST_BYTES
+from pyspark_tidemark.lake.delta.files import DataFile, all_removed, joined
+from pyspark_tidemark.lake.delta.log import (
+    FIELD_ID,
     MAPPING,
-    Actions,
-    DeltaTables,
-    identified,
+    MAX_ID,
+    PHYSICAL_NAME,
+    Listing,
+    has_times_without_zone,
+    mapped,
     needs_mapping,
+    with_features,
 )
+from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
 
 _WITHOUT_ZONE = {"delta.feature.timestampNtz": "supported"}
 _WIDENING = {"delta.enableTypeWidening": "true"}
-_MODE, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
-_ID, _PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
+[_MODE] = MAPPING
 _TYPE_CHANGES = "delta.typeChanges"
 Field = Mapping[str, Any]
 """A column as the log has it."""
@@ -45,7 +47,7 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
     Where rows must get a value and are many, Spark adds those columns by a second commit. A crash
     between the two leaves less to change the next time.
     """
-    if change.filled and tables.change(name, lambda listing: _filled(listing, change)):
+    if tables.change(name, lambda listing: _with_rows(listing, change)):
         return
     tables.alter(name, lambda metadata, protocol: evolved(metadata, protocol, change))
     if change.filled:
@@ -53,10 +55,16 @@ def alter(tables: DeltaTables, name: str, change: SchemaChange) -> None:
 
 
 def evolved(
-    metadata: Mapping[str, Any], protocol: Mapping[str, Any], change: SchemaChange
+    metadata: Mapping[str, Any],
+    protocol: Mapping[str, Any],
+    change: SchemaChange,
+    *,
+    widens_files: bool = True,
 ) -> Actions:
     """The actions of a change, if there are any; without the columns that existing rows hold a
     value in, which come with the rewritten rows.
+
+    With `widens_files`, files may have columns as they were before they were widened.
     """
     schema = json.loads(metadata["schemaString"])
     configuration, features = dict(metadata["configuration"]), []
@@ -64,7 +72,7 @@ def evolved(
     if change.renamed or change.dropped or needs_mapping(field.name for field in change.added):
         fields = _mapped(fields, configuration)
         features.append("columnMapping")
-    if change.widened:
+    if change.widened and widens_files:
         configuration |= _WIDENING
         features.append("typeWidening")
     if has_times_without_zone(change.added):
@@ -77,7 +85,10 @@ def evolved(
         if field["name"] not in change.dropped
     ]
     types = {field.name: from_arrow_type(field.type).jsonValue() for field in change.widened}
-    fields = [_widened(field, types.get(field["name"], field["type"])) for field in fields]
+    fields = [
+        _widened(field, types.get(field["name"], field["type"]), told=widens_files)
+        for field in fields
+    ]
     fields += [_added(field, configuration) for field in change.added if not change.filled]
     schema["fields"] = [_identified(field, change.ids) for field in fields]
     changed = {**metadata, "schemaString": json.dumps(schema), "configuration": configuration}
@@ -88,33 +99,46 @@ def evolved(
     ]
 
 
-def _filled(listing: Listing, change: SchemaChange) -> Actions:
-    """The actions of a change with the values that rows hold in added columns;
-    none if the rows are many.
+def _with_rows(listing: Listing, change: SchemaChange) -> Actions:
+    """The actions of a change and of the rows that it rewrites: with the values of added columns,
+    unless the rows are many; and, in a table for readers that know neither deletion vectors nor
+    files with narrower columns, with the widened ones. None if no row is rewritten.
     """
     files = list(listing.files.values())
-    if not affordable([files]):
+    widens_rows = bool(change.widened) and not listing.layout.vectors
+    if not widens_rows and not (change.filled and _size(files) <= MOST_BYTES):
         return []
-    actions = evolved(listing.metadata, listing.protocol, dataclasses.replace(change, filled=()))
+    actions = evolved(
+        listing.metadata,
+        listing.protocol,
+        dataclasses.replace(change, filled=()),
+        widens_files=not widens_rows,
+    )
     layout = listing.after(actions).layout
     parts = [[file for file in files if file.ended is ended] for ended in (False, True)]
     return [*actions, *(action for part in parts for action in joined(layout, part, change.filled))]
+
+
+def _size(files: Sequence[DataFile]) -> int:
+    return sum(file.size for file in files)
 
 
 def _mapped(fields: Sequence[Field], configuration: dict[str, str]) -> Sequence[Field]:
     """The columns with column mapping, by the names that files have for them."""
     if configuration.get(_MODE) == "name":
         return fields
-    configuration |= MAPPING | {_MAX_ID: str(len(fields))}
+    configuration |= MAPPING | {MAX_ID: str(len(fields))}
     return [
-        {**field, "metadata": {**field["metadata"], _ID: number, _PHYSICAL_NAME: field["name"]}}
+        {**field, "metadata": {**field["metadata"], FIELD_ID: number, PHYSICAL_NAME: field["name"]}}
         for number, field in enumerate(fields, 1)
     ]
 
 
-def _widened(field: Field, kind: Any) -> Field:
+def _widened(field: Field, kind: Any, *, told: bool) -> Field:
     if kind == field["type"]:
         return field
+    if not told:
+        return {**field, "type": kind}
     changes = [
         *field["metadata"].get(_TYPE_CHANGES, []),
         {"fromType": field["type"], "toType": kind},
@@ -130,10 +154,9 @@ def _added(field: Any, configuration: dict[str, str]) -> Field:
         "metadata": {},
     }
     if configuration.get(_MODE) == "name":
-        number = int(configuration[_MAX_ID]) + 1
-        configuration[_MAX_ID] = str(number)
-        # A physical name of its own: files may still have a dropped column under the logical one.
-        column["metadata"] = {_ID: number, _PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
+        number = int(configuration[MAX_ID]) + 1
+        configuration[MAX_ID] = str(number)
+        column["metadata"] = mapped(number)
     return column
 
 

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,9 +28,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tidemark.lake.columns import internal
-from pyspark_tidemark.lake.delta import roaring
+from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.files import file_system
+from pyspark_tidemark.lake.key_columns import KeyColumns, places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
@@ -53,6 +54,8 @@ class Layout:
     """What files call them."""
     ids: Mapping[str, int]
     """Their field ids; none without column mapping."""
+    vectors: bool = True
+    """Whether rows that are gone are masked; else their files are written anew without them."""
 
     def location(self, add: Mapping[str, Any]) -> str:
         """Where the file of an action is."""
@@ -67,10 +70,6 @@ class Layout:
         number = self.ids.get(field.name)
         metadata = None if number is None else {_FIELD_ID: str(number)}
         return pa.field(self.physical[field.name], field.type, metadata=metadata)
-
-
-ROW = internal("_row")
-"""A column with the position of a row in its file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,18 +175,25 @@ def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
     return file.close()
 
 
-def without(layout: Layout, files: Iterable[DataFile], keys: Any) -> list[dict[str, Any]]:
+def without(
+    layout: Layout, files: Iterable[DataFile], keys: Any, kept: KeyColumns
+) -> list[dict[str, Any]]:
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of
-    files.
+    files, whose key columns are `kept` for the next time.
     """
     actions, vectors = [], DeletionVectors(layout.root)
     for file in meeting(files, keys):
-        stored = numbered(layout, file, keys.schema)
-        removed = stored.join(
-            keys, keys=keys.column_names, join_type="left semi", use_threads=False
+        columns = kept.of(
+            (
+                layout.location(file.add),
+                tuple(layout.physical[name] for name in keys.column_names),
+                str(keys.schema),
+            ),
+            partial(stored_columns, layout, file, keys.schema),
         )
         masked = vectors.read(file.add.get("deletionVector"))
-        actions += without_rows(file, masked, removed[ROW].to_numpy(), len(stored), vectors)
+        places = (masked, places_of(columns, keys), len(columns))
+        actions += without_rows(layout, file, places, vectors)
     vectors.close()
     return actions
 
@@ -199,18 +205,24 @@ def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
 
 
 def without_rows(
-    file: DataFile, masked: Any, positions: Any, rows: int, vectors: DeletionVectors
+    layout: Layout, file: DataFile, places: tuple[Any, Any, int], vectors: DeletionVectors
 ) -> list[dict[str, Any]]:
-    """The actions that take the rows at `positions` out of a file with this number of rows,
-    of which those at `masked` are out.
+    """The actions that take rows out of a file: `places` are the positions of those that are out
+    already, of those that are to go, and the number of all its rows.
 
-    The new vector goes into `vectors`.
+    The new vector goes into `vectors`; in a table without vectors a new file has the other rows.
     """
+    masked, positions, rows = places
     all_masked = np.union1d(masked, positions)
     if len(all_masked) == len(masked):
         return []
     if len(all_masked) == rows:
         return [_removed(file.add)]
+    if not layout.vectors:
+        new = NewFile(layout)
+        for piece in pieces(layout, file.add, all_masked):
+            new.add(piece)
+        return [_removed(file.add), *new.close()]
     # A file with another deletion vector is another logical file to Delta's protocol: it is removed
     # and added again, under the same path.
     added = {
@@ -253,10 +265,8 @@ def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
     return rows
 
 
-def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
-    """Columns of a file as they are in `schema`, masked rows included,
-    and the position of each row as ROW.
-    """
+def stored_columns(layout: Layout, file: DataFile, schema: Any) -> Any:
+    """Columns of a file as they are in `schema` (pyarrow.Table), masked rows included."""
     system, path = file_system(layout.location(file.add))
     stored = [layout.physical[name] for name in schema.names]
     # Not as a dataset, which costs more to open than a small file to read; a cut looks into many.
@@ -266,8 +276,7 @@ def numbered(layout: Layout, file: DataFile, schema: Any) -> Any:
         rows = opened.read(columns=[name for name in stored if name in there], use_threads=False)
     missing = pa.nulls(rows.num_rows)
     columns = [rows[name] if name in there else missing for name in stored]
-    rows = pa.table(columns, names=schema.names).cast(schema)
-    return rows.append_column(ROW, pa.array(np.arange(len(rows))))
+    return pa.table(columns, names=schema.names).cast(schema)
 
 
 def _removed(add: Mapping[str, Any], *, data_change: bool = True) -> dict[str, Any]:

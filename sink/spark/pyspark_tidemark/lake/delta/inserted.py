@@ -8,8 +8,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_tidemark.lake.delta.files import DataFile, DeletionVectors, Layout, meeting, numbered
+from pyspark_tidemark.lake.delta.files import (
+    DataFile,
+    DeletionVectors,
+    Layout,
+    meeting,
+    stored_columns,
+)
 from pyspark_tidemark.lake.delta.log import Listing
+from pyspark_tidemark.lake.key_columns import those_in
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.schema import IS_CURRENT
 
@@ -41,10 +48,7 @@ class Inserted:
             for file, among in zip(searched, hits, strict=True):
                 if among.any():
                     shown = _shown(listing.layout, file, keys.schema)
-                    present = candidates.join(
-                        shown, keys=keys.column_names, join_type="left semi", use_threads=False
-                    )
-                    again = pa.concat_tables([again, present])
+                    again = pa.concat_tables([again, those_in(candidates, shown)])
         self.replacing(table, len(again))
         return again
 
@@ -69,7 +73,7 @@ class Inserted:
         rows = file.rows or file.size // _FEWEST_BYTES_A_ROW
 
         def read() -> Any:
-            return numbered(layout, file, schema).select(schema.names)
+            return stored_columns(layout, file, schema)
 
         return self._index.hits(table, (file.add["path"], columns), digests, FileKeys(read, rows))
 
@@ -77,7 +81,7 @@ class Inserted:
 def _shown(layout: Layout, file: DataFile, schema: Any) -> Any:
     """The keys in a file that the table shows (mode `scd2`: of current versions)."""
     versioned = IS_CURRENT in layout.schema.names
-    stored = numbered(
+    stored = stored_columns(
         layout, file, schema.append(layout.schema.field(IS_CURRENT)) if versioned else schema
     )
     live = np.ones(len(stored), bool)

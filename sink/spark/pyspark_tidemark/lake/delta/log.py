@@ -42,11 +42,17 @@ from pyspark_tidemark.lake.files import sync, sync_place, sync_with_checksum
 _LOG = "_delta_log"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
+VECTORS = "delta.enableDeletionVectors"
+MAPPING = {"delta.columnMapping.mode": "name"}
+MAX_ID = "delta.columnMapping.maxColumnId"
+FIELD_ID, PHYSICAL_NAME = "delta.columnMapping.id", "delta.columnMapping.physicalName"
+_UNWRITABLE = frozenset(" ,;{}()\n\t=")
+"""Characters that no column's name may have unless the table maps its columns by name."""
 _KNOWN_PROPERTIES = {
-    "delta.enableDeletionVectors",
+    VECTORS,
     "delta.checkpointInterval",
-    "delta.columnMapping.mode",
-    "delta.columnMapping.maxColumnId",
+    *MAPPING,
+    MAX_ID,
     "delta.enableTypeWidening",
 }
 # Old writer versions imply these; without a property they ask for nothing.
@@ -174,28 +180,48 @@ def creation(
     """The actions that make a table with the columns of `schema` (pyarrow.Schema),
     their identities, and properties.
     """
-    fields = from_arrow_schema(schema).jsonValue()
-    for field in fields["fields"]:
+    fields, configuration = from_arrow_schema(schema).jsonValue(), dict(properties)
+    is_mapped = needs_mapping(schema.names)
+    if is_mapped:
+        configuration |= MAPPING | {MAX_ID: str(len(schema))}
+    for number, field in enumerate(fields["fields"], 1):
         field["nullable"] = True
         field["metadata"] = {COLUMN_ID.decode(): ids[field["name"]]} if field["name"] in ids else {}
+        field["metadata"] |= mapped(number) if is_mapped else {}
     least = {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
         "readerFeatures": [],
         "writerFeatures": _IMPLIED_FEATURES,
     }
-    protocol = with_features(
-        least, ["deletionVectors", *(["timestampNtz"] if has_times_without_zone(schema) else [])]
-    )
+    features = ["deletionVectors"] if _has_vectors(properties) else []
+    if has_times_without_zone(schema):
+        features.append("timestampNtz")
+    if is_mapped:
+        features.append("columnMapping")
+    protocol = with_features(least, features)
     metadata = {
         "id": str(uuid.uuid4()),
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps(fields),
         "partitionColumns": [],
-        "configuration": dict(properties),
+        "configuration": configuration,
         "createdTime": now_ms(),
     }
     return [{"protocol": protocol}, {"metaData": metadata}]
+
+
+def needs_mapping(names: Iterable[str]) -> bool:
+    """Whether Delta takes these columns only with column mapping,
+    which asks more of a table's readers.
+    """
+    return any(_UNWRITABLE & set(name) for name in names)
+
+
+def mapped(number: int) -> dict[str, Any]:
+    """What the metadata of a new column says of it in a table with column mapping."""
+    # A physical name of its own: files may still have a dropped column under the logical one.
+    return {FIELD_ID: number, PHYSICAL_NAME: f"col-{uuid.uuid4()}"}
 
 
 def with_features(protocol: Mapping[str, Any], features: Iterable[str]) -> Mapping[str, Any]:
@@ -349,8 +375,7 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
     """Whether we know all that the table asks of its writers (invariant 2)."""
     properties, features = metadata["configuration"], protocol.get("writerFeatures")
     return (
-        properties.get("delta.enableDeletionVectors") == "true"
-        and properties.get("delta.columnMapping.mode", "name") in ("name", "none")
+        properties.get("delta.columnMapping.mode", "name") in ("name", "none")
         and all(
             name in _KNOWN_PROPERTIES or name.startswith("delta.feature.") for name in properties
         )
@@ -363,13 +388,11 @@ def _known(metadata: Mapping[str, Any], protocol: Mapping[str, Any]) -> bool:
 def _layout(metadata: Mapping[str, Any], root: str) -> Layout:
     fields = json.loads(metadata["schemaString"])
     mapping = {field["name"]: field["metadata"] for field in fields["fields"]}
-    physical = {
-        name: details.get("delta.columnMapping.physicalName", name)
-        for name, details in mapping.items()
-    }
-    ids = {
-        name: int(details["delta.columnMapping.id"])
-        for name, details in mapping.items()
-        if "delta.columnMapping.id" in details
-    }
-    return Layout(root, to_arrow_schema(StructType.fromJson(fields), timezone="UTC"), physical, ids)
+    physical = {name: details.get(PHYSICAL_NAME, name) for name, details in mapping.items()}
+    ids = {name: int(details[FIELD_ID]) for name, details in mapping.items() if FIELD_ID in details}
+    schema = to_arrow_schema(StructType.fromJson(fields), timezone="UTC")
+    return Layout(root, schema, physical, ids, _has_vectors(metadata["configuration"]))
+
+
+def _has_vectors(properties: Mapping[str, str]) -> bool:
+    return properties.get(VECTORS) == "true"

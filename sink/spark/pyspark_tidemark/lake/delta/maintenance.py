@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.classic.dataframe import DataFrame
 
-from pyspark_tidemark.lake.delta import compaction
+from pyspark_tidemark.lake import compaction
 from pyspark_tidemark.lake.delta.files import joined
 from pyspark_tidemark.lake.delta.tables import DeltaTables
 from pyspark_tidemark.lake.target import Health, Kept

@@ -19,14 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.files import (
-    ROW,
     DataFile,
     DeletionVectors,
     Layout,
     all_removed,
     meeting,
-    numbered,
     pieces,
+    stored_columns,
     without,
     without_rows,
     written,
@@ -46,12 +45,13 @@ from pyspark_tidemark.lake.fold import (
     versions_frame,
 )
 from pyspark_tidemark.lake.format import SCD2
+from pyspark_tidemark.lake.key_columns import ROW, KeyColumns, numbered, renamed, those_in
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import IS_CURRENT, VALID_TO, fitted, lake_columns
 
 MOST_SEARCHED_BYTES = 128 << 20
-"""So much of a table the driver reads to find the versions that a cut ends;
-more is work for executors.
+"""So much of a table the driver reads to find the versions that a cut ends, or writes anew where
+there are no deletion vectors; more is work for executors.
 """
 
 
@@ -70,6 +70,7 @@ class Upsert:
 
     def __init__(self, tables: DeltaTables) -> None:
         self._tables = tables
+        self._key_columns = KeyColumns()
 
     def create(self, changes: Changes) -> bool:
         """Apply the first cut of a table: no row can be there, so those that live are appended."""
@@ -93,7 +94,9 @@ class Upsert:
         folded = fold(changes.arrow, key)
         if not len(folded.last):
             return False
-        if self._tables.apply(changes, lambda current: self._actions(name, current, folded, key)):
+        if not _rewrites_much(listing, folded.known.select(list(key))) and self._tables.apply(
+            changes, lambda current: self._actions(name, current, folded, key)
+        ):
             return True
         return self._merge(
             changes, self._tables.session(name).createDataFrame(folded.last, changes.spark_schema)
@@ -169,8 +172,17 @@ class Upsert:
         """Rows masked in the files that hold them, and one new file."""
         again = self._tables.inserted.there(name, listing, folded.new.select(list(key)))
         keys = pa.concat_tables([folded.known.select(list(key)), again])
-        removals = without(listing.layout, listing.files.values(), keys)
+        files = listing.files.values()
+        removals = without(listing.layout, files, keys, self._key_columns)
         return removals + written(listing.layout, fitted(folded.live, listing.layout.schema))
+
+
+def _rewrites_much(listing: Listing | None, keys: Any) -> bool:
+    """Whether files without deletion vectors would have to be written anew, and are large."""
+    if listing is None or listing.layout.vectors:
+        return False
+    met = meeting(listing.files.values(), keys)
+    return sum(file.size for file in met) > MOST_SEARCHED_BYTES
 
 
 def _live(last: DataFrame, changes: Changes) -> DataFrame:
@@ -266,10 +278,7 @@ class History:
             # The upstream says that these keys are new; a version of one that is still open would
             # stay current beside the new one.
             again = self._tables.inserted.there(name, current, inserted.select(list(key)))
-            still_open = inserted.join(
-                again, keys=list(key), join_type="left semi", use_threads=False
-            )
-            return replaced(current, new, pa.concat_tables([ends, still_open]))
+            return replaced(current, new, pa.concat_tables([ends, those_in(inserted, again)]))
 
         return self._tables.apply(changes, actions)
 
@@ -321,7 +330,7 @@ def replaced(listing: Listing, new: Any, ends: Any) -> list[dict[str, Any]]:
         positions, times, count = _current(layout, file, masked, ends)
         if len(positions):
             rows.append(_ended(layout, file, positions, times, count))
-            actions += without_rows(file, masked, positions, count, vectors)
+            actions += without_rows(layout, file, (masked, positions, count), vectors)
     vectors.close()
     shown = pa.concat_tables(rows)
     current = pc.is_null(shown[VALID_TO])
@@ -338,11 +347,21 @@ def _current(layout: Layout, file: DataFile, masked: Any, ends: Any) -> tuple[An
     """
     key = [name for name in ends.column_names if name != VALID_TO]
     schema = pa.schema([*(ends.schema.field(name) for name in key), (IS_CURRENT, pa.bool_())])
-    stored = numbered(layout, file, schema)
+    stored = numbered(stored_columns(layout, file, schema))
     live = np.ones(len(stored), bool)
     live[masked] = False
-    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live))).select([*key, ROW])
-    ended = current.join(ends, keys=key, join_type="inner", use_threads=False).sort_by(ROW)
+    current = stored.filter(pc.and_(stored[IS_CURRENT], pa.array(live)))
+    there, wanted = renamed(current.select(key)), renamed(ends.select(key))
+    ended = (
+        there.append_column(ROW, current[ROW])
+        .join(
+            wanted.append_column(VALID_TO, ends[VALID_TO]),
+            keys=wanted.column_names,
+            join_type="inner",
+            use_threads=False,
+        )
+        .sort_by(ROW)
+    )
     return ended[ROW].to_numpy(), ended[VALID_TO], len(stored)
 
 

@@ -7,7 +7,7 @@ ours fails: the next look reads the table again.
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +25,11 @@ from pyspark_tidemark.jvm import java_classes
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.columns import quoted
 from pyspark_tidemark.lake.delta.checkpoints import CHECKPOINT_EVERY, Checkpoints
-from pyspark_tidemark.lake.delta.files import Layout, written
+from pyspark_tidemark.lake.delta.files import written
 from pyspark_tidemark.lake.delta.inserted import Inserted
 from pyspark_tidemark.lake.delta.log import (
+    MAPPING,
+    VECTORS,
     Listing,
     commit,
     commit_info,
@@ -36,6 +38,7 @@ from pyspark_tidemark.lake.delta.log import (
     creation,
     fence,
     listing,
+    needs_mapping,
     positions,
     replayed,
     settle,
@@ -44,13 +47,6 @@ from pyspark_tidemark.lake.delta.log import (
 )
 from pyspark_tidemark.lake.target import table_path
 
-PROPERTIES = {
-    "delta.enableDeletionVectors": "true",
-    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
-}
-MAPPING = {"delta.columnMapping.mode": "name"}
-_UNWRITABLE = frozenset(" ,;{}()\n\t=")
-"""Characters that no column's name may have unless the table maps its columns by name."""
 # Of plans over a few thousand rows, which cost more to compile than to interpret.
 _FEW_ROWS_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
@@ -65,17 +61,17 @@ _COLUMN_ID = COLUMN_ID.decode()
 Actions = Sequence[Mapping[str, Any]]
 
 
-def needs_mapping(names: Iterable[str]) -> bool:
-    """Whether Delta takes these columns only with column mapping,
-    which asks more of a table's readers.
-    """
-    return any(_UNWRITABLE & set(name) for name in names)
-
-
 class DeltaTables:
     """The way to Delta of one changefeed's lake, by table name."""
 
-    def __init__(self, spark: SparkSession, root: str, changefeed: str) -> None:
+    def __init__(
+        self, spark: SparkSession, root: str, changefeed: str, *, deletion_vectors: bool = True
+    ) -> None:
+        """`deletion_vectors` is for tables that are made; others go on as they are."""
+        self._properties = {
+            VECTORS: str(deletion_vectors).lower(),
+            "delta.checkpointInterval": str(CHECKPOINT_EVERY),
+        }
         self._spark = spark
         self._classes = java_classes(spark)
         self._root = root
@@ -199,18 +195,19 @@ class DeltaTables:
         Raises:
             SourceError: ErrTargetBusy.
         """
-        if self._is_local and isinstance(rows, pa.Table) and not needs_mapping(rows.column_names):
+        if self._is_local and isinstance(rows, pa.Table):
             self._begin(changes, rows)
             return
         frame = identified(self._frame(changes, rows), changes.table.column_ids)
-        self._write(changes, frame, PROPERTIES | (MAPPING if needs_mapping(frame.columns) else {}))
+        mapping = MAPPING if needs_mapping(frame.columns) else {}
+        self._write(changes, frame, self._properties | mapping)
 
     def _begin(self, changes: Changes, rows: Any) -> None:
         """Make the table without Spark: its first version has protocol, metadata and rows."""
         name, schema = changes.table.name, without_metadata(rows.schema)
         nothing = Listing.before_the_first(self.path(name))
-        layout = Layout(self.path(name), schema, {column: column for column in schema.names}, {})
-        made = creation(schema, changes.table.column_ids, PROPERTIES)
+        made = creation(schema, changes.table.column_ids, self._properties)
+        layout = nothing.after(made).layout
         self._log(name).createLogDirectoriesIfNotExists()
         if not self.commit(changes, nothing, [*made, *written(layout, rows)]):
             raise SourceError("ErrTargetBusy", f"somebody else makes {name}", retryable=True)

@@ -54,9 +54,11 @@ class DeltaTarget:
         *,
         mode: str = UPSERT,
         compact_every: int = 64,
+        deletion_vectors: bool = True,
     ) -> None:
+        """`deletion_vectors` is for tables that are made; others go on as they are."""
         self._spark = spark
-        self._tables = DeltaTables(spark, root, changefeed)
+        self._tables = DeltaTables(spark, root, changefeed, deletion_vectors=deletion_vectors)
         self._mode = mode
         self._writer = _WRITERS[mode](self._tables)
         self._maintenance = Maintenance(self._tables, compact_every)
@@ -182,6 +184,7 @@ class DeltaConnector(LakeConnector):
             arguments.changefeed,
             mode=arguments.mode,
             compact_every=arguments.compact_every,
+            deletion_vectors=arguments.deletion_vectors,
         )
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:

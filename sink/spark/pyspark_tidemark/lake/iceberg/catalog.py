@@ -7,7 +7,7 @@ Java's objects are passed on as they are: a table, a transaction, a snapshot, a 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -29,6 +29,7 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
+from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
 
@@ -47,6 +48,7 @@ Send: TypeAlias = Callable[[Any, str], int]
 """Makes a transaction visible, or lets it wait for others; gets what to call the catalog, and
 returns the id of the snapshot.
 """
+_VECTORS_SINCE = 3
 PROPERTIES = {
     "format-version": "3",
     # For expiry, the one update that Iceberg commits itself: a commit on top of somebody else's
@@ -55,6 +57,26 @@ PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+
+
+class CutFiles(NamedTuple):
+    """The files that a commit puts into a table."""
+
+    written: Sequence[Written]
+    key: Sequence[str] = ()
+    """What the equality deletes among them name."""
+    masks: Sequence[Mask] = ()
+    removed: Sequence[Any] = ()
+    """Equality deletes (Iceberg's Java) that go."""
+
+
+class Committed(NamedTuple):
+    """The same files as Iceberg's Java names them."""
+
+    rows: Sequence[Any]
+    masks: Sequence[tuple[Mask, Any]] = ()
+    deletes: Sequence[str] = ()
+    """The locations of equality deletes."""
 
 
 class Catalog:
@@ -246,7 +268,7 @@ class Catalog:
         schema = self.schema(table)
         ranges = None if key_ranges is None else tuple(key_ranges)
         return Layout(
-            _data_location(table),
+            self.data_location(table),
             schema.serialize().to_pybytes(),
             tuple(key),
             ranges,
@@ -259,7 +281,19 @@ class Catalog:
         Raises:
             SourceError: ErrTargetUnusable, they lie where they cannot be written.
         """
-        return storage_of(table, _data_location(table))
+        return storage_of(table, self.data_location(table))
+
+    @staticmethod
+    def knows_vectors(table: Any) -> bool:
+        """Whether the table's format version has deletion vectors: a catalog's settings may ask for
+        version 2, which has not.
+        """
+        return int(table.operations().current().formatVersion()) >= _VECTORS_SINCE
+
+    @staticmethod
+    def data_location(table: Any) -> str:
+        """The directory of new files."""
+        return str(table.locationProvider().newDataLocation("")).rstrip("/")
 
     def schema(self, table: Any) -> Any:
         """The current pyarrow.Schema, with field ids."""
@@ -298,31 +332,39 @@ class Catalog:
     def commit(
         self,
         transaction: Any,
-        written: Sequence[Written],
-        key: Sequence[str],
+        files: CutFiles,
         cut: int,
         send: Send = commit_exactly,
-    ) -> list[Any]:
-        """One snapshot with the files, fenced by the cut; returns those with rows,
-        as Iceberg names them.
+    ) -> Committed:
+        """One snapshot with the files, fenced by the cut.
 
         Raises:
             SourceError: ErrTargetBusy, somebody else has committed since the transaction began.
         """
         delta, table = transaction.newRowDelta(), transaction.table()
-        rows = self._data_files(table, written)
+        if (before := table.currentSnapshot()) is not None:
+            # Else Iceberg takes a vector of an earlier commit for one of somebody else's.
+            delta.validateFromSnapshot(before.snapshotId())
+        rows = self._data_files(table, files.written)
         for file in rows:
             delta.addRows(file)
-        for file in written:
-            if file.deletes:
-                delta.addDeletes(self.delete_file(table, file, key))
+        deletes = [file for file in files.written if file.deletes]
+        for file in deletes:
+            delta.addDeletes(self.delete_file(table, file, files.key))
+        masks = list(zip(files.masks, self.vector_files(table, files.masks), strict=True))
+        for mask, added in masks:
+            delta.addDeletes(added)
+            if mask.replaced is not None:
+                delta.removeDeletes(mask.replaced)
+        for file in files.removed:
+            delta.removeDeletes(file)
         self.fenced(transaction, delta, cut, send)
-        return rows
+        return Committed(rows, masks, [file.path for file in deletes])
 
     def replace(
         self, transaction: Any, written: Sequence[Written], cut: int, send: Send = commit_exactly
-    ) -> list[Any]:
-        """One snapshot with the files and nothing else, fenced by the cut; returns those with rows.
+    ) -> Committed:
+        """One snapshot with the files and nothing else, fenced by the cut.
 
         Raises:
             SourceError: ErrTargetBusy.
@@ -332,7 +374,7 @@ class Catalog:
         for file in rows:
             overwrite.addFile(file)
         self.fenced(transaction, overwrite, cut, send)
-        return rows
+        return Committed(rows)
 
     def fenced(self, transaction: Any, update: Any, cut: int, send: Send = commit_exactly) -> None:
         """Commit a transaction and its last update, whose snapshot says which cut the table holds.
@@ -393,6 +435,14 @@ class Catalog:
             numbers
         )
         return self._described(table, builder, file).build()
+
+    def vector_files(self, table: Any, masks: Sequence[Mask]) -> list[Any]:
+        """Deletion vectors as commits name them."""
+        # As JSON: a cut may mask rows of a hundred files, and each call of the JVM costs.
+        described = [_described(mask, int(table.spec().specId())) for mask in masks]
+        nodes = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(described))
+        parse, spec = self._iceberg.ContentFileParser.fromJson, table.spec()
+        return [parse(nodes.get(place), spec) for place in range(len(masks))]
 
     def files(self, table: Any) -> list[Any]:
         """The data files that the current snapshot shows, with their columns' statistics."""
@@ -458,6 +508,22 @@ class Catalog:
         )
 
 
+def _described(mask: Mask, spec: int) -> dict[str, Any]:
+    """A vector in the JSON of Iceberg's `ContentFileParser`."""
+    return {
+        "spec-id": spec,
+        "content": "position-deletes",
+        "file-path": mask.vector.location,
+        "file-format": "puffin",
+        "partition": [],
+        "file-size-in-bytes": mask.file_size,
+        "record-count": mask.rows,
+        "referenced-data-file": mask.data_file,
+        "content-offset": mask.vector.offset,
+        "content-size-in-bytes": mask.vector.size,
+    }
+
+
 def _recorded_cut(table: Any, name: str) -> int:
     """The cut of a table whose newest snapshot is somebody else's, and the ones before it expired,
     or hidden: some catalogs show the newest one only.
@@ -475,8 +541,3 @@ def _recorded_cut(table: Any, name: str) -> int:
             "new changefeed and target",
         )
     return int(recorded)
-
-
-def _data_location(table: Any) -> str:
-    """The directory of new files."""
-    return str(table.locationProvider().newDataLocation("")).rstrip("/")

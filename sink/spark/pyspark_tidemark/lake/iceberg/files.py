@@ -5,9 +5,10 @@ Columns are read by their field ids: a file may call them otherwise, or be older
 
 import dataclasses
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from pyspark_tidemark.lake.changes import DELETE, INSERT
 from pyspark_tidemark.lake.files import file_system, is_on_disk, sync
 from pyspark_tidemark.lake.fold import FIRST_OP
 from pyspark_tidemark.lake.iceberg.storage import Storage, is_s3
+from pyspark_tidemark.lake.iceberg.vectors import Vector
 from pyspark_tidemark.lake.ranges import Bounds, possible
 
 MOST_NEAR = 64
@@ -26,6 +28,8 @@ SHARE_BYTES = 128 << 20
 """About so much of a file is read by one task."""
 _FIELD_ID = b"PARQUET:field_id"
 _READ_ROWS = 32_768
+_GROUP_BYTES = 32 << 20
+"""Rows are gathered for a row group of about this size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +85,28 @@ class _File:
         self._path = f"{layout.data}/{uuid.uuid4()}{'-deletes' if deletes else ''}.parquet"
         self._sink: Any = None
         self._writer: Any = None
+        self._pending: list[Any] = []
+        self._pending_bytes = 0
 
     def add(self, rows: Any) -> None:
         if not len(rows):
             return
+        self._pending.append(rows.select(self._schema.names).cast(self._schema))
+        self._pending_bytes += self._pending[-1].nbytes
+        if self._pending_bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
         with self._layout.storage.errors_named(self._path):
             if self._writer is None:
                 self._writer = self._opened()
-            self._writer.write_table(rows.select(self._schema.names).cast(self._schema))
+            self._writer.write_table(pa.concat_tables(self._pending))
+        self._pending, self._pending_bytes = [], 0
 
     def close(self) -> list[Written]:
+        self._flush()
         if self._writer is None:
             return []
         with self._layout.storage.errors_named(self._path):
@@ -110,17 +126,14 @@ class _File:
         return pq.ParquetWriter(self._sink, self._schema, compression="zstd")
 
 
-def write(layout: Layout, live: Any, deleted: Any) -> list[Written]:
+def write(layout: Layout, live: Any, deleted: Any = None) -> list[Written]:
     """One file of rows and one of keys (pyarrow.Tables), where there are any."""
     return _write(layout, [(live, deleted)])
 
 
 def write_rows(layout: Layout, batches: Iterator[Any]) -> list[Written]:
     """One file of rows."""
-    return _write(
-        layout,
-        ((pa.Table.from_batches([batch]), layout.deletes.empty_table()) for batch in batches),
-    )
+    return _write(layout, ((pa.Table.from_batches([batch]), None) for batch in batches))
 
 
 def written_by_task(layout: Layout) -> Any:
@@ -145,6 +158,26 @@ def rows_by_task(layout: Layout) -> Any:
     return run
 
 
+def joined_by_task(layout: Layout) -> Any:
+    """For mapInArrow over numbered groups of shares: writes the live rows of each group, in order,
+    into one file, and yields its number, name and size, if there are any.
+    """
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                file = _File(layout, deletes=False)
+                for share in map(Share.parse, row["shares"]):
+                    for rows, _ in live_rows(layout.storage, share, layout.arrow):
+                        file.add(pa.Table.from_batches([rows]))
+                for written in file.close():
+                    yield pa.RecordBatch.from_pydict(
+                        {"number": [row["number"]], "path": [written.path], "size": [written.size]}
+                    )
+
+    return run
+
+
 def _parted(layout: Layout, last: Any) -> tuple[Any, Any]:
     """The rows that live, and those whose keys were there before."""
     live = last.filter(pc.not_equal(last["_op"], DELETE))
@@ -159,7 +192,7 @@ def _write(
     rows, keys = _File(layout, deletes=False), _File(layout, deletes=True)
     for live, deleted in parts:
         rows.add(live)
-        if layout.key:
+        if layout.key and deleted is not None:
             keys.add(layout.there(deleted))
     return rows.close() + keys.close()
 
@@ -178,12 +211,20 @@ class Share:
     """The file's data sequence number, which a column may show."""
     number: int
     of: int
+    vector: Vector | None = None
+    """Which rows of the file are no rows of the table."""
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any]) -> "Share":
+        """A share as tasks are given it."""
+        vector = row["vector"]
+        return cls(**{**row, "vector": None if vector is None else Vector(**vector)})
 
 
-def shares(location: str, sequence: int, size: int) -> list[Share]:
+def shares(file: Share, size: int) -> list[Share]:
     """A file of that many bytes as shares of about SHARE_BYTES."""
     of = max(1, size // SHARE_BYTES)
-    return [Share(location, sequence, number, of) for number in range(of)]
+    return [dataclasses.replace(file, number=number, of=of) for number in range(of)]
 
 
 def read_columns(storage: Storage, location: str, fields: Any) -> Any:
@@ -197,9 +238,21 @@ def read_columns(storage: Storage, location: str, fields: Any) -> Any:
             return pa.table(_columns(file, stored, fields), names=fields.names).cast(fields)
 
 
-def rows_of_shares(storage: Storage, fields: Any, sequence: str = "") -> Any:
-    """For mapInArrow over rows of `Share`: the columns of the rows in them, as `read_columns` has
-    them, and, under the name `sequence` if there is one, the sequence number of their file.
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """The names of columns that say where a row comes from; empty: there is no such column."""
+
+    sequence: str = ""
+    """The data sequence number of its file."""
+    file: str = ""
+    """The location of its file."""
+    position: str = ""
+    """Its place among all rows of the file."""
+
+
+def rows_of_shares(storage: Storage, fields: Any, origin: Origin) -> Any:
+    """For mapInArrow over rows of `Share`: the columns of the rows in them that no vector masks, as
+    `read_columns` has them, and those of `origin`.
     """
     serialized = fields.serialize().to_pybytes()
 
@@ -207,41 +260,60 @@ def rows_of_shares(storage: Storage, fields: Any, sequence: str = "") -> Any:
         columns = pa.ipc.read_schema(pa.py_buffer(serialized))
         for batch in batches:
             for row in batch.to_pylist():
-                share = Share(**row)
-                for rows in _rows(storage, share, columns):
-                    if sequence:
-                        numbers = pa.array([share.sequence] * len(rows), pa.int64())
-                        yield rows.append_column(sequence, numbers)
-                    else:
-                        yield rows
+                share = Share.parse(row)
+                for rows, positions in live_rows(storage, share, columns):
+                    yield _with_origin(rows, positions, share, origin)
 
     return run
 
 
-def _rows(storage: Storage, share: Share, fields: Any) -> Iterator[Any]:
-    """The rows of a share, as RecordBatches."""
+def _with_origin(rows: Any, positions: Any, share: Share, origin: Origin) -> Any:
+    count = len(rows)
+    if origin.sequence:
+        sequences = pa.repeat(pa.scalar(share.sequence, pa.int64()), count)
+        rows = rows.append_column(origin.sequence, sequences)
+    if origin.file:
+        rows = rows.append_column(origin.file, pa.repeat(share.location, count))
+    if origin.position:
+        rows = rows.append_column(origin.position, pa.array(positions, pa.int64()))
+    return rows
+
+
+def live_rows(storage: Storage, share: Share, fields: Any) -> Iterator[tuple[Any, Any]]:
+    """The rows of a share that no vector masks (RecordBatch), and their places among all rows of
+    the file (NumPy).
+    """
+    masked = None if share.vector is None else share.vector.positions(storage)
     with storage.errors_named(share.location):
         system, path = storage.open(share.location)
         with pq.ParquetFile(path, filesystem=system, pre_buffer=True) as file:
-            batches = file.iter_batches(
-                _READ_ROWS,
-                row_groups=_row_groups(file.metadata, share),
-                columns=_stored_names(file, fields),
-            )
-            for batch in batches:
+            groups, at = _row_groups(file.metadata, share)
+            names = _stored_names(file, fields)
+            for batch in file.iter_batches(_READ_ROWS, row_groups=groups, columns=names):
+                positions = np.arange(at, at + batch.num_rows)
+                at += batch.num_rows
+                # Not of the batch: it has no columns where the file has none of the fields.
                 rows = pa.table(_columns(file, batch, fields), names=fields.names).cast(fields)
-                yield from rows.combine_chunks().to_batches()
+                if masked is not None and len(masked):
+                    is_live = ~np.isin(positions, masked)
+                    rows, positions = rows.filter(pa.array(is_live)), positions[is_live]
+                for part in rows.combine_chunks().to_batches():
+                    yield part, positions
 
 
-def _row_groups(metadata: Any, share: Share) -> list[int]:
-    """Each row group is in exactly one of a file's shares."""
-    rows, begin, groups = metadata.num_rows, 0, []
+def _row_groups(metadata: Any, share: Share) -> tuple[list[int], int]:
+    """The row groups of a share, which follow each other, and the place of their first row; each
+    group is in exactly one of a file's shares.
+    """
+    groups: list[int] = []
+    rows, begin, first = metadata.num_rows, 0, 0
     for group in range(metadata.num_row_groups):
         count = metadata.row_group(group).num_rows
         if (begin + count / 2) * share.of // max(1, rows) == share.number:
+            first = first if groups else begin
             groups.append(group)
         begin += count
-    return groups
+    return groups, first
 
 
 def _stored_names(file: Any, fields: Any) -> list[str]:

@@ -1,9 +1,7 @@
-"""What Iceberg tables need beside the cuts: live rows rewritten without their deletes,
-old snapshots expired.
+"""What Iceberg tables need beside the cuts: data files joined, without the rows that are gone
+(`rewriting`), and old snapshots expired.
 
-A rewrite runs in a thread of its own while cuts go on. Its files get the sequence number of the
-snapshot that it read, so deletes of later cuts apply to them as they would have to the files that
-they replace. Only its commit excludes others, for the time that takes.
+The work runs in a thread of its own while cuts go on, on one table at a time.
 """
 
 import logging
@@ -15,14 +13,11 @@ from typing import Any, NamedTuple
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_items
-from pyspark_tidemark.lake.columns import map_in_arrow
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
-from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
+from pyspark_tidemark.lake.iceberg.rewriting import Rewriting, WholeRewriting
 from pyspark_tidemark.lake.session import SparkThreads
 from pyspark_tidemark.lake.target import Health, Kept
 
@@ -51,12 +46,22 @@ class Maintenance:
     """Counts commits, and does the most urgent table's work in the background."""
 
     def __init__(
-        self, spark: SparkSession, catalog: Catalog, committing: threading.Lock, compact_every: int
+        self,
+        spark: SparkSession,
+        catalog: Catalog,
+        committing: threading.Lock,
+        compact_every: int,
+        *,
+        vectors: bool,
     ) -> None:
+        """With `vectors`, deletion vectors say which rows are gone, else equality deletes."""
         self._spark = spark
         self._catalog = catalog
         self._committing = committing
         self._compact_every = compact_every
+        self._vectors = vectors
+        self._rewriting = Rewriting(spark, catalog, committing)
+        self._whole_rewriting = WholeRewriting(spark, catalog, committing)
         self._deletes: dict[str, int] = {}
         self._commits: dict[str, int] = {}
         self._pool = SparkThreads(spark, 1, "iceberg-maintenance")
@@ -112,44 +117,25 @@ class Maintenance:
     def _work(self, name: str, kept: Kept, *, has_deletes: bool) -> Health:
         began = time.monotonic()
         # The table may have been dropped since the work was asked for.
-        if self._catalog.load(name) is None:
+        table = self._catalog.load(name)
+        if table is None:
             self.forget(name)
             return Health()
-        if has_deletes:
+        # With vectors, many small files become few in tables without deletes, too.
+        if has_deletes or self._has_vectors(table):
             self.rewrite(name)
         self.expire(name, kept)
         self._not_before = time.monotonic() + _REST * (time.monotonic() - began)
         return self.health(name)
 
     def rewrite(self, name: str) -> None:
-        """Replace all files by ones with the rows that live, and no deletes."""
-        table = self._catalog.load(name)
-        start = table.currentSnapshot()
-        snapshot = Snapshot(self._spark.newSession(), self._catalog, table, start.snapshotId())
-        if not snapshot.deletes and len(snapshot.data) < 2:
-            return
-        layout = self._catalog.layout(table, ())
-        rows = snapshot.frame().coalesce(1 if len(snapshot.data) < self._compact_every * 2 else 2)
-        written = map_in_arrow(rows, rows_by_task(layout), from_arrow_schema(WRITTEN)).collect()
-        self._commit_rewrite(name, start, snapshot, [Written(*row) for row in written])
+        """Replace data files by fewer ones with the rows that live."""
+        has_vectors = self._has_vectors(self._catalog.load(name))
+        rewriting = self._rewriting if has_vectors else self._whole_rewriting
+        rewriting.run(name)
 
-    def _commit_rewrite(
-        self, name: str, start: Any, snapshot: Snapshot, written: list[Written]
-    ) -> None:
-        with self._committing:
-            transaction = self._catalog.begin(self._catalog.load(name))
-            table = transaction.table()
-            # With the sequence number of what was read, deletes of later cuts apply to the new
-            # files; with the commit's own one, rows that were deleted meanwhile would come back.
-            update = transaction.newRewrite().validateFromSnapshot(start.snapshotId())
-            update.dataSequenceNumber(start.sequenceNumber())
-            for file in snapshot.data:
-                update.deleteFile(file)
-            for file in snapshot.deletes:
-                update.deleteFile(file)
-            for file in written:
-                update.addFile(self._catalog.data_file(table, file))
-            self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
+    def _has_vectors(self, table: Any) -> bool:
+        return self._vectors and self._catalog.knows_vectors(table)
 
     def expire(self, name: str, kept: Kept) -> None:
         """Forget the snapshots that no kept cut shows, with the files that only they need."""
@@ -166,10 +152,12 @@ class Maintenance:
             self._catalog.expire(table, expired)
 
     def health(self, name: str) -> Health:
-        """Files, and rows that equality deletes mask, of the current snapshot."""
+        """Files, and rows that vectors and equality deletes mask, of the current snapshot."""
         table = self._catalog.load(name)
         summary: Any = table.currentSnapshot().summary()
         tasks = self._catalog.planned(table.newScan())
         small = sum(task.file().fileSizeInBytes() < SMALL_FILE_BYTES for task in tasks)
-        deleted = int(summary.get("total-equality-deletes") or 0)
+        deleted = sum(
+            int(summary.get(f"total-{kind}-deletes") or 0) for kind in ("position", "equality")
+        )
         return Health(len(tasks), small, int(summary.get("total-records") or 0), deleted)

@@ -1,9 +1,10 @@
 """An Iceberg table at a snapshot, as a Spark DataFrame, without Iceberg's Spark connector.
 
-The scan is planned by Iceberg: which data files a snapshot shows, and which equality deletes apply
-to each. The Parquet files are read by field id, so that renamed columns are found in old files,
-too: by Spark itself on disks and HDFS, and from S3 by tasks with pyarrow, which have the catalog's
-settings and credentials, where Spark's own file systems would need theirs again.
+The scan is planned by Iceberg: which data files a snapshot shows, and which deletion vectors and
+equality deletes apply to each. The Parquet files are read by field id, so that renamed columns are
+found in old files, too: by Spark itself on disks and HDFS; by tasks with pyarrow where rows are
+masked by position, and from S3, as tasks have the catalog's settings and credentials, where Spark's
+own file systems would need theirs again.
 """
 
 import dataclasses
@@ -19,21 +20,34 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import internal, quoted
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
-from pyspark_tidemark.lake.iceberg.files import rows_of_shares, shares
+from pyspark_tidemark.lake.iceberg.files import Origin, Share, rows_of_shares, shares
+from pyspark_tidemark.lake.iceberg.shown import equality_key, parted, vector_of
 from pyspark_tidemark.lake.iceberg.storage import is_s3
 from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
 
 _FILE, _SEQUENCE, _DELETED = map(internal, ("_file", "_sequence", "_deleted"))
+_POSITION, _POSITIONS = map(internal, ("_position", "_positions"))
 _FILES = StructType([StructField(_FILE, StringType()), StructField(_SEQUENCE, LongType())])
-_SHARES = StructType(
+SHARE = StructType(
     [
         StructField("location", StringType()),
         StructField("sequence", LongType()),
         StructField("number", LongType()),
         StructField("of", LongType()),
+        StructField(
+            "vector",
+            StructType(
+                [
+                    StructField("location", StringType()),
+                    StructField("offset", LongType()),
+                    StructField("size", LongType()),
+                ]
+            ),
+        ),
     ]
 )
 """Of `files.Share`."""
+_EVERYTHING = Origin(_SEQUENCE, _FILE, _POSITION)
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
 _VECTORIZED = "spark.sql.parquet.enableVectorizedReader"
 
@@ -46,14 +60,28 @@ class Snapshot:
         self._storage = catalog.storage(table)
         self._schema = catalog.schema_of(table, snapshot_id)
         self._stored = StoredColumns(self._schema, catalog.fields(table))
-        tasks = catalog.planned(table.newScan().useSnapshot(snapshot_id))
-        self.data = [task.file() for task in tasks]
-        self._masked = [task.file() for task in tasks if len(task.deletes())]
-        self._whole = [task.file() for task in tasks if not len(task.deletes())]
-        by_location = {
-            delete.location(): delete for task in tasks for delete in java_items(task.deletes())
-        }
-        self.deletes = list(by_location.values())
+        self.data: list[Any] = []
+        self.vectors: dict[str, Any] = {}
+        """The deletion vectors (Iceberg's Java), by the location of the data file."""
+        self._equality: dict[str, Any] = {}
+        self._masked: list[Any] = []
+        self._whole: list[Any] = []
+        for task in catalog.planned(table.newScan().useSnapshot(snapshot_id)):
+            file, (vectors, equality) = task.file(), parted(java_items(task.deletes()))
+            self.data.append(file)
+            self.vectors |= {str(file.location()): vector for vector in vectors}
+            self._equality |= {str(each.location()): each for each in equality}
+            (self._masked if equality else self._whole).append(file)
+
+    @property
+    def equality_deletes(self) -> list[Any]:
+        """The files of equality deletes (Iceberg's Java)."""
+        return list(self._equality.values())
+
+    @property
+    def deletes(self) -> list[Any]:
+        """The vectors and the equality deletes (Iceberg's Java)."""
+        return [*self.vectors.values(), *self.equality_deletes]
 
     def frame(self) -> DataFrame:
         """The rows."""
@@ -66,20 +94,51 @@ class Snapshot:
         whole = self._named(self._read(self._whole, ids), ids)
         if not self._masked:
             return whole
-        return whole.unionByName(self._named(self._unmasked(ids), ids))
+        return whole.unionByName(self._named(self._unmasked(ids, Origin(_SEQUENCE)), ids))
 
-    def _unmasked(self, ids: Sequence[int]) -> DataFrame:
-        """The rows of files with deletes: those whose key no younger delete names.
+    def places_of(self, keys: DataFrame, key: Sequence[str]) -> dict[str, Any]:
+        """The positions of the rows that have one of `keys`, a frame of the key's columns, by the
+        location of their file (sorted NumPy arrays).
+        """
+        numbered = field_ids(self._schema)
+        ids = [numbered[name] for name in key]
+        files, origin = [*self._whole, *self._masked], Origin(file=_FILE, position=_POSITION)
+        rows = self._read_in_tasks(files, ids, origin).alias("r")
+        same = [
+            F.col(f"r.{quoted(self._stored.names[number])}") == F.col(f"k.{quoted(name)}")
+            for number, name in zip(ids, key, strict=True)
+        ]
+        return _collected(rows.join(keys.alias("k"), same, "left_semi"))
+
+    def places_deleted(self) -> dict[str, Any]:
+        """The same of the rows that equality deletes take out."""
+        rows = self._read_in_tasks(self._masked, self._deleted_ids(), _EVERYTHING)
+        live = self._unmasked([], _EVERYTHING).select(_FILE, _POSITION)
+        return _collected(rows.select(_FILE, _POSITION).exceptAll(live))
+
+    def _deletes_by_key(self) -> dict[tuple[int, ...], list[Any]]:
+        deletes: dict[tuple[int, ...], list[Any]] = {}
+        for each in self._equality.values():
+            deletes.setdefault(tuple(equality_key(each)), []).append(each)
+        return deletes
+
+    def _deleted_ids(self) -> list[int]:
+        """The columns that equality deletes name."""
+        return [*dict.fromkeys(number for key in self._deletes_by_key() for number in key)]
+
+    def _unmasked(self, ids: Sequence[int], origin: Origin) -> DataFrame:
+        """The rows of files with equality deletes: those whose key no younger delete names.
 
         A table that got another key has deletes that name the former one, which may be no column of
         it any more.
         """
-        deletes: dict[tuple[int, ...], list[Any]] = {}
-        for delete in self.deletes:
-            key = tuple(sorted(map(int, java_items(delete.equalityFieldIds()))))
-            deletes.setdefault(key, []).append(delete)
-        wanted = dict.fromkeys([*ids, *(number for key in deletes for number in key)])
-        rows = self._numbered(self._masked, [*wanted])
+        deletes = self._deletes_by_key()
+        wanted = [*dict.fromkeys([*ids, *self._deleted_ids()])]
+        rows = (
+            self._numbered(self._masked, wanted)
+            if origin == Origin(_SEQUENCE)
+            else self._read_in_tasks(self._masked, wanted, origin)
+        )
         # A delete applies to the files that are older than it (Iceberg's specification, "Scan
         # Planning"), so the newest one of each key decides.
         for key, files in deletes.items():
@@ -96,8 +155,8 @@ class Snapshot:
 
     def _numbered(self, files: Sequence[Any], ids: Sequence[int]) -> DataFrame:
         """Rows with the sequence number of their file."""
-        if _in_s3(files):
-            return self._read_in_tasks(files, ids, _SEQUENCE)
+        if self._needs_tasks(files):
+            return self._read_in_tasks(files, ids, Origin(_SEQUENCE))
         # Spark's metadata of a row has the name of its file; our names are unique (`files`).
         numbers = [(_basename(file.location()), int(file.dataSequenceNumber())) for file in files]
         sequences = F.broadcast(self._spark.createDataFrame(numbers, _FILES))
@@ -109,27 +168,44 @@ class Snapshot:
         schema = self._stored.schema(ids)
         if not files:
             return self._spark.createDataFrame([], schema)
-        if _in_s3(files):
-            return self._read_in_tasks(files, ids)
-        return self._spark.read.schema(schema).parquet(*[file.location() for file in files])
+        if not self._needs_tasks(files):
+            return self._spark.read.schema(schema).parquet(*[file.location() for file in files])
+        # Spark itself reads what it can: files with a vector are few of many.
+        in_tasks = [file for file in files if self._needs_tasks([file])]
+        others = [file for file in files if not self._needs_tasks([file])]
+        rows = self._read_in_tasks(in_tasks, ids, Origin())
+        return rows.unionByName(self._read(others, ids)) if others else rows
 
-    def _read_in_tasks(
-        self, files: Sequence[Any], ids: Sequence[int], sequence: str = ""
-    ) -> DataFrame:
-        """The same by pyarrow, with the files' sequence numbers under the name `sequence`."""
-        parts = [
-            share
-            for file in files
-            for share in shares(
-                str(file.location()), int(file.dataSequenceNumber()), int(file.fileSizeInBytes())
-            )
-        ]
+    def _needs_tasks(self, files: Sequence[Any]) -> bool:
+        """Whether Spark's own reader cannot read these files: they are in S3, or rows of them are
+        masked by position.
+        """
+        return _in_s3(files) or any(str(file.location()) in self.vectors for file in files)
+
+    def _read_in_tasks(self, files: Sequence[Any], ids: Sequence[int], origin: Origin) -> DataFrame:
+        """The same by pyarrow, without the rows that vectors mask, with the columns of `origin`."""
+        parts = [share for file in files for share in self.shares(file)]
         schema = StructType(self._stored.schema(ids).fields)
-        if sequence:
-            schema = schema.add(sequence, LongType())
-        given = self._spark.createDataFrame([dataclasses.astuple(part) for part in parts], _SHARES)
-        task = rows_of_shares(self._storage, self._stored.fields(ids), sequence)
-        return given.repartition(len(parts)).mapInArrow(task, schema)
+        for name, kind in (
+            (origin.sequence, LongType()),
+            (origin.file, StringType()),
+            (origin.position, LongType()),
+        ):
+            schema = schema.add(name, kind) if name else schema
+        given = self._spark.createDataFrame([dataclasses.astuple(part) for part in parts], SHARE)
+        task = rows_of_shares(self._storage, self._stored.fields(ids), origin)
+        return given.repartition(max(1, len(parts))).mapInArrow(task, schema)
+
+    def shares(self, file: Any) -> list[Share]:
+        """A data file as parts for tasks."""
+        return shares(self.whole_share(file), int(file.fileSizeInBytes()))
+
+    def whole_share(self, file: Any) -> Share:
+        """A data file as one part."""
+        location = str(file.location())
+        vector = self.vectors.get(location)
+        vector = None if vector is None else vector_of(vector)
+        return Share(location, int(file.dataSequenceNumber()), 0, 1, vector)
 
     def _named(self, rows: DataFrame, ids: Sequence[int]) -> DataFrame:
         """The columns under their own names."""
@@ -179,6 +255,16 @@ class StoredColumns:
                 for number in ids
             ]
         )
+
+
+def _collected(rows: DataFrame) -> dict[str, Any]:
+    """Positions by file."""
+    found = rows.groupBy(_FILE).agg(F.sort_array(F.collect_list(_POSITION)).alias(_POSITIONS))
+    table = found.toArrow()
+    return {
+        str(file): positions.values.to_numpy()
+        for file, positions in zip(table[_FILE].to_pylist(), table[_POSITIONS], strict=True)
+    }
 
 
 def _id(field: Any) -> int:

@@ -10,7 +10,6 @@ nobody but us has added rows to. It is read from the metadata when it is first n
 each commit of ours.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -20,18 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tidemark.jvm import java_items
 from pyspark_tidemark.lake.columns import internal
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
+from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
+from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
+from pyspark_tidemark.lake.key_columns import renamed, those_in
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
 
 MOST_RANGES = 256
 """More ranges are joined with their neighbours: each cut compares its keys with all of them."""
 _SEQUENCE = internal("_sequence")
-BoundsOf = Callable[[Any, Sequence[str], Sequence[Any]], list[Bounds]]
 Read = Callable[[str], Any]
 """The key's columns of the file at a location."""
 
@@ -83,40 +83,17 @@ class KeyRanges:
         return bounds
 
 
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """A data file, or one of equality deletes."""
-
-    location: str
-    sequence: int
-    """A delete applies to the data files with smaller ones."""
-    rows: int = 0
-    bounds: Bounds = dataclasses.field(default_factory=dict)
-    key: frozenset[int] = frozenset()
-    """The fields that a delete names."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shown:
-    """What a snapshot shows."""
-
-    snapshot: int
-    data: tuple[_File, ...]
-    deletes: tuple[_File, ...]
-
-
 class Inserted:
     """Searches the files of tables for keys that should not be there."""
 
-    def __init__(self, catalog: Catalog, bounds_of: BoundsOf) -> None:
+    def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
         self._catalog = catalog
-        self._bounds_of = bounds_of
+        self._shown = shown
         self._index = KeyIndex()
-        self._known: dict[str, _Shown] = {}
 
     def there(self, name: str, table: Any, keys: Any) -> Any:
         """Those of `keys` (pyarrow.Table, each key once) that the table shows."""
-        shown = self._shown(name, table, keys.column_names)
+        shown = self._shown.of(name, table, keys.column_names)
         searched = list(
             itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data]))
         )
@@ -125,7 +102,8 @@ class Inserted:
         numbered = field_ids(self._catalog.schema(table))
         fields = with_field_ids(keys.schema, numbered)
         ids = [numbered[column] for column in keys.column_names]
-        read = partial(read_columns, self._catalog.storage(table), fields=fields)
+        storage = self._catalog.storage(table)
+        read = partial(read_columns, storage, fields=fields)
         self._index.keep_only(name, [(file.location, *ids) for file in shown.data])
         digests = numbers(keys)
         hits = [self._hits(name, file, digests, ids, read) for file in searched]
@@ -133,84 +111,44 @@ class Inserted:
         if not len(candidates):
             return candidates
         holding = [file for file, among in zip(searched, hits, strict=True) if among.any()]
-        return _living(candidates, holding, shown.deletes, ids, read)
-
-    def committed(
-        self, name: str, table: Any, key: Sequence[str], rows: Sequence[Any], deletes: Sequence[str]
-    ) -> None:
-        """Remember the files of our commit: those of rows, and those of deletes at these
-        locations.
-        """
-        # On top of another snapshot than the remembered one, somebody else's files are missing.
-        cached, snapshot = self._known.get(name), table.currentSnapshot()
-        if cached is None or snapshot.parentId() != cached.snapshot:
-            self._known.pop(name, None)
-            return
-        sequence = int(snapshot.sequenceNumber())
-        ids = field_ids(self._catalog.schema(table))
-        named = frozenset(ids[column] for column in key)
-        data = (*cached.data, *self._data(table, key, rows, sequence))
-        all_deletes = (
-            *cached.deletes,
-            *(_File(location, sequence, key=named) for location in deletes),
+        # A table whose key has changed may still have deletes by its old one, of other columns.
+        deletes = [file for file in shown.deletes if file.key == frozenset(ids)]
+        return living(
+            candidates,
+            [(file.sequence, _live(storage, file, read)) for file in holding],
+            [(file.sequence, read(file.location)) for file in deletes],
         )
-        self._known[name] = _Shown(int(snapshot.snapshotId()), data, all_deletes)
 
     def forget(self, name: str) -> None:
         """Drop what is remembered of a table: it is another one now, or has another key."""
-        self._known.pop(name, None)
         self._index.forget(name)
 
-    def _shown(self, name: str, table: Any, key: Sequence[str]) -> _Shown:
-        snapshot = table.currentSnapshot()
-        if snapshot is None:
-            return _Shown(0, (), ())
-        cached = self._known.get(name)
-        if cached is None or cached.snapshot != snapshot.snapshotId():
-            tasks = self._catalog.planned(table.newScan().includeColumnStats())
-            data = self._data(table, key, [task.file() for task in tasks], None)
-            by_location = {
-                delete.location(): delete for task in tasks for delete in java_items(task.deletes())
-            }
-            deletes = tuple(_delete(location, file) for location, file in by_location.items())
-            cached = self._known[name] = _Shown(int(snapshot.snapshotId()), data, deletes)
-        return cached
-
-    def _data(
-        self, table: Any, key: Sequence[str], files: Sequence[Any], sequence: int | None
-    ) -> tuple[_File, ...]:
-        bounds = self._bounds_of(table, key, files)
-        return tuple(
-            _File(
-                str(file.location()),
-                int(file.dataSequenceNumber()) if sequence is None else sequence,
-                int(file.recordCount()),
-                file_bounds,
-            )
-            for file, file_bounds in zip(files, bounds, strict=True)
-        )
-
-    def _hits(self, name: str, file: _File, digests: Any, ids: Sequence[int], read: Read) -> Any:
+    def _hits(self, name: str, file: DataFile, digests: Any, ids: Sequence[int], read: Read) -> Any:
         there = FileKeys(lambda: read(file.location), file.rows)
         return self._index.hits(name, (file.location, *ids), digests, there)
 
 
-def _delete(location: str, file: Any) -> _File:
-    numbered = file.equalityFieldIds()
-    key = frozenset() if numbered is None else frozenset(map(int, java_items(numbered)))
-    return _File(str(location), int(file.dataSequenceNumber()), key=key)
+def _live(storage: Storage, file: DataFile, read: Read) -> Any:
+    """The key's columns of the rows that no vector masks."""
+    columns = read(file.location)
+    if file.vector is None:
+        return columns
+    live = np.ones(len(columns), bool)
+    live[file.vector.positions(storage)] = False
+    return columns.filter(pa.array(live))
 
 
-def _living(
-    keys: Any, data: Sequence[_File], deletes: Sequence[_File], ids: Sequence[int], read: Read
-) -> Any:
-    """Those of `keys` that a data file holds and no younger delete names."""
-    # A table whose key has changed may still have deletes by its old one: those name other columns.
-    named = [file for file in deletes if file.key == frozenset(ids)]
-    written, deleted = (_last(keys, files, read) for files in (data, named))
-    both = written.join(
-        deleted,
-        keys=keys.column_names,
+def living(keys: Any, data: Sequence[tuple[int, Any]], deletes: Sequence[tuple[int, Any]]) -> Any:
+    """Those of `keys` that a data file holds and no younger delete names; files are given by their
+    sequence number and their keys. Pure.
+    """
+    wanted = renamed(keys)
+    data, deletes = (
+        [(sequence, renamed(columns)) for sequence, columns in files] for files in (data, deletes)
+    )
+    both = _last(wanted, data).join(
+        _last(wanted, deletes),
+        keys=wanted.column_names,
         join_type="left outer",
         right_suffix="_deleted",
         use_threads=False,
@@ -218,21 +156,17 @@ def _living(
     # A delete applies to files with a smaller sequence number (Iceberg's specification, "Scan
     # Planning"): the rows that were committed with it stay.
     shown = pc.greater_equal(both[_SEQUENCE], pc.fill_null(both[f"{_SEQUENCE}_deleted"], -1))
-    return both.filter(shown).select(keys.column_names).cast(keys.schema)
+    found = both.filter(shown).select(wanted.column_names)
+    return found.rename_columns(keys.column_names).cast(keys.schema)
 
 
-def _last(keys: Any, files: Sequence[_File], read: Read) -> Any:
+def _last(keys: Any, files: Sequence[tuple[int, Any]]) -> Any:
     """The keys that are in one of the files, with the largest of these files' sequence numbers."""
     parts = [keys.slice(0, 0).append_column(_SEQUENCE, pa.array([], pa.int64()))]
-    for file in files:
-        matching = keys.join(
-            read(file.location),
-            keys=keys.column_names,
-            join_type="left semi",
-            use_threads=False,
-        )
+    for sequence, columns in files:
+        matching = those_in(keys, columns)
         parts.append(
-            matching.append_column(_SEQUENCE, pa.array([file.sequence] * len(matching), pa.int64()))
+            matching.append_column(_SEQUENCE, pa.array([sequence] * len(matching), pa.int64()))
         )
     grouped = pa.concat_tables(parts, promote_options="permissive").group_by(keys.column_names)
     return grouped.aggregate([(_SEQUENCE, "max")]).rename_columns([*keys.column_names, _SEQUENCE])

@@ -1,12 +1,15 @@
 """The Iceberg lake as a target: one RowDelta a table and cut, committed by itself or, in a catalog
-that can, with those of all tables. Its connector reads a table at a snapshot, and repairs rows by
+that can, with those of all tables. Rows that are gone are masked by deletion vectors, which every
+engine can read that reads version 3; or, without these, deleted by key, which costs the same in a
+table of any size. Its connector reads a table at a snapshot, and repairs rows by
 one commit.
 """
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,7 +27,7 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
-from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
+from pyspark_tidemark.lake.iceberg.catalog import Catalog, CutFiles, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
     add_filled,
     begin_anew,
@@ -42,10 +45,13 @@ from pyspark_tidemark.lake.iceberg.files import (
 from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
+from pyspark_tidemark.lake.iceberg.masking import Masking
+from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
 from pyspark_tidemark.lake.iceberg.together import Together, Waiting
 from pyspark_tidemark.lake.iceberg.types import storable
+from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.ranges import any_near
 from pyspark_tidemark.lake.schema import SchemaChange, check_key, lake_schema
@@ -75,20 +81,27 @@ class IcebergTarget:
         *,
         mode: str = UPSERT,
         compact_every: int = 64,
-        together: Together | None = None,
+        deletion_vectors: bool = True,
     ) -> None:
-        """With `together`, cuts of tables wait there for the manifest's commit."""
+        """Without `deletion_vectors`, and in tables of format version 2, equality deletes say which
+        rows are gone.
+        """
         self._spark = spark
         self._root = root
         self._mode = mode
         self._catalog = Catalog(spark, root, changefeed)
         self._key_ranges = KeyRanges(self._catalog)
-        self._inserted = Inserted(self._catalog, self._key_ranges.bounds_of)
-        self._together = together
+        self._shown = ShownFiles(self._catalog, self._key_ranges.bounds_of)
+        self._inserted = Inserted(self._catalog, self._shown)
+        self._masking = Masking(self._catalog, self._shown) if deletion_vectors else None
+        self.together: Together | None = None
+        """Where cuts of tables wait for the manifest's commit; None: each commits by itself."""
         self._committing = threading.Lock()
         self._waiting = threading.Lock()
         self._is_waiting = False
-        self._maintenance = Maintenance(spark, self._catalog, self._committing, compact_every)
+        self._maintenance = Maintenance(
+            spark, self._catalog, self._committing, compact_every, vectors=deletion_vectors
+        )
 
     @property
     def empties_with_cut(self) -> bool:
@@ -228,6 +241,7 @@ class IcebergTarget:
     def _forget(self, name: str) -> None:
         """Drop what is remembered of a table's files: it is another table, or has another key."""
         self._key_ranges.forget(name)
+        self._shown.forget(name)
         self._inserted.forget(name)
 
     def _key(self, table: TableMeta) -> tuple[str, ...]:
@@ -236,20 +250,18 @@ class IcebergTarget:
     def _apply(self, table: Any, changes: Changes) -> Applied:
         key = self._key(changes.table)
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
-        written, replaced = self._written(
-            table, changes, self._catalog.layout(table, key, key_ranges)
-        )
-        if written or changes.emptied or table.currentSnapshot() is None:
-            table = self._commit(table, changes, written)
-            self._maintenance.committed(
-                changes.table.name, deletes=any(file.deletes for file in written)
-            )
+        layout = self._catalog.layout(table, key, key_ranges)
+        written, masks, replaced = self._written(table, changes, layout)
+        if written or masks.found or changes.emptied or table.currentSnapshot() is None:
+            table = self._commit(table, changes, written, masks)
+            deletes = bool(masks.found) or any(file.deletes for file in written)
+            self._maintenance.committed(changes.table.name, deletes=deletes)
         counted = changes.counted(self._spark)
         return Applied(
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
         )
 
-    def _commit(self, table: Any, changes: Changes, written: list[Written]) -> Any:
+    def _commit(self, table: Any, changes: Changes, written: list[Written], masks: "_Masks") -> Any:
         """Commit the files, or let them wait for the cut's commit; returns the table with them."""
         name, key = changes.table.name, self._key(changes.table)
         with self._cut_commits():
@@ -264,26 +276,26 @@ class IcebergTarget:
             send = self._send(name)
             if changes.emptied:
                 self._forget(name)
-                rows = self._catalog.replace(transaction, written, changes.end_ts, send)
+                made = self._catalog.replace(transaction, written, changes.end_ts, send)
             else:
-                rows = self._catalog.commit(transaction, written, key, changes.end_ts, send)
+                # The table as the transaction begins with it: files may have been rewritten.
+                files = CutFiles(written, key, masks.current(table))
+                made = self._catalog.commit(transaction, files, changes.end_ts, send)
             shown = transaction.table()
-            self._key_ranges.committed(name, shown, key, rows)
-            self._inserted.committed(
-                name, shown, key, rows, [file.path for file in written if file.deletes]
-            )
+            self._key_ranges.committed(name, shown, key, made.rows)
+            self._shown.committed(name, shown, key, made)
             return shown
 
     def _send(self, name: str) -> Send:
-        if self._together is None:
+        if self.together is None:
             return commit_exactly
-        together, identifier = self._together, self._catalog.identifier(name)
+        together, identifier = self.together, self._catalog.identifier(name)
         return lambda transaction, _: together.add(Waiting(identifier, transaction, self._end_cut))
 
     @contextmanager
     def _cut_commits(self) -> Iterator[None]:
         """Commit for the block, while nobody else does: where cuts wait, until the cut's commit."""
-        if self._together is None:
+        if self.together is None:
             with self._committing:
                 yield
             return
@@ -301,41 +313,80 @@ class IcebergTarget:
                 self._is_waiting = False
                 self._committing.release()
 
-    def _written(self, table: Any, changes: Changes, layout: Layout) -> tuple[list[Written], int]:
-        """The files of a cut, and how many of the keys that it inserts the table has already."""
-        name, key = changes.table.name, changes.table.key
-        if not changes.in_arrow:
-            frame = changes.frame(self._spark)
-            if self._mode == APPEND:
-                return self._run(frame, rows_by_task(layout)), 0
-            last = fold_frame(frame, key)
-            if changes.emptied:
-                return self._run(last.where(F.col("_op") != DELETE), rows_by_task(layout)), 0
-            again = self._inserted_again(table, last, layout)
-            layout = dataclasses.replace(layout, deletes_inserted=again > 0)
-            return self._run(last, written_by_task(layout)), again
+    def _written(
+        self, table: Any, changes: Changes, layout: Layout
+    ) -> tuple[list[Written], "_Masks", int]:
+        """The files of a cut, the vectors of rows that it takes out, and how many of the keys that
+        it inserts the table has already.
+        """
+        if changes.in_arrow:
+            return self._written_by_driver(table, changes, layout)
+        frame, key, none = changes.frame(self._spark), changes.table.key, _Masks.none(table)
         if self._mode == APPEND:
-            return write(layout, changes.arrow, None), 0
+            return self._run(frame, rows_by_task(layout)), none, 0
+        last = fold_frame(frame, key)
+        live = last.where(F.col("_op") != DELETE)
+        if changes.emptied:
+            return self._run(live, rows_by_task(layout)), none, 0
+        again = self._inserted_again(table, last, layout)
+        masking = self._masking_of(table)
+        if masking is None:
+            layout = dataclasses.replace(layout, deletes_inserted=again > 0)
+            return self._run(last, written_by_task(layout)), none, again
+        gone = last if again else last.where(F.col(quoted(FIRST_OP)) != INSERT)
+        keys = gone.select(*[F.col(quoted(name)) for name in key])
+        masks = none
+        if self._near(table, keys, layout):
+            masks = _Masks.made(table, partial(self._masks_by_tasks, masking, changes.table, keys))
+        return self._run(live, rows_by_task(layout)), masks, again
+
+    def _written_by_driver(
+        self, table: Any, changes: Changes, layout: Layout
+    ) -> tuple[list[Written], "_Masks", int]:
+        name, key, none = changes.table.name, changes.table.key, _Masks.none(table)
+        if self._mode == APPEND:
+            return write(layout, changes.arrow), none, 0
         folded = fold(changes.arrow, key)
         if changes.emptied:
-            return write(layout, folded.live, folded.live.select(list(key)).slice(0, 0)), 0
-        known_keys = folded.known.select(list(key))
+            return write(layout, folded.live), none, 0
+        known = folded.known.select(list(key))
         there = self._inserted.there(name, table, layout.there(folded.new).select(list(key)))
-        return write(layout, folded.live, pa.concat_tables([known_keys, there])), len(there)
+        gone = pa.concat_tables([known, there])
+        masking = self._masking_of(table)
+        if masking is None:
+            return write(layout, folded.live, gone), none, len(there)
+        masks = _Masks.made(table, lambda current: masking.masks(name, current, gone))
+        return write(layout, folded.live), masks, len(there)
+
+    def _masking_of(self, table: Any) -> Masking | None:
+        """What masks rows of a table; None: keys are deleted."""
+        return self._masking if self._catalog.knows_vectors(table) else None
+
+    def _masks_by_tasks(
+        self, masking: Masking, of: TableMeta, keys: DataFrame, table: Any
+    ) -> list[Mask]:
+        """Vectors for the rows with keys that only tasks hold."""
+        snapshot = Snapshot(self._spark, self._catalog, table, table.currentSnapshot().snapshotId())
+        return masking.at(of.name, table, of.key, snapshot.places_of(keys, of.key))
+
+    def _near(self, table: Any, keys: DataFrame, layout: Layout) -> bool:
+        """Whether the table may hold one of the keys, by the bounds of all."""
+        if table.currentSnapshot() is None or not layout.key_ranges:
+            return False
+        columns = [F.col(quoted(name)) for name in layout.key]
+        ends = keys.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
+        lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
+        return ends[0] > 0 and any_near(layout.key, lows, highs, layout.key_ranges)
 
     def _inserted_again(self, table: Any, last: DataFrame, layout: Layout) -> int:
         """How many of the keys that a large cut inserts the table has already:
         looked for unless bounds exclude all.
         """
-        snapshot = table.currentSnapshot()
-        if snapshot is None or not layout.key_ranges:
-            return 0
         columns = [F.col(quoted(name)) for name in layout.key]
         inserted = last.where(F.col(quoted(FIRST_OP)) == INSERT).select(*columns)
-        ends = inserted.agg(F.count("*"), *map(F.min, columns), *map(F.max, columns)).collect()[0]
-        lows, highs = ends[1 : len(columns) + 1], ends[len(columns) + 1 :]
-        if not ends[0] or not any_near(layout.key, lows, highs, layout.key_ranges):
+        if not self._near(table, inserted, layout):
             return 0
+        snapshot = table.currentSnapshot()
         shown = (
             Snapshot(self._spark, self._catalog, table, snapshot.snapshotId())
             .frame()
@@ -349,6 +400,35 @@ class IcebergTarget:
         return [Written(*row) for row in rows]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Masks:
+    """The vectors of a cut, made from what one snapshot shows."""
+
+    found: Sequence[Mask]
+    snapshot: int
+    _make: Callable[[Any], Sequence[Mask]]
+
+    @classmethod
+    def made(cls, table: Any, make: Callable[[Any], Sequence[Mask]]) -> "_Masks":
+        """Those that `make` gives for the table's current snapshot."""
+        snapshot = _snapshot_id(table)
+        return cls(make(table), snapshot, make)
+
+    @classmethod
+    def none(cls, table: Any) -> "_Masks":
+        """No row is taken out."""
+        return cls.made(table, lambda _: [])
+
+    def current(self, table: Any) -> Sequence[Mask]:
+        """The vectors for the table's current snapshot: made again if its files are others."""
+        return self.found if _snapshot_id(table) == self.snapshot else self._make(table)
+
+
+def _snapshot_id(table: Any) -> int:
+    snapshot = table.currentSnapshot()
+    return 0 if snapshot is None else int(snapshot.snapshotId())
+
+
 class IcebergConnector(LakeConnector):
     """Implements `LakeConnector`; a version is a snapshot's id."""
 
@@ -356,14 +436,16 @@ class IcebergConnector(LakeConnector):
         """See `LakeConnector`."""
         if not arguments.target.is_catalog:
             check_reachable(arguments.target.path)
-        return IcebergTarget(
+        target = IcebergTarget(
             spark,
             arguments.target.path,
             arguments.changefeed,
             mode=arguments.mode,
             compact_every=arguments.compact_every,
-            together=manifest.together if isinstance(manifest, CatalogManifest) else None,
+            deletion_vectors=arguments.deletion_vectors,
         )
+        target.together = manifest.together if isinstance(manifest, CatalogManifest) else None
+        return target
 
     def read(self, spark: SparkSession, table: StoredTable, version: int) -> DataFrame:
         """See `LakeConnector`."""
@@ -390,11 +472,17 @@ class IcebergConnector(LakeConnector):
         """See `LakeConnector`."""
         catalog = _catalog(spark, table)
         stored = catalog.load(table.name)
-        # Deletes of keys apply to older files only, so the rows that come with them stay.
-        transaction = catalog.begin(stored)
-        written = write(catalog.layout(stored, repair.key), repair.rows, repair.gone)
+        transaction, masks = catalog.begin(stored), list[Mask]()
+        layout = catalog.layout(stored, repair.key)
+        if catalog.knows_vectors(stored):
+            shown = ShownFiles(catalog, KeyRanges(catalog).bounds_of)
+            masks = Masking(catalog, shown).masks(table.name, stored, repair.gone)
+            written = write(layout, repair.rows)
+        else:
+            # Deletes of keys apply to older files only, so the rows that come with them stay.
+            written = write(layout, repair.rows, repair.gone)
         position = catalog.position(stored, table.name) or repair.ts
-        catalog.commit(transaction, written, repair.key, position)
+        catalog.commit(transaction, CutFiles(written, repair.key, masks), position)
         return int(catalog.load(table.name).currentSnapshot().snapshotId())
 
 

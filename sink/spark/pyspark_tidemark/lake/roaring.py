@@ -3,7 +3,8 @@
 Pure.
 
 Written as Delta's protocol says (PROTOCOL.md, "Deletion Vector Format"): a 64-bit portable Roaring
-bitmap, in a file with a size before and a CRC-32 behind each, or in the log itself as Z85 text.
+bitmap, in a file with a size before and a CRC-32 behind each, or in Delta's log itself as Z85 text.
+The same bytes are the blob `deletion-vector-v1` of Iceberg's Puffin files.
 """
 
 import struct

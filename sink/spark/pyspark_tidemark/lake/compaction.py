@@ -9,9 +9,32 @@ masked rows at once, as readers pay for these.
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Protocol, TypeVar
 
-from pyspark_tidemark.lake.delta.files import DataFile
 from pyspark_tidemark.lake.target import Health
+
+
+class DataFile(Protocol):
+    """A file that a table's version shows."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def rows(self) -> int:
+        """Masked ones included; 0: unknown."""
+
+    @property
+    def masked(self) -> int:
+        """How many rows it has that the table does not show."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no cut looks into it any more."""
+
+
+File = TypeVar("File", bound=DataFile)
 
 SMALL_FILE_BYTES = 16 << 20
 """What the metrics call small."""
@@ -25,7 +48,7 @@ _MASKED_SHARE = 0.2
 _GROWTH = 2.0
 
 
-def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
+def chosen(files: Iterable[File]) -> list[list[File]]:
     """Files that are to become one, in none, one or two groups."""
     # Those with nothing but ended versions (scd2) stay among themselves: no cut looks into them.
     listed = list(files)
@@ -33,7 +56,7 @@ def chosen(files: Iterable[DataFile]) -> list[list[DataFile]]:
     return [group for part in parts if (group := _chosen(part))]
 
 
-def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
+def _chosen(files: Iterable[File]) -> list[File]:
     listed = sorted(files, key=_live_bytes)
     masked = [file for file in listed if _is_masked(file)]
     others = [file for file in listed if not _is_masked(file) and file.size < FULL_FILE_BYTES]
@@ -46,7 +69,7 @@ def _chosen(files: Iterable[DataFile]) -> list[DataFile]:
     return worthwhile if masked or len(worthwhile) > 1 else []
 
 
-def affordable(groups: Iterable[Sequence[DataFile]]) -> list[list[DataFile]]:
+def affordable(groups: Iterable[Sequence[File]]) -> list[list[File]]:
     """What of the groups the driver may join now: the smallest files, until those of all groups
     have `MOST_BYTES`; the others wait for the next time.
     """

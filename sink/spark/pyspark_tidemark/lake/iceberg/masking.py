@@ -1,0 +1,70 @@
+"""Rows of an Iceberg table that a cut updates or deletes: found in the data files by their keys,
+and masked by new deletion vectors.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.files import read_columns
+from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
+from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
+from pyspark_tidemark.lake.iceberg.vectors import Mask, no_positions, written
+from pyspark_tidemark.lake.key_columns import KeyColumns, places_of
+from pyspark_tidemark.lake.ranges import met
+
+
+class Masking:
+    """Makes the vectors of cuts."""
+
+    def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
+        self._catalog = catalog
+        self._shown = shown
+        self._key_columns = KeyColumns()
+
+    def masks(self, name: str, table: Any, keys: Any) -> list[Mask]:
+        """Vectors that take the rows with `keys` (pyarrow.Table of the key's columns) out of the
+        files that have them.
+        """
+        shown = self._shown.of(name, table, keys.column_names)
+        searched = itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data]))
+        ids = field_ids(self._catalog.schema(table))
+        fields = with_field_ids(keys.schema, ids)
+        numbers = tuple(ids[column] for column in keys.column_names)
+        storage = self._catalog.storage(table)
+        places = {}
+        for file in searched:
+            columns = self._key_columns.of(
+                (file.location, numbers, str(keys.schema)),
+                partial(read_columns, storage, file.location, fields),
+            )
+            places[file.location] = places_of(columns, keys)
+        return self.at(name, table, keys.column_names, places)
+
+    def at(
+        self, name: str, table: Any, key: Iterable[str], places: Mapping[str, Any]
+    ) -> list[Mask]:
+        """Vectors that take the rows at `places` (positions by the location of a file) out of the
+        table.
+        """
+        shown = self._shown.of(name, table, list(key))
+        return new_masks(self._catalog, table, shown.data, places)
+
+
+def new_masks(
+    catalog: Catalog, table: Any, files: Iterable[DataFile], places: Mapping[str, Any]
+) -> list[Mask]:
+    """Vectors for those of the files that have rows at `places` which are not masked yet."""
+    storage, masked = catalog.storage(table), {}
+    for file in files:
+        if file.location not in places:
+            continue
+        before = no_positions() if file.vector is None else file.vector.positions(storage)
+        positions = np.union1d(before, places[file.location])
+        if len(positions) > len(before):
+            masked[file.location] = (positions, file.java_vector)
+    return written(storage, catalog.data_location(table), masked)
