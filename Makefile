@@ -48,6 +48,14 @@ $(VENV)/.jars-s3: $(VENV)/.setup sink/spark/pyspark_tidemark/jars.py $(wildcard 
 	$(BIN)/python -m pyspark_tidemark.jars delta iceberg iceberg-s3
 	@touch $(VENV)/.jars $@
 
+.PHONY: readers
+readers: $(VENV)/readers/.locked ## Other engines that read lakes in tests: delta-rs, pyiceberg, Polars, in an environment of their own
+
+$(VENV)/readers/.locked: tests/readers.lock | $(VENV)/.locked
+	test -x $(VENV)/readers/bin/python || $(PYTHON) -m venv $(VENV)/readers
+	$(VENV)/readers/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r tests/readers.lock
+	@touch $@
+
 .PHONY: run
 run: setup $(if $(filter delta,$(LAKE)),jars) ## Run the demo: a bank, a lake, and the proof that they are equal (ARGS="--keep" leaves it up)
 	$(BIN)/tidemark demo --data-dir $(DATA) --lake $(LAKE) $(ARGS)
@@ -157,7 +165,7 @@ sim: setup ## Simulate captures by their seeds: SEED=7 tells one, SEEDS=1000 sim
 	PYTHONHASHSEED=0 $(BIN)/python -W ignore -m tests.sim --seed $(SEED) --seeds $(SEEDS) $(if $(filter 1,$(SEEDS)),--explain)
 
 .PHONY: test-integration
-test-integration: setup jars-s3 ## Real daemons, real sockets, real etcd, real Spark
+test-integration: setup jars-s3 readers ## Real daemons, real sockets, real etcd, real Spark
 	$(BIN)/pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder tests/integration $(call once_more,tests/integration)
 
 .PHONY: test-attacks
@@ -222,6 +230,7 @@ lock: ## Renew the lock files from pyproject.toml (needs uv)
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --all-groups --no-header --no-annotate -o requirements.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --all-extras --no-dev --no-header --no-annotate -o deploy/spark.lock
 	uv export -q --frozen --no-emit-project --no-emit-package pyspark-tidemark --extra build --prune pyspark --no-dev --no-header --no-annotate -o deploy/daemon.lock
+	printf 'deltalake\npolars\npyiceberg[pyarrow]\n' | uv pip compile - -q --generate-hashes --python-version 3.11 --no-header --no-annotate --no-emit-index-url -o tests/readers.lock
 
 .PHONY: clean
 clean: ## Remove what was built or recorded, not .venv
