@@ -35,14 +35,20 @@ class KeyColumns:
                 self._kept.move_to_end(file)
                 return self._kept[file]
         columns = read()
+        self.put(file, columns)
+        return columns
+
+    def put(self, file: Hashable, columns: Any) -> None:
+        """Keep the columns of a file, as of one that was just written."""
+        if columns.nbytes > self._most_bytes:
+            return
         with self._lock:
-            if file not in self._kept and columns.nbytes <= self._most_bytes:
+            if file not in self._kept:
                 self._kept[file] = columns
                 self._bytes += columns.nbytes
             while self._bytes > self._most_bytes:
                 _, oldest = self._kept.popitem(last=False)
                 self._bytes -= oldest.nbytes
-        return columns
 
 
 def numbered(columns: Any) -> Any:

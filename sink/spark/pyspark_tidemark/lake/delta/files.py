@@ -184,11 +184,7 @@ def without(
     actions, vectors = [], DeletionVectors(layout.root)
     for file in meeting(files, keys):
         columns = kept.of(
-            (
-                layout.location(file.add),
-                tuple(layout.physical[name] for name in keys.column_names),
-                str(keys.schema),
-            ),
+            kept_as(layout, file.add, keys.schema),
             partial(stored_columns, layout, file, keys.schema),
         )
         masked = vectors.read(file.add.get("deletionVector"))
@@ -196,6 +192,11 @@ def without(
         actions += without_rows(layout, file, places, vectors)
     vectors.close()
     return actions
+
+
+def kept_as(layout: Layout, add: Mapping[str, Any], key: Any) -> tuple[Any, ...]:
+    """How `KeyColumns` calls the columns of `key` (pyarrow.Schema) in the file of an action."""
+    return layout.location(add), tuple(layout.physical[name] for name in key.names), str(key)
 
 
 def meeting(files: Iterable[DataFile], keys: Any) -> list[DataFile]:
@@ -263,6 +264,15 @@ def _with(rows: Any, values: Iterable[tuple[str, Any]]) -> Any:
         at = rows.schema.get_field_index(name)
         rows = rows.set_column(at, rows.schema.field(at), pa.repeat(value, len(rows)))
     return rows
+
+
+def as_stored(layout: Layout, rows: Any) -> Any:
+    """Rows (pyarrow.Table) with the types that the table has for their columns.
+
+    Raises:
+        SourceError: ErrSchemaIncompatible, a value does not fit.
+    """
+    return fitted(rows, pa.schema([layout.schema.field(name) for name in rows.column_names]))
 
 
 def stored_columns(layout: Layout, file: DataFile, schema: Any) -> Any:

@@ -23,6 +23,8 @@ from pyspark_tidemark.lake.delta.files import (
     DeletionVectors,
     Layout,
     all_removed,
+    as_stored,
+    kept_as,
     meeting,
     pieces,
     stored_columns,
@@ -170,11 +172,20 @@ class Upsert:
 
     def _actions(self, name: str, listing: Listing, folded: Folded, key: Sequence[str]) -> Actions:
         """Rows masked in the files that hold them, and one new file."""
-        again = self._tables.inserted.there(name, listing, folded.new.select(list(key)))
-        keys = pa.concat_tables([folded.known.select(list(key)), again])
+        known, new = (
+            as_stored(listing.layout, rows.select(list(key))) for rows in (folded.known, folded.new)
+        )
+        again = self._tables.inserted.there(name, listing, new)
+        keys = pa.concat_tables([known, again])
         files = listing.files.values()
         removals = without(listing.layout, files, keys, self._key_columns)
-        return removals + written(listing.layout, fitted(folded.live, listing.layout.schema))
+        live = fitted(folded.live, listing.layout.schema)
+        new_file = written(listing.layout, live)
+        for action in new_file:
+            # The next cut that updates one of its rows need not read it.
+            name_there = kept_as(listing.layout, action["add"], keys.schema)
+            self._key_columns.put(name_there, live.select(list(key)))
+        return removals + new_file
 
 
 def _rewrites_much(listing: Listing | None, keys: Any) -> bool:
@@ -277,8 +288,10 @@ class History:
         def actions(current: Listing) -> Actions:
             # The upstream says that these keys are new; a version of one that is still open would
             # stay current beside the new one.
-            again = self._tables.inserted.there(name, current, inserted.select(list(key)))
-            return replaced(current, new, pa.concat_tables([ends, those_in(inserted, again)]))
+            stored = as_stored(current.layout, inserted)
+            again = self._tables.inserted.there(name, current, stored.select(list(key)))
+            ended = [as_stored(current.layout, ends), those_in(stored, again)]
+            return replaced(current, new, pa.concat_tables(ended))
 
         return self._tables.apply(changes, actions)
 

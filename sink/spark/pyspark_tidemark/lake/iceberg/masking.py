@@ -12,10 +12,11 @@ import numpy as np
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
-from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
+from pyspark_tidemark.lake.iceberg.types import key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Mask, no_positions, written
 from pyspark_tidemark.lake.key_columns import KeyColumns, places_of
 from pyspark_tidemark.lake.ranges import met
+from pyspark_tidemark.lake.schema import fitted
 
 
 class Masking:
@@ -30,20 +31,25 @@ class Masking:
         """Vectors that take the rows with `keys` (pyarrow.Table of the key's columns) out of the
         files that have them.
         """
+        fields = key_fields(self._catalog.schema(table), keys.column_names)
+        stored, storage = fitted(keys, fields), self._catalog.storage(table)
         shown = self._shown.of(name, table, keys.column_names)
-        searched = itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data]))
-        ids = field_ids(self._catalog.schema(table))
-        fields = with_field_ids(keys.schema, ids)
-        numbers = tuple(ids[column] for column in keys.column_names)
-        storage = self._catalog.storage(table)
+        searched = itertools.compress(shown.data, met(stored, [file.bounds for file in shown.data]))
         places = {}
         for file in searched:
             columns = self._key_columns.of(
-                (file.location, numbers, str(keys.schema)),
+                _kept_as(file.location, fields),
                 partial(read_columns, storage, file.location, fields),
             )
-            places[file.location] = places_of(columns, keys)
+            places[file.location] = places_of(columns, stored)
         return self.at(name, table, keys.column_names, places)
+
+    def written(self, table: Any, location: str, keys: Any) -> None:
+        """Remember the keys (pyarrow.Table) of a new file, in its order: the next cut that updates
+        one of its rows need not read it.
+        """
+        fields = key_fields(self._catalog.schema(table), keys.column_names)
+        self._key_columns.put(_kept_as(location, fields), fitted(keys, fields))
 
     def at(
         self, name: str, table: Any, key: Iterable[str], places: Mapping[str, Any]
@@ -53,6 +59,10 @@ class Masking:
         """
         shown = self._shown.of(name, table, list(key))
         return new_masks(self._catalog, table, shown.data, places)
+
+
+def _kept_as(location: str, fields: Any) -> tuple[str, bytes]:
+    return location, fields.serialize().to_pybytes()
 
 
 def new_masks(

@@ -24,10 +24,11 @@ from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.storage import Storage
-from pyspark_tidemark.lake.iceberg.types import field_ids, with_field_ids
+from pyspark_tidemark.lake.iceberg.types import field_ids, key_fields
 from pyspark_tidemark.lake.key_columns import renamed, those_in
 from pyspark_tidemark.lake.key_index import FileKeys, KeyIndex, numbers
 from pyspark_tidemark.lake.ranges import Bounds, coarser, met
+from pyspark_tidemark.lake.schema import fitted
 
 MOST_RANGES = 256
 """More ranges are joined with their neighbours: each cut compares its keys with all of them."""
@@ -92,16 +93,16 @@ class Inserted:
         self._index = KeyIndex()
 
     def there(self, name: str, table: Any, keys: Any) -> Any:
-        """Those of `keys` (pyarrow.Table, each key once) that the table shows."""
+        """Those of `keys` (pyarrow.Table, each key once) that the table shows, with its types."""
+        fields = key_fields(self._catalog.schema(table), keys.column_names)
+        keys = fitted(keys, fields)
         shown = self._shown.of(name, table, keys.column_names)
         searched = list(
             itertools.compress(shown.data, met(keys, [file.bounds for file in shown.data]))
         )
         if not searched:
             return keys.slice(0, 0)
-        numbered = field_ids(self._catalog.schema(table))
-        fields = with_field_ids(keys.schema, numbered)
-        ids = [numbered[column] for column in keys.column_names]
+        ids = list(field_ids(fields).values())
         storage = self._catalog.storage(table)
         read = partial(read_columns, storage, fields=fields)
         self._index.keep_only(name, [(file.location, *ids) for file in shown.data])

@@ -50,11 +50,11 @@ from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
 from pyspark_tidemark.lake.iceberg.together import Together, Waiting
-from pyspark_tidemark.lake.iceberg.types import storable
+from pyspark_tidemark.lake.iceberg.types import key_fields, storable
 from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.ranges import any_near
-from pyspark_tidemark.lake.schema import SchemaChange, check_key, lake_schema
+from pyspark_tidemark.lake.schema import SchemaChange, check_key, fitted, lake_schema
 from pyspark_tidemark.lake.target import (
     Applied,
     Health,
@@ -282,6 +282,8 @@ class IcebergTarget:
                 files = CutFiles(written, key, masks.current(table))
                 made = self._catalog.commit(transaction, files, changes.end_ts, send)
             shown = transaction.table()
+            if masks.keys_written is not None and len(made.rows) == 1 and self._masking is not None:
+                self._masking.written(table, str(made.rows[0].location()), masks.keys_written)
             self._key_ranges.committed(name, shown, key, made.rows)
             self._shown.committed(name, shown, key, made)
             return shown
@@ -349,13 +351,16 @@ class IcebergTarget:
         folded = fold(changes.arrow, key)
         if changes.emptied:
             return write(layout, folded.live), none, 0
-        known = folded.known.select(list(key))
-        there = self._inserted.there(name, table, layout.there(folded.new).select(list(key)))
+        # As the table has them: with another type than the cut's, a bound may be no value of it.
+        fields = key_fields(layout.arrow, key)
+        known, new = (fitted(rows.select(list(key)), fields) for rows in (folded.known, folded.new))
+        there = self._inserted.there(name, table, layout.there(new))
         gone = pa.concat_tables([known, there])
         masking = self._masking_of(table)
         if masking is None:
             return write(layout, folded.live, gone), none, len(there)
         masks = _Masks.made(table, lambda current: masking.masks(name, current, gone))
+        masks = dataclasses.replace(masks, keys_written=folded.live.select(list(key)))
         return write(layout, folded.live), masks, len(there)
 
     def _masking_of(self, table: Any) -> Masking | None:
@@ -407,6 +412,8 @@ class _Masks:
     found: Sequence[Mask]
     snapshot: int
     _make: Callable[[Any], Sequence[Mask]]
+    keys_written: Any = None
+    """The keys (pyarrow.Table) of the rows that the driver writes, in their order."""
 
     @classmethod
     def made(cls, table: Any, make: Callable[[Any], Sequence[Mask]]) -> "_Masks":

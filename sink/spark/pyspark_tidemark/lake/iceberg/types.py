@@ -85,6 +85,13 @@ def with_field_ids(schema: Any, ids: Mapping[str, int]) -> Any:
     )
 
 
+def key_fields(schema: Any, key: Sequence[str]) -> Any:
+    """The columns of a key as files have them (pyarrow.Schema), nulls allowed: what was no key yet
+    may have some.
+    """
+    return pa.schema([schema.field(name).with_nullable(nullable=True) for name in key])
+
+
 def _arrow_type(name: str) -> Any:
     if name.startswith("decimal("):
         precision, scale = name.removeprefix("decimal(").removesuffix(")").split(",")
