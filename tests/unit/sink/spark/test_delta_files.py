@@ -22,14 +22,14 @@ from pyspark_tidemark.lake.delta.files import (
 )
 from pyspark_tidemark.lake.delta.log import Listing
 from pyspark_tidemark.lake.fold import fold
-from pyspark_tidemark.lake.key_columns import KeyColumns
+from pyspark_tidemark.lake.kept import Kept
 
 from tests.unit.sink.spark.test_fold import COLUMNS, HISTORIES, KEY, SCHEMA, changes_of, replayed
 
 LAKE = pa.schema([SCHEMA.field(name) for name in COLUMNS])
 
 
-KEPT = KeyColumns()
+KEPT = Kept(1 << 20)
 
 
 def layout_of(root, *, vectors=True):
@@ -123,7 +123,7 @@ def test_chunks_in_key_order_touch_no_file_before_them(tmp_path):
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".away"))  # to look into one would be an error
         files = listing.files.values()
-        assert without(listing.layout, files, folded.known.select(KEY), KeyColumns()) == []
+        assert without(listing.layout, files, folded.known.select(KEY), Kept(1 << 20)) == []
         for path in tmp_path.iterdir():
             path.rename(path.with_suffix(".parquet"))
         listing = cut(listing, chunk)

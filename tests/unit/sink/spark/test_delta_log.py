@@ -8,7 +8,7 @@ import pytest
 from pyspark_tidemark.lake.delta.evolution import evolved
 from pyspark_tidemark.lake.delta.files import without, written
 from pyspark_tidemark.lake.delta.log import Listing, commit_info, creation, fence, replayed
-from pyspark_tidemark.lake.key_columns import KeyColumns
+from pyspark_tidemark.lake.kept import Kept
 from pyspark_tidemark.lake.schema import SchemaChange
 
 PROPERTIES = {"delta.enableDeletionVectors": "true"}
@@ -54,7 +54,7 @@ def seen(known):
 def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
     known = put(
         table,
-        without(table.layout, table.files.values(), GONE, KeyColumns()),
+        without(table.layout, table.files.values(), GONE, Kept(1 << 20)),
     )
     known = put(
         known,
@@ -74,7 +74,7 @@ def test_a_log_that_is_read_again_shows_what_its_writer_knows(table):
 
 
 def test_the_order_of_the_actions_in_a_version_says_nothing(table):
-    actions = without(table.layout, table.files.values(), GONE, KeyColumns())
+    actions = without(table.layout, table.files.values(), GONE, Kept(1 << 20))
     assert [*actions[0], *actions[1]] == ["remove", "add"]
     assert seen(table.after(actions[::-1])) == seen(table.after(actions))
 

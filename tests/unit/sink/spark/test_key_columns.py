@@ -1,4 +1,4 @@
-"""Rows found by their keys, whatever the key's columns are called; columns that stay in memory."""
+"""Rows found by their keys, whatever the key's columns are called."""
 
 import pyarrow as pa
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_tidemark.lake.fold import endings, fold, versions
 from pyspark_tidemark.lake.iceberg.table_keys import living
-from pyspark_tidemark.lake.key_columns import KeyColumns, places_of, those_in
+from pyspark_tidemark.lake.key_columns import places_of, those_in
 from pyspark_tidemark.lake.schema import VALID_TO
 
 NAMES = (".x", "[0]", "[1]", "x.y", "key 0", "row", "a b", "$.x", "'", "")
@@ -70,15 +70,3 @@ def test_changes_are_folded_and_ended_by_keys_of_any_name(name):
     begun = versions(changes, (name,))
     shown = list(zip(begun[name].to_pylist(), begun[VALID_TO].to_pylist(), strict=True))
     assert sorted(shown, key=str) == [(3, 4), (7, 3), (7, None), (9, None)]
-
-
-def test_key_columns_are_read_once_while_there_is_room():
-    read, kept = [], KeyColumns(most_bytes=2 * 80)
-    column = pa.table({"k": pa.array(range(10), pa.int64())})
-    for name in ("a", "a", "b", "a", "c", "a", "b"):
-        assert kept.of(name, lambda name=name: read.append(name) or column) is column
-    assert read == ["a", "b", "c", "b"], "the one that was used last stays"
-    big = pa.table({"k": pa.array(range(100), pa.int64())})
-    for _ in range(2):
-        assert kept.of("big", lambda: read.append("big") or big) is big
-    assert read[-2:] == ["big", "big"]

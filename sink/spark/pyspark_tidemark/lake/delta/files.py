@@ -30,7 +30,8 @@ import pyarrow.parquet as pq
 
 from pyspark_tidemark.lake import roaring
 from pyspark_tidemark.lake.files import file_system
-from pyspark_tidemark.lake.key_columns import KeyColumns, places_of
+from pyspark_tidemark.lake.kept import Kept
+from pyspark_tidemark.lake.key_columns import places_of
 from pyspark_tidemark.lake.ranges import Bounds, extent, hull, met
 from pyspark_tidemark.lake.schema import VALID_TO, fitted
 
@@ -176,7 +177,7 @@ def written(layout: Layout, rows: Any) -> list[dict[str, Any]]:
 
 
 def without(
-    layout: Layout, files: Iterable[DataFile], keys: Any, kept: KeyColumns
+    layout: Layout, files: Iterable[DataFile], keys: Any, kept: Kept
 ) -> list[dict[str, Any]]:
     """The actions that take the rows with `keys` (pyarrow.Table of the key's columns) out of
     files, whose key columns are `kept` for the next time.
@@ -195,7 +196,7 @@ def without(
 
 
 def kept_as(layout: Layout, add: Mapping[str, Any], key: Any) -> tuple[Any, ...]:
-    """How `KeyColumns` calls the columns of `key` (pyarrow.Schema) in the file of an action."""
+    """How `Kept` calls the columns of `key` (pyarrow.Schema) in the file of an action."""
     return layout.location(add), tuple(layout.physical[name] for name in key.names), str(key)
 
 

@@ -5,7 +5,7 @@ and masked by new deletion vectors.
 import itertools
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,9 +14,12 @@ from pyspark_tidemark.lake.iceberg.files import read_columns
 from pyspark_tidemark.lake.iceberg.shown import DataFile, ShownFiles
 from pyspark_tidemark.lake.iceberg.types import key_fields
 from pyspark_tidemark.lake.iceberg.vectors import Mask, no_positions, written
-from pyspark_tidemark.lake.key_columns import KeyColumns, places_of
+from pyspark_tidemark.lake.kept import Kept
+from pyspark_tidemark.lake.key_columns import MOST_BYTES, places_of
 from pyspark_tidemark.lake.ranges import met
 from pyspark_tidemark.lake.schema import fitted
+
+_POSITIONS_BYTES: Final = 32 << 20
 
 
 class Masking:
@@ -25,7 +28,9 @@ class Masking:
     def __init__(self, catalog: Catalog, shown: ShownFiles) -> None:
         self._catalog = catalog
         self._shown = shown
-        self._key_columns = KeyColumns()
+        self._key_columns = Kept(MOST_BYTES)
+        self._positions = Kept(_POSITIONS_BYTES)
+        """Of vectors, as in S3 each is a request."""
 
     def masks(self, name: str, table: Any, keys: Any) -> list[Mask]:
         """Vectors that take the rows with `keys` (pyarrow.Table of the key's columns) out of the
@@ -58,7 +63,7 @@ class Masking:
         table.
         """
         shown = self._shown.of(name, table, list(key))
-        return new_masks(self._catalog, table, shown.data, places)
+        return new_masks(self._catalog, table, shown.data, places, self._positions)
 
 
 def _kept_as(location: str, fields: Any) -> tuple[str, bytes]:
@@ -66,15 +71,26 @@ def _kept_as(location: str, fields: Any) -> tuple[str, bytes]:
 
 
 def new_masks(
-    catalog: Catalog, table: Any, files: Iterable[DataFile], places: Mapping[str, Any]
+    catalog: Catalog,
+    table: Any,
+    files: Iterable[DataFile],
+    places: Mapping[str, Any],
+    kept: Kept,
 ) -> list[Mask]:
-    """Vectors for those of the files that have rows at `places` which are not masked yet."""
+    """Vectors for those of the files that have rows at `places` which are not masked yet; `kept`
+    has the positions of vectors.
+    """
     storage, masked = catalog.storage(table), {}
     for file in files:
         if file.location not in places:
             continue
-        before = no_positions() if file.vector is None else file.vector.positions(storage)
+        before = no_positions()
+        if file.vector is not None:
+            before = kept.of(file.vector, partial(file.vector.positions, storage))
         positions = np.union1d(before, places[file.location])
         if len(positions) > len(before):
             masked[file.location] = (positions, file.java_vector)
-    return written(storage, catalog.data_location(table), masked)
+    masks = written(storage, catalog.data_location(table), masked)
+    for mask in masks:
+        kept.put(mask.vector, masked[mask.data_file][0])
+    return masks

@@ -35,6 +35,7 @@ from pyspark_tidemark.lake.iceberg.shown import ShownFiles, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.vectors import Mask, Vector, no_positions, written
+from pyspark_tidemark.lake.kept import Kept
 from pyspark_tidemark.lake.ranges import Bounds
 
 FULL_BYTES: Final = 128 << 20
@@ -116,7 +117,7 @@ class Rewriting:
             transaction = self._catalog.begin(table)
             shown = ShownFiles(self._catalog, _no_bounds).of(name, table, ())
             there = {each.location for each in shown.deletes}
-            masks = new_masks(self._catalog, table, shown.data, places)
+            masks = new_masks(self._catalog, table, shown.data, places, Kept(0))
             position = self._catalog.position(table, name) or 0
             gone = [each for each in snapshot.equality_deletes if str(each.location()) in there]
             self._catalog.commit(transaction, CutFiles((), (), masks, gone), position)
