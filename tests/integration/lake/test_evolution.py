@@ -1000,3 +1000,21 @@ def test_a_key_that_is_narrower_upstream_is_found_among_wider_ones(place):
     keep(place, feed, (10, 20, 30), policy=Policy("upsert", "ignore"))
     rows = {(row["id"], row["v"]) for row in place.rows("bank.t", 30)}
     assert rows == {(3, 2), (9, 2)}
+
+
+@pytest.mark.parametrize("place", ["iceberg"], indirect=True)
+def test_a_table_whose_rows_are_all_gone_is_rewritten_to_nothing(place):
+    feed = EvolvingFeed()
+    feed.create(0, "bank.t", id=pa.int64(), v=pa.int32())
+    feed.put(5, "bank.t", *[{"id": key, "v": key} for key in range(5)])
+    for key in range(5):
+        feed.delete(15 + key, "bank.t", key)
+    feed.put(25, "bank.t", {"id": 3, "v": 33})
+    keep(place, feed, (10, 20))
+    place.target()._maintenance.rewrite("bank.t")
+    table = place.target()._catalog.load("bank.t")
+    assert table.currentSnapshot().operation() == "replace"
+    assert int(table.currentSnapshot().summary().get("total-data-files")) == 0
+    assert place.rows("bank.t", 20) == []
+    keep(place, feed, (30,))
+    assert [(row["id"], row["v"]) for row in place.rows("bank.t", 30)] == [(3, 33)]

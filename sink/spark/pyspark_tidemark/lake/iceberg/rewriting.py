@@ -76,13 +76,21 @@ class OldFile:
         return self.size * (1 - self.masked / max(1, self.rows))
 
 
-class Rewriting:
-    """Rewrites the tables of one changefeed, one at a time."""
-
+class _Rewriter:
     def __init__(self, spark: SparkSession, catalog: Catalog, committing: threading.Lock) -> None:
+        """Who holds `committing` commits, and nobody else."""
         self._spark = spark
         self._catalog = catalog
         self._committing = committing
+
+    def _snapshot(self, table: Any) -> Snapshot:
+        """The table's current snapshot."""
+        current = table.currentSnapshot().snapshotId()
+        return Snapshot(self._spark.newSession(), self._catalog, table, current)
+
+
+class Rewriting(_Rewriter):
+    """Rewrites the tables of one changefeed, one at a time."""
 
     def run(self, name: str) -> None:
         """Rewrite what is worth it; no reader sees another row.
@@ -104,10 +112,6 @@ class Rewriting:
         if groups:
             new = self._joined(table, groups)
             self._commit(name, int(start.sequenceNumber()), groups, new)
-
-    def _snapshot(self, table: Any) -> Snapshot:
-        current = table.currentSnapshot().snapshotId()
-        return Snapshot(self._spark.newSession(), self._catalog, table, current)
 
     def _replace_equality_deletes(self, name: str, snapshot: Snapshot) -> None:
         """Vectors for the rows that equality deletes take out, in their place."""
@@ -191,13 +195,8 @@ class Rewriting:
         return written(storage, self._catalog.data_location(table), masked)
 
 
-class WholeRewriting:
+class WholeRewriting(_Rewriter):
     """Replaces all files of a table by ones with the rows that live, and no deletes."""
-
-    def __init__(self, spark: SparkSession, catalog: Catalog, committing: threading.Lock) -> None:
-        self._spark = spark
-        self._catalog = catalog
-        self._committing = committing
 
     def run(self, name: str) -> None:
         """Rewrite a table that has deletes, or more than one file.
@@ -207,7 +206,7 @@ class WholeRewriting:
         """
         table = self._catalog.load(name)
         start = table.currentSnapshot()
-        snapshot = Snapshot(self._spark.newSession(), self._catalog, table, start.snapshotId())
+        snapshot = self._snapshot(table)
         if not snapshot.deletes and len(snapshot.data) < 2:
             return
         layout = self._catalog.layout(table, ())
