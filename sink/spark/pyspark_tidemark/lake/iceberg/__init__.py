@@ -3,16 +3,20 @@ without its Spark connector.
 
 Iceberg has no connector for Spark 4.2, but its table library needs no Spark: it runs in the
 driver's JVM and is called by py4j. Parquet files are written by pyarrow, on the driver or by tasks;
-one RowDelta (data files and equality deletes) makes a cut's changes of a table visible. Invariants:
+one RowDelta (data files, and deletion vectors or equality deletes) makes a cut's changes of a table
+visible. Invariants:
 1. A snapshot that applies a cut says so in its summary (`cdc.app`, `cdc.cut`), compactions carry it
    on: the current snapshot says up to where a table is applied.
 2. A commit is refused when somebody else committed since the position was read (`java_catalog`).
 3. Files are written before the commit that names them; a crash in between leaves files that no
    snapshot knows.
+4. A deletion vector names a data file that the snapshot of its commit shows: whoever commits one
+   has looked at the files that the commit begins with.
 
-From the target down: `target` (with the connector), `catalog` (tables by name, commits with the
-fence), `java_catalog` (Iceberg's own catalogs), `files` and `snapshot` (Parquet written, and read),
-`storage` (disks, HDFS and S3).
+From the target down: `target` (with the connector), `masking` (rows that are gone), `rewriting`
+(files joined), `table_keys` and `shown` (which files may hold a key), `catalog` (tables by name,
+commits with the fence), `java_catalog` (Iceberg's own catalogs), `files`, `vectors` and `snapshot`
+(written, and read), `storage` (disks, HDFS and S3).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
 

@@ -1,9 +1,9 @@
 """Which keys an Iceberg table holds, as far as a cut must know: a key that no data file's bounds
-include needs no equality delete (`KeyRanges`), and a key that the cut inserts should not be there
-(`Inserted`).
+include has no row to be masked or deleted (`KeyRanges`), and a key that the cut inserts should not
+be there (`Inserted`).
 
 Rows of a dump come in key order, as updates; nearly all of their keys are new. Inserts within the
-table's bounds are looked for in its files: those that are there get a delete, and are counted.
+table's bounds are looked for in its files: the rows of those that are there go, and are counted.
 
 Invariant: what is remembered of a table is that of its current snapshot, or of one before it that
 nobody but us has added rows to. It is read from the metadata when it is first needed, and kept with
