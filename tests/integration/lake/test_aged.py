@@ -23,6 +23,7 @@ from server.verify.lake.file_lake import LakeTable
 from server.verify.lake.question import Question
 from tests.integration.lake.aged import STEP, aged_feed, read_changelog
 from tests.integration.lake.test_evolution import Database, Directory, opened_place
+from tests.integration.lake.test_readers import PYTHON, by_engines, newest_metadata, plain
 
 pytestmark = pytest.mark.timeout(1200)
 LIVES = (66, 67, 114, 157, 205, 253, 270, 300)
@@ -178,6 +179,11 @@ def test_an_old_iceberg_lake(spark, tmp_path):
     assert rolled_up(tmp_path)
     newest = Catalog(spark, str(tmp_path), "evolving").load("bank.t")
     assert len(list(newest.snapshots())) < 100
+    if PYTHON.exists():
+        state = feed.state(feed.acked_ts - 1)
+        jobs = [{"engine": "pyiceberg", "path": newest_metadata(tmp_path, name)} for name in state]
+        for name, rows in zip(state, by_engines(tmp_path, jobs), strict=True):
+            assert plain(rows) == plain(state[name].values()), name
 
 
 def test_an_old_changelog(spark, tmp_path):

@@ -151,6 +151,13 @@ def by_engines(tmp_path, jobs):
     return answers
 
 
+def newest_metadata(root, name):
+    """Of an Iceberg table."""
+    metadata = root / name.replace(".", "/") / "metadata"
+    version = int((metadata / "version-hint.text").read_text())
+    return str(metadata / f"v{version}.metadata.json")
+
+
 def plain(rows):
     """Rows by id, without our own columns."""
     found = {
@@ -202,14 +209,9 @@ def test_every_engine_reads_iceberg_tables_at_each_cut_unless_vectors_are_off(
             spark, str(root), "evolving", deletion_vectors=vectors == "on", **settings
         )
         applied(spark, target, root, feed, [STEP * n for n in range(10 * life + 1, 10 * life + 11)])
-    hints = {name: root / name.replace(".", "/") / "metadata" for name in NAMES}
-
-    def newest(name):
-        version = int((hints[name] / "version-hint.text").read_text())
-        return str(hints[name] / f"v{version}.metadata.json")
-
     answer = dict.fromkeys(NAMES, EQUAL if vectors == "on" else "equality deletes")
-    check(tmp_path, feed, newest, kept(root), {"pyiceberg": answer, "polars_iceberg": answer})
+    expected = {"pyiceberg": answer, "polars_iceberg": answer}
+    check(tmp_path, feed, lambda name: newest_metadata(root, name), kept(root), expected)
 
 
 DELTA = {

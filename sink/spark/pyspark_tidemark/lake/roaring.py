@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from pyspark_tidemark.errors import SourceError
+
 _MAGIC = 1681511377
 _PLAIN, _WITH_RUNS = 12346, 12347
 _NO_OFFSETS_BELOW = 4
@@ -44,6 +46,22 @@ def unframed(data: bytes) -> bytes:
     if len(data) < size + 8 or struct.unpack_from(">I", data, 4 + size)[0] != zlib.crc32(vector):
         raise ValueError("a deletion vector does not have its checksum")
     return vector
+
+
+def positions_in(data: bytes, place: str) -> Any:
+    """The positions of a framed vector that was read from the file `place`, sorted (NumPy int64).
+
+    Raises:
+        SourceError: ErrLakeDamaged.
+    """
+    try:
+        return decoded(unframed(data))
+    except (ValueError, IndexError, struct.error) as err:
+        raise SourceError(
+            "ErrLakeDamaged",
+            f"{place} is damaged ({err or 'it is too short'}), so nobody can tell which rows are gone: "
+            "restore the file from a backup, or start a new changefeed and target",
+        ) from None
 
 
 def encoded(positions: Any) -> bytes:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg import files
 from pyspark_tidemark.lake.iceberg.files import Share, live_rows
 from pyspark_tidemark.lake.iceberg.rewriting import OldFile, moved, packed
@@ -72,7 +73,10 @@ def test_a_damaged_vector_is_never_read_as_another_one(tmp_path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="deletion vector"):
+    with pytest.raises(SourceError, match=r"ErrLakeDamaged.*-deletes\.puffin is damaged"):
+        mask.vector.positions(Storage())
+    path.write_bytes(data[:10])
+    with pytest.raises(SourceError, match="ErrLakeDamaged"):
         mask.vector.positions(Storage())
 
 

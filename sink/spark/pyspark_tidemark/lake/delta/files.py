@@ -143,11 +143,12 @@ class DeletionVectors:
         size = descriptor["sizeInBytes"]
         if kind == "i":
             return roaring.decoded(roaring.unz85(place)[:size])
-        system, path = file_system(self.place(descriptor) or place)
+        location = self.place(descriptor) or place
+        system, path = file_system(location)
         with system.open_input_file(path) as file:
             # A file may hold one vector without an offset: behind the byte of its version.
             data = file.read_at(size + roaring.FRAME_BYTES, descriptor.get("offset", 1))
-        return roaring.decoded(roaring.unframed(data))
+        return roaring.positions_in(data, location)
 
     def place(self, descriptor: Mapping[str, Any]) -> str | None:
         """The file that a vector is in; None: it has none of the table's own."""

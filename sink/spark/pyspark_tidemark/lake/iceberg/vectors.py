@@ -37,12 +37,13 @@ class Vector:
         """The masked positions, sorted (NumPy int64).
 
         Raises:
-            ValueError: the file is damaged.
+            SourceError: ErrLakeDamaged.
         """
         with storage.errors_named(self.location):
             system, path = storage.open(self.location)
             with system.open_input_file(path) as file:
-                return roaring.decoded(roaring.unframed(file.read_at(self.size, self.offset)))
+                data = file.read_at(self.size, self.offset)
+        return roaring.positions_in(data, self.location)
 
 
 @dataclasses.dataclass(frozen=True)
