@@ -23,7 +23,8 @@ from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
 from server.changefeed.events import EventFilter, EventFilters, check_conditions, check_rereads
 from server.changefeed.filter import TableFilter, exact_rules, filter_of
-from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri
+from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
+from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source
 from storage.tidb.document import read_document
@@ -88,6 +89,11 @@ class NewChangefeed:
         TableFilter(self.rules)
         ColumnRules(self.columns, self.zero_dates)
         check_rereads(EventFilters(self.event_filters), self.source_uri)
+        if takes_keyless(self.source_uri) and not keeps_changes(self.sink_uri):
+            raise ParameterError(
+                "--force-replicate takes tables without a key, of which only changes are known, and "
+                "the target has to keep them: write ?mode=append into the sink URI"
+            )
         if not (self.tables or self.rules):
             raise ParameterError(
                 "a changefeed needs tables: name them by --filter, or give their schemas by "

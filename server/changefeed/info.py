@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pyspark_tidemark.errors import SourceError
+from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
@@ -266,6 +267,15 @@ def lake_settings(sink_uri: str) -> dict[str, str]:
         return SinkUri.parse(sink_uri).settings
     except SourceError:
         return {}
+
+
+def keeps_changes(sink_uri: str) -> bool:
+    """Whether all changes go into the sink, and not only what rows are at last: the lake's mode is
+    `append`, or whoever reads decides.
+    """
+    lake = lake_format(sink_uri)
+    modes = FORMATS[lake].modes if lake else ()
+    return not modes or lake_settings(sink_uri).get("mode", modes[0]) == APPEND
 
 
 def check_sink_uri(sink_uri: str) -> None:

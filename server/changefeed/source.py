@@ -25,7 +25,8 @@ from storage.model.errors import InvalidError
 from storage.model.system_schemas import OF_MYSQL, OF_TIDB
 
 ON_UNCLEAR_DDL: Final = "on-unclear-ddl"
-"""An option of source URIs that `changefeed create` and `update` have a flag for."""
+FORCE_REPLICATE: Final = "force-replicate"
+"""Options of source URIs that `changefeed create` has flags for."""
 
 
 class SourceUriError(InvalidError):
@@ -85,7 +86,7 @@ KINDS: Final = {
             upstream_at="server.verify.mysql_upstream:open_mysql",
             check_at="server.capture.source.mysql:check_mysql",
             dumps_by_sql=True,
-            flags=frozenset({ON_UNCLEAR_DDL}),
+            flags=frozenset({ON_UNCLEAR_DDL, FORCE_REPLICATE}),
             system_schemas=OF_MYSQL,
         ),
     )
@@ -204,6 +205,15 @@ def with_option(text: str, name: str, value: str) -> str:
     place, _, query = text.partition("?")
     others = [each for each in query.split("&") if each and each.partition("=")[0] != name]
     return f"{place}?{'&'.join([*others, f'{name}={quote(value)}'])}"
+
+
+def takes_keyless(text: str) -> bool:
+    """Whether a source URI asks for tables without a key, too.
+
+    Raises:
+        SourceUriError: it cannot be read.
+    """
+    return SourceUri.parse(text).options.get(FORCE_REPLICATE) == "true"
 
 
 def _check_secrets(text: str, login: str, options: Mapping[str, str]) -> None:

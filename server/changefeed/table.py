@@ -139,6 +139,11 @@ class SourceTable:
         """`schema.table`."""
         return self.mounter.name
 
+    @property
+    def has_key(self) -> bool:
+        """Whether its rows can be told apart; else only their changes are known."""
+        return bool(self.mounter.key_columns)
+
 
 def taken(record: TableRecord, whole: TableMounter) -> TableMounter:
     """The mounter of what is taken of a table, made of the one of all of it."""

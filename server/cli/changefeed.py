@@ -12,6 +12,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 
 from gcsafepoint.explain.document import time_of
+from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import (
     SYNCED_CHECK_S,
     SYNCED_CHECKPOINT_S,
@@ -175,7 +176,7 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         default="",
         metavar="FILE",
         help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
-        "ignore-ineligible-table; the rules of --filter and --columns follow those of the file",
+        "ignore-ineligible-table, force-replicate; the rules of --filter and --columns follow those of the file",
     )
     create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
     create.add_argument(
@@ -194,6 +195,12 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
         "--ignore-ineligible-table",
         action="store_true",
         help="leave out tables that match, but cannot be replicated",
+    )
+    create.add_argument(
+        "--force-replicate",
+        action="store_true",
+        help="take MySQL tables without a key, too, as changelogs: an update is a delete and an insert, no dump, and "
+        "the target has to keep changes (?mode=append)",
     )
     create.add_argument(
         "--start-ts",
@@ -282,15 +289,19 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
         )
     config = read_config(arguments.config) if arguments.config else None
     ignore_ineligible = arguments.ignore_ineligible_table
+    force_replicate = arguments.force_replicate
     if config is not None:
         ignore_ineligible |= config.ignore_ineligible_table
+        force_replicate |= config.force_replicate
     request = pb.CreateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
         start_ts=arguments.start_ts,
         target_ts=arguments.target_ts,
         tables=read_tables(arguments.tables) if arguments.tables else [],
-        source_uri=arguments.source_uri,
+        source_uri=with_option(
+            arguments.source_uri, FORCE_REPLICATE, "true" if force_replicate else ""
+        ),
         filter=[*(config.rules if config else ()), *arguments.filter],
         columns=[*(config.columns if config else ()), *arguments.columns],
         event_filters=config.event_filters if config else (),

@@ -40,6 +40,9 @@ from storage.model.ts import MAX_TS
 _TABLES_SHOWN: Final = 20
 _WILDCARD: Final = re.compile(r"[*?[]")
 IGNORED: Final = "ignored"
+_KEY: Final = "primary_key"
+"""A member of the record of a MySQL table."""
+_KEYLESS: Final = "it has no key, so it cannot be read in chunks; its changes are replicated"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -54,6 +57,8 @@ class DumpScope:
     """Its tables, as far as its log was read."""
     ignored: tuple[str, ...] = ()
     """Tables that its filter takes, and that it leaves out."""
+    keyless: frozenset[str] = frozenset()
+    """Its tables that have no key, of which only changes are known (MySQL)."""
     awaited: tuple[str, ...] = ()
     """The filter of one that does not run: it may have stopped at the statement that brings a
     table.
@@ -72,8 +77,13 @@ class DumpScope:
         if pair is None:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
         info = ChangefeedInfo.from_json(pair.value)
-        names = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
-        scope = cls(changefeed, info.source_uri.partition(":")[0], frozenset(names), info.ignored)
+        tables = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
+        keyless = frozenset(
+            name for name, (_, record) in tables.items() if record.table_info.get(_KEY) == []
+        )
+        names = frozenset(tables) - keyless
+        scheme = info.source_uri.partition(":")[0]
+        scope = cls(changefeed, scheme, names, info.ignored, keyless)
         if info.state.is_running:
             return scope
         return replace(scope, awaited=info.rules, stopped_by=_stop_reason(info))
@@ -92,6 +102,8 @@ class DumpScope:
             for name in _exact(given):
                 if name in self.ignored:
                     raise DumpInvalidError(f"{option} {name}: {_left_out(name)}")
+                if name in self.keyless:
+                    raise DumpInvalidError(f"{option} {name}: {_KEYLESS}")
                 if name not in self.names and not self._may_come(name):
                     names = ", ".join(sorted(self.names)[:_TABLES_SHOWN]) or "none"
                     raise DumpInvalidError(
@@ -119,8 +131,9 @@ class DumpScope:
                 "no table of the changefeed has this name now",
             )
             for name in _exact(job.tables)
-            if name not in self.names
+            if name not in self.names | self.keyless
         }
+        missing |= {name: (IGNORED, _KEYLESS) for name in self.keyless if job.takes(name)}
         left_out = {name: (IGNORED, _left_out(name)) for name in self.ignored if job.takes(name)}
         return {name: each for name, each in (missing | left_out).items() if name not in listed}
 
@@ -129,7 +142,7 @@ class DumpScope:
         return frozenset(
             name
             for name in _exact(job.tables)
-            if name not in self.names and not self._may_come(name)
+            if name not in self.names | self.keyless and not self._may_come(name)
         )
 
 

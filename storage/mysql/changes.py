@@ -11,6 +11,11 @@ Invariants:
    one row.
 A transaction that crosses batches must give each of them its own `start_ts`, ascending: see
 docs/format/mysql-rows.md.
+
+Of a table without a key nothing tells which images are of one row. There each image is a row of its
+own, under the place where it stands in the log: an update is a delete and an insert, and nothing is
+folded. The sorter has the deletes of a transaction before its inserts, both in the order of the
+log.
 """
 
 from collections.abc import Sequence
@@ -26,7 +31,15 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, RAW_SCHEMA, UPDATE
 from storage.mysql.buffer import Bytes, Mask, Offsets, reading
 from storage.mysql.event import DELETE_ROWS, UPDATE_ROWS, Events
-from storage.mysql.image import KeyColumn, Nulls, Shape, image_keys, join_pieces, key_columns
+from storage.mysql.image import (
+    KeyColumn,
+    Nulls,
+    Shape,
+    fixed_keys,
+    image_keys,
+    join_pieces,
+    key_columns,
+)
 from storage.mysql.rows import Images, TableRows, find_images
 from storage.mysql.schema import Column, Table
 
@@ -52,13 +65,12 @@ class Plan:
 
     @classmethod
     def of(cls, table: Table, hidden: Sequence[Column] = ()) -> "Plan":
-        """The plan of a table that has a key; `hidden` are of types of fixed size.
+        """The plan of a table; `hidden` are of types of fixed size.
 
         Raises:
             ColumnUnsupportedError: one of its columns cannot be read.
         """
         table.check()
-        assert table.primary_key, "a table without a key has no plan"
         shape = Shape.of([*table.columns, *hidden])
         return cls(
             table,
@@ -98,7 +110,11 @@ def read_changes(
     """
     images = find_images(events, rows, plan.shape)
     with reading(f"a row image of {rows.table.name}"):
-        keys = image_keys(events.data, images.begin, plan.shape, plan.key)
+        keys = (
+            image_keys(events.data, images.begin, plan.shape, plan.key)
+            if plan.key
+            else _places(images.begin)
+        )
     steps = _without_key_changes(_steps(events, images), keys)
     commits = commit_ts[images.event[steps.image]]
     starts = commits - np.uint64(1) if start_ts is None else start_ts[images.event[steps.image]]
@@ -112,6 +128,12 @@ def read_changes(
         _values(events.data, images, steps.before, plan),
     ]
     return Changes(pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA), keys)
+
+
+def _places(begin: Offsets) -> pa.Array:
+    """Keys in the order of the log, another one for each image."""
+    places = np.frombuffer(begin.astype(">u8").tobytes(), np.uint8).reshape(len(begin), 8)
+    return fixed_keys([places], len(begin))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.errors import ParameterError
 from server.changefeed.info import CREATOR_VERSION
+from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import detail, error_of, state_of, synced
 from storage.model.ts import MAX_TS, physical_ms
 
@@ -40,7 +41,6 @@ _IDLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "enable_table_monitor": (False,),
     "filter.event_filters": ([],),
     "filter.ignore_txn_start_ts": ([],),
-    "force_replicate": (False,),
     "integrity.corruption_handle_level": ("", "warn"),
     "integrity.integrity_check_level": ("", "none"),
     "memory_quota": (0, 1 << 30),
@@ -169,7 +169,11 @@ def creation(body: bytes) -> pb.CreateChangefeedRequest:
     request = pb.CreateChangefeedRequest(
         id=members.take("changefeed_id", _is_text, default="") or str(uuid.uuid4()),
         sink_uri=members.take("sink_uri", _is_text, default=""),
-        source_uri=members.take("source_uri", _is_text, default=""),
+        source_uri=with_option(
+            members.take("source_uri", _is_text, default=""),
+            FORCE_REPLICATE,
+            "true" if config.force_replicate else "",
+        ),
         start_ts=members.take("start_ts", _is_ts, default=0),
         target_ts=members.take("target_ts", _is_ts, default=0),
         columns=[*config.columns, *members.take("columns", _is_texts, default=[])],
@@ -200,6 +204,7 @@ class ReplicaConfig:
     """TiCDC's column selectors, as rules about columns."""
     event_filters: Sequence[pb.EventFilter] = ()
     ignore_ineligible_table: bool = False
+    force_replicate: bool = False
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> "ReplicaConfig":
@@ -223,6 +228,7 @@ class ReplicaConfig:
                 for each in chosen.take("event_filters", _are_objects, default=[])
             ],
             ignore_ineligible_table=config.take("ignore_ineligible_table", _is_flag, default=False),
+            force_replicate=config.take("force_replicate", _is_flag, default=False),
         )
         _check_idle(config.left | {"filter": chosen.left, "sink": sink.left})
         return parsed

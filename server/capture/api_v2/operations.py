@@ -183,6 +183,7 @@ SCHEMAS: Final[Mapping[str, dict[str, Any]]] = {
             event_filters={"type": "array", "items": _named("EventFilter")},
         ),
         ignore_ineligible_table=_FLAG,
+        force_replicate=_FLAG,
     ),
     "EventFilter": _object(
         "matcher",

@@ -85,7 +85,7 @@ class MySqlSource:
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`: the record says itself which columns are which."""
         del before
-        return mysql_table(record)
+        return mysql_table(record, force_replicate=self._options.force_replicate)
 
     def pullers(
         self, tables: Sequence[SourceTable], start_ts: int, rows: Rows, catalog: Catalog
@@ -141,8 +141,8 @@ def _continued(definition: Definition, before: Table | None, ts: int) -> TableRe
     return record_of(definition.identified(before, before.free_column_id), before.id)
 
 
-def mysql_table(record: TableRecord) -> SourceTable:
-    """Read a record.
+def mysql_table(record: TableRecord, *, force_replicate: bool = False) -> SourceTable:
+    """Read a record; with `force_replicate` that of a table without a key, too.
 
     Raises:
         InvalidError: it is none of ours.
@@ -152,10 +152,11 @@ def mysql_table(record: TableRecord) -> SourceTable:
     if reason:
         raise TableIneligibleError(f"{record.name} cannot be replicated: {reason}")
     table = Table.parse(record.table_info)
-    if not table.primary_key:
+    if not (table.primary_key or force_replicate):
         raise TableIneligibleError(
             f"{record.name} has neither a primary key nor a unique key over NOT NULL columns, so "
-            "its rows cannot be told apart: give it one (ALTER TABLE … ADD PRIMARY KEY)"
+            "its rows cannot be told apart: give it one (ALTER TABLE … ADD PRIMARY KEY), or take "
+            "its changes as a changelog by --force-replicate"
         )
     try:
         mounter = MysqlMounter(table, record.schema_name)

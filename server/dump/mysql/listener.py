@@ -42,7 +42,8 @@ class DumpListener:
         self._lock = threading.Lock()
         self._windows = Windows()
         self._lags = Lags()
-        self._tables = {table.span.table_id: table for table in tables}
+        # Tables without a key have no chunks: they are none of a dump's.
+        self._tables = {table.span.table_id: table for table in tables if table.has_key}
         self._dumps: dict[int, TableDump] = {}
         self._repairs: dict[int, Repairs] = {}
         self._may_be_gone = False
@@ -105,7 +106,8 @@ class DumpListener:
     def changed_schema(self, change: TableChange) -> None:
         """See `LogListener.changed_schema`."""
         with self._lock:
-            brought = {table.span.table_id: table for table in change.tables}
+            brought = {table.span.table_id: table for table in change.tables if table.has_key}
+            keyless = {table.span.table_id for table in change.tables} - brought.keys()
             before_change = dict(self._tables)
             for table_id, table in brought.items():
                 self._windows.table_changed(table_id)
@@ -116,7 +118,7 @@ class DumpListener:
             for table_id, before in list(self._tables.items()):
                 if table_id in brought:
                     continue
-                if before.name in change.dropped:
+                if before.name in change.dropped or table_id in keyless:
                     self._windows.table_changed(table_id)
                     del self._tables[table_id]
                     if table_id in self._dumps:

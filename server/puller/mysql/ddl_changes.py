@@ -153,7 +153,12 @@ class DdlChanges:
             record = self._record_after(logged, name, table_id, outcome, seen.get(name))
             if record is not None:
                 brought += self._taken(name, record, logged.commit_ts)
-        taken = set(map(name_of, brought))
+        keyless = self._keyless(brought)
+        # A changelog keeps what rows were: nothing of it has to be read again.
+        unclear = {name: why for name, why in unclear.items() if name not in keyless}
+        if moved := keyless & {*effect.moved}:
+            raise _changes_untold(moved, logged.query.sql)
+        taken = set(map(name_of, brought)) - keyless
         effect.filled = [name for name in effect.filled if name in taken]
         foreign = await self._foreign(logged, effect, unclear)
         replaced = [name for name in effect.dropped if name in effect.touched]
@@ -171,6 +176,11 @@ class DdlChanges:
             effect.dropped,
         )
         self._note_empty(logged, effect)
+
+    def _keyless(self, brought: Sequence[SourceTable]) -> set[TableName]:
+        """The tables without a key behind a statement that brings some."""
+        tables = self._tables.by_name | {name_of(table): table for table in brought}
+        return {name for name, table in tables.items() if not table.has_key}
 
     def _note_empty(self, logged: LoggedStatement, effect: Effect) -> None:
         """Which tables have no rows behind the statement,
@@ -389,7 +399,7 @@ class DdlChanges:
         which there are; its name, if the target has some of them.
         """
         is_new, table_id = name not in self._tables.by_name, table.span.table_id
-        if self._copying is None or self._rows.is_empty(table_id):
+        if self._copying is None or self._rows.is_empty(table_id) or not table.has_key:
             return ()
         if is_new and await self._copying.copies(_dotted([name])):
             return ()
@@ -474,6 +484,15 @@ def _dotted(names: Iterable[TableName]) -> list[str]:
 def _is_sequence(table: Definition | TableMap) -> bool:
     """Whether this is a sequence of MariaDB, no table: its one row is in the log as well."""
     return bool(table.columns) and table.columns[0].name == _SEQUENCE_COLUMN
+
+
+def _changes_untold(names: Iterable[TableName], statement: str) -> RowsMovedError:
+    shown = ", ".join(sorted(".".join(name) for name in names))
+    return RowsMovedError(
+        f"{statement[:_STATEMENT_IN_ERROR]!r} moves rows of {shown} beside the log, and without a "
+        "key the table cannot be read again: give it a key, or leave it out by --filter, and "
+        "create the changefeed anew"
+    )
 
 
 def _rows_moved(reasons: Mapping[TableName, str], what: str) -> RowsMovedError:

@@ -29,6 +29,7 @@ _OPTIONS = (
     "catalogue-check-s",
     "checksum",
     "on-unclear-ddl",
+    "force-replicate",
     "max-clock-skew",
 )
 _DURATION = re.compile(r"(\d{1,9})(s|m|h|d)")
@@ -63,6 +64,10 @@ class MySqlOptions:
     on_unclear_ddl: str = "reread"
     """What becomes of a table whose stored values a DDL changes, which no event tells: its rows are
     read again by a dump that begins by itself, or (`stop`) the changefeed stops.
+    """
+    force_replicate: bool = False
+    """Whether tables without a key are taken, as changelogs: each update is a delete and an insert,
+    and what they held before is not dumped.
     """
     max_clock_skew_ms: int = 600_000
     """A transaction whose time in the log is later than the present by more than this does not move
@@ -113,6 +118,7 @@ class MySqlOptions:
             key=uri.options.get("key", ""),
             checksum=_one_of(uri, "checksum", ("verify", "trust")),
             on_unclear_ddl=_one_of(uri, "on-unclear-ddl", ("reread", "stop")),
+            force_replicate=_one_of(uri, "force-replicate", ("false", "true")) == "true",
             max_clock_skew_ms=_duration_ms(uri, "max-clock-skew", "10m"),
             server_id=_number(uri, "server-id", 0, 1, _SERVER_ID_MAX),
             heartbeat_ms=_number(uri, "heartbeat-ms", 1000, 50, 60_000),

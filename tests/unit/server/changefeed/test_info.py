@@ -15,6 +15,7 @@ from server.changefeed.info import (
     check_same_sink,
     check_sink_uri,
     checkpoint_of,
+    keeps_changes,
     status_json,
 )
 from storage.model.errors import CorruptError
@@ -206,3 +207,18 @@ def test_records_are_written_as_ever():
     selecting = replace(ChangefeedInfo.from_json(info), columns=("shop.*=id",))
     assert b'"columns":["shop.*=id"],' in selecting.to_json()
     assert ChangefeedInfo.from_json(selecting.to_json()) == selecting
+
+
+@pytest.mark.parametrize(
+    ("sink_uri", "answer"),
+    [
+        ("parquet:///lake", True),
+        ("delta:///lake?mode=append", True),
+        ("flight://", True),
+        ("delta:///lake", False),
+        ("iceberg+catalog://prod?compact-every=1", False),
+        ("postgresql://me@db/lake?mode=scd2", False),
+    ],
+)
+def test_changelogs_are_told_from_targets_of_current_rows(sink_uri, answer):
+    assert keeps_changes(sink_uri) is answer

@@ -55,12 +55,14 @@ async def meta(tmp_path: Path) -> AsyncIterator[EtcdMeta]:
         yield meta
 
 
-async def in_force(meta: EtcdMeta, changefeed: str, *names: str) -> None:
-    """The changefeed has these tables of the schema `shop`."""
+async def in_force(meta: EtcdMeta, changefeed: str, *names: str, keyless: str = "") -> None:
+    """The changefeed has these tables of the schema `shop`, one of them without a key."""
+    keys_of = {name: [] if name == keyless else ["id"] for name in names}
     change = SchemaChange(
         1,
         tables=tuple(
-            TableRecord("shop", {"id": 7 + at, "name": name}) for at, name in enumerate(names)
+            TableRecord("shop", {"id": 7 + at, "name": name, "primary_key": keys_of[name]})
+            for at, name in enumerate(names)
         ),
     )
     await meta.write_all(
@@ -118,6 +120,24 @@ async def test_status_tells_progress_and_when_all_is_over_a_new_dump_may_begin(
     again = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
     assert again.dump.job_id != job
     assert again.dump.state == "running"
+
+
+async def test_a_table_without_a_key_is_no_dumps(meta: EtcdMeta) -> None:
+    await in_force(meta, "shop", "t", "k", keyless="k")
+    service, records = DumpService(meta), DumpRecords(meta, "shop")
+    with pytest.raises(DumpInvalidError, match=r"--table shop\.k: it has no key"):
+        await service.StartDump(
+            pb.StartDumpRequest(changefeed_id="shop", tables=["shop.k"]), CONTEXT
+        )
+    begun = await service.StartDump(pb.StartDumpRequest(changefeed_id="shop"), CONTEXT)
+    done = TableProgress("shop.t", 7, begun.dump.job_id, TableState.DONE, "", (Range(done=True),))
+    await records.put_tables([done])
+    over = await service.GetDumpStatus(pb.GetDumpStatusRequest(changefeed_id="shop"), CONTEXT)
+    assert over.dump.state == "finished", "nothing waits for the other table"
+    assert {each.table: each.state for each in over.status} == {
+        "shop.t": "done",
+        "shop.k": "ignored",
+    }
 
 
 async def test_a_dump_whose_tables_are_gone_is_over_and_another_may_begin(meta: EtcdMeta) -> None:

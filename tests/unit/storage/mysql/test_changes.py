@@ -3,7 +3,9 @@ and whole transactions do what their statements did.
 """
 
 import struct
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +159,37 @@ def changes(log: Events, commit_ts: list[int]) -> list[dict[str, Any]]:
         log, found[0], plan, np.array(commit_ts, np.uint64)
     ).batch.to_pylist()
     return rows
+
+
+@given(st.lists(STEPS, max_size=4))
+def test_changes_without_a_key_come_to_the_rows_of_each_transaction(
+    transactions: list[list[tuple[str, int, int]]],
+) -> None:
+    state: dict[int, bytes] = {}
+    parts: list[bytes] = []
+    commit_ts: list[int] = []
+    after: list[Counter[bytes]] = []
+    for number, steps in enumerate(transactions):
+        log = transaction(state, steps)
+        parts += log
+        commit_ts += [number + 5] * len(log)
+        after.append(Counter(struct.pack("<I", key) + value for key, value in state.items()))
+    log = events(parts)
+    groups = TableMaps(mariadb=True).group(log)
+    if not groups:
+        return
+    plan = Plan.of(replace(groups[0].table.to_table(1), primary_key=()))
+    batch = read_changes(log, groups[0], plan, np.array(commit_ts, np.uint64)).batch
+    found = batch.to_pylist()
+    assert [row["key"] for row in found] == sorted({row["key"] for row in found}), "log order"
+    held: Counter[bytes] = Counter()
+    for number, wanted in enumerate(after):
+        for row in found:
+            if row["commit_ts"] == number + 5:
+                assert row["op"] in {INSERT, DELETE}, "nothing tells what an update has changed"
+                image = row["value"] if row["op"] == INSERT else row["old_value"]
+                held[image[2:6] + image[7:]] += 1 if row["op"] == INSERT else -1
+        assert +held == wanted == Counter({row: count for row, count in held.items() if count})
 
 
 def apply(replica: dict[bytes, bytes], change: dict[str, Any]) -> None:

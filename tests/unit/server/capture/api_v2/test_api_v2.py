@@ -17,6 +17,7 @@ from server.capture.api_v2.operations import OPERATIONS, PREFIX, SCHEMAS, openap
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError, ParameterError
 from server.routes import Request
 from server.rpc.errors import passed_on
+from storage.model.errors import InvalidError
 from storage.model.ts import compose
 
 CHECKPOINT = compose(1_700_000_000_123, 7)
@@ -87,6 +88,17 @@ def test_a_body_of_ticdcs_docs_creates_a_changefeed():
     request = documents.creation(json.dumps(body).encode())
     assert (request.id, request.sink_uri, list(request.filter)) == ("c", "delta:///d", ["shop.*"])
     assert request.ignore_ineligible_table
+
+
+def test_tables_without_a_key_are_asked_for_in_ticdcs_words():
+    config = {"force_replicate": True, "filter": {"rules": ["shop.*"]}}
+    body = {"sink_uri": "parquet:///d", "replica_config": config}
+    request = documents.creation(json.dumps(body | {"source_uri": "mysql://u@h"}).encode())
+    assert request.source_uri == "mysql://u@h?force-replicate=true"
+    with pytest.raises(InvalidError, match="force-replicate=true is of mysql://"):
+        documents.creation(json.dumps(body).encode())
+    read = documents.ReplicaConfig.parse_toml("force-replicate = true")
+    assert read.force_replicate
 
 
 def test_without_id_and_filter_it_gets_an_id_and_all_tables():

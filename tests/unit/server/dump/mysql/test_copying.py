@@ -117,6 +117,23 @@ def test_a_range_that_was_set_back_is_not_read_with_the_cursor_it_had() -> None:
     assert listener.known_at(1, 0, dump.ahead(0)[1]) == listener.known(1)
 
 
+def test_a_table_without_a_key_is_no_dumps() -> None:
+    def keyless(name: str, table_id: int) -> SourceTable:
+        columns = (Column(name="id", type=Type.LONG, nullable=False),)
+        record = TableRecord("s", Table(table_id, name, columns, ()).to_doc())
+        return mysql_table(record, force_replicate=True)
+
+    listener = DumpListener("shop", [table("a", 1), keyless("b", 2)])
+    assert listener.tables().keys() == {1}
+    dump = TableDump(progress("a", 1, TableState.DUMPING))
+    listener.take_up({1: dump})
+    listener.changed_schema(TableChange(9, "ALTER …", (keyless("a", 1), keyless("c", 3))))
+    assert listener.tables() == {}
+    assert dump.durable.state is TableState.DROPPED
+    listener.changed_schema(TableChange(10, "ALTER …", (table("b", 2),)))
+    assert listener.tables().keys() == {2}, "it has one now"
+
+
 def again(ts: int, *ids: int) -> Reread:
     names = {1: "s.a", 2: "s.b"}
     tables = {each: names[each] for each in ids}
