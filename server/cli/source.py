@@ -5,6 +5,7 @@ and what to change.
 import argparse
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from pyspark_tidemark.sink_uri import format_of
@@ -59,7 +60,14 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
     """All checks; exit 1 if one failed."""
     from server.changefeed.columns import ColumnRules
     from server.changefeed.info import check_sink_uri
-    from server.changefeed.source import KINDS, SourceUri, SourceUriError, find_kind, load
+    from server.changefeed.source import (
+        KINDS,
+        SourceUri,
+        SourceUriError,
+        find_kind,
+        load,
+        takes_keyless,
+    )
     from server.changefeed.table import TableRecord, check_names
 
     uri = SourceUri.parse(arguments.source_uri)
@@ -70,6 +78,8 @@ async def check_source(_: Remote, arguments: argparse.Namespace) -> Output:
             f"only {checked} sources are checked so; others are checked when a changefeed is created"
         )
     run_checks, read_table = load(kind.check_at), load(kind.table_at)
+    if takes_keyless(uri.text):
+        read_table = partial(read_table, force_replicate=True)
     rules = tuple(arguments.filter) or _ANY
     columns, target = ColumnRules(arguments.columns), format_of(arguments.sink_uri)
     if arguments.sink_uri:

@@ -136,5 +136,10 @@ def test_a_changelog_of_a_table_without_a_key_comes_to_its_rows(tmp_path: Path) 
 
         refused = cluster.cli("changefeed", "dumpstart", "-c", "shop", "--table", "shop.k")
         assert "it has no key" in refused, refused
+        checked = cluster.cli(
+            *("source", "check", "--source-uri", f"{uri}&force-replicate=true"),
+            *("--filter", "shop.*", "--no-write"),
+        )
+        assert not [each for each in checked["checks"] if "shop.k" in each["found"]], checked
         state = cluster.cli("changefeed", "query", "-c", "shop")
         assert state["state"] == "normal", state
