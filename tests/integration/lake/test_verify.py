@@ -15,8 +15,8 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.cut_record import TableCut
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.iceberg.catalog import CutFiles
 from pyspark_tidemark.lake.iceberg.files import write
+from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.manifest import DIRECTORY, FileManifest, read_cuts
 from pyspark_tidemark.lake.schema import Policy

@@ -15,8 +15,8 @@ visible. Invariants:
 
 From the target down: `target` (with the connector), `masking` (rows that are gone), `rewriting`
 (files joined), `table_keys` and `shown` (which files may hold a key), `catalog` (tables by name,
-commits with the fence), `java_catalog` (Iceberg's own catalogs), `files`, `vectors` and `snapshot`
-(written, and read), `storage` (disks, HDFS and S3).
+commits with the fence), `java_files` and `java_catalog` (what Iceberg calls files and catalogs),
+`files`, `vectors` and `snapshot` (written, and read), `storage` (disks, HDFS and S3).
 This module has the record of the format. Pure, so that daemons read it without Spark.
 """
 

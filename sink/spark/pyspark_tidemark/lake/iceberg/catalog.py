@@ -7,7 +7,7 @@ Java's objects are passed on as they are: a table, a transaction, a snapshot, a 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -26,10 +26,10 @@ from pyspark_tidemark.lake.iceberg.java_catalog import (
     kind,
     name_and_namespace,
 )
+from pyspark_tidemark.lake.iceberg.java_files import Committed, CutFiles, JavaFiles
 from pyspark_tidemark.lake.iceberg.storage import Storage, storage_of
 from pyspark_tidemark.lake.iceberg.together import Together
 from pyspark_tidemark.lake.iceberg.types import arrow_schema, field_ids, schema_json
-from pyspark_tidemark.lake.iceberg.vectors import Mask
 from pyspark_tidemark.lake.ranges import Bounds
 from pyspark_tidemark.lake.target import path_part
 
@@ -59,26 +59,6 @@ PROPERTIES = {
 }
 
 
-class CutFiles(NamedTuple):
-    """The files that a commit puts into a table."""
-
-    written: Sequence[Written]
-    key: Sequence[str] = ()
-    """What the equality deletes among them name."""
-    masks: Sequence[Mask] = ()
-    removed: Sequence[Any] = ()
-    """Equality deletes (Iceberg's Java) that go."""
-
-
-class Committed(NamedTuple):
-    """The same files as Iceberg's Java names them."""
-
-    rows: Sequence[Any]
-    masks: Sequence[tuple[Mask, Any]] = ()
-    deletes: Sequence[str] = ()
-    """The locations of equality deletes."""
-
-
 class Catalog:
     """The tables of one changefeed in one catalog, or under one directory."""
 
@@ -98,6 +78,7 @@ class Catalog:
         self.is_named = is_named(root)
         """Whether it is a catalog of its own, which knows where tables lie."""
         self._place = f"the catalog {name_and_namespace(root)[0]}" if self.is_named else root
+        self.java_files = JavaFiles(self._iceberg, self._ints, self._place)
         self._parent = name_and_namespace(root)[1] if self.is_named else ()
 
     def load(self, name: str) -> Any:
@@ -350,8 +331,8 @@ class Catalog:
             delta.addRows(file)
         deletes = [file for file in files.written if file.deletes]
         for file in deletes:
-            delta.addDeletes(self.delete_file(table, file, files.key))
-        masks = list(zip(files.masks, self.vector_files(table, files.masks), strict=True))
+            delta.addDeletes(self.java_files.equality_deletes(table, file, files.key))
+        masks = list(zip(files.masks, self.java_files.vectors(table, files.masks), strict=True))
         for mask, added in masks:
             delta.addDeletes(added)
             if mask.replaced is not None:
@@ -418,49 +399,11 @@ class Catalog:
             update.commit()
 
     def _data_files(self, table: Any, written: Sequence[Written]) -> list[Any]:
-        return [self.data_file(table, file) for file in written if not file.deletes]
-
-    def data_file(self, table: Any, file: Written) -> Any:
-        """A data file as commits name it, with the column statistics of its footer."""
-        builder = self._iceberg.DataFiles.builder(table.spec())
-        return self._described(table, builder, file).build()
-
-    def delete_file(self, table: Any, file: Written, key: Sequence[str]) -> Any:
-        """An equality-delete file as commits name it."""
-        ids = field_ids(self.schema(table))
-        numbers = self._gateway.new_array(self._int, len(key))
-        for at, column in enumerate(key):
-            numbers[at] = ids[column]
-        builder = self._iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(
-            numbers
-        )
-        return self._described(table, builder, file).build()
-
-    def vector_files(self, table: Any, masks: Sequence[Mask]) -> list[Any]:
-        """Deletion vectors as commits name them."""
-        # As JSON: a cut may mask rows of a hundred files, and each call of the JVM costs.
-        described = [_described(mask, int(table.spec().specId())) for mask in masks]
-        nodes = self._iceberg.util.JsonUtil.mapper().readTree(json.dumps(described))
-        parse, spec = self._iceberg.ContentFileParser.fromJson, table.spec()
-        return [parse(nodes.get(place), spec) for place in range(len(masks))]
+        return [self.java_files.data(table, file) for file in written if not file.deletes]
 
     def files(self, table: Any) -> list[Any]:
         """The data files that the current snapshot shows, with their columns' statistics."""
         return [task.file() for task in self.planned(table.newScan().includeColumnStats())]
-
-    def bounds(self, file: Any, number: int, kind: Any) -> tuple[Any, Any] | None:
-        """The lowest and the highest value of a column in a file, or what bounds them;
-        None if that is not known.
-        """
-        low, high = file.lowerBounds(), file.upperBounds()
-        if low is None or high is None or low.get(number) is None or high.get(number) is None:
-            return None
-        ends = [
-            self._iceberg.types.Conversions.fromByteBuffer(kind, bound.get(number))
-            for bound in (low, high)
-        ]
-        plain = [str(end.toString()) if hasattr(end, "toString") else end for end in ends]
-        return plain[0], plain[1]
 
     def planned(self, scan: Any) -> list[Any]:
         """The tasks of a scan, one for each data file, with the deletes that apply to it.
@@ -486,19 +429,13 @@ class Catalog:
             array[at] = part
         return array
 
+    def _ints(self, length: int) -> Any:
+        return self._gateway.new_array(self._int, length)
+
     @property
     def always_true(self) -> Any:
         """The filter that lets all rows through."""
         return self._iceberg.expressions.Expressions.alwaysTrue()
-
-    def _described(self, table: Any, builder: Any, written: Written) -> Any:
-        # With its size, S3 need not be asked for that.
-        file = table.io().newInputFile(written.path, written.size)
-        with explained(self._place):
-            metrics = self._iceberg.parquet.ParquetUtil.fileMetrics(
-                file, self._iceberg.MetricsConfig.forTable(table)
-            )
-        return builder.withInputFile(file).withFormat("parquet").withMetrics(metrics)
 
     def identifier(self, name: str) -> Any:
         """Iceberg's name of a table."""
@@ -506,22 +443,6 @@ class Catalog:
         return self._iceberg.catalog.TableIdentifier.of(
             self.strings((*self._parent, path_part(database), path_part(table)))
         )
-
-
-def _described(mask: Mask, spec: int) -> dict[str, Any]:
-    """A vector in the JSON of Iceberg's `ContentFileParser`."""
-    return {
-        "spec-id": spec,
-        "content": "position-deletes",
-        "file-path": mask.vector.location,
-        "file-format": "puffin",
-        "partition": [],
-        "file-size-in-bytes": mask.file_size,
-        "record-count": mask.rows,
-        "referenced-data-file": mask.data_file,
-        "content-offset": mask.vector.offset,
-        "content-size-in-bytes": mask.vector.size,
-    }
 
 
 def _recorded_cut(table: Any, name: str) -> int:

@@ -111,7 +111,7 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
         rows = with_columns(old.frame(), change.added, dict(change.filled))
         task = rows_by_task(catalog.layout(changed, ()))
         for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
-            rewrite.addFile(catalog.data_file(changed, Written(*row)))
+            rewrite.addFile(catalog.java_files.data(changed, Written(*row)))
         rewrite.validateFromSnapshot(start)
         for file in (*old.data, *old.deletes):
             rewrite.deleteFile(file)

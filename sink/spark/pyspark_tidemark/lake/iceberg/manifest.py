@@ -268,7 +268,7 @@ class CatalogManifest:
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
         table = self._current()
         [file] = write_rows(self._catalog.layout(table, ()), iter([batch]))
-        return self._catalog.data_file(table, file)
+        return self._catalog.java_files.data(table, file)
 
     def _newest(self) -> CutRecord | None:
         table = self._current()
@@ -289,7 +289,7 @@ class CatalogManifest:
         field = self._table.schema().findField("applied_at")
         before = []
         for file in older:
-            ends = self._catalog.bounds(file, field.fieldId(), field.type())
+            ends = self._catalog.java_files.bounds(file, field.fieldId(), field.type())
             if ends is None or int(ends[1]) >= least:
                 break
             before.append(file)

@@ -2,8 +2,9 @@
 and masked by new deletion vectors.
 """
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -64,6 +65,37 @@ class Masking:
         """
         shown = self._shown.of(name, table, list(key))
         return new_masks(self._catalog, table, shown.data, places, self._positions)
+
+
+@dataclasses.dataclass(frozen=True)
+class CutMasks:
+    """The vectors of a cut, made from what one snapshot shows."""
+
+    found: Sequence[Mask]
+    snapshot: int
+    _make: Callable[[Any], Sequence[Mask]]
+    keys_written: Any = None
+    """The keys (pyarrow.Table) of the rows that the driver writes, in their order."""
+
+    @classmethod
+    def made(cls, table: Any, make: Callable[[Any], Sequence[Mask]]) -> "CutMasks":
+        """Those that `make` gives for the table's current snapshot."""
+        snapshot = _snapshot_id(table)
+        return cls(make(table), snapshot, make)
+
+    @classmethod
+    def none(cls, table: Any) -> "CutMasks":
+        """No row is taken out."""
+        return cls.made(table, lambda _: [])
+
+    def current(self, table: Any) -> Sequence[Mask]:
+        """The vectors for the table's current snapshot: made again if its files are others."""
+        return self.found if _snapshot_id(table) == self.snapshot else self._make(table)
+
+
+def _snapshot_id(table: Any) -> int:
+    snapshot = table.currentSnapshot()
+    return 0 if snapshot is None else int(snapshot.snapshotId())
 
 
 def _kept_as(location: str, fields: Any) -> tuple[str, bytes]:

@@ -22,7 +22,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from pyspark_tidemark.lake import compaction
 from pyspark_tidemark.lake.columns import map_in_arrow
-from pyspark_tidemark.lake.iceberg.catalog import Catalog, CutFiles
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.files import (
     WRITTEN,
     Share,
@@ -30,6 +30,7 @@ from pyspark_tidemark.lake.iceberg.files import (
     joined_by_task,
     rows_by_task,
 )
+from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.masking import new_masks
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles, vector_of
 from pyspark_tidemark.lake.iceberg.snapshot import SHARE, Snapshot
@@ -153,7 +154,9 @@ class Rewriting(_Rewriter):
             old = [file for group in groups for file in group]
             if any(file.location not in shown for file in old):
                 return  # the table was emptied, or is another one
-            added = {number: self._catalog.data_file(table, file) for number, file in new.items()}
+            added = {
+                number: self._catalog.java_files.data(table, file) for number, file in new.items()
+            }
             masks = self._moved(table, groups, added, current.vectors)
 
             update = transaction.newRewrite()
@@ -166,7 +169,7 @@ class Rewriting(_Rewriter):
                     update.deleteFile(current.vectors[part.location])
             for file in added.values():
                 update.addFile(file)
-            for vector in self._catalog.vector_files(table, masks):
+            for vector in self._catalog.java_files.vectors(table, masks):
                 update.addFile(vector)
             self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
 
@@ -226,7 +229,7 @@ class WholeRewriting(_Rewriter):
             for file in (*snapshot.data, *snapshot.deletes):
                 update.deleteFile(file)
             for written in new:
-                update.addFile(self._catalog.data_file(table, written))
+                update.addFile(self._catalog.java_files.data(table, written))
             self._catalog.fenced(transaction, update, self._catalog.position(table, name) or 0)
 
 

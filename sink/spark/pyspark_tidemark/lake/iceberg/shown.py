@@ -11,7 +11,8 @@ from typing import Any
 
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jvm import java_items
-from pyspark_tidemark.lake.iceberg.catalog import Catalog, Committed
+from pyspark_tidemark.lake.iceberg.catalog import Catalog
+from pyspark_tidemark.lake.iceberg.java_files import Committed
 from pyspark_tidemark.lake.iceberg.types import field_ids
 from pyspark_tidemark.lake.iceberg.vectors import Vector
 from pyspark_tidemark.lake.ranges import Bounds

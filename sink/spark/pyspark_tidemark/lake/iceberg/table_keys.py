@@ -79,7 +79,10 @@ class KeyRanges:
         columns = {name: (ids[name], table.schema().findType(ids[name])) for name in key}
         bounds: list[Bounds] = []
         for file in files:
-            ends = {name: self._catalog.bounds(file, *column) for name, column in columns.items()}
+            ends = {
+                name: self._catalog.java_files.bounds(file, *column)
+                for name, column in columns.items()
+            }
             bounds.append({name: end for name, end in ends.items() if end is not None})
         return bounds
 

@@ -7,7 +7,7 @@ one commit.
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,7 @@ from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
 from pyspark_tidemark.lake.format import APPEND, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
-from pyspark_tidemark.lake.iceberg.catalog import Catalog, CutFiles, Send
+from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
     add_filled,
     begin_anew,
@@ -43,9 +43,10 @@ from pyspark_tidemark.lake.iceberg.files import (
     written_by_task,
 )
 from pyspark_tidemark.lake.iceberg.java_catalog import commit_exactly
+from pyspark_tidemark.lake.iceberg.java_files import CutFiles
 from pyspark_tidemark.lake.iceberg.maintenance import Maintenance
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
-from pyspark_tidemark.lake.iceberg.masking import Masking
+from pyspark_tidemark.lake.iceberg.masking import CutMasks, Masking
 from pyspark_tidemark.lake.iceberg.shown import ShownFiles
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.table_keys import Inserted, KeyRanges
@@ -261,7 +262,7 @@ class IcebergTarget:
             counted.rows, int(table.currentSnapshot().snapshotId()), counted.checksum, replaced
         )
 
-    def _commit(self, table: Any, changes: Changes, written: list[Written], masks: "_Masks") -> Any:
+    def _commit(self, table: Any, changes: Changes, written: list[Written], masks: CutMasks) -> Any:
         """Commit the files, or let them wait for the cut's commit; returns the table with them."""
         name, key = changes.table.name, self._key(changes.table)
         with self._cut_commits():
@@ -317,13 +318,13 @@ class IcebergTarget:
 
     def _written(
         self, table: Any, changes: Changes, layout: Layout
-    ) -> tuple[list[Written], "_Masks", int]:
+    ) -> tuple[list[Written], CutMasks, int]:
         """The files of a cut, the vectors of rows that it takes out, and how many of the keys that
         it inserts the table has already.
         """
         if changes.in_arrow:
             return self._written_by_driver(table, changes, layout)
-        frame, key, none = changes.frame(self._spark), changes.table.key, _Masks.none(table)
+        frame, key, none = changes.frame(self._spark), changes.table.key, CutMasks.none(table)
         if self._mode == APPEND:
             return self._run(frame, rows_by_task(layout)), none, 0
         last = fold_frame(frame, key)
@@ -339,13 +340,15 @@ class IcebergTarget:
         keys = gone.select(*[F.col(quoted(name)) for name in key])
         masks = none
         if self._near(table, keys, layout):
-            masks = _Masks.made(table, partial(self._masks_by_tasks, masking, changes.table, keys))
+            masks = CutMasks.made(
+                table, partial(self._masks_by_tasks, masking, changes.table, keys)
+            )
         return self._run(live, rows_by_task(layout)), masks, again
 
     def _written_by_driver(
         self, table: Any, changes: Changes, layout: Layout
-    ) -> tuple[list[Written], "_Masks", int]:
-        name, key, none = changes.table.name, changes.table.key, _Masks.none(table)
+    ) -> tuple[list[Written], CutMasks, int]:
+        name, key, none = changes.table.name, changes.table.key, CutMasks.none(table)
         if self._mode == APPEND:
             return write(layout, changes.arrow), none, 0
         folded = fold(changes.arrow, key)
@@ -359,7 +362,7 @@ class IcebergTarget:
         masking = self._masking_of(table)
         if masking is None:
             return write(layout, folded.live, gone), none, len(there)
-        masks = _Masks.made(table, lambda current: masking.masks(name, current, gone))
+        masks = CutMasks.made(table, lambda current: masking.masks(name, current, gone))
         masks = dataclasses.replace(masks, keys_written=folded.live.select(list(key)))
         return write(layout, folded.live), masks, len(there)
 
@@ -403,37 +406,6 @@ class IcebergTarget:
     def _run(frame: DataFrame, task: Any) -> list[Written]:
         rows = map_in_arrow(frame, task, from_arrow_schema(WRITTEN)).collect()
         return [Written(*row) for row in rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Masks:
-    """The vectors of a cut, made from what one snapshot shows."""
-
-    found: Sequence[Mask]
-    snapshot: int
-    _make: Callable[[Any], Sequence[Mask]]
-    keys_written: Any = None
-    """The keys (pyarrow.Table) of the rows that the driver writes, in their order."""
-
-    @classmethod
-    def made(cls, table: Any, make: Callable[[Any], Sequence[Mask]]) -> "_Masks":
-        """Those that `make` gives for the table's current snapshot."""
-        snapshot = _snapshot_id(table)
-        return cls(make(table), snapshot, make)
-
-    @classmethod
-    def none(cls, table: Any) -> "_Masks":
-        """No row is taken out."""
-        return cls.made(table, lambda _: [])
-
-    def current(self, table: Any) -> Sequence[Mask]:
-        """The vectors for the table's current snapshot: made again if its files are others."""
-        return self.found if _snapshot_id(table) == self.snapshot else self._make(table)
-
-
-def _snapshot_id(table: Any) -> int:
-    snapshot = table.currentSnapshot()
-    return 0 if snapshot is None else int(snapshot.snapshotId())
 
 
 class IcebergConnector(LakeConnector):
