@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.iceberg import files
+from pyspark_tidemark.lake.iceberg import masking as masking_module
 from pyspark_tidemark.lake.iceberg.files import Share, live_rows
+from pyspark_tidemark.lake.iceberg.masking import Masking
 from pyspark_tidemark.lake.iceberg.rewriting import OldFile, moved, packed
 from pyspark_tidemark.lake.iceberg.storage import Storage
 from pyspark_tidemark.lake.iceberg.vectors import written
@@ -105,6 +107,14 @@ def test_readers_see_the_rows_that_are_not_masked_where_they_are(rows, group, ma
             for place, row in zip(places.tolist(), batch.to_pylist(), strict=True)
         ]
         assert found == [(place, ids[place]) for place in range(rows) if place not in masked]
+
+
+def test_a_table_that_is_dear_to_search_is_told_once(caplog):
+    masking = Masking(None, None)
+    for rows in (masking_module.MOST_ROWS, 41_000_000, 42_000_000):
+        masking._note_cost("shop.t", rows)
+    [warning] = caplog.records
+    assert "shop.t: a cut looked for its keys among 41 million rows" in warning.getMessage()
 
 
 FILE = st.tuples(st.integers(0, 30), st.sets(st.integers(0, 29)), st.sets(st.integers(0, 29)))

@@ -4,6 +4,7 @@ and masked by new deletion vectors.
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -20,7 +21,10 @@ from pyspark_tidemark.lake.key_columns import MOST_BYTES, places_of
 from pyspark_tidemark.lake.ranges import met
 from pyspark_tidemark.lake.schema import fitted
 
+MOST_ROWS: Final = 20_000_000
+"""Of whose keys a cut looks through more, that is worth a warning."""
 _POSITIONS_BYTES: Final = 32 << 20
+_log = logging.getLogger(__name__)
 
 
 class Masking:
@@ -32,6 +36,7 @@ class Masking:
         self._key_columns = Kept(MOST_BYTES)
         self._positions = Kept(_POSITIONS_BYTES)
         """Of vectors, as in S3 each is a request."""
+        self._costly: set[str] = set()
 
     def masks(self, name: str, table: Any, keys: Any) -> list[Mask]:
         """Vectors that take the rows with `keys` (pyarrow.Table of the key's columns) out of the
@@ -40,7 +45,9 @@ class Masking:
         fields = key_fields(self._catalog.schema(table), keys.column_names)
         stored, storage = fitted(keys, fields), self._catalog.storage(table)
         shown = self._shown.of(name, table, keys.column_names)
-        searched = itertools.compress(shown.data, met(stored, [file.bounds for file in shown.data]))
+        bounds = [file.bounds for file in shown.data]
+        searched = list(itertools.compress(shown.data, met(stored, bounds)))
+        self._note_cost(name, sum(file.rows for file in searched))
         places = {}
         for file in searched:
             columns = self._key_columns.of(
@@ -49,6 +56,19 @@ class Masking:
             )
             places[file.location] = places_of(columns, stored)
         return self.at(name, table, keys.column_names, places)
+
+    def _note_cost(self, name: str, rows: int) -> None:
+        """Say once of a table that a cut had so many keys to look through."""
+        if rows <= MOST_ROWS or name in self._costly:
+            return
+        self._costly.add(name)
+        _log.warning(
+            "%s: a cut looked for its keys among %s million rows, and so will each that updates keys "
+            "everywhere; ?deletion-vectors=off in the sink URI makes cuts cheaper and reading dearer "
+            "(docs/operations.md)",
+            name,
+            rows // 1_000_000,
+        )
 
     def written(self, table: Any, location: str, keys: Any) -> None:
         """Remember the keys (pyarrow.Table) of a new file, in its order: the next cut that updates
