@@ -10,7 +10,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake import changes
 from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
-from pyspark_tidemark.lake.iceberg import maintenance
+from pyspark_tidemark.lake.iceberg import maintenance, rewriting
 from pyspark_tidemark.lake.iceberg.catalog import Catalog
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
@@ -89,10 +89,12 @@ def test_tables_equal_the_replay_at_every_cut_for_iceberg_and_for_us(
         assert kinds == {key: row["amount"] for key, row in state.items()}
 
 
-@pytest.fixture(params=[True, False], ids=["vectors", "equality deletes"])
-def vectors(request):
+@pytest.fixture(params=["vectors", "vectors, joined by tasks", "equality deletes"])
+def vectors(request, monkeypatch):
     """How rows that are gone are told."""
-    return {"deletion_vectors": request.param}
+    if request.param == "vectors, joined by tasks":
+        monkeypatch.setattr(rewriting, "MOST_BYTES", -1)
+    return {"deletion_vectors": request.param != "equality deletes"}
 
 
 def test_compaction_leaves_no_deletes_and_every_kept_cut_readable(

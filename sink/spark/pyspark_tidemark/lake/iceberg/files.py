@@ -5,7 +5,7 @@ Columns are read by their field ids: a file may call them otherwise, or be older
 
 import dataclasses
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,19 +158,25 @@ def rows_by_task(layout: Layout) -> Any:
     return run
 
 
+def joined(layout: Layout, parts: "Iterable[Share]") -> Written | None:
+    """One file with the live rows of `parts`, in order; None: there are none."""
+    file = _File(layout, deletes=False)
+    for share in parts:
+        for rows, _ in live_rows(layout.storage, share, layout.arrow):
+            file.add(pa.Table.from_batches([rows]))
+    return next(iter(file.close()), None)
+
+
 def joined_by_task(layout: Layout) -> Any:
-    """For mapInArrow over numbered groups of shares: writes the live rows of each group, in order,
-    into one file, and yields its number, name and size, if there are any.
+    """For mapInArrow over numbered groups of shares: writes the file of each (`joined`),
+    and yields its number, name and size, if there is one.
     """
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for row in batch.to_pylist():
-                file = _File(layout, deletes=False)
-                for share in map(Share.parse, row["shares"]):
-                    for rows, _ in live_rows(layout.storage, share, layout.arrow):
-                        file.add(pa.Table.from_batches([rows]))
-                for written in file.close():
+                written = joined(layout, map(Share.parse, row["shares"]))
+                if written is not None:
                     yield pa.RecordBatch.from_pydict(
                         {"number": [row["number"]], "path": [written.path], "size": [written.size]}
                     )

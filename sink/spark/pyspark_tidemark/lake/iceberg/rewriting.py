@@ -27,6 +27,7 @@ from pyspark_tidemark.lake.iceberg.files import (
     WRITTEN,
     Share,
     Written,
+    joined,
     joined_by_task,
     rows_by_task,
 )
@@ -41,6 +42,8 @@ from pyspark_tidemark.lake.ranges import Bounds
 
 FULL_BYTES: Final = 128 << 20
 """A new file is made of old ones with about so much that lives."""
+MOST_BYTES: Final = 64 << 20
+"""About so much is joined by the driver itself, beside the cuts: a Spark job costs more."""
 _JOINS: Final = StructType(
     [StructField("number", LongType()), StructField("shares", ArrayType(SHARE))]
 )
@@ -129,13 +132,16 @@ class Rewriting(_Rewriter):
 
     def _joined(self, table: Any, groups: Sequence[Sequence[OldFile]]) -> Mapping[int, Written]:
         """The new file of each group, by its number; none for a group without a live row."""
+        layout = self._catalog.layout(table, ())
+        if sum(file.live_bytes for group in groups for file in group) <= MOST_BYTES:
+            new = {number: joined(layout, _shares(group)) for number, group in enumerate(groups)}
+            return {number: file for number, file in new.items() if file is not None}
         given = [
-            (number, [dataclasses.astuple(file.share) for file in group])
+            (number, [dataclasses.astuple(share) for share in _shares(group)])
             for number, group in enumerate(groups)
         ]
         frame = self._spark.newSession().createDataFrame(given, _JOINS).repartition(len(groups))
-        task = joined_by_task(self._catalog.layout(table, ()))
-        rows = frame.mapInArrow(task, _JOINED).collect()
+        rows = frame.mapInArrow(joined_by_task(layout), _JOINED).collect()
         return {row.number: Written(row.path, deletes=False, size=row.size) for row in rows}
 
     def _commit(
@@ -260,6 +266,10 @@ def packed(files: Iterable[OldFile], full_bytes: float) -> list[list[OldFile]]:
         groups[-1].append(file)
         left -= file.live_bytes
     return [group for group in groups if len(group) > 1 or group[0].masked]
+
+
+def _shares(group: Iterable[OldFile]) -> list[Share]:
+    return [file.share for file in group]
 
 
 def _old_files(snapshot: Snapshot) -> list[OldFile]:
