@@ -9,6 +9,7 @@ when the changefeed is resumed, paused and resumed, or when this process starts 
 import asyncio
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
@@ -36,9 +37,21 @@ from storage.model.errors import TidemarkError
 
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
+_DOUBT_SECONDS = 30.0
+"""A job that has given up is tried again when the captures have not shown that for so long."""
 _RUNNING = (changefeed_pb2.CHANGEFEED_STATE_NORMAL, changefeed_pb2.CHANGEFEED_STATE_WARNING)
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A job that has ended for good."""
+
+    seen: bool
+    """Whether the captures were seen to know it."""
+    at: float
+    """When, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +163,8 @@ class LakeJobSupervisor:
         self._tasks = tasks
         self._jobs: dict[str, LakeJob] = {}
         self._targets: dict[str, str] = {}
-        self._ended: dict[str, bool] = {}
-        """Changefeeds whose job has ended for good, and whether the captures were seen to know
-        it.
-        """
+        self._ended: dict[str, _Ended] = {}
+        """Changefeeds whose job has ended for good."""
         self._seen_failed: set[str] = set()
         """Changefeeds that the captures have shown as `failed` by the job that there is now."""
 
@@ -201,17 +212,19 @@ class LakeJobSupervisor:
             self._start(changefeed, sink_uris[changefeed], endpoint)
 
     def _resumed(self, failed: set[str]) -> set[str]:
-        """Changefeeds of ended jobs that the captures showed as `failed` by their job,
-        and do not any more.
+        """Changefeeds of ended jobs that the captures showed as `failed` by their job, and do not
+        any more; or that they have not shown so for long: whoever resumed one may have been faster
+        than our looks, as while a capture was away.
         """
         self._seen_failed |= failed
+        doubtful = time.monotonic() - _DOUBT_SECONDS
         resumed = {
             changefeed
-            for changefeed, seen in self._ended.items()
-            if seen and changefeed not in failed
+            for changefeed, ended in self._ended.items()
+            if changefeed not in failed and (ended.seen or ended.at < doubtful)
         }
         for changefeed in self._ended.keys() & failed:
-            self._ended[changefeed] = True
+            self._ended[changefeed].seen = True
         return resumed
 
     async def _flight_endpoint(self) -> str:
@@ -248,7 +261,8 @@ class LakeJobSupervisor:
             _log.error("lake job failed", changefeed=changefeed, code=err.code, error=err.message)
             if self._jobs.get(changefeed) is job:
                 # Its process may take longer to end than somebody takes to resume the changefeed.
-                self._ended[changefeed] = changefeed in self._seen_failed
+                seen = changefeed in self._seen_failed
+                self._ended[changefeed] = _Ended(seen, time.monotonic())
 
 
 def _is_running(feed: changefeed_pb2.Changefeed) -> bool:

@@ -130,6 +130,29 @@ def test_options_of_a_job_are_checked_before_anything_starts(option, fault):
         check_jobs(KeepConfig(job=(option,)))
 
 
+async def test_a_job_is_tried_again_where_nobody_has_seen_that_it_gave_up(monkeypatch, tmp_path):
+    """As when its changefeed is resumed right behind a capture's restart: no look of ours was
+    between the two.
+    """
+    starts = tmp_path / "starts"
+    starts.touch()
+    script = f"import sys\nopen({str(starts)!r}, 'a').write('x')\nsys.exit(1)"
+    async with supervised(monkeypatch, tmp_path, script) as (supervisor, feed):
+        async with asyncio.timeout(60):
+            while "feed" not in supervisor._ended:
+                await supervisor._follow()
+                await asyncio.sleep(0.01)
+        await supervisor._follow()
+        assert "feed" in supervisor._ended, "not at once: the captures may be told any moment"
+        monkeypatch.setattr(keep, "_DOUBT_SECONDS", 0.0)
+        async with asyncio.timeout(60):
+            while starts.stat().st_size < 2:
+                await supervisor._follow()
+                await asyncio.sleep(0.01)
+        feed.state = pb.CHANGEFEED_STATE_STOPPED
+        await supervisor._follow()
+
+
 async def test_a_job_whose_process_ends_after_its_changefeed_was_resumed_is_started_again(
     monkeypatch, tmp_path
 ):
