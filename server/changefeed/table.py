@@ -58,6 +58,13 @@ class TableRecord:
         return renamed
 
     @property
+    def is_keyless(self) -> bool:
+        """Whether its source says that it has no key: MySQL's records do, TiDB's tables all have
+        one.
+        """
+        return self.table_info.get("primary_key") == []
+
+    @property
     def whole(self) -> "TableRecord":
         """The record as the upstream has it, whatever is taken of it."""
         ours = (_SELECTED, _RENAMED, _IGNORED, ZERO_DATES)

@@ -40,8 +40,6 @@ from storage.model.ts import MAX_TS
 _TABLES_SHOWN: Final = 20
 _WILDCARD: Final = re.compile(r"[*?[]")
 IGNORED: Final = "ignored"
-_KEY: Final = "primary_key"
-"""A member of the record of a MySQL table."""
 _KEYLESS: Final = "it has no key, so it cannot be read in chunks; its changes are replicated"
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -78,9 +76,7 @@ class DumpScope:
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed}")
         info = ChangefeedInfo.from_json(pair.value)
         tables = History(await loaded_changes(meta, changefeed)).at(MAX_TS)
-        keyless = frozenset(
-            name for name, (_, record) in tables.items() if record.table_info.get(_KEY) == []
-        )
+        keyless = frozenset(name for name, (_, record) in tables.items() if record.is_keyless)
         names = frozenset(tables) - keyless
         scheme = info.source_uri.partition(":")[0]
         scope = cls(changefeed, scheme, names, info.ignored, keyless)

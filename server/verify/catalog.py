@@ -116,8 +116,7 @@ async def tables_at(
             f"event filters leave changes of {', '.join(filtered)} out of the lake, so that it "
             "need not be what the source has; compare other tables one by one, by their names"
         )
-    # Of MySQL's records; those of TiDB say it otherwise, and all have one.
-    if keyless := [each for each in names if in_force[each][1].table_info.get("primary_key") == []]:
+    if keyless := [each for each in names if in_force[each][1].is_keyless]:
         raise VerifyUnsupportedError(
             f"{', '.join(keyless)}: without a key rows of the lake have none of the source to be "
             "compared with; compare other tables one by one, by their names"

@@ -42,6 +42,8 @@ class Masking:
         """Vectors that take the rows with `keys` (pyarrow.Table of the key's columns) out of the
         files that have them.
         """
+        if not len(keys):
+            return []
         fields = key_fields(self._catalog.schema(table), keys.column_names)
         stored, storage = fitted(keys, fields), self._catalog.storage(table)
         shown = self._shown.of(name, table, keys.column_names)
@@ -91,7 +93,7 @@ class Masking:
 class CutMasks:
     """The vectors of a cut, made from what one snapshot shows."""
 
-    found: Sequence[Mask]
+    vectors: Sequence[Mask]
     snapshot: int
     _make: Callable[[Any], Sequence[Mask]]
     keys_written: Any = None
@@ -110,7 +112,7 @@ class CutMasks:
 
     def current(self, table: Any) -> Sequence[Mask]:
         """The vectors for the table's current snapshot: made again if its files are others."""
-        return self.found if _snapshot_id(table) == self.snapshot else self._make(table)
+        return self.vectors if _snapshot_id(table) == self.snapshot else self._make(table)
 
 
 def _snapshot_id(table: Any) -> int:

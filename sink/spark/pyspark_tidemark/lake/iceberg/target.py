@@ -253,9 +253,9 @@ class IcebergTarget:
         key_ranges = self._key_ranges.ranges(changes.table.name, table, key)
         layout = self._catalog.layout(table, key, key_ranges)
         written, masks, replaced = self._written(table, changes, layout)
-        if written or masks.found or changes.emptied or table.currentSnapshot() is None:
+        if written or masks.vectors or changes.emptied or table.currentSnapshot() is None:
             table = self._commit(table, changes, written, masks)
-            deletes = bool(masks.found) or any(file.deletes for file in written)
+            deletes = bool(masks.vectors) or any(file.deletes for file in written)
             self._maintenance.committed(changes.table.name, deletes=deletes)
         counted = changes.counted(self._spark)
         return Applied(
