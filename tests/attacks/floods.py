@@ -32,7 +32,7 @@ def range_body() -> bytes:
     return rpc_pb2.RangeRequest(key=KEY).SerializeToString()
 
 
-def unread_answers(target: Target, *, connections: int = 1, calls: int = 2000) -> None:
+def unread_answers(target: Target, *, connections: int = 1, calls: int = 500) -> None:
     """Small calls with large answers, all windows open, and nothing is read."""
     with ExitStack() as stack:
         for _ in range(connections):
