@@ -16,7 +16,7 @@ from pyspark_tidemark.sink_uri import format_of
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
 from server.changefeed.events import NO_EVENT_FILTERS, EventFilters, check_conditions
-from server.changefeed.filter import TableFilter, filter_of
+from server.changefeed.filter import BothFilters, Filter, filter_of
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -68,7 +68,7 @@ class Terms:
     """What a changefeed takes."""
 
     changefeed: str
-    filter: TableFilter
+    filter: Filter
     ignore_ineligible: bool = False
     columns: ColumnRules = ALL_COLUMNS
     target: str = ""
@@ -81,10 +81,15 @@ class Terms:
 
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
-    """The terms of a changefeed's record, with a table filter of `rules`."""
+    """The terms of a changefeed's record, with a table filter of `rules`; while that is coming in
+    force, of the one before, too.
+    """
+    tables: Filter = filter_of(info.source_uri, rules)
+    if info.filter_update is not None:
+        tables = BothFilters(tables, filter_of(info.source_uri, info.filter_update.before))
     return Terms(
         info.id,
-        filter_of(info.source_uri, rules),
+        tables,
         info.ignore_ineligible,
         ColumnRules(info.columns, info.zero_dates),
         format_of(info.sink_uri),
@@ -112,11 +117,18 @@ class FeedCatalog:
         self._save = save
         self._tables: dict[tuple[str, int], SourceTable] = {}
         known_ts = history.known_from(start_ts)
-        began = {name: self._read(table, ts) for name, (ts, table) in history.at(known_ts).items()}
-        schema_ts = {name: ts for name, (ts, _) in history.at(known_ts).items()}
-        self.versions = Versions(known_ts, began.values(), schema_ts)
+        at_start = {
+            name: (ts, table)
+            for name, (ts, table) in history.at(known_ts).items()
+            if self._stays(table)
+        }
+        began = [self._read(table, ts) for ts, table in at_start.values()]
+        schema_ts = {name: ts for name, (ts, _) in at_start.items()}
+        self.versions = Versions(known_ts, began, schema_ts)
         for change in history.after(known_ts):
-            tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
+            tables = tuple(
+                self._read(table, change.commit_ts) for table in change.tables if self._stays(table)
+            )
             self.versions.change(
                 TableChange(
                     change.commit_ts, change.query, tables, change.dropped, change.truncated
@@ -158,7 +170,8 @@ class FeedCatalog:
                     f"{err.message}: its rows after this DDL could not be replicated. Undo the "
                     "DDL, then resume with --overwrite-checkpoint-ts now and copy the tables by "
                     "`tidemark cli changefeed dumpstart`, as all changes until then are skipped; "
-                    "or create a changefeed that leaves the table out"
+                    "or leave the table out by `tidemark cli changefeed update "
+                    f"-c {self._terms.changefeed} --filter`, and resume"
                 ) from err
             if isinstance(err, ConditionError) or not self._terms.ignore_ineligible:
                 raise
@@ -176,6 +189,13 @@ class FeedCatalog:
         if commit_ts > self._newest_ts:
             return None
         return {table.name: table for table in self.at(commit_ts)}
+
+    def _stays(self, record: TableRecord) -> bool:
+        """Whether a table of the history is replicated: one that a new filter leaves out is not,
+        already before the new filter is in force; it may be what cannot be replicated.
+        """
+        coming = isinstance(self._terms.filter, BothFilters)
+        return not coming or self.wants(record.schema_name, record.table_name)
 
     def _before(self, record: TableRecord) -> TableRecord | None:
         """The version of the same table that is in force."""

@@ -8,7 +8,7 @@ changefeed, never the others.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,28 +17,34 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.audit import Audit, check_audit
 from server.capture.catalog import terms_of
-from server.capture.checkpoint_saver import CheckpointSaver
+from server.capture.checkpoint_saver import CheckpointSaver, Handlers
 from server.capture.creation import check_range, select_tables
 from server.capture.errors import (
     AuditUnsupportedError,
     ChangefeedNotExistsError,
     ChangefeedStateError,
     NotOwnerError,
-    ParameterError,
     SnapshotLostError,
 )
 from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
+from server.capture.update import (
+    ChangefeedUpdate,
+    FilterPlan,
+    filter_change,
+    plan_filter,
+    waiting_for,
+)
 from server.changefeed.events import EventFilters, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
+    FilterUpdate,
     RunningError,
     State,
     check_same_sink,
-    check_sink_uri,
 )
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from server.changefeed.table import check_names
@@ -70,8 +76,7 @@ class Changefeeds:
             self._records,
             self._safepoints,
             self._changing,
-            self._on_lost,
-            self._end,
+            Handlers(self._on_lost, self._end, self._go_on_with_filter),
         )
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -198,53 +203,130 @@ class Changefeeds:
         return feed
 
     async def update(
-        self,
-        changefeed: str,
-        sink_uri: str = "",
-        on_unclear_ddl: str = "",
-        audit_s: int | None = None,
+        self, changefeed: str, update: ChangefeedUpdate, plan: FilterPlan | None = None
     ) -> Feed:
-        """Write the sink URI of a changefeed anew, the source's option, or the audit; empty,
-        None: as before. Durable.
+        """Change a changefeed that exists, its table filter as planned by `plan_filter`. Durable.
 
         How to log in at the sink may change, the place may not. A running changefeed goes on from
-        its checkpoint.
+        its checkpoint. A new table filter comes in force when everything up to now is at the
+        target.
 
         Raises:
+            ParameterError: nothing is to be changed, or to something that cannot be.
             SinkUriError: it is not valid, or names another place.
-            TableIneligibleError: it cannot hold a table's names.
+            TableIneligibleError: a table cannot be replicated, or the sink cannot hold its names.
             SourceUriError: the source has no such option, or not with this value.
             AuditUnsupportedError: the sink has no rows that could be compared.
-            ParameterError: nothing is to be changed, or to something that cannot be.
+            ChangefeedStateError: its tables cannot change any more.
         """
-        if not sink_uri and not on_unclear_ddl and audit_s is None:
-            raise ParameterError(
-                "nothing is to be updated: give --sink-uri, --on-unclear-ddl or --audit"
-            )
-        if sink_uri:
-            check_sink_uri(sink_uri)
+        update.check()
+        if update.rules and plan is None:
+            plan = await self.plan_filter(changefeed, update.rules)
         async with self._changing:
             feed = self._owned_feed(changefeed)
-            info = await self._updated_info(feed.info, sink_uri, on_unclear_ddl, audit_s)
+            info = await self._updated_info(feed.info, update)
             for table in feed.tables:
                 check_names(table, format_of(info.sink_uri))
             # Made before anything is saved: a source refuses options that it does not know.
             source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
+            if plan is not None:
+                _check_open(feed)
+                info = await self._planned(feed, info, plan, dumps=update.dumps)
 
             await self._records.save({}, {feed.id: info})
             feed.info = info
             if not info.audit_s:
                 await self._records.forget_audit(feed.id)
                 feed.audit = Audit()
-            if source is not None:
+            if source is not None or plan is not None:
                 await feed.stop()
-                feed.source = source
+                feed.source = source or feed.source
                 feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
                 self._start(feed)
         _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
+
+    async def plan_filter(self, changefeed: str, rules: Sequence[str]) -> FilterPlan:
+        """What a new table filter would change now; nothing is kept, and others may change the
+        changefeed meanwhile: the source may take a while to answer.
+
+        Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
+        """
+        self._check_active()
+        feed = self.feed(changefeed)
+        _check_open(feed)
+        return await plan_filter(feed, rules)
+
+    async def _planned(
+        self, feed: Feed, info: ChangefeedInfo, plan: FilterPlan, *, dumps: bool
+    ) -> ChangefeedInfo:
+        """The record of a changefeed whose new filter is to come in force as planned; the tables
+        that come are written.
+        """
+        if info.filter_update is not None:
+            await self._records.schemas.delete_tables(feed.id, info.filter_update.ts)
+        await self._records.schemas.write_tables(
+            feed.id, SchemaChange(plan.ts, tables=by_id(plan.coming))
+        )
+        return replace(
+            info,
+            rules=plan.rules,
+            from_snapshot=True,
+            ignored=tuple(sorted(plan.refused)),
+            filter_update=waiting_for(info, plan, dumps=dumps),
+        )
+
+    async def _go_on_with_filter(self, feed: Feed) -> None:
+        """Bring a new filter in force; repeated until it succeeds."""
+        update = feed.info.filter_update
+        assert update is not None, "it is due"
+        feed.filter_error, feed.filter_tried_s = "", time.monotonic()
+        await feed.stop()
+        info, changes = feed.info, list(feed.catalog.history)
+        try:
+            if feed.checkpoint_ts < update.ts:
+                info = replace(info, filter_update=replace(update, is_planned=False))
+                await self._records.save({}, {feed.id: info})
+            elif update.is_planned and feed.catalog.history.last_ts < update.ts:
+                info = replace(info, filter_update=None)
+                changes.append(await self._change_filter(feed, info, update))
+            else:
+                # Tables were read again at that ts, or a DDL above it is known already.
+                plan = await plan_filter(feed, info.rules)
+                info = await self._planned(feed, info, plan, dumps=update.dumps)
+                await self._records.save({}, {feed.id: info})
+        except TidemarkError as err:
+            info, feed.filter_error = feed.info, err.message
+            _log.warning(
+                "new filter not in force yet", changefeed=feed.id, code=err.code, error=err.message
+            )
+        feed.info, feed.info_saved = info, True
+        feed.restart_at(feed.checkpoint_ts, changes)
+        self._start(feed)
+
+    async def _change_filter(
+        self, feed: Feed, info: ChangefeedInfo, update: FilterUpdate
+    ) -> SchemaChange:
+        """Everything up to the new filter's ts is at the target: write the change that brings it
+        in force, after what is to be dumped for it. Durable.
+        """
+        coming = await self._records.schemas.load_tables(feed.id, update.ts)
+        change = filter_change(feed.info, feed.catalog.history, coming)
+        new = [feed.source.table(record) for record in change.tables]
+        if update.dumps and new:
+            keyed = {table.span.table_id: table.name for table in new if table.has_key}
+            await self._records.dump_also(feed.id, keyed)
+        await self._records.change_filter(info, change)
+        _log.info(
+            "new filter in force",
+            changefeed=feed.id,
+            ts=update.ts,
+            coming=len(change.tables),
+            going=len(change.dropped),
+        )
+        return change
 
     async def remove(self, changefeed: str) -> Feed:
         """Forget the changefeed and let GC go on. Durable."""
@@ -308,16 +390,14 @@ class Changefeeds:
                 "cluster has no store"
             )
 
-    async def _updated_info(
-        self, info: ChangefeedInfo, sink_uri: str, on_unclear_ddl: str, audit_s: int | None
-    ) -> ChangefeedInfo:
-        """A changefeed's record with what is to be updated; raises as `update`."""
-        sink_uri = sink_uri or info.sink_uri
+    async def _updated_info(self, info: ChangefeedInfo, update: ChangefeedUpdate) -> ChangefeedInfo:
+        """A changefeed's record with what is to be updated, but its filter; raises as `update`."""
+        sink_uri = update.sink_uri or info.sink_uri
         check_same_sink(info.sink_uri, sink_uri)
-        audit_s = info.audit_s if audit_s is None else audit_s
+        audit_s = info.audit_s if update.audit_s is None else update.audit_s
         ignores_events = bool(info.event_filters)
         await self._check_audit(audit_s, sink_uri, info.source_uri, ignores_events=ignores_events)
-        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, on_unclear_ddl)
+        source_uri = with_option(info.source_uri, ON_UNCLEAR_DDL, update.on_unclear_ddl)
         check_rereads(EventFilters(info.event_filters), source_uri)
         return replace(info, sink_uri=sink_uri, source_uri=source_uri, audit_s=audit_s)
 
@@ -335,8 +415,8 @@ class Changefeeds:
         start = SchemaChange(start_ts, tables=by_id(tables))
         # Durable first: a crash here begins at the new ts, with the tables that it has.
         await self._records.restart(info, start)
-        feed.restart_at(start_ts, [start])
         feed.info, feed.info_saved = info, True
+        feed.restart_at(start_ts, [start])
         _log.info(
             "changefeed goes on elsewhere",
             changefeed=feed.id,

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import structlog
 
@@ -37,12 +38,20 @@ _AUDITS_EVERY_S = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class CheckpointSaver:
-    """Looks after `feeds`.
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What follows from where a changefeed is."""
 
-    `on_lost(feed, error)` is called when history is gone that a changefeed still needs,
-    `on_end(feed)` until everything that an end or a removal brings is done (`Feed.is_ending`).
-    """
+    on_lost: Callable[[Feed, SnapshotLostError], None]
+    """History is gone that it still needs."""
+    on_end: Callable[[Feed], Awaitable[None]]
+    """Called until everything that an end or a removal brings is done (`Feed.is_ending`)."""
+    on_filter: Callable[[Feed], Awaitable[None]]
+    """Called while a new filter is to come in force (`Feed.is_filter_due`)."""
+
+
+class CheckpointSaver:
+    """Looks after `feeds`."""
 
     def __init__(
         self,
@@ -50,15 +59,13 @@ class CheckpointSaver:
         records: Records,
         safepoints: ChangefeedSafePoints,
         changing: asyncio.Lock,
-        on_lost: Callable[[Feed, SnapshotLostError], None],
-        on_end: Callable[[Feed], Awaitable[None]],
+        handlers: Handlers,
     ) -> None:
         self._feeds = feeds
         self._records = records
         self._safepoints = safepoints
         self._changing = changing
-        self._on_lost = on_lost
-        self._on_end = on_end
+        self._handlers = handlers
         self._collected_s = time.monotonic()
         self._sweep_s = 0.0
         self._audits_s = 0.0
@@ -83,12 +90,14 @@ class CheckpointSaver:
                 await self._save()
                 await self._save_jobs()
                 for feed in [feed for feed in self._feeds.values() if feed.is_ending]:
-                    await self._on_end(feed)
+                    await self._handlers.on_end(feed)
                 for feed in filter(self._is_due, self._feeds.values()):
                     await self._hold(feed)
                 await self._collect()
                 await self._sweep()
                 await self._load_audits()
+                for feed in [feed for feed in self._feeds.values() if feed.is_filter_due]:
+                    await self._handlers.on_filter(feed)
         except (UnavailableError, PdRefusedError) as err:
             _log.warning("checkpoints cannot be saved now", error=str(err))
 
@@ -183,7 +192,7 @@ class CheckpointSaver:
         try:
             await self._safepoints.hold(feed.source, feed.id, checkpoint_ts, failed_s=feed.failed_s)
         except SnapshotLostError as err:
-            self._on_lost(feed, err)
+            self._handlers.on_lost(feed, err)
         else:
             metrics.SAFEPOINTS.inc()
             feed.safepoint_ts, feed.safepoint_time = checkpoint_ts, time.monotonic()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 from server.capture.audit import Audit
 from server.capture.catalog import FeedCatalog, terms_of
@@ -19,6 +20,8 @@ from server.changefeed.info import ChangefeedInfo, State
 from server.changefeed.table import SourceTable
 from server.puller.source import Source
 from storage.model.errors import TidemarkError
+
+_FILTER_AGAIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,10 @@ class Feed:
     """The checkpoint that the service safepoint protects."""
     released: bool = False
     """Whether its safepoints were deleted after its end."""
+    filter_error: str = ""
+    """Why a new filter cannot come in force now."""
+    filter_tried_s: float = 0.0
+    """The monotonic clock's time when it was last tried."""
     safepoint_time: float = field(default=0.0)
     """Loop time at which it was set; 0: not by this owner."""
 
@@ -153,7 +160,7 @@ class Feed:
     ) -> "Feed":
         catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
         processor = factory.make_processor(
-            Assignment(info.id, source, catalog, checkpoint_ts, info.target_ts)
+            Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts)
         )
         return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
@@ -178,7 +185,7 @@ class Feed:
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
         )
         self.processor = make(
-            Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.target_ts)
+            Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.stop_ts)
         )
 
     @property
@@ -196,6 +203,19 @@ class Feed:
         return self.info.state is State.REMOVED or (
             self.info.state is State.FINISHED and not self.released
         )
+
+    @property
+    def is_filter_due(self) -> bool:
+        """Whether a new filter is to come in force now, or at another ts than was planned: no cut
+        ends at that one, as tables are read again.
+        """
+        update = self.info.filter_update
+        if update is None or not self.info.state.is_running:
+            return False
+        if self.filter_error and time.monotonic() - self.filter_tried_s < _FILTER_AGAIN_S:
+            return False
+        held = update.is_planned and self.catalog.holds.bound(update.ts) < update.ts
+        return self.checkpoint_ts >= update.ts or held
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""

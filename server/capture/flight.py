@@ -295,7 +295,7 @@ def _stops(feed: Feed) -> tuple[int, int]:
     The last stretch is taken, however short it is.
     """
     refusal = feed.catalog.refusal
-    return feed.info.target_ts or MAX_TS, MAX_TS if refusal is None else refusal.ts
+    return feed.info.stop_ts or MAX_TS, MAX_TS if refusal is None else refusal.ts
 
 
 def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:

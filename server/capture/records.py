@@ -2,6 +2,8 @@
 write is fenced (`server.capture.fence`).
 """
 
+import glob
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +19,7 @@ from server.changefeed.history import SchemaChange
 from server.changefeed.info import ChangefeedInfo, checkpoint_of, status_json
 from server.changefeed.records import SchemaRecords, delete_all, delete_others, head_put, parts
 from server.changefeed.table import TableRecord
+from server.dump.job import DumpRecords, Job
 from storage.codec import prefix_end
 from storage.meta.meta import Compare, Delete, Meta, Op, Put
 from storage.model.errors import CorruptError
@@ -160,6 +163,28 @@ class Records:
         moved = info.without_tables()
         await self._write([head_put(info.id, start), Put(keys.info(info.id), moved.to_json())])
         return moved
+
+    async def change_filter(self, info: ChangefeedInfo, change: SchemaChange) -> None:
+        """Bring a new filter in force by a change whose tables are written already. Durable, all or
+        nothing; raises as `save`.
+        """
+        head = head_put(info.id, change)
+        await self._write([head, Put(keys.info(info.id), info.to_json())])
+
+    async def dump_also(self, changefeed: str, tables: Mapping[int, str]) -> None:
+        """Let tables, by id, be dumped, whatever was read of them before. Durable.
+
+        Raises:
+            DumpStateError: somebody else has changed the dump just now.
+        """
+        dump = DumpRecords(self._meta, changefeed)
+        for table_id in tables:
+            await dump.delete_table(table_id)
+        names = sorted(map(glob.escape, tables.values()))
+        before = await dump.job()
+        job = before or Job(uuid.uuid4().hex, tables=tuple(names))
+        if (taking := job.also_taking(tables.values())) != before:
+            await dump.put_job(before, taking)
 
     async def restart(self, info: ChangefeedInfo, start: SchemaChange) -> None:
         """Let a changefeed go on at another ts, with the tables of that time.

@@ -5,7 +5,7 @@ is now, and one that could be created.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -20,6 +20,7 @@ from server.capture.feed import Feed
 from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
 from server.capture.routing import Router, is_local
+from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.events import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
@@ -113,14 +114,20 @@ class ChangefeedService:
         return await self._by_runner("ResumeChangefeed", request, context, resume)
 
     async def UpdateChangefeed(self, request: pb.UpdateChangefeedRequest, context: Context) -> Any:
-        """Write its sink URI, what unclear DDL leads to, or its audit anew."""
+        """Give it another filter, write its sink URI, what unclear DDL leads to, or its audit
+        anew.
+        """
 
         async def update() -> pb.UpdateChangefeedResponse:
-            audit_s = request.audit_s if request.HasField("audit_s") else None
-            here = self._maintainers.home(request.id)
-            updating = here.update(request.id, request.sink_uri, request.on_unclear_ddl, audit_s)
-            feed = await here.carry_out(updating)
-            return pb.UpdateChangefeedResponse(changefeed=self._shown(feed))
+            here, asked = self._maintainers.home(request.id), changefeed_update(request)
+            asked.check()
+            # Looked up before it is carried out: what is answered is what the update was to change.
+            plan = await here.plan_filter(request.id, asked.rules) if asked.rules else None
+            feed = here.feed(request.id)
+            if not request.dry_run:
+                feed = await here.carry_out(here.update(request.id, asked, plan))
+            change = None if plan is None else filter_change_message(plan)
+            return pb.UpdateChangefeedResponse(changefeed=self._shown(feed), filter_change=change)
 
         return await self._by_runner("UpdateChangefeed", request, context, update)
 
@@ -183,6 +190,31 @@ def new_changefeed(request: pb.CreateChangefeedRequest) -> NewChangefeed:
     )
 
 
+def changefeed_update(request: pb.UpdateChangefeedRequest) -> ChangefeedUpdate:
+    """What a request changes."""
+    return ChangefeedUpdate(
+        sink_uri=request.sink_uri,
+        on_unclear_ddl=request.on_unclear_ddl,
+        audit_s=request.audit_s if request.HasField("audit_s") else None,
+        rules=tuple(request.filter),
+        dumps=not request.no_dump,
+    )
+
+
+def filter_change_message(plan: FilterPlan) -> pb.FilterChange:
+    """The tables that a new filter brings, and those that it leaves out."""
+    return pb.FilterChange(
+        ts=plan.ts,
+        coming=sorted(table.name for table in plan.coming),
+        going=plan.going,
+        ineligible=_ineligible(plan.refused),
+    )
+
+
+def _ineligible(refused: Mapping[str, str]) -> list[pb.IneligibleTable]:
+    return [pb.IneligibleTable(name=name, reason=why) for name, why in sorted(refused.items())]
+
+
 def _event_filter(message: pb.EventFilter) -> EventFilter:
     return EventFilter(
         tuple(message.matcher),
@@ -210,10 +242,7 @@ def check_response(checked: Checked) -> pb.CheckChangefeedResponse:
             )
             for table in checked.tables
         ],
-        ineligible=[
-            pb.IneligibleTable(name=name, reason=reason)
-            for name, reason in sorted(checked.refused.items())
-        ],
+        ineligible=_ineligible(checked.refused),
     )
 
 
@@ -253,7 +282,16 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         reading=_reading(feed),
         delivery=_delivery(feed),
         maintainer=maintainer,
+        filter_update=_filter_update(feed),
+        ignore_ineligible_table=info.ignore_ineligible,
     )
+
+
+def _filter_update(feed: Feed) -> pb.FilterUpdate | None:
+    update = feed.info.filter_update
+    if update is None:
+        return None
+    return pb.FilterUpdate(ts=update.ts, before=update.before, error=feed.filter_error)
 
 
 def _delivery(feed: Feed) -> pb.Delivery:

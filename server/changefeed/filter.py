@@ -17,7 +17,7 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,6 +135,22 @@ class TableFilter:
         return next(
             (rule.takes for rule in self._rules if rule.matches(schema_name, table_name)), False
         )
+
+
+class BothFilters:
+    """Takes what each of two filters takes."""
+
+    def __init__(self, one: "Filter", other: "Filter") -> None:
+        self._one, self._other = one, other
+
+    def takes(self, schema_name: str, table_name: str) -> bool:
+        """See `TableFilter.takes`."""
+        return self._one.takes(schema_name, table_name) and self._other.takes(
+            schema_name, table_name
+        )
+
+
+Filter: TypeAlias = TableFilter | BothFilters
 
 
 def filter_of(source_uri: str, rules: Sequence[str]) -> TableFilter:

@@ -8,8 +8,9 @@ are used here.
 import enum
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pyspark_tidemark.errors import SourceError
@@ -88,6 +89,35 @@ class Skipped:
     """RFC 3339, UTC."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilterUpdate:
+    """A table filter that `changefeed update` gave, and that is not in force yet.
+
+    Until the checkpoint is at `ts` a table is replicated that both filters take, the one before
+    and `ChangefeedInfo.rules`. There the others go, and new ones come.
+    """
+
+    before: tuple[str, ...]
+    """The rules of the filter before."""
+    ts: int
+    is_planned: bool = True
+    """Whether tables come and go at `ts`; else another ts is chosen there, as cuts do not end at
+    `ts`: tables are read again.
+    """
+    dumps: bool = True
+    """Whether what new tables hold is copied."""
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "FilterUpdate":
+        """Read what `asdict` made; raises KeyError, TypeError, ValueError."""
+        return cls(
+            tuple(map(str, document["before"])),
+            int(document["ts"]),
+            bool(document["is_planned"]),
+            bool(document["dumps"]),
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangefeedInfo:
     """`target_ts` 0 means no end."""
@@ -128,7 +158,16 @@ class ChangefeedInfo:
     """How often its checkpoint was moved back: acknowledgements of readers that began before the
     last time do not count.
     """
+    filter_update: FilterUpdate | None = None
+    """A new filter that is coming in force; `rules` are the new ones already."""
     creator_version: str = CREATOR_VERSION
+
+    @property
+    def stop_ts(self) -> int:
+        """Up to where it runs before something is done about it; 0: without end."""
+        update = self.filter_update
+        stops = (self.target_ts, update.ts if update is not None and update.is_planned else 0)
+        return min(filter(None, stops), default=0)
 
     @property
     def shown_sink_uri(self) -> str:
@@ -163,7 +202,7 @@ class ChangefeedInfo:
         """The same changefeed, running, that goes on at `start_ts` instead of its checkpoint.
 
         Going back begins another epoch, and takes a stretch back that was skipped, as far as nobody
-        has acknowledged anything above it.
+        has acknowledged anything above it. A new filter is in force there.
         """
         skipped = list(self.skipped)
         if start_ts > checkpoint_ts:
@@ -177,7 +216,8 @@ class ChangefeedInfo:
             if last.start_ts < start_ts:
                 skipped.append(replace(last, end_ts=start_ts))
         epoch = self.epoch + (start_ts < checkpoint_ts)
-        return replace(self.moved_to(State.NORMAL), skipped=tuple(skipped), epoch=epoch)
+        running = replace(self.moved_to(State.NORMAL), filter_update=None)
+        return replace(running, skipped=tuple(skipped), epoch=epoch)
 
     def without_tables(self) -> "ChangefeedInfo":
         """A record of version 0.1.0 in today's form; its tables are the first schema change."""
@@ -189,7 +229,8 @@ class ChangefeedInfo:
         doc = asdict(self)
         # A capture of an earlier version refuses a record with a member that it does not know.
         # What asks for nothing is left out, so that both versions can own such a changefeed.
-        for member in ("columns", "event_filters", "skipped", "audit_s", "epoch"):
+        optional = ("columns", "event_filters", "skipped", "audit_s", "epoch", "filter_update")
+        for member in optional:
             if not doc[member]:
                 del doc[member]
         if self.zero_dates == NULL_DATES:
@@ -214,6 +255,8 @@ class ChangefeedInfo:
             doc["skipped"] = tuple(Skipped(**each) for each in doc.get("skipped", ()))
             for member in ("audit_s", "epoch"):
                 doc[member] = int(doc.get(member, 0))
+            if doc.get("filter_update") is not None:
+                doc["filter_update"] = FilterUpdate.from_document(doc["filter_update"])
             doc["state"] = State(doc["state"])
             doc["error"] = RunningError(**doc["error"]) if doc["error"] else None
             return cls(**doc)

@@ -20,6 +20,8 @@ OPS_MAX: Final = 100
 OPS_BYTES_MAX: Final = 1 << 20
 """etcd takes requests of 1.5 MiB."""
 
+_NO_HEAD: Final = SchemaChange(0).head_json()
+
 Write: TypeAlias = Callable[[Sequence[Op]], Awaitable[None]]
 """A fenced transaction; raises NotOwnerError."""
 
@@ -57,6 +59,16 @@ class SchemaRecords:
         ]
         for part in parts(puts):
             await self._write(part)
+
+    async def load_tables(self, changefeed: str, commit_ts: int) -> list[TableRecord]:
+        """The tables of a change that `write_tables` wrote; raises as `load`."""
+        pairs = await self._meta.get_prefix(_tables_prefix(changefeed, commit_ts))
+        return list(SchemaChange.from_json(commit_ts, _NO_HEAD, (p.value for p in pairs)).tables)
+
+    async def delete_tables(self, changefeed: str, commit_ts: int) -> None:
+        """Forget the tables of a change whose head will not follow."""
+        prefix = _tables_prefix(changefeed, commit_ts)
+        await self._write([Delete(prefix, prefix_end(prefix))])
 
     async def collect(self, changefeed: str, garbage: Garbage) -> None:
         """Delete records that no reader needs any more."""
@@ -128,6 +140,10 @@ def _sorted_out(
         else:
             heads[int(ts)] = pair.value
     return heads, tables
+
+
+def _tables_prefix(changefeed: str, commit_ts: int) -> bytes:
+    return keys.schema_change(changefeed, commit_ts) + b"/"
 
 
 def _table_key(changefeed: str, commit_ts: int, table: TableRecord) -> bytes:

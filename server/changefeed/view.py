@@ -49,6 +49,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
         | _reading(changefeed)
+        | _filter_update(changefeed)
         | _rereads(changefeed)
         | _warnings(changefeed)
     )
@@ -237,6 +238,38 @@ def duration(seconds: int) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
+
+
+def filter_change(answer: pb.UpdateChangefeedResponse) -> dict[str, Any]:
+    """What a new filter changes, if an update gave one."""
+    if not answer.HasField("filter_change"):
+        return {}
+    change = answer.filter_change
+    return {
+        "filter_change": {
+            "coming": list(change.coming),
+            "going": list(change.going),
+            "ineligible": {each.name: each.reason for each in change.ineligible},
+        }
+    }
+
+
+def _filter_update(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """A new filter that is not in force yet, if there is one."""
+    if not changefeed.HasField("filter_update"):
+        return {}
+    update = changefeed.filter_update
+    waits = (
+        f"the new filter is in force when everything up to {time_of(update.ts)} is at the target; "
+        "until then tables are replicated that both filters take"
+    )
+    return {
+        "filter_update": {
+            "ts": update.ts,
+            "before": list(update.before),
+            "waits_for": update.error or waits,
+        }
+    }
 
 
 def _rereads(changefeed: pb.Changefeed) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from server.changefeed.view import (
     SYNCED_CHECKPOINT_S,
     check_document,
     detail,
+    filter_change,
     history,
     statistics,
     summary,
@@ -226,6 +227,29 @@ def _add_create(verbs: Any, shared: argparse.ArgumentParser) -> None:
     create.set_defaults(command=create_changefeed)
 
 
+def _add_filter(update: argparse.ArgumentParser) -> None:
+    update.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="the new table filter, all its rules, as in create: tables that it takes anew come "
+        "when everything up to now is at the target, and are dumped; others go, and stay in the "
+        "target as they are",
+    )
+    update.add_argument(
+        "--config", metavar="FILE", help="TOML file with TiCDC's keys: [filter] rules"
+    )
+    update.add_argument(
+        "--no-dump", action="store_true", help="do not copy what tables hold that come"
+    )
+    update.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="change nothing; show the tables that would come, and those that would go",
+    )
+
+
 def _add_list(verbs: Any, shared: argparse.ArgumentParser) -> None:
     listed = verbs.add_parser("list", help="all changefeeds", parents=[shared])
     listed.add_argument(
@@ -248,7 +272,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         (
             "update",
             update_changefeed,
-            "write its sink URI, what unclear DDL leads to, or its audit anew",
+            "give it another filter, sink URI, what unclear DDL leads to, or audit",
         ),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
@@ -261,6 +285,7 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             )
             verb.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
             verb.add_argument("--audit", type=period, metavar="DURATION|off", help=AUDIT_HELP)
+            _add_filter(verb)
         if name == "query":
             add_watch(verb)
         if name in ("resume", "remove"):
@@ -435,16 +460,25 @@ async def resume_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
 
 
 async def update_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
-    """Write the sink URI, the source's option, or the audit anew."""
+    """Change the filter, the sink URI, the source's option, or the audit."""
+    rules = list(arguments.filter)
+    if arguments.config is not None:
+        rules[:0] = read_config(arguments.config).new_rules(
+            await _queried(remote, arguments.changefeed_id)
+        )
     request = pb.UpdateChangefeedRequest(
         id=arguments.changefeed_id,
         sink_uri=arguments.sink_uri,
         on_unclear_ddl=arguments.on_unclear_ddl,
         audit_s=arguments.audit,
+        filter=rules,
+        no_dump=arguments.no_dump,
+        dry_run=arguments.dry_run,
     )
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).UpdateChangefeed(request, timeout=CALL_S)
-    return Output(detail(answer.changefeed))
+    shown = filter_change(answer) | ({} if arguments.dry_run else detail(answer.changefeed))
+    return Output({"dry_run": True} | shown if arguments.dry_run else shown)
 
 
 async def remove_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:

@@ -8,9 +8,10 @@ The job is written by any capture, in a transaction that compares; tables by the
 runs the changefeed. Both go with the changefeed.
 """
 
+import glob
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Self
 
@@ -57,6 +58,11 @@ class Job:
     def takes(self, name: str) -> bool:
         """Whether the table is to be dumped."""
         return not self.tables or any(fnmatchcase(name, pattern) for pattern in self.tables)
+
+    def also_taking(self, names: Iterable[str]) -> Self:
+        """The same job, with these tables."""
+        missing = [glob.escape(name) for name in names if not self.takes(name)]
+        return replace(self, tables=(*self.tables, *missing)) if missing else self
 
     def step(self, rows: int) -> int:
         """So many rows of a chunk of `rows` as are no more than a second's share of what is

@@ -226,6 +226,16 @@ class Source(Protocol):
         """
         ...
 
+    async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:
+        """A ts of now, and all user tables as of it, exactly; `before` as of `snapshot`.
+
+        Nothing is kept for a changefeed that could start there.
+
+        Raises:
+            UnavailableError: its tables are being changed all the time.
+        """
+        ...
+
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """Read a record; `before` is the version of the table that it follows:
         columns keep the identities they had.

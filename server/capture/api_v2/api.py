@@ -151,7 +151,8 @@ class Api:
 
     async def update_changefeed(self, request: Request, changefeed: str) -> dict[str, Any]:
         """Change a changefeed."""
-        updated = await self._call("UpdateChangefeed", documents.update(changefeed, request.body))
+        now = await self._one(changefeed)
+        updated = await self._call("UpdateChangefeed", documents.update(now, request.body))
         return documents.changefeed_document(updated.changefeed)
 
     async def remove_changefeed(self, _request: Request, changefeed: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tidemarkpb.v1 import changefeed_pb2 as pb
 
 from server.capture.errors import ParameterError
 from server.changefeed.info import CREATOR_VERSION
-from server.changefeed.source import FORCE_REPLICATE, with_option
+from server.changefeed.source import FORCE_REPLICATE, takes_keyless, with_option
 from server.changefeed.view import detail, error_of, state_of, synced
 from storage.model.ts import MAX_TS, physical_ms
 
@@ -233,6 +233,26 @@ class ReplicaConfig:
         _check_idle(config.left | {"filter": chosen.left, "sink": sink.left})
         return parsed
 
+    def new_rules(self, now: pb.Changefeed) -> Sequence[str]:
+        """The rules of the table filter, if they are others than the changefeed has now.
+
+        Raises:
+            ParameterError: it asks for something else that is not so already, and that cannot be
+                changed.
+        """
+        others = (
+            self.columns and list(self.columns) != list(now.columns),
+            self.event_filters and list(self.event_filters) != list(now.event_filters),
+            self.force_replicate and not takes_keyless(now.source_uri),
+            self.ignore_ineligible_table and not now.ignore_ineligible_table,
+        )
+        if any(others):
+            raise ParameterError(
+                "of a changefeed's configuration only filter.rules can be changed: leave the rest "
+                "as it is, or create another changefeed"
+            )
+        return [] if list(self.rules) == list(now.filter) else self.rules
+
     @classmethod
     def parse_toml(cls, text: str) -> "ReplicaConfig":
         """Read a file of `cdc cli changefeed create --config`, whose keys have hyphens.
@@ -273,12 +293,17 @@ def _with_underscores(value: Any) -> Any:
     return value
 
 
-def update(changefeed: str, body: bytes) -> pb.UpdateChangefeedRequest:
-    """What `PUT changefeeds/{id}` asks for; raises as `creation`."""
+def update(now: pb.Changefeed, body: bytes) -> pb.UpdateChangefeedRequest:
+    """What `PUT changefeeds/{id}` asks for; raises as `creation`.
+
+    The configuration that a changefeed has `now` may be sent back with other rules.
+    """
     members = _Members(document_of(body))
     _check_upstream(members)
+    config = ReplicaConfig.parse(members.take("replica_config", _is_object, default={}))
     request = pb.UpdateChangefeedRequest(
-        id=changefeed,
+        id=now.id,
+        filter=config.new_rules(now),
         sink_uri=members.take("sink_uri", _is_text, default=""),
         on_unclear_ddl=members.take("on_unclear_ddl", _is_text, default=""),
     )
@@ -287,8 +312,9 @@ def update(changefeed: str, body: bytes) -> pb.UpdateChangefeedRequest:
         request.audit_s = audit_s
     if members.left:
         raise ParameterError(
-            f"{', '.join(sorted(members.left))}: only sink_uri, on_unclear_ddl and audit_seconds "
-            "of a changefeed can be changed; for the rest, create another one"
+            f"{', '.join(sorted(members.left))}: only sink_uri, replica_config.filter.rules, "
+            "on_unclear_ddl and audit_seconds of a changefeed can be changed; for the rest, create "
+            "another one"
         )
     return request
 

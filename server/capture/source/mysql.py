@@ -22,6 +22,7 @@ from server.puller.mysql.log.stream import random_server_id
 from server.puller.mysql.puller import LogPuller, OddTimes, Upstream
 from server.puller.mysql.session.catalogue import read_definitions
 from server.puller.mysql.session.connection import QueryThreads, log_in
+from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.session.preflight import check_source
 from server.puller.mysql.tables import new_id, record_of
@@ -37,6 +38,8 @@ from storage.tidb.document import TableInfoError
 
 T = TypeVar("T")
 _ASKERS: Final = 2
+_LOOKS_MAX: Final = 5
+_SECOND_S: Final = 1.1
 
 
 class MySqlSource:
@@ -77,10 +80,22 @@ class MySqlSource:
         definitions = await self._ask(self._definitions)
         if not before:
             return [record_of(each, place + 1) for place, each in enumerate(definitions)]
-        earlier = {
-            (each.schema_name, each.table_name): Table.parse(each.table_info) for each in before
-        }
-        return [_continued(each, earlier.get(each.name), ts) for each in definitions]
+        return _all_continued(definitions, before, ts)
+
+    async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:
+        """See `Source.present`."""
+        definitions = await self._ask(self._definitions)
+        for _ in range(_LOOKS_MAX):
+            begins = await self._ask(beginning, self._options)
+            # A log has seconds: what is committed within this one may get a commit_ts below `ts`.
+            # So the tables must be the same when it is over.
+            await asyncio.sleep(_SECOND_S)
+            earlier, definitions = definitions, await self._ask(self._definitions)
+            if definitions == earlier:
+                return begins.ts, _all_continued(definitions, before, begins.ts)
+        raise MySqlUnavailableError(
+            "the server's tables are being changed all the time: try again when no DDL runs"
+        )
 
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`: the record says itself which columns are which."""
@@ -132,6 +147,13 @@ class MySqlSource:
         with log_in(self._options) as session:
             definitions = read_definitions(session)
         return [definitions[name] for name in sorted(definitions)]
+
+
+def _all_continued(
+    definitions: Sequence[Definition], before: Sequence[TableRecord], ts: int
+) -> list[TableRecord]:
+    earlier = {(each.schema_name, each.table_name): Table.parse(each.table_info) for each in before}
+    return [_continued(each, earlier.get(each.name), ts) for each in definitions]
 
 
 def _continued(definition: Definition, before: Table | None, ts: int) -> TableRecord:

@@ -52,6 +52,11 @@ class UnreadableSource:
         del ts, before
         self._refuse()
 
+    async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:
+        """Refused."""
+        del before
+        self._refuse()
+
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """Refused."""
         del record, before

@@ -161,6 +161,11 @@ class ClusterTables:
             records.append(keeping_identities(record, earlier) if earlier else record)
         return records
 
+    async def present(self, before: Sequence[TableRecord]) -> tuple[int, Sequence[TableRecord]]:
+        """See `Source.present`."""
+        ts = await self.now()
+        return ts, await self.snapshot(ts, before)
+
     def table(self, record: TableRecord, before: TableRecord | None = None) -> SourceTable:
         """See `Source.table`."""
         return tidb_table(record if before is None else following(record, before))

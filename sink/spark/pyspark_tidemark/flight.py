@@ -61,6 +61,10 @@ class TableMeta:
     """
 
 
+FILTER_UPDATE: Final = "/* tidemark changefeed update --filter"
+"""How the query of a schema change begins by which a changefeed gets a new table filter."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Ddl:
     """A schema change: rows up to `ts` have the old schema, rows above it the new one."""
@@ -71,6 +75,11 @@ class Ddl:
     dropped: tuple[str, ...] = ()
     truncated: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_filter_update(self) -> bool:
+        """Whether it is none of the source's: the changefeed takes other tables from here on."""
+        return self.query.startswith(FILTER_UPDATE)
 
     @property
     def touched(self) -> frozenset[str]:

@@ -491,6 +491,8 @@ class Changefeed(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     EVENT_FILTERS_FIELD_NUMBER: _builtins.int
     MAINTAINER_FIELD_NUMBER: _builtins.int
+    FILTER_UPDATE_FIELD_NUMBER: _builtins.int
+    IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -509,6 +511,8 @@ class Changefeed(_message.Message):
     """The id of the capture that runs it; empty: none does at this moment. The tables of the cluster's own change feed are
     divided among all captures, by the owner, which this is then.
     """
+    ignore_ineligible_table: _builtins.bool
+    """As in CreateChangefeedRequest."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatus]: ...
     @_builtins.property
@@ -547,6 +551,8 @@ class Changefeed(_message.Message):
     def delivery(self) -> Global___Delivery: ...
     @_builtins.property
     def event_filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
+    @_builtins.property
+    def filter_update(self) -> Global___FilterUpdate: ...
     def __init__(
         self,
         *,
@@ -576,14 +582,48 @@ class Changefeed(_message.Message):
         delivery: Global___Delivery | None = ...,
         event_filters: _abc.Iterable[Global___EventFilter] | None = ...,
         maintainer: _builtins.str = ...,
+        filter_update: Global___FilterUpdate | None = ...,
+        ignore_ineligible_table: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "holding", b"holding", "id", b"id", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Changefeed: _TypeAlias = Changefeed  # noqa: Y015
+
+@_typing.final
+class FilterUpdate(_message.Message):
+    """A new filter that is not in force yet: `filter` is the new one already."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ts: _builtins.int
+    """When everything up to it is at the target, tables come and go there."""
+    error: _builtins.str
+    """What keeps it from coming in force."""
+    @_builtins.property
+    def before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The filter before."""
+
+    def __init__(
+        self,
+        *,
+        ts: _builtins.int = ...,
+        before: _abc.Iterable[_builtins.str] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "error", b"error", "ts", b"ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterUpdate: _TypeAlias = FilterUpdate  # noqa: Y015
 
 @_typing.final
 class CreateChangefeedRequest(_message.Message):
@@ -986,6 +1026,9 @@ class UpdateChangefeedRequest(_message.Message):
     SINK_URI_FIELD_NUMBER: _builtins.int
     ON_UNCLEAR_DDL_FIELD_NUMBER: _builtins.int
     AUDIT_S_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    NO_DUMP_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     sink_uri: _builtins.str
     """How to log in at the sink, which stays where it is; empty: as before."""
@@ -993,6 +1036,16 @@ class UpdateChangefeedRequest(_message.Message):
     """Of a mysql:// source, instead of this option in its URI: reread or stop; empty: as before."""
     audit_s: _builtins.int
     """As in Changefeed; left out: as before."""
+    no_dump: _builtins.bool
+    """What tables hold that come by the new filter is not copied."""
+    dry_run: _builtins.bool
+    """Only say what the new filter would change."""
+    @_builtins.property
+    def filter(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The new table filter, as in CreateChangefeedRequest; empty: as before. It is in force when everything up to now is
+        at the target.
+        """
+
     def __init__(
         self,
         *,
@@ -1000,10 +1053,13 @@ class UpdateChangefeedRequest(_message.Message):
         sink_uri: _builtins.str = ...,
         on_unclear_ddl: _builtins.str = ...,
         audit_s: _builtins.int | None = ...,
+        filter: _abc.Iterable[_builtins.str] | None = ...,
+        no_dump: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s", "id", b"id", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s", "audit_s", b"audit_s", "dry_run", b"dry_run", "filter", b"filter", "id", b"id", "no_dump", b"no_dump", "on_unclear_ddl", b"on_unclear_ddl", "sink_uri", b"sink_uri"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__audit_s: _TypeAlias = _typing.Literal["audit_s"]  # noqa: Y015
     _WhichOneofArgType__audit_s: _TypeAlias = _typing.Literal["_audit_s", b"_audit_s"]  # noqa: Y015
@@ -1016,17 +1072,59 @@ class UpdateChangefeedResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHANGEFEED_FIELD_NUMBER: _builtins.int
+    FILTER_CHANGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def changefeed(self) -> Global___Changefeed: ...
+    @_builtins.property
+    def filter_change(self) -> Global___FilterChange:
+        """With a new filter only."""
+
     def __init__(
         self,
         *,
         changefeed: Global___Changefeed | None = ...,
+        filter_change: Global___FilterChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "filter_change", b"filter_change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed", "filter_change", b"filter_change"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateChangefeedResponse: _TypeAlias = UpdateChangefeedResponse  # noqa: Y015
+
+@_typing.final
+class FilterChange(_message.Message):
+    """What a new table filter changes of a changefeed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TS_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
+    GOING_FIELD_NUMBER: _builtins.int
+    INELIGIBLE_FIELD_NUMBER: _builtins.int
+    ts: _builtins.int
+    """Where, as it was planned."""
+    @_builtins.property
+    def coming(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def going(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ineligible(self) -> _containers.RepeatedCompositeFieldContainer[Global___IneligibleTable]:
+        """Tables that it takes, but that cannot be replicated; with ignore_ineligible_table only."""
+
+    def __init__(
+        self,
+        *,
+        ts: _builtins.int = ...,
+        coming: _abc.Iterable[_builtins.str] | None = ...,
+        going: _abc.Iterable[_builtins.str] | None = ...,
+        ineligible: _abc.Iterable[Global___IneligibleTable] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coming", b"coming", "going", b"going", "ineligible", b"ineligible", "ts", b"ts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilterChange: _TypeAlias = FilterChange  # noqa: Y015

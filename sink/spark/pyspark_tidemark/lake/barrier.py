@@ -84,7 +84,7 @@ class Barrier:
         emptied: list[str] = []
         for ddl in ddls:
             renamed += self._rename(ddl, before, now)
-            dropped += [name for name in ddl.dropped if self._drop(name, before, ts)]
+            dropped += [name for name in ddl.dropped if self._drop(name, ddl, before)]
             emptied += self._empty(ddl, before, now)
             recreated += self._recreate(ddl, before, now)
         changed = {
@@ -227,6 +227,8 @@ class Barrier:
         if self._policy.evolution != EXCEPTION:
             return
         for ddl in ddls:
+            if ddl.is_filter_update:
+                continue
             touched = [name for name in ddl.tables if name in before.tables] + list(ddl.dropped)
             touched += [old for old, _ in ddl.renamed]
             if touched:
@@ -282,10 +284,12 @@ class Barrier:
         if before is not None and _key(before) != _key(table) and self._behind(table, ts):
             self._target.rekey(table)
 
-    def _drop(self, name: str, before: ChangefeedMeta, ts: int) -> bool:
+    def _drop(self, name: str, ddl: Ddl, before: ChangefeedMeta) -> bool:
         if name not in before.tables:
             return False
-        if self._policy.on_drop == DROP and self._behind(before.tables[name], ts):
+        # A table that the changefeed does not take any more is still there upstream.
+        drops = self._policy.on_drop == DROP and not ddl.is_filter_update
+        if drops and self._behind(before.tables[name], ddl.ts):
             self._target.drop(before.tables[name])
         return True
 

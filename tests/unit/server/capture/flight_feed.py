@@ -73,6 +73,7 @@ class Feed:
             shown_sink_uri="lake:",
             start_ts=START,
             target_ts=0,
+            stop_ts=0,
             skipped=(),
             epoch=0,
         )

@@ -62,6 +62,9 @@ class ScriptedLog:
     async def snapshot(self, ts, before=()):
         return [record_of(info) for info in self.tables]
 
+    async def present(self, before):
+        return self.now_ts, await self.snapshot(self.now_ts, before)
+
     def table(self, record, before=None):
         return tidb_table(record)
 

@@ -14,6 +14,7 @@ from server.capture.audit import Audit, Finding, audit_silence, check_audit
 from server.capture.errors import AuditUnsupportedError, ParameterError
 from server.capture.flight import OwnerFeeds
 from server.capture.service import changefeed_message
+from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.view import detail, summary
@@ -126,10 +127,10 @@ async def test_an_audit_that_is_turned_off_or_whose_changefeed_goes_leaves_nothi
     await records.save(FOUND)
     await records.save_on_time("2026-11-23T06:00:00+00:00")
     await until(lambda: shown(owner)[0] == "warning")
-    await owner.update("feed", audit_s=0)
+    await owner.update("feed", ChangefeedUpdate(audit_s=0))
     assert shown(owner) == ("normal", None)
     assert await meta.get_prefix(keys.AUDITS) == []
-    await owner.update("feed", audit_s=600)
+    await owner.update("feed", ChangefeedUpdate(audit_s=600))
     await records.save(FOUND)
     await owner.remove("feed")
     assert await meta.get_prefix(keys.AUDITS) == []
@@ -160,7 +161,7 @@ async def test_an_audit_of_what_cannot_be_compared_is_refused_by_name(owner, cap
             await owner.create(new("other", tables=[capture.table], audit_s=60, **members))
     for seconds in (1, 59, 90 * 86_400 + 1):
         with pytest.raises(ParameterError, match="--audit is 1m to 2160h"):
-            await owner.update("feed", audit_s=seconds)
+            await owner.update("feed", ChangefeedUpdate(audit_s=seconds))
     assert list(owner.feeds) == ["feed"]
     check_audit(0, "parquet:///lake")
 

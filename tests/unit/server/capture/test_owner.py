@@ -24,6 +24,7 @@ from server.capture.flight import OwnerFeeds
 from server.capture.local import LocalProcessor
 from server.capture.service import changefeed_message
 from server.capture.source.tidb import TidbSource
+from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
@@ -480,14 +481,14 @@ async def test_names_that_the_sink_cannot_hold_are_refused_at_create_and_at_upda
         await owner.create(new("feed", sink_uri, tables=tables))
     columns = [f"bank.odd=*,{'n' * 64}->upstream_n"]
     mapped = await owner.create(new("mapped", sink_uri, tables=tables, columns=columns))
-    await owner.update("mapped", "postgresql://other@host/lake")
+    await owner.update("mapped", ChangefeedUpdate(sink_uri="postgresql://other@host/lake"))
     assert mapped.info.sink_uri == "postgresql://other@host/lake"
     earlier = await owner.create(new("earlier", "delta:///lake/earlier", tables=tables))
     earlier.info = replace(
         earlier.info, sink_uri=sink_uri
     )  # as captures made it that did not look at names
     with pytest.raises(TableIneligibleError, match="more than 63 bytes"):
-        await owner.update("earlier", "postgresql://other@host/lake")
+        await owner.update("earlier", ChangefeedUpdate(sink_uri="postgresql://other@host/lake"))
 
 
 async def test_a_check_says_what_would_be_made_and_leaves_nothing(capture, upstream):

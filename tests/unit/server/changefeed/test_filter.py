@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.changefeed.filter import FilterRuleError, TableFilter, exact_rule, filter_of
+from server.changefeed.filter import (
+    BothFilters,
+    FilterRuleError,
+    TableFilter,
+    exact_rule,
+    filter_of,
+)
 
 NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=4)
 
@@ -98,3 +104,9 @@ def test_an_exact_rule_takes_its_table_and_no_other(schema, table, other_schema,
 def test_any_text_is_a_rule_or_a_named_error(text):
     with suppress(FilterRuleError):
         TableFilter([text]).takes("a", "b")
+
+
+def test_what_two_filters_take_is_what_each_of_them_takes():
+    both = BothFilters(TableFilter(["a.*", "b.*"]), TableFilter(["*.*", "!a.x"]))
+    asked = [("a", "x"), ("a", "y"), ("b", "x"), ("c", "x")]
+    assert [both.takes(*name) for name in asked] == [False, True, True, False]

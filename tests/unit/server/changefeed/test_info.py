@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from server.capture.errors import ChangefeedIdInvalidError, SinkUriError
 from server.changefeed.info import (
     ChangefeedInfo,
+    FilterUpdate,
     RunningError,
     State,
     TableRecord,
@@ -43,6 +44,8 @@ TS = st.integers(0, (1 << 64) - 1)
         ),
         state=st.sampled_from(State),
         error=st.none() | st.builds(RunningError, TEXT, TEXT, TEXT),
+        filter_update=st.none()
+        | st.builds(FilterUpdate, st.lists(TEXT).map(tuple), TS, st.booleans(), st.booleans()),
         creator_version=TEXT,
     )
 )
@@ -207,6 +210,24 @@ def test_records_are_written_as_ever():
     selecting = replace(ChangefeedInfo.from_json(info), columns=("shop.*=id",))
     assert b'"columns":["shop.*=id"],' in selecting.to_json()
     assert ChangefeedInfo.from_json(selecting.to_json()) == selecting
+
+
+@pytest.mark.parametrize(
+    ("target_ts", "update", "stop_ts"),
+    [
+        (0, None, 0),
+        (30, None, 30),
+        (0, FilterUpdate(("s.*",), 20), 20),
+        (30, FilterUpdate(("s.*",), 20), 20),
+        (10, FilterUpdate(("s.*",), 20), 10),
+        (30, FilterUpdate(("s.*",), 20, is_planned=False), 30),
+    ],
+)
+def test_a_changefeed_stops_where_a_new_filter_comes_in_force(target_ts, update, stop_ts):
+    info = ChangefeedInfo.from_json((GOLDEN / "info-0.2.0.json").read_bytes())
+    assert replace(info, target_ts=target_ts, filter_update=update).stop_ts == stop_ts
+    gone_on = replace(info, filter_update=update).continuing_at(50, 40, "now")
+    assert gone_on.filter_update is None, "it is in force there"
 
 
 @pytest.mark.parametrize(

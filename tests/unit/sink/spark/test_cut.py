@@ -5,7 +5,7 @@ import dataclasses
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.flight import ChangefeedMeta, Ddl, SliceEndpoint, TableMeta
+from pyspark_tidemark.flight import FILTER_UPDATE, ChangefeedMeta, Ddl, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.cut import NO_BATCH, Cut, CutApplier, TableWriters, skip
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.schema import Policy, lake_schema
@@ -80,13 +80,13 @@ class Lake:
         pass
 
 
-def applier(feed, lake, manifest):
+def applier(feed, lake, manifest, on_drop="keep"):
     return CutApplier(
         feed,
         "feed",
         lake,
         manifest,
-        policy=Policy("upsert"),
+        policy=Policy("upsert", on_drop=on_drop),
         writers=TableWriters(source_options={}, spark=None, parallel=1),
     )
 
@@ -262,3 +262,25 @@ def test_a_table_with_another_key_and_the_same_columns_is_written_by_that_key(
         cuts.apply(Cut(number, start_ts, end_ts))
     assert lake.rekeyed == ["d.a"]
     assert [key for key in keys if key != ("id",)] == [("_seq",)]
+
+
+@pytest.mark.parametrize(
+    ("query", "is_dropped"), [("DROP TABLE b", True), (f"{FILTER_UPDATE} d.a */", False)]
+)
+def test_a_table_that_the_filter_takes_no_more_stays_in_the_lake(
+    manifest, monkeypatch, query, is_dropped
+):
+    lake, feed, gone = Lake(), Feed({"d.a": [5, 25], "d.b": [5]}), []
+    ddl = Ddl(20, query, dropped=("d.b",))
+
+    def describe(ts=None, *, known=None):
+        tables = TABLES if ts < 20 else {"d.a": TABLES["d.a"]}
+        return ChangefeedMeta(0, 0, tables, (ddl,) if ts <= 20 else ())
+
+    monkeypatch.setattr(feed, "describe", describe)
+    monkeypatch.setattr(lake, "drop", lambda table: gone.append(table.name), raising=False)
+    cuts = applier(feed, lake, manifest, on_drop="drop")
+    for number, (start_ts, end_ts) in enumerate([(0, 20), (20, 30)]):
+        last = cuts.apply(Cut(number, start_ts, end_ts))
+    assert gone == ["d.b"] * is_dropped
+    assert last.dropped == ("d.b",)

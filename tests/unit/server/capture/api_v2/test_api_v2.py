@@ -206,10 +206,23 @@ async def test_changes_are_passed_on():
     _, answer, requests = await asked("POST", "/api/v2/changefeeds/a%2Db/resume", resume)
     assert answer == {}
     assert requests == [pb.ResumeChangefeedRequest(id="a-b", overwrite_checkpoint_ts=9)]
-    _, _, requests = await asked("PUT", "/api/v2/changefeeds/c", {"audit_seconds": 0})
-    assert requests == [pb.UpdateChangefeedRequest(id="c", audit_s=0)]
-    status, answer, _ = await asked("PUT", "/api/v2/changefeeds/c", {"target_ts": 9})
-    assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
+    _, _, requests = await asked("PUT", "/api/v2/changefeeds/orders", {"audit_seconds": 0})
+    assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", audit_s=0)
+    for refused in ({"target_ts": 9}, {"replica_config": {"ignore_ineligible_table": True}}):
+        status, answer, _ = await asked("PUT", "/api/v2/changefeeds/orders", refused)
+        assert (status, answer["error_code"]) == (400, "TM:ErrAPIInvalidParam")
+
+
+async def test_the_config_that_is_shown_can_be_sent_back_with_another_filter():
+    _, shown, _ = await asked("GET", "/api/v2/changefeeds/orders")
+    config = shown["config"]
+    _, _, requests = await asked(
+        "PUT", "/api/v2/changefeeds/orders", {"replica_config": config, "audit_seconds": 0}
+    )
+    assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", audit_s=0), "the same filter"
+    config["filter"]["rules"] = ["shop.*", "!shop.tmp"]
+    _, _, requests = await asked("PUT", "/api/v2/changefeeds/orders", {"replica_config": config})
+    assert requests[-1] == pb.UpdateChangefeedRequest(id="orders", filter=["shop.*", "!shop.tmp"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,178 @@
+"""A changefeed gets another filter: tables come and go at one ts, once everything up to there is
+acknowledged, whoever dies in between.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from server.capture.flight import OwnerFeeds
+from server.capture.update import ChangefeedUpdate
+from server.dump.job import DumpRecords, Job
+from storage.model.errors import TidemarkError
+from tests.unit.server.capture.conftest import new
+from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
+from tests.unit.server.capture.test_lifecycle_crashes import Steps
+from tests.unit.server.capture.test_owner import until
+
+ACCOUNTS, CARDS, TMP = table_of(1, "accounts"), table_of(2, "cards"), table_of(3, "tmp")
+NEW = ChangefeedUpdate(rules=("bank.*", "!bank.accounts"))
+
+
+@pytest.fixture
+def log(upstream):
+    upstream.log = ScriptedLog(ACCOUNTS, CARDS, TMP)
+    return upstream.log
+
+
+async def created(owner, **members):
+    rules = ["bank.accounts", "bank.tmp"]
+    return await owner.create(new(source_uri="log://", start_ts=1000, rules=rules, **members))
+
+
+async def updated(owner, update=NEW):
+    await owner.update("feed", update)
+    return owner.feed("feed")
+
+
+async def acknowledged(owner, ts):
+    """Everything up to `ts`, or to where the changefeed stops, is at the target."""
+    feed = owner.feed("feed")
+    await until(
+        lambda: (
+            feed.processor.sink and feed.processor.resolved_ts >= min(ts, feed.info.stop_ts or ts)
+        )
+    )
+    await asyncio.to_thread(OwnerFeeds(owner).ack, "feed", None, ts)
+
+
+def names(feed):
+    return [table.name for table in feed.tables]
+
+
+def changes(feed):
+    return [
+        (each.commit_ts, [t.name for t in each.tables], list(each.dropped))
+        for each in feed.catalog.history
+    ]
+
+
+async def test_tables_come_and_go_at_the_present_of_the_update(capture, log, meta):
+    owner = await capture.start()
+    await created(owner)
+    log.now_ts = 1200
+    feed = await updated(owner)
+    assert (names(feed), feed.info.stop_ts) == (["bank.tmp"], 1200), "what both filters take"
+    log.rows(1100, ACCOUNTS, {"id": 1})
+    log.rows(1300, CARDS, {"id": 2})
+    log.resolve(1400)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
+    assert names(feed) == ["bank.tmp", "bank.cards"]
+    assert changes(feed)[-1] == (1200, ["bank.cards"], ["bank.accounts"])
+    assert (await DumpRecords(meta, "feed").job()).tables == ("bank.cards",)
+
+    described = OwnerFeeds(owner).describe("feed", 1200)
+    assert [table.table for table in described.tables] == ["bank.tmp", "bank.cards"]
+    assert [ddl.dropped for ddl in described.ddls] == [("bank.accounts",)]
+    assert [table.table for table in OwnerFeeds(owner).describe("feed", 1199).tables] == [
+        "bank.accounts",
+        "bank.tmp",
+    ]
+    await until(lambda: feed.processor.resolved_ts == 1400)
+    slices = await asyncio.to_thread(OwnerFeeds(owner).plan, "feed", None, 1200, 1400)
+    assert [(each.table, each.rows) for each in slices] == [("bank.cards", 1)]
+
+
+async def test_a_ddl_above_it_that_is_known_already_has_another_ts_chosen(capture, log):
+    owner = await capture.start()
+    await created(owner)
+    feed = await updated(owner, ChangefeedUpdate(rules=("bank.accounts", "bank.tmp", "bank.cards")))
+    log.ddl(1300, "ALTER TABLE accounts …", table_of(1, "accounts", "balance"))
+    log.resolve(1400)
+    log.now_ts = 1350
+    await until(lambda: feed.catalog.history.last_ts == 1300)
+    await acknowledged(owner, 1000)
+    await until(lambda: feed.info.filter_update.ts == 1350)
+    await acknowledged(owner, 1300)
+    await acknowledged(owner, 1350)
+    await until(lambda: feed.info.filter_update is None)
+    assert changes(feed)[1:] == [(1300, ["bank.accounts"], []), (1350, ["bank.cards"], [])]
+
+
+async def test_of_two_updates_the_first_was_never_in_force(capture, log, meta):
+    owner = await capture.start()
+    feed = await created(owner)
+    await DumpRecords(meta, "feed").put_job(None, Job("all"))
+    log.now_ts = 1100
+    await updated(owner, ChangefeedUpdate(rules=("bank.cards",)))
+    log.now_ts = 1200
+    await updated(owner, ChangefeedUpdate(rules=("bank.*",), dumps=False))
+    assert names(feed) == ["bank.accounts", "bank.tmp"], "they go on"
+    log.resolve(1400)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
+    assert changes(feed)[1:] == [(1200, ["bank.cards"], [])]
+    assert (await DumpRecords(meta, "feed").job()) == Job("all")
+    assert [each.commit_ts for each in await capture.records.schemas.load("feed")] == [1000, 1200]
+
+
+async def test_to_go_on_elsewhere_is_to_go_on_with_the_new_filter(capture, log):
+    owner = await capture.start()
+    await created(owner)
+    feed = await updated(owner)
+    await owner.pause("feed")
+    log.now_ts = 1500
+    await owner.resume("feed", 1500)
+    assert (sorted(names(feed)), feed.info.filter_update, feed.info.stop_ts) == (
+        ["bank.cards", "bank.tmp"],
+        None,
+        0,
+    )
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_no_crash_loses_a_table(capture, log, upstream, meta, monkeypatch, is_done):
+    steps = Steps(upstream, meta, monkeypatch)
+    log.resolve(1400)
+    for step in range(1, 40):
+        log.now_ts = 1000
+        owner = await capture.start()
+        await created(owner)
+        log.now_ts = 1200
+        steps.count, steps.hangs_at, steps.is_done, steps.counting = 0, step, is_done, True
+        steps.hanging.clear()
+        changing = asyncio.get_running_loop().create_task(changed(owner))
+        hanging = asyncio.get_running_loop().create_task(steps.hanging.wait())
+        await asyncio.wait([changing, hanging], return_when=asyncio.FIRST_COMPLETED)
+        steps.counting, hung = False, steps.hanging.is_set()
+        for task in (changing, hanging):
+            task.cancel()
+            with suppress(asyncio.CancelledError, TidemarkError):
+                await task
+        await capture.stop()
+
+        owner = await capture.start()
+        feed = owner.feed("feed")
+        if feed.info.rules != NEW.rules:
+            assert feed.info.filter_update is None, "all or nothing"
+            assert names(feed) == ["bank.accounts", "bank.tmp"]
+            await updated(owner)
+        await acknowledged(owner, 1400)
+        await until(lambda feed=feed: feed.info.filter_update is None)
+        assert names(feed) == ["bank.tmp", "bank.cards"]
+        assert changes(feed)[-1] == (1200, ["bank.cards"], ["bank.accounts"])
+        assert (await DumpRecords(meta, "feed").job()).tables == ("bank.cards",)
+        await owner.remove("feed")
+        await capture.stop()
+        if not hung:
+            assert step > 1
+            return
+    raise AssertionError("it has no end")
+
+
+async def changed(owner):
+    feed = await updated(owner)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
