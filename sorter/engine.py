@@ -87,13 +87,18 @@ class Sorter:
         """
         self._counters = Counters()
         self._directory = SorterDirectory(directory)
-        self._stores = open_shards(
-            directory,
-            settings.shards,
-            segment_bytes=settings.segment_bytes,
-            block_bytes=settings.block_bytes,
-            counters=self._counters,
-        )
+        try:
+            self._stores = open_shards(
+                directory,
+                settings.shards,
+                segment_bytes=settings.segment_bytes,
+                block_bytes=settings.block_bytes,
+                counters=self._counters,
+            )
+        except BaseException:
+            # The error's traceback keeps this object alive, and with it the lock.
+            self._directory.close()
+            raise
         self._disk = DiskStatus(settings.disk_retry_s, clock)
         self._spiller = Spiller(self._counters, settings.memory_bytes, settings.block_bytes)
         self._compaction = Compaction()
@@ -345,14 +350,15 @@ class SorterDirectory:
             path.mkdir(parents=True, exist_ok=True)
             fd = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._release = weakref.finalize(self, os.close, fd)
-            # flock belongs to the descriptor: the kernel releases it after kill -9, too, so no
-            # stale lock file ever keeps a capture from starting.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for leftover in path.iterdir():
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
-                elif leftover.name != _LOCK_FILE:
-                    leftover.unlink()
+            try:
+                # flock belongs to the descriptor: the kernel releases it after kill -9, too, so no
+                # stale lock file ever keeps a capture from starting.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _empty(path)
+            except BaseException:
+                # The error's traceback keeps this object alive, and with it the lock.
+                self.close()
+                raise
         except BlockingIOError as err:
             raise DirectoryLockedError(
                 f"{path} is in use by another sorter; stop it or choose another"
@@ -365,6 +371,14 @@ class SorterDirectory:
     def close(self) -> None:
         """Release the lock."""
         self._release()
+
+
+def _empty(path: Path) -> None:
+    for leftover in path.iterdir():
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        elif leftover.name != _LOCK_FILE:
+            leftover.unlink()
 
 
 def _closed() -> SorterClosedError:

@@ -30,18 +30,11 @@ from server.capture.feed import Feed, FeedFactory
 from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
-from server.capture.update import (
-    ChangefeedUpdate,
-    FilterPlan,
-    filter_change,
-    plan_filter,
-    waiting_for,
-)
+from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
 from server.changefeed.events import EventFilters, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,
-    FilterUpdate,
     RunningError,
     State,
     check_same_sink,
@@ -70,6 +63,7 @@ class Changefeeds:
         self._pd = pd
         self._records = factory.records
         self._safepoints = ChangefeedSafePoints(pd, only)
+        self._filters = FilterUpdates(self._records)
         self._changing = asyncio.Lock()
         self._saver = CheckpointSaver(
             self.feeds,
@@ -202,10 +196,8 @@ class Changefeeds:
             self._start(feed)
         return feed
 
-    async def update(
-        self, changefeed: str, update: ChangefeedUpdate, plan: FilterPlan | None = None
-    ) -> Feed:
-        """Change a changefeed that exists, its table filter as planned by `plan_filter`. Durable.
+    async def update(self, changefeed: str, update: ChangefeedUpdate) -> Feed:
+        """Change a changefeed that exists. Durable.
 
         How to log in at the sink may change, the place may not. A running changefeed goes on from
         its checkpoint. A new table filter comes in force when everything up to now is at the
@@ -220,10 +212,10 @@ class Changefeeds:
             ChangefeedStateError: its tables cannot change any more.
         """
         update.check()
-        if update.rules and plan is None:
-            plan = await self.plan_filter(changefeed, update.rules)
         async with self._changing:
             feed = self._owned_feed(changefeed)
+            if update.rules:
+                _check_open(feed)
             info = await self._updated_info(feed.info, update)
             for table in feed.tables:
                 check_names(table, format_of(info.sink_uri))
@@ -231,20 +223,27 @@ class Changefeeds:
             source: Source | None = None
             if info.source_uri != feed.info.source_uri:
                 source = self._factory.make_source(feed.id, info.source_uri)
-            if plan is not None:
-                _check_open(feed)
-                info = await self._planned(feed, info, plan, dumps=update.dumps)
-
-            await self._records.save({}, {feed.id: info})
-            feed.info = info
+            try:
+                if update.rules:
+                    # No reader may be beyond the ts that is chosen: it must not run meanwhile.
+                    offered_ts = feed.processor.resolved_ts
+                    await feed.stop()
+                    info = await self._filters.planned(
+                        feed, info, update.rules, offered_ts, dumps=update.dumps
+                    )
+                else:
+                    await self._records.save({}, {feed.id: info})
+                feed.info = info
+                if source is not None:
+                    await feed.stop()
+                    feed.source = source
+            finally:
+                if update.rules or feed.source is source:
+                    feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
+                    self._start(feed)
             if not info.audit_s:
                 await self._records.forget_audit(feed.id)
                 feed.audit = Audit()
-            if source is not None or plan is not None:
-                await feed.stop()
-                feed.source = source or feed.source
-                feed.restart_at(feed.checkpoint_ts, feed.catalog.history)
-                self._start(feed)
         _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
 
@@ -259,74 +258,20 @@ class Changefeeds:
         _check_open(feed)
         return await plan_filter(feed, rules)
 
-    async def _planned(
-        self, feed: Feed, info: ChangefeedInfo, plan: FilterPlan, *, dumps: bool
-    ) -> ChangefeedInfo:
-        """The record of a changefeed whose new filter is to come in force as planned; the tables
-        that come are written.
-        """
-        if info.filter_update is not None:
-            await self._records.schemas.delete_tables(feed.id, info.filter_update.ts)
-        await self._records.schemas.write_tables(
-            feed.id, SchemaChange(plan.ts, tables=by_id(plan.coming))
-        )
-        return replace(
-            info,
-            rules=plan.rules,
-            from_snapshot=True,
-            ignored=tuple(sorted(plan.refused)),
-            filter_update=waiting_for(info, plan, dumps=dumps),
-        )
-
     async def _go_on_with_filter(self, feed: Feed) -> None:
         """Bring a new filter in force; repeated until it succeeds."""
-        update = feed.info.filter_update
-        assert update is not None, "it is due"
         feed.filter_error, feed.filter_tried_s = "", time.monotonic()
-        await feed.stop()
         info, changes = feed.info, list(feed.catalog.history)
         try:
-            if feed.checkpoint_ts < update.ts:
-                info = replace(info, filter_update=replace(update, is_planned=False))
-                await self._records.save({}, {feed.id: info})
-            elif update.is_planned and feed.catalog.history.last_ts < update.ts:
-                info = replace(info, filter_update=None)
-                changes.append(await self._change_filter(feed, info, update))
-            else:
-                # Tables were read again at that ts, or a DDL above it is known already.
-                plan = await plan_filter(feed, info.rules)
-                info = await self._planned(feed, info, plan, dumps=update.dumps)
-                await self._records.save({}, {feed.id: info})
+            info, changes = await self._filters.next_step(feed)
         except TidemarkError as err:
-            info, feed.filter_error = feed.info, err.message
+            feed.filter_error = err.message
             _log.warning(
                 "new filter not in force yet", changefeed=feed.id, code=err.code, error=err.message
             )
         feed.info, feed.info_saved = info, True
         feed.restart_at(feed.checkpoint_ts, changes)
         self._start(feed)
-
-    async def _change_filter(
-        self, feed: Feed, info: ChangefeedInfo, update: FilterUpdate
-    ) -> SchemaChange:
-        """Everything up to the new filter's ts is at the target: write the change that brings it
-        in force, after what is to be dumped for it. Durable.
-        """
-        coming = await self._records.schemas.load_tables(feed.id, update.ts)
-        change = filter_change(feed.info, feed.catalog.history, coming)
-        new = [feed.source.table(record) for record in change.tables]
-        if update.dumps and new:
-            keyed = {table.span.table_id: table.name for table in new if table.has_key}
-            await self._records.dump_also(feed.id, keyed)
-        await self._records.change_filter(info, change)
-        _log.info(
-            "new filter in force",
-            changefeed=feed.id,
-            ts=update.ts,
-            coming=len(change.tables),
-            going=len(change.dropped),
-        )
-        return change
 
     async def remove(self, changefeed: str) -> Feed:
         """Forget the changefeed and let GC go on. Durable."""

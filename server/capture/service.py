@@ -121,11 +121,11 @@ class ChangefeedService:
         async def update() -> pb.UpdateChangefeedResponse:
             here, asked = self._maintainers.home(request.id), changefeed_update(request)
             asked.check()
-            # Looked up before it is carried out: what is answered is what the update was to change.
+            # Before anything is stopped: what cannot be is refused here.
             plan = await here.plan_filter(request.id, asked.rules) if asked.rules else None
             feed = here.feed(request.id)
             if not request.dry_run:
-                feed = await here.carry_out(here.update(request.id, asked, plan))
+                feed = await here.carry_out(here.update(request.id, asked))
             change = None if plan is None else filter_change_message(plan)
             return pb.UpdateChangefeedResponse(changefeed=self._shown(feed), filter_change=change)
 

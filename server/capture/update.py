@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import structlog
 from pyspark_tidemark.flight import FILTER_UPDATE
 
 from server.capture.catalog import terms_of
 from server.capture.creation import eligible
-from server.capture.errors import ParameterError
+from server.capture.errors import ChangefeedStateError, ParameterError
 from server.capture.feed import Feed
+from server.capture.records import Records
 from server.changefeed.filter import TableFilter, filter_of
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.info import ChangefeedInfo, FilterUpdate, check_sink_uri
@@ -27,6 +29,8 @@ from server.changefeed.table import TableRecord
 from storage.model.ts import MAX_TS
 
 _RULES_SHOWN: Final = 1000
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +103,108 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     )
 
 
-def waiting_for(info: ChangefeedInfo, plan: FilterPlan, *, dumps: bool) -> FilterUpdate:
+class FilterUpdates:
+    """Brings new filters in force, step by step; called while nobody else changes the changefeed.
+
+    Each step is durable when it returns. One that is interrupted is taken again, with the same
+    outcome.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    async def planned(
+        self,
+        feed: Feed,
+        info: ChangefeedInfo,
+        rules: Sequence[str],
+        offered_ts: int,
+        *,
+        dumps: bool,
+    ) -> ChangefeedInfo:
+        """Choose where the new filter of a stopped changefeed comes in force: above `offered_ts`,
+        up to which readers may be. Its record with that, which is written, as are the tables that
+        come.
+
+        Raises as `server.capture.update.plan_filter`, and ChangefeedStateError.
+        """
+        plan = await plan_filter(feed, rules)
+        if plan.ts <= max(offered_ts, feed.checkpoint_ts):
+            raise ChangefeedStateError(
+                f"the changefeed is at {offered_ts} already, and its source's present is "
+                f"{plan.ts}: its log has times ahead of the clock. Try again in a while"
+            )
+        before = info.filter_update
+        info = replace(
+            info,
+            rules=plan.rules,
+            from_snapshot=True,
+            ignored=tuple(sorted(plan.refused)),
+            filter_update=_waiting(info, plan, dumps=dumps),
+        )
+        # What the record names is there at every moment: the new tables go before it, the old ones
+        # after it.
+        schemas = self._records.schemas
+        await schemas.write_tables(feed.id, SchemaChange(plan.ts, tables=by_id(plan.coming)))
+        await self._records.save({}, {feed.id: info})
+        if before is not None:
+            await schemas.delete_tables(feed.id, before.ts)
+        return info
+
+    async def next_step(self, feed: Feed) -> tuple[ChangefeedInfo, list[SchemaChange]]:
+        """Stop a changefeed whose new filter is due, and take the next step towards it; its record
+        and history after that.
+        """
+        update = feed.info.filter_update
+        assert update is not None, "it is due"
+        offered_ts = feed.processor.resolved_ts
+        await feed.stop()
+        changes = list(feed.catalog.history)
+        if feed.checkpoint_ts < update.ts:
+            # Tables are read again there: on to where they are complete.
+            info = replace(feed.info, filter_update=replace(update, is_planned=False))
+            await self._records.save({}, {feed.id: info})
+        elif update.is_planned and feed.catalog.history.last_ts < update.ts:
+            info = replace(feed.info, filter_update=None)
+            changes.append(await self._change_filter(feed, info, update))
+        else:
+            # Tables were read again there, or a DDL above it is known already.
+            info = await self.planned(
+                feed, feed.info, feed.info.rules, offered_ts, dumps=update.dumps
+            )
+        return info, changes
+
+    async def _change_filter(
+        self, feed: Feed, info: ChangefeedInfo, update: FilterUpdate
+    ) -> SchemaChange:
+        """Everything up to the new filter's ts is at the target: write the change that brings it
+        in force, after what is to be dumped for it. Durable.
+        """
+        coming = await self._records.schemas.load_tables(feed.id, update.ts)
+        change = _change(feed.info, feed.catalog.history, coming)
+        new = [feed.source.table(record) for record in change.tables]
+        if update.dumps and new:
+            keyed = {table.span.table_id: table.name for table in new if table.has_key}
+            await self._records.dump_also(feed.id, keyed)
+        await self._records.change_filter(info, change)
+        _log.info(
+            "new filter in force",
+            changefeed=feed.id,
+            ts=update.ts,
+            coming=len(change.tables),
+            going=len(change.dropped),
+        )
+        return change
+
+
+def _waiting(info: ChangefeedInfo, plan: FilterPlan, *, dumps: bool) -> FilterUpdate:
     """What a changefeed waits for until a plan is in force."""
     # Of two updates in a row the first never came in force: its tables are those of before.
     before = info.rules if info.filter_update is None else info.filter_update.before
     return FilterUpdate(before, plan.ts, dumps=dumps)
 
 
-def filter_change(
-    info: ChangefeedInfo, history: History, coming: Sequence[TableRecord]
-) -> SchemaChange:
+def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord]) -> SchemaChange:
     """The schema change that brings the new filter in force, where `coming` were found to come."""
     update = info.filter_update
     assert update is not None, "a filter is coming in force"

@@ -352,3 +352,19 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryUnusableError, match="file"):
         Sorter(tmp_path / "file")
+
+
+@pytest.mark.parametrize("call", ["open_shards", "shutil.rmtree"])
+def test_a_sorter_that_could_not_be_opened_leaves_its_directory_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("it is gone")
+
+    Sorter(tmp_path).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"sorter.engine.{call}", refuse)
+        with pytest.raises((OSError, DirectoryUnusableError)) as raised:
+            Sorter(tmp_path)
+    Sorter(tmp_path).close()
+    assert raised.tb, "while the error is still held"
