@@ -25,6 +25,12 @@ async def drain(process: Process, limit_s: float) -> bool:
     return True
 
 
+def kill_group(process: Process) -> None:
+    """SIGKILL a process that leads a group of its own, and all that it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 def exit_with_parent() -> None:
     """End this process at once when standard input closes:
     a pipe whose other end only its parent has.

@@ -112,6 +112,13 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     return [sys.executable, "-m", "pyspark_tidemark.job", "--follow-parent", *given]
 
 
+def application_command(settings: JobSettings, memory: str, directory: str) -> list[str]:
+    """The command of the application that jobs share, with a JVM heap of `memory`."""
+    flags = ["--master", settings.master, "--driver-memory", memory, "--directory", directory]
+    flags += [f"--conf={text}" for text in settings.conf]
+    return [sys.executable, "-m", "pyspark_tidemark.application", *flags]
+
+
 def _check(config: SparkConfig) -> None:
     """Refuse settings with which no job could run; raises ConfigError as `job_command`."""
     missing = [

@@ -11,7 +11,6 @@ a job that was killed cannot do it itself. When the job has done its work, the d
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import re
@@ -21,13 +20,13 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from server.config import ConfigError
 from server.daemon import Endpoints
-from server.process import drain
+from server.process import drain, kill_group
 from server.rpc.credentials import SecurityConfig
 from server.spark.auditor import Auditor, audit_settings
 from server.spark.config import SparkConfig, job_command
@@ -40,6 +39,8 @@ DRAIN_SECONDS = 60.0
 EXIT_AGAIN = 75
 """The job's own status for "the same command may succeed later" (EX_TEMPFAIL)."""
 BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
+_ENDED = (0, 1, EXIT_AGAIN)
+"""Statuses of a job that has ended by itself; any other one was killed."""
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
 _LINE_BYTES = 1 << 20
 _log = structlog.get_logger(__name__)
@@ -66,6 +67,18 @@ and raises nothing.
 """
 
 
+class SharedSpark(Protocol):
+    """A Spark that several jobs share; `server.spark.application.Application` is it."""
+
+    async def gateway(self, changefeed: str) -> dict[str, str]:
+        """What the environment of a job needs; raises LakeJobError."""
+        ...
+
+    async def kill(self) -> None:
+        """End it, with whatever it is at for a job that was killed."""
+        ...
+
+
 class LakeJob:
     """Keeps one changefeed's lake current for as long as it runs."""
 
@@ -77,7 +90,10 @@ class LakeJob:
         once: bool,
         on_line: Callable[[dict[str, Any]], None],
         on_error: ReportError | None = None,
+        spark: SharedSpark | None = None,
     ) -> None:
+        """Without `spark` the job starts a Spark of its own."""
+        self._spark = spark
         self._changefeed = changefeed
         self._command = list(command)
         self._once = once
@@ -131,8 +147,18 @@ class LakeJob:
     async def _run_once(self) -> int:
         self._said = ""
         STARTS.labels(self._changefeed).inc()
+        environment: dict[str, str] = {}
+        if self._spark is not None:
+            try:
+                environment = await self._spark.gateway(self._changefeed)
+            except LakeJobError as err:
+                self._said = f"[TM:{err.code}] {err.message}"
+                return EXIT_AGAIN
+            if self._stopping.is_set():
+                return 0
         process = await asyncio.create_subprocess_exec(
             *self._command,
+            env=os.environ | environment,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
@@ -144,11 +170,14 @@ class LakeJob:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_lines(process), name="job-lines")
                 tasks.create_task(self._follow_errors(process), name="job-errors")
-            return await process.wait()
+            status = await process.wait()
+            if self._spark is not None and status not in _ENDED:
+                await self._spark.kill()
+            return status
         finally:
             # The JVM and its Python workers must not outlive the driver: the next job has the same
             # checkpoint and scratch files.
-            _kill_group(process)
+            kill_group(process)
 
     async def _follow_lines(self, process: Process) -> None:
         assert process.stdout is not None
@@ -207,11 +236,6 @@ def captures_reporter(command: Sequence[str]) -> ReportError:
         )
 
     return report
-
-
-def _kill_group(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @asynccontextmanager

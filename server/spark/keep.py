@@ -30,11 +30,14 @@ from server.daemon import Endpoints
 from server.http_ports import HTTP_ADDRS
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.spark.application import Application
 from server.spark.auditor import Auditor, audit_settings
-from server.spark.config import JobSettings, SparkConfig, job_command
+from server.spark.config import JobSettings, SparkConfig, application_command, job_command
 from server.spark.job import LakeJob, captures_reporter
 from storage.model.errors import TidemarkError
 
+APPLICATION_DIRECTORY = "_application"
+"""Among the checkpoints; no changefeed's id has an underscore."""
 _POLL_SECONDS = 1.0
 _RPC_SECONDS = 10.0
 _DOUBT_SECONDS = 30.0
@@ -67,6 +70,12 @@ class KeepConfig(JobSettings):
         "an option of `spark run` for the job of one changefeed, CHANGEFEED:NAME=VALUE such as "
         "orders:compact-every=16; may be repeated",
     )
+    share_spark: bool = setting(
+        default=True,
+        help_text="the jobs share one Spark application, and its JVM; --no-share-spark: each job "
+        "has its own",
+    )
+    application_memory: str = setting("2g", "JVM heap of the application that the jobs share")
     http_addr: str = setting(HTTP_ADDRS["spark-keep"], "/metrics, /healthz, /readyz")
 
 
@@ -158,6 +167,10 @@ class LakeJobSupervisor:
         self._config = config
         self._security = security
         self._turns = asyncio.Lock()
+        directory = str(Path(config.checkpoint_dir) / APPLICATION_DIRECTORY)
+        self._application = Application(
+            application_command(config, config.application_memory, directory), tasks
+        )
         self._changefeeds = ChangefeedServiceStub(channel)
         self._captures = CaptureServiceStub(channel)
         self._tasks = tasks
@@ -181,8 +194,8 @@ class LakeJobSupervisor:
 
     async def drain(self) -> None:
         """End all jobs after the cuts they are at."""
-        for job in list(self._jobs.values()):
-            await job.drain()
+        await asyncio.gather(*(job.drain() for job in list(self._jobs.values())))
+        await self._application.kill()
 
     async def _follow(self) -> None:
         listed = await self._changefeeds.ListChangefeeds(
@@ -246,12 +259,24 @@ class LakeJobSupervisor:
             auditor.take(line)
 
         job = LakeJob(
-            changefeed, command, once=False, on_line=on_line, on_error=captures_reporter(command)
+            changefeed,
+            command,
+            once=False,
+            on_line=on_line,
+            on_error=captures_reporter(command),
+            spark=self._application if self._shares(config) else None,
         )
         self._jobs[changefeed], self._targets[changefeed] = job, target
         self._seen_failed.discard(changefeed)
         self._tasks.create_task(self._guarded(changefeed, job, auditor), name=f"lake {changefeed}")
         _log.info("lake job started", changefeed=changefeed, target=redacted(target))
+
+    def _shares(self, config: SparkConfig) -> bool:
+        """Whether a job runs in the application of all: not if it wants another Spark."""
+        own, shared = (
+            (each.master, each.driver_memory, tuple(each.conf)) for each in (config, self._config)
+        )
+        return self._config.share_spark and own == shared
 
     async def _guarded(self, changefeed: str, job: LakeJob, auditor: Auditor) -> None:
         try:

@@ -166,6 +166,17 @@ def _make_class_archive(directory: Path) -> None:
         sys.stderr.write(f"no class archive was made, so jobs start more slowly: {err}\n")
 
 
+def install_all(directory: Path) -> None:
+    """Fetch the jars of all formats that are missing; one that cannot be had is told on standard
+    error, and its changefeeds fail by name.
+    """
+    for lake in _FORMATS:
+        try:
+            _install_apart(directory, lake)
+        except SourceError as err:
+            sys.stderr.write(f"WARNING: {err}\n")
+
+
 def _install_apart(directory: Path, lake: str) -> None:
     """A JVM resolves packages only when it starts, so each format has a process of its own."""
     if present(directory, lake):

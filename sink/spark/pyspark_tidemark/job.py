@@ -26,6 +26,12 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_tidemark.application import (
+    attached_session,
+    close_session,
+    is_attached,
+    is_lost,
+)
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta
 from pyspark_tidemark.java import check_java
@@ -39,10 +45,12 @@ from pyspark_tidemark.lake.opening import open_target, opened_manifest
 from pyspark_tidemark.lake.reporter import Reporter
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.options import parse
+from pyspark_tidemark.output import own_output, write_line
 from pyspark_tidemark.progress import document
 
 EXIT_OK, EXIT_ERROR, EXIT_AGAIN = 0, 1, 75
 _FINISH_S, _FINISH_STEP_S = 30.0, 0.1
+_LOST = "ErrSparkLost"
 
 
 _LOG_VERSION, _LOG_LINES = "v1", 3
@@ -53,14 +61,15 @@ def main(argv: Sequence[str]) -> int:
     """Run the job; returns the exit code."""
     try:
         arguments = Arguments.parse(argv)
-        check_java()
+        if not is_attached():
+            check_java()
         if arguments.follow_parent:
             threading.Thread(target=_follow_parent, name="parent-watch", daemon=True).start()
-        return _reported(arguments, _own_output())
+        return _reported(arguments, own_output())
     except Exception as err:  # noqa: BLE001 - whatever it is, the job ends with a code
-        if not isinstance(err, SourceError) or err.__cause__ is not None:
+        error = _error(err)
+        if error.code != _LOST and (error is not err or err.__cause__ is not None):
             traceback.print_exc()
-        error = named(err)
         sys.stderr.write(f"{error}\n")
         return EXIT_AGAIN if error.retryable else EXIT_ERROR
 
@@ -72,22 +81,26 @@ def _reported(arguments: Arguments, out: IO[str]) -> int:
     try:
         status = _run(arguments, changefeed, reporter, out)
     except Exception as err:
-        reporter.failed(named(err))
+        reporter.failed(_error(err))
         raise
     reporter.stopped()
     return status
 
 
-def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
-    session = functools.cache(
-        lambda: open_session(
-            master=arguments.master,
-            driver_memory=arguments.driver_memory,
-            directory=arguments.checkpoint_dir,
-            lake=arguments.target.format,
-            extra=arguments.conf,
+def _error(err: Exception) -> SourceError:
+    """What the job ended by; whatever is raised where Spark is gone, that is why."""
+    if is_lost():
+        return SourceError(
+            _LOST,
+            "the Spark application that the jobs share has ended: by an error of its own, which "
+            "is above, or because another job was killed",
+            retryable=True,
         )
-    )
+    return named(err)
+
+
+def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: IO[str]) -> int:
+    session = functools.cache(functools.partial(_session, arguments))
     if arguments.target.has_place:
         # Before the manifest is opened, which stops the job that had it: whoever cannot read the
         # changefeed must not stop a job that can.
@@ -127,10 +140,22 @@ def _run(arguments: Arguments, changefeed: Changefeed, reporter: Reporter, out: 
             job.run(spark, start_ts)
         finally:
             maintenance.close()
-        spark.stop()
+        close_session(spark)
         if arguments.until_ts is not None and applier.applied_ts >= arguments.until_ts:
             _finish(changefeed, applier.applied_ts, out)
     return EXIT_OK
+
+
+def _session(arguments: Arguments) -> SparkSession:
+    if is_attached():
+        return attached_session(arguments.target.format)
+    return open_session(
+        master=arguments.master,
+        driver_memory=arguments.driver_memory,
+        directory=arguments.checkpoint_dir,
+        lake=arguments.target.format,
+        extra=arguments.conf,
+    )
 
 
 def _ending(arguments: Arguments, target_ts: int | None) -> Arguments:
@@ -151,7 +176,7 @@ def _of_query(arguments: Arguments, last: CutRecord | None) -> Arguments:
 
 def _show_skipped(cut: CutRecord, out: IO[str]) -> None:
     """Show a skipped stretch in the job's log and its lines; the manifest has it, too."""
-    _write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
+    write_line(out, {"skipped": {"start_ts": cut.start_ts, "end_ts": cut.end_ts}})
     sys.stderr.write(
         f"WARNING: changefeed {cut.changefeed} was told to skip the changes in ({cut.start_ts}, "
         f"{cut.end_ts}]: this "
@@ -171,7 +196,7 @@ def _finish(changefeed: Changefeed, ts: int, out: IO[str]) -> None:
     while time.monotonic() < deadline and _awaits(changefeed.describe(), ts):
         changefeed.ack_again(ts)
         time.sleep(_FINISH_STEP_S)
-    _write_line(out, {"finished": {"at_ts": ts}})
+    write_line(out, {"finished": {"at_ts": ts}})
 
 
 def _awaits(described: ChangefeedMeta, ts: int) -> bool:
@@ -333,7 +358,7 @@ class Job:
 
     def _say(self, document: dict[str, Any]) -> None:
         with self._saying:
-            _write_line(self._out, document)
+            write_line(self._out, document)
 
 
 def _query_failure(failed: BaseException | None) -> SourceError:
@@ -373,21 +398,6 @@ def _logged(checkpoint: Path, batch: int) -> int | None:
         return None
     ts = offset.get("ts") if isinstance(offset, dict) else None
     return ts if isinstance(ts, int) else None
-
-
-def _write_line(out: IO[str], document: dict[str, Any]) -> None:
-    out.write(json.dumps(document) + "\n")
-    out.flush()
-
-
-def _own_output() -> IO[str]:
-    """Keep standard output for the job's lines; whatever else writes there goes to standard error.
-
-    The JVM, too: it inherits the descriptors.
-    """
-    kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return kept
 
 
 def _follow_parent() -> None:

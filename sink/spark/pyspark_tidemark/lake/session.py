@@ -19,7 +19,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.jars import default_directory, install, installed, of_stores
 from pyspark_tidemark.java import java_options
 from pyspark_tidemark.jvm import java_classes
-from pyspark_tidemark.lake.registry import find_format
+from pyspark_tidemark.lake.registry import FORMATS, find_format
 
 _LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 """Executors on other machines could not reach such a driver,
@@ -54,13 +54,14 @@ _OWN_CLASSES = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPat
 def open_session(
     *, master: str, driver_memory: str, directory: Path, lake: str, extra: dict[str, str]
 ) -> SparkSession:
-    """Start the JVM with what the format `lake` needs; what Spark spills goes under `directory`.
+    """Start the JVM with what the format `lake` needs (empty: with what all formats need whose jars
+    are there); what Spark spills goes under `directory`.
 
     Raises:
         SourceError: ErrTargetInvalid, there is no such format; ErrJavaNotFound; ErrJarsUnavailable;
             ErrSparkStart.
     """
-    record = find_format(lake)
+    records = [find_format(lake)] if lake else list(FORMATS.values())
     local = directory / "local"
     local.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -73,9 +74,9 @@ def open_session(
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
         }
     )
-    settings |= record.session
-    jars = install(default_directory(), lake) if record.jars is not None else []
-    jars = [*jars, *of_stores(default_directory(), lake)]
+    for record in records:
+        settings |= record.session
+    jars = _jars(lake)
     if master.startswith("local") and not _OWN_CLASSES & extra.keys():
         settings |= _on_class_path()
     elif jars:
@@ -89,6 +90,14 @@ def open_session(
         raise SourceError("ErrSparkStart", f"Spark did not start: {err}", retryable=True) from err
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _jars(lake: str) -> list[Path]:
+    directory = default_directory()
+    if not lake:
+        return installed(directory)
+    jars = install(directory, lake) if find_format(lake).jars is not None else []
+    return [*jars, *of_stores(directory, lake)]
 
 
 def _on_class_path() -> dict[str, str]:

@@ -46,7 +46,10 @@ async def supervised(monkeypatch, tmp_path, script):
 
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel, asyncio.TaskGroup() as tasks:
         supervisor = LakeJobSupervisor(
-            KeepConfig(checkpoint_dir=str(tmp_path)), SecurityConfig(), channel, tasks
+            KeepConfig(checkpoint_dir=str(tmp_path), share_spark=False),
+            SecurityConfig(),
+            channel,
+            tasks,
         )
         supervisor._changefeeds = SimpleNamespace(ListChangefeeds=listed)
         supervisor._flight_endpoint = endpoint
