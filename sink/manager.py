@@ -117,9 +117,10 @@ class SinkManager:
         with contextlib.suppress(TableNotFoundError):
             self._on_resolve(span, self._sorter.resolved_ts(span))
 
-    def follow(self, versions: Sequence[Version], start_ts: int) -> None:
+    def follow(self, versions: Sequence[Version], start_ts: int, *, is_new: bool = False) -> None:
         """Serve one span above `start_ts` as its versions say, from the first of them on;
-        what is known is skipped.
+        what is known is skipped. `is_new`: the table begins with the first one, which may be at
+        `start_ts` itself.
 
         Adds the sorter's table, too; it is removed when the table has ended, all of it is
         acknowledged, and nothing of it can be asked for again. Call it for
@@ -132,7 +133,9 @@ class SinkManager:
         if not is_followed:
             begin_ts = max(first.from_ts, start_ts)
             self._sorter.add_table(first.span, begin_ts)
-            self.add_table(first.span, begin_ts, _mounting(first), born=first.from_ts > start_ts)
+            self.add_table(
+                first.span, begin_ts, _mounting(first), born=is_new or first.from_ts > start_ts
+            )
         for version in versions:
             self.change_table(version.span, version.from_ts, _mounting(version))
         if last.to_ts < MAX_TS:

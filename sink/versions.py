@@ -275,6 +275,16 @@ class Versions:
                 for span in spans
             ]
 
+    def is_new(self, version: Version) -> bool:
+        """Whether the table began with this version: right below it, as far as is known, the span
+        had none.
+        """
+        with self._lock:
+            below_ts = version.from_ts - 1
+            return below_ts >= self.start_ts and not any(
+                each.holds(below_ts) for each in self._by_span.get(version.span, ())
+            )
+
     def drop_below(self, ts: int) -> None:
         """Drop what is needed below `ts` only: nobody asks about that any more."""
         with self._lock:

@@ -16,7 +16,7 @@ from pyspark_tidemark.sink_uri import format_of
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
 from server.changefeed.events import NO_EVENT_FILTERS, EventFilters, check_conditions
-from server.changefeed.filter import BothFilters, Filter, filter_of
+from server.changefeed.filter import AllFilters, Filter, filter_of
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
@@ -82,11 +82,13 @@ class Terms:
 
 def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
     """The terms of a changefeed's record, with a table filter of `rules`; while that is coming in
-    force, of the one before, too.
+    force, of those before.
     """
     tables: Filter = filter_of(info.source_uri, rules)
-    if info.filter_update is not None:
-        tables = BothFilters(tables, filter_of(info.source_uri, info.filter_update.before))
+    if (update := info.filter_update) is not None:
+        tables = (
+            all_filters(info) if update.excludes else filter_of(info.source_uri, update.before[0])
+        )
     return Terms(
         info.id,
         tables,
@@ -95,6 +97,13 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
         format_of(info.sink_uri),
         EventFilters(info.event_filters),
     )
+
+
+def all_filters(info: ChangefeedInfo) -> AllFilters:
+    """What all filters of a changefeed take that is given another one."""
+    assert info.filter_update is not None, "it is given another one"
+    every = (*info.filter_update.before, info.rules)
+    return AllFilters([filter_of(info.source_uri, rules) for rules in every])
 
 
 class FeedCatalog:
@@ -116,19 +125,24 @@ class FeedCatalog:
         self._source = source
         self._save = save
         self._tables: dict[tuple[str, int], SourceTable] = {}
-        known_ts = history.known_from(start_ts)
-        at_start = {
-            name: (ts, table)
-            for name, (ts, table) in history.at(known_ts).items()
-            if self._stays(table)
-        }
+        self.left_out = frozenset(
+            table.name for change in history for table in change.tables if not self._stays(table)
+        )
+        """Tables that a filter leaves out which is coming in force."""
+        self._replicated = history
+        """Without the tables that are left out."""
+        if self.left_out:
+            self._replicated = History(
+                replace(change, tables=tuple(filter(self._stays, change.tables)))
+                for change in history
+            )
+        known_ts = self._replicated.known_from(start_ts)
+        at_start = self._replicated.at(known_ts)
         began = [self._read(table, ts) for ts, table in at_start.values()]
         schema_ts = {name: ts for name, (ts, _) in at_start.items()}
         self.versions = Versions(known_ts, began, schema_ts)
-        for change in history.after(known_ts):
-            tables = tuple(
-                self._read(table, change.commit_ts) for table in change.tables if self._stays(table)
-            )
+        for change in self._replicated.after(known_ts):
+            tables = tuple(self._read(table, change.commit_ts) for table in change.tables)
             self.versions.change(
                 TableChange(
                     change.commit_ts, change.query, tables, change.dropped, change.truncated
@@ -194,7 +208,7 @@ class FeedCatalog:
         """Whether a table of the history is replicated: one that a new filter leaves out is not,
         already before the new filter is in force; it may be what cannot be replicated.
         """
-        coming = isinstance(self._terms.filter, BothFilters)
+        coming = isinstance(self._terms.filter, AllFilters)
         return not coming or self.wants(record.schema_name, record.table_name)
 
     def _before(self, record: TableRecord) -> TableRecord | None:
@@ -238,6 +252,8 @@ class FeedCatalog:
         # it after a crash, would disagree about the rows above it.
         await self._save(stored)
         self.history.append(stored)
+        if self._replicated is not self.history:
+            self._replicated.append(stored)
         self._tables |= {(table.name, taken.commit_ts): table for table in taken.tables}
         ddl = self.versions.change(taken)
         assert ddl is not None, "a change that concerns a table of ours"
@@ -283,7 +299,7 @@ class FeedCatalog:
         self.holds.drop_below(checkpoint_ts)
         # A reader that acknowledged the ts of a DDL has yet to take that DDL, and compares the
         # tables right below it with those right above it: so the ts before the checkpoint stays.
-        self.versions.drop_below(self.history.needed_from(checkpoint_ts) - 1)
+        self.versions.drop_below(self._replicated.needed_from(checkpoint_ts) - 1)
         kept_ts = self.versions.start_ts - 1
         kept_versions = {
             (version.name, version.from_ts)

@@ -141,6 +141,9 @@ class CheckpointSaver:
             return
         self._collected_s = time.monotonic()
         for feed in self._feeds.values():
+            if feed.catalog.left_out:
+                # Readers may need more than the history says, which has those tables still.
+                continue
             garbage = feed.catalog.history.garbage(feed.settled_ts)
             # Deleted in the metadata first: what memory has forgotten nobody would delete.
             await self._records.schemas.collect(feed.id, garbage)

@@ -60,6 +60,8 @@ class Delivery:
         """Rows of cuts that are acknowledged."""
         self.last_ts = start_ts
         """No row after it has been acknowledged: the end of the last cut that had rows."""
+        self.read_ts = 0
+        """Up to which a reader has acknowledged since this capture runs it."""
         self._planned: dict[tuple[str, int], tuple[int, int]] = {}
         self._lock = threading.Lock()
 
@@ -73,9 +75,10 @@ class Delivery:
             else:
                 self._planned.pop((tables, start_ts), None)
 
-    def acknowledged(self, checkpoint_ts: int) -> None:
-        """Everything up to `checkpoint_ts` is at the target."""
+    def acknowledged(self, ts: int, checkpoint_ts: int) -> None:
+        """A reader is at `ts`; everything up to `checkpoint_ts` is at the target."""
         with self._lock:
+            self.read_ts = max(self.read_ts, ts)
             taken = [key for key, (ts, _) in self._planned.items() if ts <= checkpoint_ts]
             for key in taken:
                 end_ts, rows = self._planned.pop(key)
@@ -160,7 +163,7 @@ class Feed:
     ) -> "Feed":
         catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
         processor = factory.make_processor(
-            Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts)
+            Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts, info.target_ts)
         )
         return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
@@ -185,7 +188,14 @@ class Feed:
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
         )
         self.processor = make(
-            Assignment(self.id, self.source, self.catalog, checkpoint_ts, self.info.stop_ts)
+            Assignment(
+                self.id,
+                self.source,
+                self.catalog,
+                checkpoint_ts,
+                self.info.stop_ts,
+                self.info.target_ts,
+            )
         )
 
     @property
@@ -214,8 +224,11 @@ class Feed:
             return False
         if self.filter_error and time.monotonic() - self.filter_tried_s < _FILTER_AGAIN_S:
             return False
-        held = update.is_planned and self.catalog.holds.bound(update.ts) < update.ts
-        return self.checkpoint_ts >= update.ts or held
+        if update.is_planned and self.catalog.holds.bound(update.ts) < update.ts:
+            return True
+        # Without tables the checkpoint goes on by itself, and a reader may be behind it.
+        is_read = bool(self.catalog.at(self.checkpoint_ts)) or self.delivery.read_ts >= update.ts
+        return self.checkpoint_ts >= update.ts and is_read
 
     def recovered(self) -> bool:
         """Whether it runs well again after an error."""

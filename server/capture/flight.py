@@ -242,7 +242,7 @@ class OwnerFeeds:
             for version in versions:
                 self._ack_version(sink, version, min(ts, version.to_ts))
             checkpoint_ts = sink.checkpoint_ts()
-            feed.delivery.acknowledged(checkpoint_ts)
+            feed.delivery.acknowledged(ts, checkpoint_ts)
             return checkpoint_ts
 
         return _while_running(feed, ack)
@@ -349,6 +349,10 @@ def _description(feed: Feed, version: Version, *, before: bool) -> TableDescript
 def _named(feed: Feed, name: str) -> Versions:
     """The versions, among which there is a table of that name at some time."""
     versions = feed.catalog.versions
+    if name in feed.catalog.left_out:
+        raise ChangefeedNotRunningError(
+            f"changefeed {feed.id} was given a filter that leaves {name} out: plan again"
+        )
     if not versions.has(name):
         names = ", ".join(sorted(versions.names())[:_NAMES_TOLD])
         raise TableNotExistsError(f"changefeed {feed.id} has no table {name!r}; it has {names}")

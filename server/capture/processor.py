@@ -201,15 +201,17 @@ class ProcessorPosition:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a processor is to run: the catalog's tables above `checkpoint_ts`,
-    up to `target_ts` if it is not 0.
+    """What a processor is to run: the catalog's tables above `checkpoint_ts`, up to `stop_ts` if
+    it is not 0.
     """
 
     changefeed: str
     source: Source
     catalog: FeedCatalog
     checkpoint_ts: int
+    stop_ts: int = 0
     target_ts: int = 0
+    """Where the changefeed ends, if it is not 0: it must be possible to stop there."""
     limited: bool = False
     """Whether somebody else tells how far schema changes are known:
     no further than the checkpoint at first.

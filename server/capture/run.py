@@ -62,8 +62,8 @@ class Run:
         assignment = self._assignment
         assignment.catalog.holds.clear()
         self.sink.withhold(assignment.catalog.holds)
-        if assignment.target_ts:
-            self.sink.limit_ts(assignment.target_ts)
+        if assignment.stop_ts:
+            self.sink.limit_ts(assignment.stop_ts)
         # The owner has not sent a barrier for this share yet: without one readers could pass a
         # schema change that is still on its way here.
         if assignment.limited:
@@ -171,7 +171,10 @@ class Run:
         if last.to_ts != MAX_TS:
             self.rows.ended[last.span] = last.to_ts
             self._ending.add(last.span)
-        self.sink.follow(versions, self._start_ts)
+        # Where there were no tables, the checkpoint has gone on to where this one begins, and a
+        # reader may have yet to come there.
+        is_new = self._assignment.catalog.versions.is_new(versions[0])
+        self.sink.follow(versions, self._start_ts, is_new=is_new)
 
     async def _repair(self, pulling: Pulling) -> None:
         """Pull damaged tables again from their checkpoint; a log is read again as a whole,

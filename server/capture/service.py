@@ -291,7 +291,7 @@ def _filter_update(feed: Feed) -> pb.FilterUpdate | None:
     update = feed.info.filter_update
     if update is None:
         return None
-    return pb.FilterUpdate(ts=update.ts, before=update.before, error=feed.filter_error)
+    return pb.FilterUpdate(ts=update.ts, before=update.before[0], error=feed.filter_error)
 
 
 def _delivery(feed: Feed) -> pb.Delivery:

@@ -17,12 +17,12 @@ from typing import Final
 import structlog
 from pyspark_tidemark.flight import FILTER_UPDATE
 
-from server.capture.catalog import terms_of
+from server.capture.catalog import all_filters, terms_of
 from server.capture.creation import eligible
 from server.capture.errors import ChangefeedStateError, ParameterError
 from server.capture.feed import Feed
 from server.capture.records import Records
-from server.changefeed.filter import TableFilter, filter_of
+from server.changefeed.filter import Filter, TableFilter
 from server.changefeed.history import History, SchemaChange, by_id
 from server.changefeed.info import ChangefeedInfo, FilterUpdate, check_sink_uri
 from server.changefeed.table import TableRecord
@@ -90,15 +90,16 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     here = _in_force(feed.catalog.history)
     ts, records = await feed.source.present([each.whole for each in here.values()])
     taken = [each for each in records if terms.filter.takes(each.schema_name, each.table_name)]
-    staying = here.keys() - _going(here.values(), info)
+    going = {name for name, each in here.items() if not _takes(terms.filter, each)}
     # Tables that were given by --tables need not be in the source.
-    selection = eligible(feed.source, taken, terms) if taken or not staying else None
+    selection = eligible(feed.source, taken, terms) if taken or not here.keys() - going else None
     coming = () if selection is None else selection.tables
+    staying = _staying(here.values(), replace(info, filter_update=_waiting(feed, info.rules, ts)))
     return FilterPlan(
         ts,
         info.rules,
         tuple(each for each in coming if each.name not in staying),
-        tuple(sorted(here.keys() - staying)),
+        tuple(sorted(going)),
         {} if selection is None else selection.refused,
     )
 
@@ -140,7 +141,7 @@ class FilterUpdates:
             rules=plan.rules,
             from_snapshot=True,
             ignored=tuple(sorted(plan.refused)),
-            filter_update=_waiting(info, plan, dumps=dumps),
+            filter_update=_waiting(feed, plan.rules, plan.ts, dumps=dumps),
         )
         # What the record names is there at every moment: the new tables go before it, the old ones
         # after it.
@@ -197,11 +198,25 @@ class FilterUpdates:
         return change
 
 
-def _waiting(info: ChangefeedInfo, plan: FilterPlan, *, dumps: bool) -> FilterUpdate:
-    """What a changefeed waits for until a plan is in force."""
-    # Of two updates in a row the first never came in force: its tables are those of before.
-    before = info.rules if info.filter_update is None else info.filter_update.before
-    return FilterUpdate(before, plan.ts, dumps=dumps)
+def _waiting(feed: Feed, rules: tuple[str, ...], ts: int, *, dumps: bool = True) -> FilterUpdate:
+    """What a changefeed waits for that gets another filter, to come in force at `ts`."""
+    info, pending = feed.info, feed.info.filter_update
+    if pending is None:
+        before: tuple[tuple[str, ...], ...] = (info.rules,)
+    elif pending.excludes:
+        # What a filter left out was not delivered since, though that filter never came in force.
+        before = tuple(dict.fromkeys((*pending.before, info.rules)))
+    else:
+        before = pending.before
+    update = FilterUpdate(before, ts, dumps=dumps)
+    here = (record for _, record in feed.catalog.history.at(feed.checkpoint_ts).values())
+    excludes = bool(_staying(here, replace(info, rules=rules, filter_update=update)))
+    if pending is not None and pending.excludes and not excludes:
+        raise ChangefeedStateError(
+            "the filter before this one is not in force yet, and no table would be replicated until "
+            "both are: wait until `changefeed query` shows no filter_update, then update again"
+        )
+    return replace(update, excludes=excludes)
 
 
 def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord]) -> SchemaChange:
@@ -209,14 +224,18 @@ def _change(info: ChangefeedInfo, history: History, coming: Sequence[TableRecord
     update = info.filter_update
     assert update is not None, "a filter is coming in force"
     here = _in_force(history)
-    going = _going(here.values(), info)
+    staying = _staying(here.values(), info)
+    new = by_id(each for each in coming if each.name not in staying)
+    names = {each.name for each in new}
     rules = " ".join(info.rules)
     shown = rules if len(rules) <= _RULES_SHOWN else f"{rules[:_RULES_SHOWN]} …"
     return SchemaChange(
         update.ts,
         f"{FILTER_UPDATE} {shown.replace('*/', '* /')} */",
-        by_id(each for each in coming if each.name not in here.keys() - going),
-        tuple(sorted(going)),
+        new,
+        tuple(sorted(here.keys() - staying - names)),
+        # They come again, as others: the rows that they had are to go.
+        tuple(sorted(names & here.keys())),
     )
 
 
@@ -224,7 +243,11 @@ def _in_force(history: History) -> dict[str, TableRecord]:
     return {name: record for name, (_, record) in history.at(MAX_TS).items()}
 
 
-def _going(tables: Iterable[TableRecord], info: ChangefeedInfo) -> set[str]:
-    """Those that the filter of `info.rules` does not take, by name."""
-    rules = filter_of(info.source_uri, info.rules)
-    return {each.name for each in tables if not rules.takes(each.schema_name, each.table_name)}
+def _staying(tables: Iterable[TableRecord], info: ChangefeedInfo) -> set[str]:
+    """Those that were replicated all the time, and still are, by name."""
+    every = all_filters(info)
+    return {each.name for each in tables if _takes(every, each)}
+
+
+def _takes(tables: Filter, record: TableRecord) -> bool:
+    return tables.takes(record.schema_name, record.table_name)

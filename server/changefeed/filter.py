@@ -137,20 +137,18 @@ class TableFilter:
         )
 
 
-class BothFilters:
-    """Takes what each of two filters takes."""
+class AllFilters:
+    """Takes what each of some filters takes."""
 
-    def __init__(self, one: "Filter", other: "Filter") -> None:
-        self._one, self._other = one, other
+    def __init__(self, filters: Sequence[TableFilter]) -> None:
+        self._filters = filters
 
     def takes(self, schema_name: str, table_name: str) -> bool:
         """See `TableFilter.takes`."""
-        return self._one.takes(schema_name, table_name) and self._other.takes(
-            schema_name, table_name
-        )
+        return all(each.takes(schema_name, table_name) for each in self._filters)
 
 
-Filter: TypeAlias = TableFilter | BothFilters
+Filter: TypeAlias = TableFilter | AllFilters
 
 
 def filter_of(source_uri: str, rules: Sequence[str]) -> TableFilter:

@@ -114,7 +114,14 @@ class History:
         # Without tables the checkpoint follows the log, whether or not a reader has taken the
         # change that dropped the last one: it must stay known.
         last_ts = max((ts for ts in self._changes if ts <= checkpoint_ts), default=checkpoint_ts)
-        return checkpoint_ts if self.at(checkpoint_ts) else last_ts
+        if not self.at(checkpoint_ts):
+            return last_ts
+        earlier_ts = max((ts for ts in self._changes if ts < checkpoint_ts), default=0)
+        # Nor has a reader come to the change that brought the first table again, where it has not
+        # acknowledged anything above.
+        if last_ts == checkpoint_ts and earlier_ts and not self.at(checkpoint_ts - 1):
+            return earlier_ts
+        return checkpoint_ts
 
     def append(self, change: SchemaChange) -> None:
         """Take the next change."""

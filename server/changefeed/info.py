@@ -93,12 +93,15 @@ class Skipped:
 class FilterUpdate:
     """A table filter that `changefeed update` gave, and that is not in force yet.
 
-    Until the checkpoint is at `ts` a table is replicated that both filters take, the one before
-    and `ChangefeedInfo.rules`. There the others go, and new ones come.
+    Until the checkpoint is at `ts` a table is replicated that all filters take, those of `before`
+    and `ChangefeedInfo.rules`. There the others go, and new ones come: also tables again that one
+    of the filters did not take, since their rows were not delivered meanwhile.
     """
 
-    before: tuple[str, ...]
-    """The rules of the filter before."""
+    before: tuple[tuple[str, ...], ...]
+    """The filter that is in force, and those after it that were given up for `rules`, where they
+    had left tables out.
+    """
     ts: int
     is_planned: bool = True
     """Whether tables come and go at `ts`; else another ts is chosen there, as cuts do not end at
@@ -106,15 +109,20 @@ class FilterUpdate:
     """
     dumps: bool = True
     """Whether what new tables hold is copied."""
+    excludes: bool = True
+    """Whether tables that go are replicated no more already; else they are up to `ts`, since no
+    table would stay: the checkpoint would go on without a reader.
+    """
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> "FilterUpdate":
         """Read what `asdict` made; raises KeyError, TypeError, ValueError."""
         return cls(
-            tuple(map(str, document["before"])),
+            tuple(tuple(map(str, rules)) for rules in document["before"]),
             int(document["ts"]),
             bool(document["is_planned"]),
             bool(document["dumps"]),
+            bool(document["excludes"]),
         )
 
 

@@ -97,7 +97,7 @@ class WorkersProcessor(ProcessorPosition):
         self._name = assignment.changefeed
         self._catalog = assignment.catalog
         self._source = assignment.source
-        self._target_ts = assignment.target_ts
+        self._stop_ts = assignment.stop_ts
         self._shares: tuple[RemoteShare, ...] = ()
 
     @property
@@ -142,7 +142,7 @@ class WorkersProcessor(ProcessorPosition):
         router = SchemaChangeRouter(self._catalog, shares, placement.worker, sink)
         async with self._serving(tuple(shares.values()), sink), asyncio.TaskGroup() as tasks:
             for share in shares.values():
-                run = share.run(self._target_ts, sink.notify, limited=schemas is not None)
+                run = share.run(self._stop_ts, sink.notify, limited=schemas is not None)
                 tasks.create_task(run, name=f"share of {self._name}")
             # Readers may ask when every share serves: a position of one that has not reported yet
             # would be the start's.

@@ -37,6 +37,7 @@ from tidemarkpb.v1 import dump_pb2 as dumppb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
+from server.changefeed.filter import exact_rule
 from tests.fuzz.mysql import plants
 from tests.fuzz.mysql.oracle import OracleWriter
 from tests.fuzz.mysql.statements import HAZARDS, SESSIONS, Writer, family_of
@@ -46,6 +47,8 @@ from tests.integration.mysql.selected import columns_of, difference, rows_now, t
 from tests.mariadb import MYSQLD, MariaDb, running_mariadb
 
 STEPS: Final = 300
+FILTERS: Final = 0.02
+"""How often a step is followed by another filter."""
 PATIENCE_S: Final = 240.0
 OTHER_COLUMN: Final = "is another one on the server"
 """What a dump says of a table that was altered, while the log has yet to tell."""
@@ -190,6 +193,10 @@ class Life:
     length: int = STEPS
     hazards: frozenset[str] | None = None
     explains: bool = False
+    filters: bool = False
+    """Whether the changefeed gets other filters meanwhile; such a life has no hazards."""
+    left_out: set[str] = field(default_factory=set)
+    """Tables that one of them left out: one that was dropped then stays in the lake."""
 
     def run(self) -> str:
         """The code of the stop; nothing if all is equal.
@@ -199,8 +206,11 @@ class Life:
         """
         self.inside, self.outside = f"w{self.seed}x{self.number}", f"o{self.seed}x{self.number}"
         self.random = random.Random(self.seed)
+        self.chances = random.Random(
+            self.seed
+        )  # others' steps are the same with and without filters
         if self.hazards is None:
-            self.hazards = self._hazards()
+            self.hazards = frozenset() if self.filters else self._hazards()
         self.sessions: list[Connection[Cursor] | None] = [None] * SESSIONS
         self.paused, self.blocked = False, 0
         # MariaDB logs RENAME of a temporary table as the real one's: no reader of the log can know.
@@ -251,6 +261,9 @@ class Life:
             step = given[place] if given is not None else writer.step()
             self.steps.append(step)
             self._do(step)
+            if self.filters and given is None and self.chances.random() < FILTERS:
+                self.steps.append("!filter")
+                self._do("!filter")
             if self.follower.failure is not None:
                 break
         return self._end()
@@ -362,6 +375,31 @@ class Life:
         ):
             self.world.dumps("RestartDump", dumppb.RestartDumpRequest(changefeed_id=self.inside))
 
+    def _filter(self) -> None:
+        """Leave a table out, or take all."""
+        rules = [f"{self.inside}.*"]
+        tables = sorted({name for name, *_ in self._tables()} - {END})
+        if tables and self.chances.random() < 0.6:
+            name = self.chances.choice(tables)
+            self.left_out.add(f"{self.inside}.{name}")
+            rules.append(f"!{exact_rule(self.inside, name)}")
+        self._update(rules)
+
+    def _tables(self) -> Sequence[tuple[Any, ...]]:
+        return self.world.server.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND "
+            f"table_schema = '{self.inside}'"
+        )
+
+    def _update(self, rules: Sequence[str]) -> bool:
+        request = feedpb.UpdateChangefeedRequest(id=self.inside, filter=rules)
+        try:
+            self.world.cluster.api("UpdateChangefeed", request)
+        except grpc.RpcError as err:
+            self.told[f"filter refused: {str(err.details())[:40]}"] += 1
+            return False
+        return True
+
     def _rotate(self) -> None:
         self.world.server.execute("FLUSH BINARY LOGS")
 
@@ -384,6 +422,12 @@ class Life:
         self._roll_back_prepared()
         if self.paused:
             self._pause_or_resume()
+        while self.filters and not self._update([f"{self.inside}.*"]):
+            if self.follower.failure is not None:
+                return self._stopped(self.follower.failure)
+            if time.monotonic() > deadline:
+                raise WrongError("the last filter is refused")
+            time.sleep(0.5)
         server.execute(
             f"CREATE TABLE {self.inside}.{END} (id INT PRIMARY KEY)",
             f"INSERT INTO {self.inside}.{END} VALUES (1)",
@@ -423,6 +467,12 @@ class Life:
         table = self.follower.lake.target.tables.get(f"{self.inside}.{END}")
         if table is None or not table.rows:
             return False
+        if self.filters:
+            request = feedpb.QueryChangefeedRequest(id=self.inside)
+            if self.world.cluster.api("QueryChangefeed", request).changefeed.HasField(
+                "filter_update"
+            ):
+                return False
         status = self._dump_status()
         return status is None or status.dump.state in ("", "finished", "failed")
 
@@ -450,7 +500,8 @@ class Life:
         with contextlib.closing(server.connect()) as connection:
             now = tables_now(connection, server.port, self.inside)
             names = {f"{self.inside}.{name}" for name in now}
-            if target.tables.keys() != names:
+            gone = self.left_out - names
+            if target.tables.keys() - gone != names:
                 return f"tables {sorted(target.tables)}, not {sorted(names)}"
             for name, table in now.items():
                 mine = target.tables[f"{self.inside}.{name}"]
@@ -521,7 +572,14 @@ def shrunk(
             number += 1
             fewer = steps[:place] + steps[place + size :]
             try:
-                Life(world_, life.seed, fewer, number=number, hazards=life.hazards).run()
+                Life(
+                    world_,
+                    life.seed,
+                    fewer,
+                    number=number,
+                    hazards=life.hazards,
+                    filters=life.filters,
+                ).run()
             except WrongError as err:
                 if _kind(err) == wanted:
                     steps, why = fewer, str(err)
@@ -576,6 +634,11 @@ def main() -> None:
         "--shrink", type=int, default=SHRINK_RUNS, help="runs that look for fewer steps"
     )
     parser.add_argument("--explain", action="store_true", help="print what the server refuses")
+    parser.add_argument(
+        "--filters",
+        action="store_true",
+        help="give changefeeds other filters; lives have no hazards",
+    )
     parser.add_argument("--captures", type=int, default=1, choices=(1, 2))
     parser.add_argument("--plant", default="", choices=("", *plants.PLANTS))
     arguments = parser.parse_args()
@@ -586,7 +649,9 @@ def main() -> None:
     while time.monotonic() - begun < arguments.seconds:
         with world(arguments.plant, arguments.captures) as world_:
             for seed in seeds:
-                life = Life(world_, seed, told=told, explains=arguments.explain)
+                life = Life(
+                    world_, seed, told=told, explains=arguments.explain, filters=arguments.filters
+                )
                 try:
                     code = life.run()
                 except WrongError as err:

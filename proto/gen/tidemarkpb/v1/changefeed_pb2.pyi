@@ -608,7 +608,7 @@ class FilterUpdate(_message.Message):
     """What keeps it from coming in force."""
     @_builtins.property
     def before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The filter before."""
+        """The filter that is in force."""
 
     def __init__(
         self,

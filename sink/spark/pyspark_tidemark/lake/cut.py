@@ -192,6 +192,14 @@ class CutApplier:
         for part in planned:
             slices[part.table].append(part)
         tables = barrier_result.tables
+        if unknown := sorted(slices.keys() - tables.keys()):
+            # The cut was planned right before the changefeed got another table filter.
+            raise SourceError(
+                "ErrPlanOutdated",
+                f"the changefeed does not take {', '.join(unknown)} any more: the cut is planned "
+                "again",
+                retryable=True,
+            )
         first = self._manifest.last is None
         names = sorted(tables if first else slices.keys() | barrier_result.changed)
         for name in names:

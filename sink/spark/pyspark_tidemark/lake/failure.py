@@ -37,7 +37,6 @@ _PERMANENT_CODES: Final = frozenset(
         "ErrRangeCleaned",
         "ErrRangeCrossesDdl",
         "ErrSchemaIncompatible",
-        "ErrTableNotExists",
         "ErrUnauthenticated",
     }
 )

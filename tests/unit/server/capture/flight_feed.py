@@ -79,7 +79,9 @@ class Feed:
         )
         self.holds = Holds()
         self.sink.withhold(self.holds)
-        catalog = SimpleNamespace(versions=self.versions, refusal=None, holds=self.holds)
+        catalog = SimpleNamespace(
+            versions=self.versions, refusal=None, holds=self.holds, left_out=frozenset()
+        )
         self.catalog = catalog
         reading = self.reading = Reading(0.0)
         self.delivery = Delivery(START)

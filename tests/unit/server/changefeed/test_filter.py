@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.changefeed.filter import (
-    BothFilters,
+    AllFilters,
     FilterRuleError,
     TableFilter,
     exact_rule,
@@ -107,6 +107,6 @@ def test_any_text_is_a_rule_or_a_named_error(text):
 
 
 def test_what_two_filters_take_is_what_each_of_them_takes():
-    both = BothFilters(TableFilter(["a.*", "b.*"]), TableFilter(["*.*", "!a.x"]))
+    both = AllFilters([TableFilter(["a.*", "b.*"]), TableFilter(["*.*", "!a.x"])])
     asked = [("a", "x"), ("a", "y"), ("b", "x"), ("c", "x")]
     assert [both.takes(*name) for name in asked] == [False, True, True, False]

@@ -45,7 +45,13 @@ TS = st.integers(0, (1 << 64) - 1)
         state=st.sampled_from(State),
         error=st.none() | st.builds(RunningError, TEXT, TEXT, TEXT),
         filter_update=st.none()
-        | st.builds(FilterUpdate, st.lists(TEXT).map(tuple), TS, st.booleans(), st.booleans()),
+        | st.builds(
+            FilterUpdate,
+            st.lists(st.lists(TEXT).map(tuple)).map(tuple),
+            TS,
+            st.booleans(),
+            st.booleans(),
+        ),
         creator_version=TEXT,
     )
 )
@@ -217,10 +223,10 @@ def test_records_are_written_as_ever():
     [
         (0, None, 0),
         (30, None, 30),
-        (0, FilterUpdate(("s.*",), 20), 20),
-        (30, FilterUpdate(("s.*",), 20), 20),
-        (10, FilterUpdate(("s.*",), 20), 10),
-        (30, FilterUpdate(("s.*",), 20, is_planned=False), 30),
+        (0, FilterUpdate((("s.*",),), 20), 20),
+        (30, FilterUpdate((("s.*",),), 20), 20),
+        (10, FilterUpdate((("s.*",),), 20), 10),
+        (30, FilterUpdate((("s.*",),), 20, is_planned=False), 30),
     ],
 )
 def test_a_changefeed_stops_where_a_new_filter_comes_in_force(target_ts, update, stop_ts):

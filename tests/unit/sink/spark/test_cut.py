@@ -284,3 +284,24 @@ def test_a_table_that_the_filter_takes_no_more_stays_in_the_lake(
         last = cuts.apply(Cut(number, start_ts, end_ts))
     assert gone == ["d.b"] * is_dropped
     assert last.dropped == ("d.b",)
+
+
+def test_a_cut_that_was_planned_before_a_filter_left_a_table_out_is_planned_again(
+    manifest, monkeypatch
+):
+    lake, feed = Lake(), Feed({"d.a": [5], "d.b": [6]})
+    cuts = applier(feed, lake, manifest)
+    cuts.apply(Cut(0, 0, 3))
+    known = feed.describe()
+    monkeypatch.setattr(
+        feed,
+        "describe",
+        lambda *_, **__: dataclasses.replace(known, tables={"d.a": known.tables["d.a"]}),
+    )
+    with pytest.raises(SourceError, match="ErrPlanOutdated") as raised:
+        cuts.apply(Cut(1, 3, 10))
+    assert raised.value.retryable
+    assert lake.ranges == {"d.a": [(0, 3)], "d.b": [(0, 3)]}
+    feed.changed = {"d.a": [5]}
+    cuts.apply(Cut(1, 3, 10))
+    assert lake.ranges == {"d.a": [(0, 3), (3, 10)], "d.b": [(0, 3)]}
