@@ -117,6 +117,13 @@ def diagnose_changefeed(
     yield from _tables(changefeed, where)
     if dump is not None:
         yield from _dump(dump, name)
+    if "filter_update" in changefeed:
+        yield Finding(
+            Level.NOTE,
+            where,
+            f"a new table filter waits: {changefeed['filter_update']['waits_for']}",
+            "`tidemark cli changefeed list` shows whether its lake comes near",
+        )
     for warning in changefeed.get("warnings", ()):
         yield Finding(Level.WARNING, where, warning)
     for skipped in changefeed["skipped"]:

@@ -13,6 +13,7 @@ from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.test_job_errors import until
 from tests.integration.lake.test_ways_out import Shop
 from tests.integration.lake.test_ways_out_tidb import Feed, LakeJobLoop, Source
+from tests.integration.tidb.pumps import FLAGS
 from tests.mariadb import running_mariadb
 
 pytestmark = pytest.mark.timeout(500)
@@ -206,21 +207,28 @@ def test_a_filter_that_cannot_be_is_refused_and_nothing_changes(shop):
     assert (found["filter"], "filter_update" in found) == (before, False)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_tables_of_a_cluster_come_whole_and_go_and_come_again(tmp_path, postgres, workers):
+@pytest.mark.parametrize(("workers", "scheme"), [("1", ""), ("2", ""), ("1", "pump")])
+def test_tables_of_a_cluster_come_whole_and_go_and_come_again(tmp_path, postgres, workers, scheme):
     with running_cluster(tmp_path, "--workers", workers) as cluster:
-        source = Source(cluster.pd).opened()
+        pump = ""
+        if scheme:
+            data = ["--coordinator", cluster.pd, "--data-dir", str(tmp_path / "pump")]
+            daemon = cluster.start("pump", *data, *FLAGS, "--fake-binlog-seconds", "0.2")
+            pump = daemon.endpoints["pump"]
+        source = Source(cluster.pd, pump).opened()
         try:
-            check_cluster(cluster, source, postgres.create(f"filtersincluster{workers}"))
+            target = postgres.create(f"filters{scheme}{workers}")
+            check_cluster(cluster, source, target, f"{scheme}://" if scheme else "")
         finally:
             source.stop()
 
 
-def check_cluster(cluster, source, target):
+def check_cluster(cluster, source, target, source_uri):
     feed = Feed(cluster, "filtered", target)
     for name, count in (("a", 20), ("b", 30), ("parted", 40)):
         source.create(name, count, **({"partitions": 3} if name == "parted" else {}))
-    feed.create("--filter", "shop.a", "--filter", "shop.b")
+    uri = ["--source-uri", source_uri] if source_uri else []
+    feed.create("--filter", "shop.a", "--filter", "shop.b", *uri)
     feed.cli("dumpstart")
     with LakeJobLoop(feed):
         for name in ("a", "b"):

@@ -130,6 +130,11 @@ def test_a_failed_one_is_a_problem_with_its_error_and_the_way_on():
             "until a.b has been read again",
         ),
         (
+            {"filter_update": pb.FilterUpdate(ts=at(9), before=["a.*"])},
+            Level.NOTE,
+            "a new table filter waits",
+        ),
+        (
             {"skipped": [pb.SkippedRange(start_ts=at(9), end_ts=at(8))]},
             Level.NOTE,
             "verify -c orders --repair",
