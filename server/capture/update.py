@@ -89,10 +89,12 @@ async def plan_filter(feed: Feed, rules: Sequence[str]) -> FilterPlan:
     terms = terms_of(info, info.rules)
     here = _in_force(feed.catalog.history)
     ts, records = await feed.source.present([each.whole for each in here.values()])
-    taken = [each for each in records if terms.filter.takes(each.schema_name, each.table_name)]
+    matching = [each for each in records if terms.filter.takes(each.schema_name, each.table_name)]
     going = {name for name, each in here.items() if not _takes(terms.filter, each)}
     # Tables that were given by --tables need not be in the source.
-    selection = eligible(feed.source, taken, terms) if taken or not here.keys() - going else None
+    selection = (
+        eligible(feed.source, matching, terms) if matching or not here.keys() - going else None
+    )
     coming = () if selection is None else selection.tables
     staying = _staying(here.values(), replace(info, filter_update=_waiting(feed, info.rules, ts)))
     return FilterPlan(

@@ -8,7 +8,6 @@ start again.
 
 import asyncio
 import json
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import structlog
 
 from server.process import kill_group
-from server.spark.job import LakeJobError
+from server.spark.job import LINE_BYTES, LakeJobError, pass_on_errors
 
-_LINE_BYTES = 1 << 20
 _log = structlog.get_logger(__name__)
 
 
@@ -66,10 +64,10 @@ class Application:
             stdout=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            limit=_LINE_BYTES,
+            limit=LINE_BYTES,
         )
         self._errors = self._tasks.create_task(
-            self._follow_errors(process), name="application-errors"
+            pass_on_errors(process, self._note_error), name="application-errors"
         )
         await self._answer(process)
         _log.info("Spark application started", pid=process.pid)
@@ -87,17 +85,5 @@ class Application:
             await self._errors
         raise LakeJobError(self._said, status)
 
-    async def _follow_errors(self, process: Process) -> None:
-        assert process.stderr is not None
-        while True:
-            try:
-                line = await process.stderr.readline()
-            except ValueError:
-                continue  # longer than `_LINE_BYTES`
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            if text.startswith("[TM:"):
-                self._said = text
-            else:
-                sys.stderr.write(text + "\n")
+    def _note_error(self, text: str) -> None:
+        self._said = text

@@ -42,7 +42,7 @@ BACKOFF_SECONDS, BACKOFF_SECONDS_MAX = 0.5, 60.0
 _ENDED = (0, 1, EXIT_AGAIN)
 """Statuses of a job that has ended by itself; any other one was killed."""
 _CODE = re.compile(r"\[TM:(?P<code>Err[A-Za-z0-9]+)\] (?P<message>.*)", re.S)
-_LINE_BYTES = 1 << 20
+LINE_BYTES = 1 << 20
 _log = structlog.get_logger(__name__)
 
 
@@ -163,13 +163,13 @@ class LakeJob:
             stdout=PIPE,
             stderr=PIPE,
             start_new_session=True,
-            limit=_LINE_BYTES,
+            limit=LINE_BYTES,
         )
         self._process = process
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_lines(process), name="job-lines")
-                tasks.create_task(self._follow_errors(process), name="job-errors")
+                tasks.create_task(pass_on_errors(process, self._note_error), name="job-errors")
             status = await process.wait()
             if self._spark is not None and status not in _ENDED:
                 await self._spark.kill()
@@ -189,27 +189,34 @@ class LakeJob:
             observe(self._changefeed, document)
             self._on_line(document)
 
-    async def _follow_errors(self, process: Process) -> None:
-        assert process.stderr is not None
-        while True:
-            # A line longer than `_LINE_BYTES`, as a plan of Spark may be, raises ValueError. It is
-            # skipped: unread, it would fill the pipe and stop the job.
-            try:
-                line = await process.stderr.readline()
-            except ValueError:
-                continue
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            if text.startswith("[TM:"):
-                self._said = text
-            else:
-                sys.stderr.write(text + "\n")
+    def _note_error(self, text: str) -> None:
+        self._said = text
 
     @staticmethod
     def _may_succeed_later(status: int) -> bool:
         # A negative status is a signal, such as the kernel sends when memory ends.
         return status == EXIT_AGAIN or status < 0
+
+
+async def pass_on_errors(process: Process, note: Callable[[str], None]) -> None:
+    """Pass on what a process writes to standard error, until it ends; `note` gets the lines that
+    name an error, `[TM:ErrName] …`.
+    """
+    assert process.stderr is not None
+    while True:
+        # A line longer than the stream's limit, as a plan of Spark may be, raises ValueError. It is
+        # skipped: unread, it would fill the pipe and stop the process.
+        try:
+            line = await process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        text = line.decode(errors="replace").rstrip()
+        if text.startswith("[TM:"):
+            note(text)
+        else:
+            sys.stderr.write(text + "\n")
 
 
 def captures_reporter(command: Sequence[str]) -> ReportError:

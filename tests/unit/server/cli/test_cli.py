@@ -6,7 +6,7 @@ import pytest
 
 from server.cli import cli, cluster, main, pump
 from server.cli.arguments import NotConfirmedError
-from server.cli.changefeed import TablesFileError, read_tables
+from server.cli.changefeed_create import TablesFileError, read_tables
 from server.cli.output import Output
 from server.cli.remote import CaptureUnavailableError
 from server.config import ConfigError

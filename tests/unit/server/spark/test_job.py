@@ -81,7 +81,7 @@ async def test_a_job_that_is_drained_in_its_pause_ends_at_once(monkeypatch):
 
 
 async def test_a_line_that_is_too_long_ends_neither_job_nor_supervisor(monkeypatch):
-    monkeypatch.setattr(job, "_LINE_BYTES", 1 << 12)
+    monkeypatch.setattr(job, "LINE_BYTES", 1 << 12)
     told = []
     script = "import sys; sys.stderr.write('x' * 100_000 + '\\n[TM:ErrX] why\\n'); sys.exit(1)"
     with pytest.raises(LakeJobError, match="why") as caught:

@@ -1,0 +1,247 @@
+"""`tidemark cli changefeed create`."""
+
+import argparse
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+
+from gcsafepoint.explain.document import time_of
+from server.changefeed.source import FORCE_REPLICATE, with_option
+from server.changefeed.view import check_document, detail
+from server.cli.arguments import add_yes, confirm, period, timestamp
+from server.cli.output import Output, table
+from server.cli.remote import CALL_S, Remote
+from server.exit_status import EXIT_ERROR, EXIT_OK
+from storage.model.errors import InvalidError
+from storage.model.ts import physical_ms
+from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
+
+if TYPE_CHECKING:
+    from server.capture.api_v2.documents import ReplicaConfig
+
+UNCLEAR = ("reread", "stop")
+UNCLEAR_HELP = (
+    "of a mysql:// source, as the option of its URI: a table whose rows a DDL changes in no event "
+    "is read again by itself, and cuts wait for it (reread, the default), or the changefeed stops"
+)
+AUDIT_HELP = (
+    "compare the lake with its source all the time, slowly: each table whole within DURATION, 1m "
+    "to 2160h, such as 1h; a difference is a warning of the changefeed"
+)
+_CHECK_COLUMNS = (("TABLE", "table"), ("REPLICATED", "replicated"), ("COLUMNS, OR WHY NOT", "what"))
+_LARGE_GAP_S = 86_400
+
+
+class ConfigFileError(InvalidError):
+    """The file of --config cannot be read."""
+
+    code = "ErrConfigFileInvalid"
+
+
+class TablesFileError(InvalidError):
+    """The file of --tables cannot be used."""
+
+    code = "ErrTablesFileInvalid"
+
+
+def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
+    """Add `create`."""
+    create = verbs.add_parser("create", help="start to replicate tables", parents=[shared])
+    create.add_argument(
+        "-c", "--changefeed-id", required=True, help="letters, digits and single hyphens"
+    )
+    create.add_argument(
+        "--sink-uri", required=True, help="where the rows go, such as delta:///path"
+    )
+    create.add_argument(
+        "--source-uri",
+        default="",
+        help=(
+            "what is replicated, such as mysql://user@host:3306?password-file=/path; default: the "
+            "cluster"
+        ),
+    )
+    _add_tables(create)
+    _add_rows(create)
+    create.add_argument(
+        "--start-ts",
+        type=timestamp,
+        default=0,
+        metavar="TSO",
+        help="replicate what is committed after it (default: now)",
+    )
+    create.add_argument(
+        "--target-ts",
+        type=timestamp,
+        default=0,
+        metavar="TSO",
+        help="replicate up to it (default: without end)",
+    )
+    create.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="create nothing; show the tables and columns that would be replicated, and the tables "
+        "that cannot be, with the reason",
+    )
+    add_yes(create, "do not ask when the start lies more than a day back")
+    create.set_defaults(command=create_changefeed)
+
+
+def _add_tables(create: argparse.ArgumentParser) -> None:
+    """Which tables, and columns, are replicated."""
+    create.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="TiDB's table filter, such as 'shop.*' or "
+        "'!shop.tmp_*'; the last rule that matches a table decides; may be given several times",
+    )
+    create.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="TABLE=COLUMN,…",
+        help="which columns are taken of a table, and by which names, such as 'shop.orders=id,name' or "
+        "'crm.*=*,!phone,_op->op' (the target calls it op); the key always is",
+    )
+    create.add_argument(
+        "--config",
+        default="",
+        metavar="FILE",
+        help="TOML file with TiCDC's keys: [filter] rules and event-filters, [sink] column-selectors, "
+        "ignore-ineligible-table, force-replicate; the rules of --filter and --columns follow those of the file",
+    )
+    create.add_argument("--tables", help='JSON file: [{"schema_name": …, "table_info": {…}}, …]')
+    create.add_argument(
+        "--ignore-ineligible-table",
+        action="store_true",
+        help="leave out tables that match, but cannot be replicated",
+    )
+    create.add_argument(
+        "--force-replicate",
+        action="store_true",
+        help="take MySQL tables without a key, too, as changelogs: an update is a delete and an insert, no dump, and "
+        "the target has to keep changes (?mode=append)",
+    )
+
+
+def _add_rows(create: argparse.ArgumentParser) -> None:
+    """What becomes of their rows."""
+    create.add_argument("--on-unclear-ddl", choices=UNCLEAR, default="", help=UNCLEAR_HELP)
+    create.add_argument(
+        "--zero-dates",
+        choices=SHOWN_DATES,
+        default=NULL_DATES,
+        help="how dates that no calendar has, such as 0000-00-00, are shown: as null (the default), where one in a key "
+        "stops the changefeed; key-text: DATE, DATETIME and TIMESTAMP columns of keys are text; "
+        "text: all of them are",
+    )
+    create.add_argument(
+        "--audit", type=period, default=0, metavar="DURATION", help=f"{AUDIT_HELP} (default: off)"
+    )
+
+
+async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Make a changefeed of the tables that the filter takes, or whose schemas are in a file."""
+    gap_s = time.time() - physical_ms(arguments.start_ts) / 1e3
+    asks = not (arguments.yes or arguments.dry_run)
+    if arguments.start_ts and gap_s > _LARGE_GAP_S and asks:
+        confirm(
+            f"start_ts {arguments.start_ts} is of {time_of(arguments.start_ts)}. Replicate all "
+            "since?"
+        )
+    config = read_config(arguments.config) if arguments.config else None
+    ignore_ineligible = arguments.ignore_ineligible_table
+    force_replicate = arguments.force_replicate
+    if config is not None:
+        ignore_ineligible |= config.ignore_ineligible_table
+        force_replicate |= config.force_replicate
+    request = pb.CreateChangefeedRequest(
+        id=arguments.changefeed_id,
+        sink_uri=arguments.sink_uri,
+        start_ts=arguments.start_ts,
+        target_ts=arguments.target_ts,
+        tables=read_tables(arguments.tables) if arguments.tables else [],
+        source_uri=with_option(
+            arguments.source_uri, FORCE_REPLICATE, "true" if force_replicate else ""
+        ),
+        filter=[*(config.rules if config else ()), *arguments.filter],
+        columns=[*(config.columns if config else ()), *arguments.columns],
+        event_filters=config.event_filters if config else (),
+        zero_dates=arguments.zero_dates,
+        ignore_ineligible_table=ignore_ineligible,
+        on_unclear_ddl=arguments.on_unclear_ddl,
+        audit_s=arguments.audit,
+    )
+    async with remote.capture() as channel:
+        if arguments.dry_run:
+            checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
+            return _checked(checked, ignore_ineligible=ignore_ineligible)
+        answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> Output:
+    """What would be created; the exit status is the one that `create` would have."""
+    document = check_document(answer)
+    rows = [
+        {"table": each["table"], "replicated": "yes", "what": ", ".join(each["columns"])}
+        for each in document["eligible_tables"]
+    ]
+    rows += [
+        {"table": each["table"], "replicated": "no", "what": each["reason"]}
+        for each in document["ineligible_tables"]
+    ]
+    refused = bool(document["ineligible_tables"]) and not ignore_ineligible
+    conclusion = (
+        "The changefeed would not be created: leave these tables out by --filter, or by "
+        "--ignore-ineligible-table."
+        if refused
+        else f"The changefeed would start at {answer.start_ts} ({document['start_time']})."
+    )
+    return Output(
+        document,
+        shown=f"{table(rows, _CHECK_COLUMNS)}\n{conclusion}",
+        status=EXIT_ERROR if refused else EXIT_OK,
+    )
+
+
+def read_config(path: str) -> "ReplicaConfig":
+    """The configuration of a --config file.
+
+    Raises:
+        ConfigFileError: it cannot be read.
+        ParameterError: it asks for something that there is not.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigFileError(f"cannot read {path}: {err}") from err
+    # Imported here: it brings pyarrow, and other commands need not wait for that.
+    documents = importlib.import_module("server.capture.api_v2.documents")
+    config: ReplicaConfig = documents.ReplicaConfig.parse_toml(text)
+    return config
+
+
+def read_tables(path: str) -> list[pb.Table]:
+    """The tables of a --tables file.
+
+    Raises:
+        TablesFileError: it cannot be read, or is something else.
+    """
+    try:
+        documents = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = [(row["schema_name"], json.dumps(row["table_info"])) for row in documents]
+        return [pb.Table(schema_name=name, table_info_json=text) for name, text in rows]
+    except OSError as err:
+        raise TablesFileError(f"cannot read {path}: {err.strerror}") from err
+    except (ValueError, KeyError, TypeError) as err:
+        raise TablesFileError(
+            f'{path} must hold a JSON list of {{"schema_name": …, "table_info": {{…}}}}: {err!r}'
+        ) from err
