@@ -26,6 +26,8 @@ class Application:
     def __init__(self, command: Sequence[str], tasks: asyncio.TaskGroup) -> None:
         self._command = list(command)
         self._tasks = tasks
+        self.formats: set[str] = set()
+        """Those of the jobs' lakes: their jars are fetched when it starts."""
         self._process: Process | None = None
         self._errors: asyncio.Task[None] | None = None
         self._said = ""
@@ -60,6 +62,7 @@ class Application:
         self._said = ""
         process = await asyncio.create_subprocess_exec(
             *self._command,
+            *(f"--format={lake}" for lake in sorted(self.formats)),
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,

@@ -258,6 +258,7 @@ class LakeJobSupervisor:
             _show(changefeed, line)
             auditor.take(line)
 
+        self._application.formats.add(lake_format(target))
         job = LakeJob(
             changefeed,
             command,

@@ -25,7 +25,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.jars import default_directory, install_all, present
+from pyspark_tidemark.jars import default_directory, install_some, present
 from pyspark_tidemark.java import check_java
 from pyspark_tidemark.lake.failure import named
 from pyspark_tidemark.lake.registry import find_format
@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> int:
     out = own_output()
     try:
         check_java()
-        install_all(default_directory())
+        install_some(default_directory(), given.format)
         spark = open_session(
             master=given.master,
             driver_memory=given.driver_memory,
@@ -159,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--master", required=True)
     add("--driver-memory", required=True)
     add("--directory", required=True, type=Path, help="for what Spark spills")
+    add("--format", action="append", default=[], help="a format whose jars are fetched if missing")
     add("--conf", action="append", default=[], metavar="NAME=VALUE")
     return parser
 

@@ -14,6 +14,7 @@ import multiprocessing
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -166,11 +167,11 @@ def _make_class_archive(directory: Path) -> None:
         sys.stderr.write(f"no class archive was made, so jobs start more slowly: {err}\n")
 
 
-def install_all(directory: Path) -> None:
-    """Fetch the jars of all formats that are missing; one that cannot be had is told on standard
-    error, and its changefeeds fail by name.
+def install_some(directory: Path, formats: Iterable[str]) -> None:
+    """Fetch the jars of formats that are missing; what cannot be had is told on standard error, and
+    its changefeeds fail by name.
     """
-    for lake in _FORMATS:
+    for lake in _FORMATS.keys() & {*formats}:
         try:
             _install_apart(directory, lake)
         except SourceError as err:
