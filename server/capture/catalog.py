@@ -85,7 +85,8 @@ def terms_of(info: ChangefeedInfo, rules: Sequence[str]) -> Terms:
     force, of those before.
     """
     tables: Filter = filter_of(info.source_uri, rules)
-    if (update := info.filter_update) is not None:
+    # A record that cannot be read comes without rules: those in it are not read here, either.
+    if rules and (update := info.filter_update) is not None:
         tables = (
             all_filters(info) if update.excludes else filter_of(info.source_uri, update.before[0])
         )

@@ -162,9 +162,7 @@ class Feed:
         rules: Sequence[str],
     ) -> "Feed":
         catalog = _catalog(factory, info, source, history, checkpoint_ts, rules)
-        processor = factory.make_processor(
-            Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts, info.target_ts)
-        )
+        processor = factory.make_processor(_assignment(info, source, catalog, checkpoint_ts))
         return cls(info, checkpoint_ts, source, catalog, processor, factory)
 
     @property
@@ -179,7 +177,6 @@ class Feed:
 
     def restart_at(self, checkpoint_ts: int, changes: Iterable[SchemaChange]) -> None:
         """Begin elsewhere next time it runs, with the tables of `changes`."""
-        make = self.factory.make_processor
         self.checkpoint_ts, self.settled_ts = checkpoint_ts, 0
         self.reading = Reading(time.monotonic())
         self.delivery = Delivery(checkpoint_ts)
@@ -187,15 +184,8 @@ class Feed:
         self.catalog = _catalog(
             self.factory, self.info, self.source, history, checkpoint_ts, self.info.rules
         )
-        self.processor = make(
-            Assignment(
-                self.id,
-                self.source,
-                self.catalog,
-                checkpoint_ts,
-                self.info.stop_ts,
-                self.info.target_ts,
-            )
+        self.processor = self.factory.make_processor(
+            _assignment(self.info, self.source, self.catalog, checkpoint_ts)
         )
 
     @property
@@ -261,3 +251,9 @@ def _catalog(
 ) -> FeedCatalog:
     save = partial(factory.records.schemas.append, info.id)
     return FeedCatalog(terms_of(info, rules), source, history, start_ts, save)
+
+
+def _assignment(
+    info: ChangefeedInfo, source: Source, catalog: FeedCatalog, checkpoint_ts: int
+) -> Assignment:
+    return Assignment(info.id, source, catalog, checkpoint_ts, info.stop_ts, info.target_ts)

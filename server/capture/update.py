@@ -186,8 +186,9 @@ class FilterUpdates:
         coming = await self._records.schemas.load_tables(feed.id, update.ts)
         change = _change(feed.info, feed.catalog.history, coming)
         new = [feed.source.table(record) for record in change.tables]
-        if update.dumps and new:
-            keyed = {table.span.table_id: table.name for table in new if table.has_key}
+        keyed = {table.span.table_id: table.name for table in new if table.has_key}
+        # A job without tables would dump all that there are.
+        if update.dumps and keyed:
             await self._records.dump_also(feed.id, keyed)
         await self._records.change_filter(info, change)
         _log.info(

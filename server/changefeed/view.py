@@ -261,7 +261,7 @@ def _filter_update(changefeed: pb.Changefeed) -> dict[str, Any]:
     update = changefeed.filter_update
     waits = (
         f"the new filter is in force when everything up to {time_of(update.ts)} is at the target; "
-        "until then tables are replicated that both filters take"
+        "until then no table comes, and those that both filters take are replicated"
     )
     return {
         "filter_update": {

@@ -32,6 +32,7 @@ class Application:
         self._errors: asyncio.Task[None] | None = None
         self._said = ""
         self._asking = asyncio.Lock()
+        self._closed = False
 
     async def gateway(self, changefeed: str) -> dict[str, str]:
         """What a job's environment needs to come in; the gateway of the job before is closed.
@@ -41,8 +42,10 @@ class Application:
         """
         async with self._asking:
             if self._process is None or self._process.returncode is not None:
-                self._process = await self._started()
+                await self._start()
             process = self._process
+            if process is None or self._closed:
+                raise LakeJobError("[TM:ErrSparkLost] the Spark application was ended", 1)
             assert process.stdin is not None
             process.stdin.write(json.dumps({"changefeed": changefeed}).encode() + b"\n")
             answer = await self._answer(process)
@@ -58,7 +61,12 @@ class Application:
             kill_group(process)
             await process.wait()
 
-    async def _started(self) -> Process:
+    async def close(self) -> None:
+        """End it for good, also while it starts."""
+        self._closed = True
+        await self.kill()
+
+    async def _start(self) -> None:
         self._said = ""
         process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -72,9 +80,12 @@ class Application:
         self._errors = self._tasks.create_task(
             pass_on_errors(process, self._note_error), name="application-errors"
         )
+        # At once: whoever ends it now need not wait until Spark has started.
+        self._process = process
+        if self._closed:
+            await self.kill()
         await self._answer(process)
         _log.info("Spark application started", pid=process.pid)
-        return process
 
     async def _answer(self, process: Process) -> dict[str, Any]:
         assert process.stdout is not None

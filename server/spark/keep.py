@@ -195,7 +195,7 @@ class LakeJobSupervisor:
     async def drain(self) -> None:
         """End all jobs after the cuts they are at."""
         await asyncio.gather(*(job.drain() for job in list(self._jobs.values())))
-        await self._application.kill()
+        await self._application.close()
 
     async def _follow(self) -> None:
         listed = await self._changefeeds.ListChangefeeds(

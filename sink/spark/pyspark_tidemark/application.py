@@ -32,8 +32,8 @@ from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.session import open_session
 from pyspark_tidemark.output import own_output, write_line
 
-PORT, SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
-"""The names under which PySpark looks for a JVM that runs already."""
+PORT: Final = "PYSPARK_GATEWAY_PORT"
+"""Where PySpark looks for a JVM that runs already, with PYSPARK_GATEWAY_SECRET."""
 EXIT_ERROR: Final = 1
 _CONNECT_S: Final = 10.0
 _SHARED: Final = {
@@ -98,6 +98,8 @@ def close_session(spark: SparkSession) -> None:
     if is_attached():
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark stops contexts only
         gateway.shutdown()
+        # What fails from here on does not fail because the gateway is closed: see `is_lost`.
+        del os.environ[PORT]
     else:
         spark.stop()
 

@@ -11,10 +11,9 @@ import pytest
 
 from tests.integration.capture.processes import running_cluster
 from tests.integration.lake.test_job_errors import until
-from tests.integration.lake.test_ways_out import Shop
+from tests.integration.lake.test_ways_out import Shop, running_services
 from tests.integration.lake.test_ways_out_tidb import Feed, LakeJobLoop, Source
 from tests.integration.tidb.pumps import FLAGS
-from tests.mariadb import running_mariadb
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -22,11 +21,8 @@ pytestmark = pytest.mark.timeout(500)
 @pytest.fixture(scope="module")
 def services(tmp_path_factory, postgres):
     directory = tmp_path_factory.mktemp("filters")
-    secret = directory / "password"
-    secret.write_text("s3cret")
-    with running_mariadb() as server, running_cluster(directory) as cluster:
-        server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc")
-        yield server, cluster, postgres.create("filters"), secret
+    with running_services(directory, postgres.create("filters")) as running:
+        yield running
 
 
 @pytest.fixture

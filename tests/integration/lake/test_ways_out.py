@@ -189,14 +189,21 @@ def job(shop, *flags):
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
-@pytest.fixture(scope="module")
-def services(tmp_path_factory, postgres):
-    directory = tmp_path_factory.mktemp("ways-out")
+@contextlib.contextmanager
+def running_services(directory, target):
+    """What a `Shop` is made of: a database with the user `cdc`, a cluster, a target, a password."""
     secret = directory / "password"
     secret.write_text("s3cret")
     with running_mariadb() as server, running_cluster(directory) as cluster:
         server.execute("CREATE USER cdc IDENTIFIED BY 's3cret'", "GRANT ALL ON *.* TO cdc")
-        yield server, cluster, postgres.create("waysout"), secret
+        yield server, cluster, target, secret
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory, postgres):
+    directory = tmp_path_factory.mktemp("ways-out")
+    with running_services(directory, postgres.create("waysout")) as running:
+        yield running
 
 
 @pytest.fixture

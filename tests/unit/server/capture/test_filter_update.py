@@ -3,6 +3,7 @@ acknowledged, whoever dies in between.
 """
 
 import asyncio
+import dataclasses
 from contextlib import suppress
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from server.capture.errors import ChangefeedNotRunningError, ChangefeedStateError
 from server.capture.flight import OwnerFeeds
 from server.capture.update import ChangefeedUpdate
+from server.changefeed.info import FilterUpdate
+from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
 from storage.model.errors import TidemarkError
 from tests.unit.server.capture.conftest import new
@@ -236,3 +239,28 @@ async def test_a_table_that_comes_where_there_was_none_is_read_from_before_it(ca
         assert sum(each.rows for each in slices) == rows
         await asyncio.to_thread(feeds.ack, "feed", None, end_ts)
         at_ts = end_ts
+
+
+async def test_a_table_without_a_key_that_comes_lets_nothing_be_dumped(
+    capture, log, meta, monkeypatch
+):
+    """A dump that names no table is one of all tables."""
+    monkeypatch.setattr(SourceTable, "has_key", property(lambda self: self.name != "bank.cards"))
+    owner = await capture.start()
+    await created(owner)
+    log.now_ts = 1200
+    feed = await updated(owner)
+    log.resolve(1400)
+    await acknowledged(owner, 1400)
+    await until(lambda: feed.info.filter_update is None)
+    assert names(feed) == ["bank.tmp", "bank.cards"]
+    assert await DumpRecords(meta, "feed").job() is None
+
+
+async def test_rules_that_cannot_be_read_stop_their_own_changefeed_only(capture, log):
+    owner = await capture.start()
+    feed = await created(owner)
+    update = FilterUpdate((("[",),), 1200)
+    info = dataclasses.replace(feed.info, rules=("[",), filter_update=update)
+    read = await owner.loaded(info, 1000)
+    assert read.info.error.code == "ErrFilterRuleInvalid"

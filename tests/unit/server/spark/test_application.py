@@ -106,3 +106,23 @@ async def test_a_job_whose_application_does_not_start_tries_again_and_says_why(t
         await job.drain()
         await running
     assert told[:2] == [("ErrJavaNotFound", True)] * 2
+
+
+async def test_one_that_is_ended_while_it_starts_leaves_nothing():
+    """Found by reading: `spark keep` that was ended then waited for ever."""
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        starting = "import sys; sys.stdin.read()"
+        application = Application([sys.executable, "-c", starting], tasks)
+        asked = tasks.create_task(_refused(application))
+        while application._process is None:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        process = application._process
+        await application.close()
+        await asked
+        assert process.returncode is not None
+        await _refused(application)
+
+
+async def _refused(application):
+    with pytest.raises(LakeJobError):
+        await application.gateway("a")
