@@ -24,6 +24,7 @@ from server.exit_status import EXIT_ERROR, EXIT_OK
 from server.log import LogConfig, configure, log_config, set_level
 from server.process import exit_with_parent
 from server.routes import Answer, Handler, Request, Route, Routes
+from server.rpc.access_list import opened as opened_access
 from server.rpc.credentials import SecurityConfig
 from storage.model.errors import TidemarkError, ours_alone
 
@@ -48,6 +49,8 @@ class DaemonSettings:
     log: LogConfig
     http_addr: str
     security: SecurityConfig | None = None
+    access_file: str = ""
+    """Of a daemon whose clients have roles: the HTTP port's routes ask for them, too."""
     follow_parent: bool = False
     """Whether it ends when its parent's end closes its standard input."""
 
@@ -85,6 +88,7 @@ def run(
                         registry=http_port.registry,
                         routes=routes,
                         security=settings.security,
+                        access=opened_access(settings.access_file),
                     ),
                 )
             )

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,9 +26,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, 
 from server.config import ConfigError
 from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
+from server.rpc.access_list import Access, OpenAccess, Right
 from server.rpc.certificates import AllowedNames, ListenerTls, common_names
 from server.rpc.credentials import SecurityConfig
 from server.rpc.listener import client_address
+from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError, UnavailableError
 
 MAX_CONNECTIONS = 64
@@ -58,6 +60,7 @@ def listen(
     registry: CollectorRegistry = REGISTRY,
     routes: Routes | None = None,
     security: SecurityConfig | None = None,
+    access: Access | None = None,
 ) -> Iterator[str]:
     """Serve for the block in threads of its own; yields the bound `host:port`.
 
@@ -76,6 +79,7 @@ def listen(
         ListenerTls(security, demands=False) if security.cert_path and security.key_path else None,
         bool(security.ca_path),
         AllowedNames(security.cert_allowed_cn),
+        access or OpenAccess(),
     )
     try:
         server = _Server((host, int(port)), answering)
@@ -108,6 +112,7 @@ class _Port:
     demands_certificate: bool
     """For routes; what is built in is answered to everybody."""
     allowed: AllowedNames
+    access: Access
 
     def builtin(self, path: str) -> Answer | None:
         """What every daemon answers, without any certificate."""
@@ -122,23 +127,37 @@ class _Port:
             return Answer(503, f"{reason}\n".encode()) if reason else Answer(200, b"ready\n")
         return None
 
-    def check_client(self, connection: socket.socket) -> None:
-        """Raises: UnauthorizedError: a route is not for this client."""
+    def check_client(
+        self, connection: socket.socket, method: str, authorization: Sequence[str]
+    ) -> None:
+        """Refuse a request for a route.
+
+        Raises:
+            UnauthorizedError, UnauthenticatedError, ForbiddenError: it is not for this client.
+        """
+        names = self._checked_names(connection)
+        client = self.access.client(tokens_of(authorization, basic=True), names)
+        client.check(Right.SEE if method == "GET" else Right.OPERATE, f"{method} a route")
+
+    def _checked_names(self, connection: socket.socket) -> tuple[bytes, ...]:
+        """The common names of the client's certificate, where the daemon has a CA."""
         if self.tls is None:
-            return
+            return ()
         if not isinstance(connection, ssl.SSLSocket):
             raise UnauthorizedError(
                 "this path is answered over https only; use the cluster's certificates"
             )
         if not self.demands_certificate:
-            return
+            return ()
         certificate = connection.getpeercert()
         if not certificate:
             raise UnauthorizedError(
                 "this path is answered to clients with a certificate of the cluster's CA only"
             )
-        if reason := self.allowed.refusal(common_names(certificate)):
+        names = common_names(certificate)
+        if reason := self.allowed.refusal(names):
             raise UnauthorizedError(reason)
+        return names
 
 
 class _Server(ThreadingHTTPServer):
@@ -243,7 +262,9 @@ class _Handler(BaseHTTPRequestHandler):
             )
         try:
             handler, tail = self.server.port.routes.find(self.command, parts.path)
-            self.server.port.check_client(self.connection)
+            self.server.port.check_client(
+                self.connection, self.command, self.headers.get_all("Authorization", [])
+            )
         except TidemarkError as err:
             return error_answer(err)
         query = parse_qs(parts.query, keep_blank_values=True)

@@ -9,7 +9,8 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -25,7 +26,9 @@ _STATUS = {
     Kind.UNAVAILABLE: 503,
     Kind.CLOSED: 503,
 }
-_OWN_STATUS = {"ErrMethodNotAllowed": 405, "ErrUnauthorized": 403}
+_OWN_STATUS = {"ErrMethodNotAllowed": 405, "ErrUnauthenticated": 401, "ErrUnauthorized": 403}
+_LOGIN = ("WWW-Authenticate", 'Basic realm="Tidemark: any user, a token as password"')
+"""Lets a browser ask for a token."""
 
 
 class PathUnknownError(NotFoundError):
@@ -59,6 +62,10 @@ class Request:
     tail: str = ""
     raw_query: str = ""
     """The query as it came."""
+    authorization: str = ""
+    """The header of that name."""
+    common_names: Sequence[bytes] = ()
+    """Of the client's certificate."""
 
     def query_bytes(self, name: str) -> bytes:
         """The bytes that a parameter of the query stands for, percent-decoded;
@@ -162,7 +169,8 @@ def error_answer(err: TidemarkError) -> Answer:
 
 def fault(status: int, code: str, message: str) -> Answer:
     """An error in the form of TiCDC's API."""
-    return json_answer({"error_msg": message, "error_code": f"TM:{code}"}, status)
+    answer = json_answer({"error_msg": message, "error_code": f"TM:{code}"}, status)
+    return replace(answer, headers=[_LOGIN]) if status == HTTPStatus.UNAUTHORIZED else answer
 
 
 def answer_of(handler: Handler, request: Request) -> Answer:

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
-from server.capture.api_v2.api import LOCAL, Api
+from server.capture.api_v2.api import Api
 from server.changefeed.diagnosis import (
     diagnose_captures,
     diagnose_changefeed,
@@ -26,8 +26,11 @@ from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.view import detail, error_of, summary
 from server.console.pages import console_pages
 from server.routes import Answer, Request, error_answer, json_answer
+from server.rpc.access_guard import client_of
+from server.rpc.access_list import Access, Client, OpenAccess, Right
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
+from server.rpc.http_context import LOCAL, HttpContext
 from server.rpc.pd import PdClient
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
@@ -52,7 +55,14 @@ ExplainGC = Callable[[], Awaitable[explain_pb2.ExplainGCResponse]]
 class Console:
     """Answers HTTP/1.1 requests on the API port: pages and document; all others are the API's."""
 
-    def __init__(self, api: Api, services: "Services", explain_gc: ExplainGC) -> None:
+    def __init__(
+        self,
+        api: Api,
+        services: "Services",
+        explain_gc: ExplainGC,
+        access: Access | None = None,
+    ) -> None:
+        self._access = access or OpenAccess()
         self._api = api
         self._services = services
         self._explain_gc = explain_gc
@@ -70,17 +80,24 @@ class Console:
         if request.path != _DOCUMENT:
             return await self._api.answer(request)
         try:
-            return json_answer(await self._document(request.query.get("changefeed", ("",))[0]))
+            context = HttpContext(request.authorization, request.common_names)
+            client = client_of(self._access, context)
+            client.check(Right.SEE, "the console")
+            opened = request.query.get("changefeed", ("",))[0]
+            return json_answer(await self._document(opened, client))
         except TidemarkError as err:
             return error_answer(err)
         except Exception as err:  # noqa: BLE001 - the client gets an answer, the log the trace
             return error_answer(request_error(err, f"GET {_DOCUMENT}"))
 
-    async def _document(self, opened: str) -> dict[str, Any]:
+    async def _document(self, opened: str, client: Client) -> dict[str, Any]:
         now_ms = int(time.time() * 1000)
         captures = await self._services.captures()
-        changefeeds = (await self._services.changefeeds())[:_CHANGEFEEDS_SHOWN]
-        gc = await self._garbage_collection()
+        changefeeds = [
+            each for each in await self._services.changefeeds() if client.may_see(each.id)
+        ][:_CHANGEFEEDS_SHOWN]
+        # What holds GC back names other changefeeds.
+        gc = None if client.changefeeds else await self._garbage_collection()
 
         findings = list(
             diagnose_captures([{"is-owner": each["is_owner"], **each} for each in captures])

@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from server.capture.directory import lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.capture.forwarding import FlightForwarder
-from server.capture.listener import serving_flight
+from server.capture.listener import readers_of, serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
@@ -47,11 +47,14 @@ from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks
+from server.rpc.access_guard import guarded
+from server.rpc.access_list import Access, opened
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
 from server.rpc.tikv import KvClient
+from sink.flight.tokens import read_token
 from storage.tasks import beside
 
 _ASKING_THREADS: Final = 32
@@ -67,6 +70,14 @@ class CaptureConfig:
     flight_addr: str = setting("127.0.0.1:8301", "Arrow Flight address: the rows")
     flight_token_file: str = setting(
         "", "file with the token that Flight readers must bring; empty: none is asked for"
+    )
+    access_file: str = setting(
+        "",
+        "TOML file with the clients that may call, by token or certificate, and their roles; empty: "
+        "whoever reaches a port may do all (docs/security.md)",
+    )
+    token_file: str = setting(
+        "", "file with this capture's own token, for other captures that have an access file"
     )
     advertise_addr: str = setting(
         "", "gRPC address that other captures are told; empty: the one listened on"
@@ -104,9 +115,12 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
         DataDirError: the data directory cannot be used.
         PdUnavailableError: the coordinator does not answer.
         PortInUseError, FlightPortError: an address cannot be listened on.
+        AccessFileError, TokenFileError: such a file cannot be used.
         ChildFailedError: a worker process could not start.
     """
     directory = _directory(config)
+    known = opened(config.access_file)
+    readers = readers_of(known, config.flight_token_file)
     with lock(directory) as identity:
         # Sorted rows are a cache of the upstream: what an earlier process left belongs to a run
         # that has ended.
@@ -129,7 +143,7 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             resources = Resources(context, directory / "sorter", config.memory_quota_bytes)
             own = await parts.enter_async_context(_worker_processes(config, security, directory))
             forwarding = parts.enter_context(_executor(_FORWARDING_THREADS, "forwarding"))
-            access, fence = PeerAccess(security, config.flight_token_file), Fence()
+            access, fence = _peer_access(config, security), Fence()
             peers = Peers(
                 identity,
                 directory,
@@ -141,20 +155,22 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
             maintainers = _maintainers(identity, context, fence, peers, resources)
             membership = Membership(meta, identity, maintainers, fence)
             host = await parts.enter_async_context(_hosting(directory, resources))
-            router = Router(maintainers, membership, security)
+            router = Router(maintainers, membership, access)
             changefeeds = ChangefeedService(maintainers, router)
             captures = CaptureService(maintainers.owner, membership, Blockers(maintainers), router)
             dumps = DumpService(meta)
             shares = WorkerService(host, sources(host_context(context)), membership.check_term)
-            server = _rpc_server(security, changefeeds, dumps, captures, shares)
+            services = _guarded(known, changefeeds, dumps, captures, shares)
+            server = _rpc_server(security, services)
             console = Console(
-                Api(identity, changefeeds, captures, pd),
+                Api(identity, services["ChangefeedService"], services["CaptureService"], pd, known),
                 Services(changefeeds, captures, dumps),
                 explained_by(pd, security),
+                known,
             )
             server.serve_http1(console.answer)
             locks = StuckLocks(pd, kv, lambda: [*maintainers.pullers(), *host.pullers()])
-            readers = serving_flight(
+            rows = serving_flight(
                 CaptureFeeds(
                     maintainers,
                     ShareFeeds(host),
@@ -164,9 +180,9 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                 config.flight_addr,
                 config.advertise_flight_addr,
                 security,
-                config.flight_token_file,
+                readers,
             )
-            async with readers as flight, server.listen(config.addr) as bound:
+            async with rows as flight, server.listen(config.addr) as bound:
                 run = membership.run(
                     config.advertise_addr or bound, config.advertise_flight_addr or flight.bound
                 )
@@ -176,23 +192,49 @@ async def open_capture(config: CaptureConfig, security: SecurityConfig) -> Async
                     yield {"capture": bound, "flight": flight.bound}
 
 
-def _rpc_server(
-    security: SecurityConfig,
+_SERVICES: Final = {
+    name: file.services_by_name[name]
+    for file, name in (
+        (changefeed_pb2.DESCRIPTOR, "ChangefeedService"),
+        (dump_pb2.DESCRIPTOR, "DumpService"),
+        (capture_pb2.DESCRIPTOR, "CaptureService"),
+        (worker_pb2.DESCRIPTOR, "WorkerService"),
+    )
+}
+
+
+def _guarded(
+    known: Access,
     changefeeds: ChangefeedService,
     dumps: DumpService,
     captures: CaptureService,
     shares: WorkerService,
-) -> RpcServer:
+) -> dict[str, object]:
+    """The services of a capture by name, each behind the check of who calls."""
+    servicers = (changefeeds, dumps, captures, shares)
+    return {
+        name: guarded(service, servicer, known)
+        for (name, service), servicer in zip(_SERVICES.items(), servicers, strict=True)
+    }
+
+
+def _rpc_server(security: SecurityConfig, services: Mapping[str, object]) -> RpcServer:
     """The gRPC server with the services of a capture."""
     server = RpcServer(security)
-    for file, name, service in (
-        (changefeed_pb2.DESCRIPTOR, "ChangefeedService", changefeeds),
-        (dump_pb2.DESCRIPTOR, "DumpService", dumps),
-        (capture_pb2.DESCRIPTOR, "CaptureService", captures),
-        (worker_pb2.DESCRIPTOR, "WorkerService", shares),
-    ):
-        server.add_service(file.services_by_name[name], service)
+    for name, servicer in services.items():
+        server.add_service(_SERVICES[name], servicer)
     return server
+
+
+def _peer_access(config: CaptureConfig, security: SecurityConfig) -> PeerAccess:
+    """How other captures are called: by this one's own token, or the one that all readers share.
+
+    Raises:
+        TokenFileError: its file cannot be read, or holds no token.
+    """
+    if config.token_file:
+        read_token(config.token_file)
+    return PeerAccess(security, config.token_file or config.flight_token_file)
 
 
 def _directory(config: CaptureConfig) -> Path:
@@ -216,6 +258,7 @@ async def _worker_processes(
         advertise_host=host_of(config.advertise_flight_addr or config.flight_addr),
         memory_quota_bytes=config.memory_quota_bytes // count,
         flight_token_file=config.flight_token_file,
+        access_file=config.access_file,
         stream_silence_seconds=config.stream_silence_seconds,
         security=security,
     )

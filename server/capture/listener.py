@@ -7,17 +7,33 @@ the daemon's, so a thread calls `wait`.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from server.config import ConfigError
+from server.rpc.access_list import (
+    Access,
+    ForbiddenError,
+    OpenAccess,
+    Right,
+    UnauthenticatedError,
+)
 from server.rpc.connection_guard import ConnectionGuard
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import connections_per_address
 from server.rpc.limits import Limits
 from sink.flight.feeds import Feeds
-from sink.flight.server import FlightServer, FlightTls, open_server, read_token
+from sink.flight.server import FlightServer, FlightTls, open_server
+from sink.flight.tokens import (
+    MayRead,
+    OneToken,
+    ReaderRefusedError,
+    Readers,
+    ReaderUnknownError,
+    read_token,
+)
 from storage.tasks import beside
 
 
@@ -29,28 +45,65 @@ class ClosableFeeds(Feeds, Protocol):
         ...
 
 
+class KnownClients:
+    """Implements `Readers` by the clients that a capture knows."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def admit(self, tokens: Sequence[bytes]) -> MayRead:
+        """See `Readers`; Flight's library tells nobody the name in a client's certificate."""
+        try:
+            client = self._access.client(tokens)
+        except UnauthenticatedError as err:
+            raise ReaderUnknownError(err.message) from None
+
+        def may_read(changefeed: str) -> None:
+            try:
+                client.check(Right.ROWS, "read rows", changefeed)
+            except ForbiddenError as err:
+                raise ReaderRefusedError(err.message) from None
+
+        return may_read
+
+
+def readers_of(access: Access, token_file: str) -> Readers | None:
+    """Who may read over Flight: the clients of `access`, or whoever has the token of a file; None:
+    everybody.
+
+    Raises:
+        ConfigError: both are given.
+        TokenFileError: the file cannot be read, or holds no token.
+    """
+    if isinstance(access, OpenAccess):
+        return OneToken(read_token(token_file)) if token_file else None
+    if token_file:
+        raise ConfigError(
+            "--access-file says who may read over Flight, so --flight-token-file is not for this "
+            "capture: give the token of its lake jobs a [[client]] with the role lake"
+        )
+    return KnownClients(access)
+
+
 @asynccontextmanager
 async def serving_flight(
     feeds: ClosableFeeds,
     addr: str,
     advertise_addr: str = "",
     security: SecurityConfig | None = None,
-    token_file: str = "",
+    readers: Readers | None = None,
 ) -> AsyncIterator[FlightServer]:
     """Serve `feeds` for the block; at its end `feeds.close` is called first, and then calls under
     way are waited for.
 
-    With a `token_file`, only clients that send its token are served.
+    With `readers`, only these are served.
 
     Raises:
-        TokenFileError: it cannot be read, or holds no token.
-        CredentialsError: names of clients matter, and there is no token.
+        CredentialsError: names of clients matter, and everybody may read.
         FlightPortError: the address cannot be listened on.
     """
-    token = read_token(token_file) if token_file else ""
-    server = open_server(
-        feeds, addr, advertise_addr, _tls(security, token) if security else None, token
-    )
+    tls = _tls(security, readers) if security else None
+    server = open_server(feeds, addr, advertise_addr, tls, readers)
     thread = threading.Thread(target=server.wait, name="flight", daemon=True)
     thread.start()
     try:
@@ -71,14 +124,14 @@ async def _guard(server: FlightServer, addr: str) -> None:
         ).run()
 
 
-def _tls(security: SecurityConfig, token: str) -> FlightTls | None:
+def _tls(security: SecurityConfig, readers: Readers | None) -> FlightTls | None:
     if not security.enabled:
         return None
     # Flight's library tells nobody the name in a client's certificate.
-    if security.cert_allowed_cn and not token:
+    if security.cert_allowed_cn and readers is None:
         raise CredentialsError(
             "the Flight port cannot look at names in certificates: with --cert-allowed-cn it needs "
-            "--flight-token-file"
+            "--flight-token-file or --access-file"
         )
     root = Path(security.ca_path).read_bytes() if security.ca_path else None
     return FlightTls(

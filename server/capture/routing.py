@@ -11,8 +11,7 @@ import grpc.aio
 from server.capture.errors import NotOwnerError
 from server.capture.maintainers import Maintainers
 from server.capture.membership import CaptureRecord, Membership
-from server.rpc.client import connect
-from server.rpc.credentials import SecurityConfig
+from server.capture.worker.peers import PeerAccess
 from server.rpc.errors import passed_on
 from storage.model.errors import UnavailableError
 
@@ -32,11 +31,11 @@ class Router:
     """Finds the capture for a call."""
 
     def __init__(
-        self, maintainers: Maintainers, membership: Membership, security: SecurityConfig
+        self, maintainers: Maintainers, membership: Membership, access: PeerAccess
     ) -> None:
         self._maintainers = maintainers
         self._membership = membership
-        self._security = security
+        self._access = access
 
     async def carry_out(
         self,
@@ -114,7 +113,7 @@ class Router:
     async def _ask(
         self, capture: CaptureRecord, stub: Stub, method: str, request: Any, mark: str, for_s: float
     ) -> Any:
-        async with connect(capture.address, self._security) as channel:
+        async with self._access.connect(capture.address) as channel:
             forward = getattr(stub(channel), method)
             try:
                 return await forward(request, timeout=for_s, metadata=((mark, "1"),))

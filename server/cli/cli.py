@@ -36,6 +36,7 @@ _GROUPS: Final = {
     ),
     "gc-state": ("gc_blockers", "GC states of keyspaces, and their barriers"),
     "doctor": ("doctor", "what is slow or stuck, stage by stage, and what to do"),
+    "access": ("access", "the clients of an access file, and their tokens"),
     "metadata": ("metadata", "a backup of what is known of the changefeeds"),
     "source": ("source", "the databases that changefeeds replicate from"),
     "unsafe": ("unsafe", "what can take somebody's work away"),
@@ -49,6 +50,7 @@ _GLOBAL = {
     "--ca-path": ("", "file with the CA certificates that daemons are checked against"),
     "--cert-path": ("", "file with the client's certificate chain"),
     "--key-path": ("", "file with the client's private key"),
+    "--token-file": ("", "file with the client's token, for daemons that have an --access-file"),
     "--log-level": ("warning", "what is logged to standard error: debug, info, warning or error"),
 }
 
@@ -61,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
     security = SecurityConfig(
         ca_path=arguments.ca_path, cert_path=arguments.cert_path, key_path=arguments.key_path
     )
-    remote = Remote(arguments.server, arguments.pd, security)
+    remote = Remote(arguments.server, arguments.pd, security, arguments.token_file)
     command: Command = arguments.command
     try:
         return asyncio.run(_run(command, remote, arguments))

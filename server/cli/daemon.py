@@ -194,6 +194,7 @@ def run_daemon(
             log=settings["log"],
             http_addr=config.http_addr,
             security=settings["security"],
+            access_file=getattr(config, "access_file", ""),
             follow_parent=flags["follow_parent"],
         ),
         http_port,

@@ -67,6 +67,8 @@ class Remote:
     server: str
     pd: str
     security: SecurityConfig
+    token_file: str = ""
+    """For captures and GC workers; others have no use for it, so it is not sent to them."""
 
     @asynccontextmanager
     async def capture(self) -> AsyncIterator[grpc.aio.Channel]:
@@ -77,7 +79,7 @@ class Remote:
             RemoteError: it refused, and says why.
         """
         try:
-            async with connect(self.server, self.security) as channel:
+            async with connect(self.server, self.security, self.token_file) as channel:
                 yield channel
         except grpc.aio.AioRpcError as err:
             if _is_silent(err):
@@ -148,7 +150,7 @@ class Remote:
                 f"; its lease ends {leader.lease}, then another worker may take over",
             )
         try:
-            async with connect(address, self.security) as channel:
+            async with connect(address, self.security, self.token_file) as channel:
                 yield GCServiceStub(channel)
         except grpc.aio.AioRpcError as err:
             if _is_silent(err):

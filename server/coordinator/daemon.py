@@ -87,6 +87,10 @@ class CoordinatorConfig:
         "seconds after which others may lead when this leader is gone (PD: leader-lease)",
         least=1,
     )
+    capture_token_file: str = setting(
+        "",
+        "file with the token that captures with an access file get when GC is explained; role read",
+    )
     cluster_id: int = setting(0, "the cluster id; 0: the stored one, or a new one at first start")
 
 
@@ -190,7 +194,10 @@ class _Coordinator:
 
     def _explaining(self, server: RpcServer) -> Mapping[Route, Handler]:
         """Add `gc explain`; returns what the HTTP port serves."""
-        explainer = Explainer(EtcdMeta(self._api), self._current, self._members, self._security)
+        to_capture = partial(
+            connect, security=self._security, token_file=self._config.capture_token_file
+        )
+        explainer = Explainer(EtcdMeta(self._api), self._current, self._members, to_capture)
         server.add_service(
             explain_pb2.DESCRIPTOR.services_by_name["ExplainService"], ExplainService(explainer)
         )

@@ -10,9 +10,9 @@ only the safe points are indispensable. Only the leader answers, because only it
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc.aio
 from google.protobuf.json_format import ParseDict
@@ -28,8 +28,6 @@ from server.changefeed import keys
 from server.coordinator.leadership.members import Members
 from server.coordinator.term import CurrentTerm
 from server.gc_worker.view import MetaRecords
-from server.rpc.client import connect
-from server.rpc.credentials import SecurityConfig
 from storage.meta.meta import KeyValue, Meta
 from storage.model.errors import InvalidError, TidemarkError, UnavailableError
 
@@ -39,6 +37,8 @@ _NAMES_MAX, _NAME_CHARACTERS_MAX = 100, 1024
 
 
 ANSWER_SECONDS = 2.5
+ToCapture: TypeAlias = Callable[[str], grpc.aio.Channel]
+"""Connects to the capture at an address."""
 _CONCURRENT_CAPTURES = 16
 
 
@@ -66,12 +66,12 @@ class Explainer:
     """Explains from the term that leads at the time."""
 
     def __init__(
-        self, meta: Meta, current: CurrentTerm, members: Members, security: SecurityConfig
+        self, meta: Meta, current: CurrentTerm, members: Members, to_capture: ToCapture
     ) -> None:
         self._meta = meta
         self._current = current
         self._members = members
-        self._security = security
+        self._to_capture = to_capture
         self._slots = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS)
 
     async def explain(self, what_if_remove: Sequence[str] = (), limit: int = 0) -> dict[str, Any]:
@@ -98,7 +98,9 @@ class Explainer:
             # The wait for a slot counts: a queue of explanations must not keep its clients waiting
             # without end.
             async with asyncio.timeout(_GATHER_SECONDS), self._slots:
-                situation = await gather(await term.safe_points.view(), self._meta, self._security)
+                situation = await gather(
+                    await term.safe_points.view(), self._meta, self._to_capture
+                )
         except TimeoutError:
             raise ExplainBusyError(
                 f"the situation was not gathered within {_GATHER_SECONDS:g} s; try again"
@@ -127,13 +129,13 @@ class ExplainService:
         return ParseDict(explanation, explain_pb2.ExplainGCResponse())
 
 
-async def gather(view: GcView, meta: Meta, security: SecurityConfig) -> Situation:
+async def gather(view: GcView, meta: Meta, to_capture: ToCapture) -> Situation:
     """Everything around `view`.
 
     Raises:
         MetaUnavailableError: the metadata cannot be read.
     """
-    answers = await ask_captures(meta, security)
+    answers = await ask_captures(meta, to_capture)
     infos, statuses = await meta.get_prefix(keys.INFOS), await meta.get_prefix(keys.STATUSES)
     # records hold the schemas of all tables
     feeds = await asyncio.to_thread(_feeds, infos, statuses, answers)
@@ -188,7 +190,7 @@ async def _worker(meta: Meta) -> Worker:
     return Worker(leader, config.enable, config.life_time_ms, config.run_interval_ms, last_run)
 
 
-async def ask_captures(meta: Meta, security: SecurityConfig) -> CaptureAnswers:
+async def ask_captures(meta: Meta, to_capture: ToCapture) -> CaptureAnswers:
     """Ask every living capture; takes about `ANSWER_SECONDS` if one is silent,
     more only if many are.
     """
@@ -198,7 +200,7 @@ async def ask_captures(meta: Meta, security: SecurityConfig) -> CaptureAnswers:
 
     async def ask(capture: Capture) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
         async with slots:
-            return await _ask(capture, security)
+            return await _ask(capture, to_capture)
 
     async with asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(ask(capture)) for capture in captures]
@@ -227,12 +229,12 @@ def _living(pairs: Iterable[KeyValue], owner: KeyValue | None) -> list[Capture]:
 
 
 async def _ask(
-    capture: Capture, security: SecurityConfig
+    capture: Capture, to_capture: ToCapture
 ) -> tuple[Capture, capture_pb2.GetBlockersResponse]:
     if capture.problem:
         return capture, capture_pb2.GetBlockersResponse()
     try:
-        async with asyncio.timeout(ANSWER_SECONDS), connect(capture.address, security) as channel:
+        async with asyncio.timeout(ANSWER_SECONDS), to_capture(capture.address) as channel:
             return capture, await CaptureServiceStub(channel).GetBlockers(
                 capture_pb2.GetBlockersRequest()
             )

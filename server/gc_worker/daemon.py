@@ -25,6 +25,8 @@ from server.gc_worker.listener import LogAndCount
 from server.gc_worker.service import GCService
 from server.gc_worker.view import MetaRecords
 from server.http_ports import HTTP_ADDRS
+from server.rpc.access_guard import guarded
+from server.rpc.access_list import opened
 from server.rpc.client import metadata_at
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient, PdUnavailableError
@@ -51,6 +53,11 @@ class GCWorkerConfig:
     )
     http_addr: str = setting(HTTP_ADDRS["gc-worker"], "address of /metrics, /healthz and /readyz")
     coordinator: str = setting("127.0.0.1:2379", "coordinators (or PDs), host:port[,host:port…]")
+    access_file: str = setting(
+        "",
+        "TOML file with the clients that may call, by token or certificate, and their roles; empty: "
+        "whoever reaches the port may do all (docs/security.md)",
+    )
     tick_seconds: float = setting(
         60.0, "seconds between looks at the leadership and at what is due", least=0.001
     )
@@ -98,6 +105,7 @@ async def open_gc_worker(
 ) -> AsyncIterator[Endpoints]:
     """Run a worker for the block; yields where it listens."""
     config.checked()
+    known = opened(config.access_file)
     async with (
         PdClient.open(config.coordinator, security) as pd,
         KvClient.open(pd, security) as kv,
@@ -126,8 +134,9 @@ async def open_gc_worker(
             monotonic_s=_since_boot_s,
             bounds=config.bounds(),
         )
-        service = GCService(worker, cluster, records, pd)
-        server.add_service(gc_pb2.DESCRIPTOR.services_by_name["GCService"], service)
+        service = gc_pb2.DESCRIPTOR.services_by_name["GCService"]
+        servicer = GCService(worker, cluster, records, pd)
+        server.add_service(service, guarded(service, servicer, known))
         async with server.listen(config.addr) as bound:
             # Set before the first tick: the leader's record names the address that the command line
             # calls.

@@ -4,6 +4,7 @@ ended. Calls that only read, and those of other daemons, have none.
 
 import re
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any, Final
 
 import structlog
@@ -18,7 +19,15 @@ _OBJECTS: Final = ("id", "changefeed_id", "node_id")
 _SHOWN_MAX: Final = 256
 OK: Final = "ok"
 
+_client_name: ContextVar[str] = ContextVar("client", default="")
+"""Of the call that this task answers, as the file of clients has it."""
+
 _log = structlog.get_logger("audit")
+
+
+def set_client(name: str) -> None:
+    """Note who makes the call that this task answers."""
+    _client_name.set(name)
 
 
 def is_audited(method: str) -> bool:
@@ -48,7 +57,7 @@ def audited(function: Callable[..., Any], method: str) -> Callable[..., Any]:
 
 
 def log_change(method: str, request: Any, outcome: str, peer: str, client: str = "") -> None:
-    """Write the line; `client` is the name in the client's certificate."""
+    """Write the line; `client` is its name in the file of clients, or in its certificate."""
     of = next((text for name in _OBJECTS if (text := str(getattr(request, name, "")))), "")
     _log.info(
         "call changed something" if outcome == OK else "call was refused",
@@ -61,5 +70,7 @@ def log_change(method: str, request: Any, outcome: str, peer: str, client: str =
 
 
 def _client(context: Any) -> str:
+    if name := _client_name.get():
+        return name
     names: Iterable[bytes] = context.auth_context().get("x509_common_name", ())
     return ", ".join(name.decode(errors="backslashreplace") for name in names)[:_SHOWN_MAX]

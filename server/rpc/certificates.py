@@ -12,11 +12,8 @@ allowed: engines differ in which one they call *the* name.
 
 import inspect
 import ssl
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,9 +22,8 @@ import structlog
 from server.rpc import metrics
 from server.rpc.credentials import SecurityConfig, server_certificate, server_tls
 from server.rpc.errors import StatusError
-from storage.model.errors import TidemarkError
+from server.rpc.reloaded import Reloaded
 
-_LOOK_EVERY_S: Final = 1.0
 _NAMES_LOGGED: Final = 256
 _SHOWN_MAX: Final = 256
 _ARITY: Final = ("unary", "stream")
@@ -128,53 +124,9 @@ def common_names(certificate: Mapping[str, Any]) -> tuple[bytes, ...]:
     )
 
 
-class _Reloaded(Generic[T]):
-    """What `make` makes of the TLS files, made anew when they have changed; for any thread."""
-
-    def __init__(self, security: SecurityConfig, make: Callable[[], T]) -> None:
-        self._paths = [security.cert_path, security.key_path, security.ca_path]
-        self._make = make
-        self._lock = threading.Lock()
-        self._seen = self._state()
-        self._looked_s = time.monotonic()
-        self._made = make()
-
-    def current(self) -> T:
-        """The latest that could be used; files are looked at once a second at most."""
-        with self._lock:
-            now_s = time.monotonic()
-            if now_s - self._looked_s < _LOOK_EVERY_S:
-                return self._made
-            self._looked_s = now_s
-            state = self._state()
-            if state != self._seen:
-                self._seen = state
-                self._reload()
-            return self._made
-
-    def _reload(self) -> None:
-        try:
-            self._made = self._make()
-        except TidemarkError as err:
-            metrics.CERTIFICATE_RELOADS.labels("failed").inc()
-            # The key may be written after the certificate: the next change of a file tries again.
-            _log.warning("the changed TLS files cannot be used; the old ones stay", reason=str(err))
-        else:
-            metrics.CERTIFICATE_RELOADS.labels("ok").inc()
-            _log.info("the TLS files were read again", certificate=self._paths[0])
-
-    def _state(self) -> list[tuple[int, int, int] | None]:
-        return [_state_of(path) for path in self._paths if path]
-
-
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    # Kubernetes and cert-manager replace a link, editors the file, others write into it: one of
-    # these changes each time.
-    try:
-        state = Path(path).stat()
-    except OSError:
-        return None
-    return state.st_ino, state.st_mtime_ns, state.st_size
+def _reloaded(security: SecurityConfig, make: Callable[[], T]) -> Reloaded[T]:
+    paths = [security.cert_path, security.key_path, security.ca_path]
+    return Reloaded(paths, make, metrics.CERTIFICATE_RELOADS, "the TLS certificate")
 
 
 class ListenerTls:
@@ -192,7 +144,7 @@ class ListenerTls:
         self._security = security
         self._protocols = list(protocols)
         self._demands = demands
-        self._files = _Reloaded(security, self._read)
+        self._files = _reloaded(security, self._read)
 
     def context(self) -> ssl.SSLContext:
         """What a connection that begins now uses."""
@@ -201,7 +153,7 @@ class ListenerTls:
     def offer(self, *protocols: str) -> None:
         """Offer these by ALPN from now on."""
         self._protocols = list(protocols)
-        self._files = _Reloaded(self._security, self._read)
+        self._files = _reloaded(self._security, self._read)
 
     def _read(self) -> ssl.SSLContext:
         context = server_tls(self._security)
@@ -229,7 +181,7 @@ def grpcio_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     """
     if not security.listens_with_tls():
         return None
-    files = _Reloaded(security, lambda: server_certificate(security))
+    files = _reloaded(security, lambda: server_certificate(security))
     return grpc.dynamic_ssl_server_credentials(
         files.current(), files.current, require_client_authentication=bool(security.ca_path)
     )

@@ -16,6 +16,7 @@ import grpc.aio
 
 from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
 from server.rpc.limits import MAX_MESSAGE_BYTES
+from server.rpc.token import token_interceptors
 from storage.meta.client import EtcdMeta, open_meta
 
 # without it a silent peer is only noticed after a minute
@@ -51,16 +52,19 @@ _ANSWER_BYTES = 64
 _ANSWER_S = 2.0
 
 
-def connect(address: str, security: SecurityConfig | None = None) -> grpc.aio.Channel:
+def connect(
+    address: str, security: SecurityConfig | None = None, token_file: str = ""
+) -> grpc.aio.Channel:
     """A channel to `host:port`; connects lazily and reconnects by itself.
 
-    A scheme in front is dropped.
+    A scheme in front is dropped. With a `token_file`, calls bring its token.
     """
     target = address.rpartition("//")[2]
     credentials = channel_credentials(security or SecurityConfig())
+    bringing = token_interceptors(token_file) if token_file else None
     if credentials is None:
-        return grpc.aio.insecure_channel(target, options=_OPTIONS)
-    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=bringing)
+    return grpc.aio.secure_channel(target, credentials, options=_OPTIONS, interceptors=bringing)
 
 
 def metadata_at(

@@ -56,7 +56,7 @@ def unknown(method: str) -> str:
 def status_of(err: TidemarkError) -> tuple[grpc.StatusCode, str]:
     """The status code and details a client sees for `err`."""
     if isinstance(err, StatusError):
-        return err.status, err.message
+        return err.status, str(err)
     return _STATUS[err.kind], str(err)
 
 

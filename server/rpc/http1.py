@@ -155,6 +155,7 @@ class Http1Connection(asyncio.Protocol):
         self._head: h11.Request | None = None
         self._body = bytearray()
         self._answering: asyncio.Task[None] | None = None
+        self._common_names: tuple[bytes, ...] = ()
         self._timer = self._loop.call_later(REQUEST_S, self.abort)
         self._in_request = True
         self._buffered_bytes = 0
@@ -174,8 +175,8 @@ class Http1Connection(asyncio.Protocol):
                 fault(503, "ErrServerBusy", "all connections are at work; try again"), last=True
             )
             return
-        certificate = transport.get_extra_info("peercert") or {}
-        if reason := self._front.allowed.refusal(common_names(certificate)):
+        self._common_names = common_names(transport.get_extra_info("peercert") or {})
+        if reason := self._front.allowed.refusal(self._common_names):
             self._send(fault(403, "ErrUnauthorized", reason), last=True)
 
     def data_received(self, data: bytes) -> None:
@@ -290,7 +291,9 @@ class Http1Connection(asyncio.Protocol):
         assert head is not None
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._front.serve(request_of(head, bytes(self._body)))
+                answer = await self._front.serve(
+                    request_of(head, bytes(self._body), self._common_names)
+                )
         except TimeoutError:
             answer = fault(504, "ErrTimeout", "the answer took too long; try again")
         except TidemarkError as err:
@@ -376,7 +379,7 @@ def _check_origin(head: h11.Request) -> None:
         )
 
 
-def request_of(head: h11.Request, body: bytes) -> Request:
+def request_of(head: h11.Request, body: bytes, names: tuple[bytes, ...] = ()) -> Request:
     """A parsed head and its body as handlers take it; the path stays percent-encoded."""
     path, _, query = head.target.decode("latin-1").partition("?")
     return Request(
@@ -385,6 +388,11 @@ def request_of(head: h11.Request, body: bytes) -> Request:
         parse_qs(query, keep_blank_values=True),
         body,
         raw_query=query,
+        authorization=next(
+            (value.decode("latin-1") for name, value in head.headers if name == b"authorization"),
+            "",
+        ),
+        common_names=names,
     )
 
 

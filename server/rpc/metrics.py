@@ -37,3 +37,14 @@ CERTIFICATE_RELOADS = Counter(
     "used",
     ["outcome"],
 )
+ACCESS_REFUSED = Counter(
+    "tidemark_rpc_access_refused_total",
+    "Calls and requests refused to clients: `unauthenticated` if nobody knows who calls, "
+    "`unauthorized` if the client's role or changefeeds do not allow it",
+    ["reason"],
+)
+ACCESS_RELOADS = Counter(
+    "tidemark_rpc_access_reloads_total",
+    "Changes of the file with the clients: `ok` if it is used, `failed` if it cannot be",
+    ["outcome"],
+)

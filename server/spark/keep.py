@@ -144,7 +144,8 @@ def _option(text: str) -> tuple[str, str, str]:
 async def open_keep(config: KeepConfig, security: SecurityConfig) -> AsyncIterator[Endpoints]:
     """Keep all lakes current; raises ConfigError for options that cannot be used."""
     check_jobs(config)
-    async with connect(config.capture, security) as channel, asyncio.TaskGroup() as tasks:
+    channel_of = connect(config.capture, security, config.token_file)
+    async with channel_of as channel, asyncio.TaskGroup() as tasks:
         supervisor = LakeJobSupervisor(config, security, channel, tasks)
         task = tasks.create_task(supervisor.run(), name="lake job supervisor")
         try:

@@ -4,18 +4,14 @@ all it knows comes from `Feeds`.
 Errors cross the wire as text `[TM:ErrName] …`: FlightUnavailableError where trying again helps,
 else FlightServerError.
 
-Where the capture has a readers' token, each call brings `authorization: Bearer <token>`, compared
-in constant time, beside TLS. The token is in no message, log or repr of ours.
+Where readers must be known, each call brings `authorization: Bearer <token>`, beside TLS.
 """
 
-import hashlib
-import hmac
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,8 +31,9 @@ from sink.flight.documents import (
     planned,
 )
 from sink.flight.feeds import Feeds
+from sink.flight.tokens import MayRead, ReaderRefusedError, Readers, ReaderUnknownError, tokens_of
 from storage.defect import request_error
-from storage.model.errors import InvalidError, Kind, UnavailableError
+from storage.model.errors import Kind, UnavailableError
 
 _ROWS_SENT = Counter("tidemark_flight_rows_total", "mounted rows handed to readers")
 _BYTES_SENT = Counter("tidemark_flight_sent_bytes_total", "Arrow buffers handed to readers")
@@ -47,7 +44,8 @@ _CALL_SECONDS = Histogram(
 _UNIX = "unix:"
 _RETRYABLE = (Kind.UNAVAILABLE, Kind.CLOSED)
 _AUTHORIZATION: Final = "authorization"
-_BEARER: Final = "bearer"
+_READERS: Final = "readers"
+"""Name of the middleware."""
 _ACTIONS = {
     "describe": "a changefeed's state, positions, tables and their schemas",
     "latest": "the end of the next cut",
@@ -81,12 +79,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         addr: str,
         advertise_addr: str = "",
         tls: FlightTls | None = None,
-        token: str = "",
+        readers: Readers | None = None,
     ) -> None:
-        """With a `token`, calls must bring it."""
+        """With `readers`, only these are served."""
         self._feeds = feeds
         scheme = "grpc" if tls is None else "grpc+tls"
-        security: dict[str, Any] = {"middleware": {"token": TokenGuard(token)}} if token else {}
+        security: dict[str, Any] = (
+            {"middleware": {_READERS: ReaderGuard(readers)}} if readers else {}
+        )
         if tls is not None:
             security["tls_certificates"] = [(tls.certificate, tls.key)]
             security |= {"verify_client": True, "root_certificates": tls.root} if tls.root else {}
@@ -109,7 +109,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         """What `do_action` takes."""
         return list(_ACTIONS.items())
 
-    def do_action(self, context: Any, action: Any) -> list[bytes]:  # noqa: ARG002 - the base class's signature
+    def do_action(self, context: Any, action: Any) -> list[bytes]:
         """One JSON document in, one out."""
         with _errors_cross_the_wire("action"), _CALL_SECONDS.labels(_known(action.type)).time():
             if action.type not in self._actions:
@@ -119,15 +119,17 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
             parse, carry_out = self._actions[action.type]
             body = action.body.to_pybytes()
             request = parse(body)
+            _check_reader(context, request.changefeed)
             ask = self._feeds.elsewhere(request.changefeed)
             if ask is not None:
                 return [ask(action.type, body)]
             return [json.dumps(carry_out(request)).encode()]
 
-    def do_get(self, context: Any, ticket: Any) -> Any:  # noqa: ARG002 - the base class's signature
+    def do_get(self, context: Any, ticket: Any) -> Any:
         """The rows of one slice."""
         with _errors_cross_the_wire("get"):
             request = Ticket.parse(ticket.ticket)
+            _check_reader(context, request.changefeed)
             schema, batches = self._feeds.read(
                 request.changefeed, request.table, request.start, request.end, before=request.before
             )
@@ -172,10 +174,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
 
 def open_server(
-    feeds: Feeds, addr: str, advertise_addr: str = "", tls: FlightTls | None = None, token: str = ""
+    feeds: Feeds,
+    addr: str,
+    advertise_addr: str = "",
+    tls: FlightTls | None = None,
+    readers: Readers | None = None,
 ) -> FlightServer:
     """A server that listens on `addr` (port 0: any; or `unix:/path`,
-    where TLS is not for) for those with `token`.
+    where TLS is not for) for `readers`, None: for all.
 
     It listens already: run `wait` in a thread, as pyarrow's `serve` would take the process's
     signals. `shutdown` waits for calls under way.
@@ -184,7 +190,7 @@ def open_server(
         FlightPortError: the address is taken or not ours.
     """
     try:
-        return FlightServer(feeds, addr, advertise_addr, tls, token)
+        return FlightServer(feeds, addr, advertise_addr, tls, readers)
     except (pa.ArrowException, OSError) as err:
         raise FlightPortError(
             f"cannot listen on {addr} for Arrow Flight; choose another --flight-addr"
@@ -210,6 +216,8 @@ def _streamed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _errors_cross_the_wire(where: str) -> Iterator[None]:
     try:
         yield
+    except ReaderRefusedError as err:
+        raise fl.FlightUnauthorizedError(f"[TM:ErrUnauthorized] {err}") from None
     except Exception as err:
         error = request_error(err, f"Flight {where}")
         if error.kind in _RETRYABLE:
@@ -217,25 +225,18 @@ def _errors_cross_the_wire(where: str) -> Iterator[None]:
         raise fl.FlightServerError(str(error)) from err
 
 
-class TokenFileError(InvalidError):
-    """The file with the readers' token cannot be used."""
+class ReaderGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
+    """Lets calls pass of readers that are known."""
 
-    code = "ErrTokenFile"
-
-
-class TokenGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow is untyped
-    """Lets calls with the token pass; keeps a digest of it only."""
-
-    def __init__(self, token: str) -> None:
+    def __init__(self, readers: Readers) -> None:
         super().__init__()
-        # Digests have one length: what is compared tells nothing of the token's.
-        self._digest = _digest(token.encode())
+        self._readers = readers
 
-    def start_call(self, info: Any, headers: Mapping[str, Sequence[str | bytes]]) -> None:  # noqa: ARG002 - the base's
-        """Refuse a call without the token.
+    def start_call(self, info: Any, headers: Mapping[str, Sequence[str | bytes]]) -> "_KnownReader":  # noqa: ARG002 - the base's
+        """Find out who calls.
 
         Raises:
-            FlightUnauthenticatedError: there is none, or another one.
+            FlightUnauthenticatedError: nobody who is known.
         """
         sent = [
             value
@@ -243,45 +244,22 @@ class TokenGuard(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow i
             if name.lower() == _AUTHORIZATION
             for value in values
         ]
-        if not sent:
-            raise _refused("this capture wants a token; give its file as option tokenFile")
-        if not any(hmac.compare_digest(self._digest, _digest(_token(value))) for value in sent):
-            raise _refused(
-                "the token is not the one of this capture; compare tokenFile with its "
-                "--flight-token-file"
-            )
+        try:
+            return _KnownReader(self._readers.admit(tokens_of(sent)))
+        except ReaderUnknownError as err:
+            raise fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {err}") from None
 
 
-def read_token(path: str) -> str:
-    """The token of a file, without white space around it.
+class _KnownReader(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow is untyped
+    """Who makes one call."""
 
-    Raises:
-        TokenFileError: it cannot be read, or holds none that a header can carry.
-    """
-    try:
-        token = Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as err:
-        why = err.strerror if isinstance(err, OSError) else "it is not ASCII text"
-        raise TokenFileError(
-            f"cannot read the token file {path}: {why}; see --flight-token-file"
-        ) from None
-    if not token or not token.isprintable() or " " in token:
-        raise TokenFileError(
-            f"the token file {path} must hold one line of printable characters without spaces"
-        )
-    return token
+    def __init__(self, may_read: MayRead) -> None:
+        super().__init__()
+        self.may_read = may_read
 
 
-def _token(value: str | bytes) -> bytes:
-    text = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
-    scheme, _, token = text.partition(b" ")
-    return token.strip() if scheme.lower() == _BEARER.encode() else b""
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-def _refused(why: str) -> Exception:
-    refused: Exception = fl.FlightUnauthenticatedError(f"[TM:ErrUnauthenticated] {why}")
-    return refused
+def _check_reader(context: Any, changefeed: str) -> None:
+    """Raises ReaderRefusedError if the call's reader may not read the changefeed."""
+    reader = context.get_middleware(_READERS)
+    if reader is not None:
+        reader.may_read(changefeed)

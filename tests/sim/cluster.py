@@ -17,6 +17,7 @@ from server.capture.owner import Owner
 from server.capture.placement import Placement
 from server.capture.records import Records
 from server.capture.routing import Router
+from server.capture.worker.peers import PeerAccess
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import MinSafePoint
 from storage.meta.client import EtcdMeta
@@ -109,7 +110,7 @@ class Capture:
             placement.decided,
         )
         self.membership = Membership(meta, name, self.maintainers, fence)
-        self.router = Router(self.maintainers, self.membership, SecurityConfig())
+        self.router = Router(self.maintainers, self.membership, PeerAccess(SecurityConfig()))
 
     @property
     def is_held(self) -> bool:

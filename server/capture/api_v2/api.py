@@ -6,7 +6,7 @@ for what the client can correct, 503 for what passes by itself, else 500.
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -34,8 +34,11 @@ from server.routes import (
     json_answer,
     template_arguments,
 )
+from server.rpc.access_guard import client_of
+from server.rpc.access_list import Access, OpenAccess, Right
 from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import status_of
+from server.rpc.http_context import LOCAL, HttpContext
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
 from storage.model.ts import logical, physical_ms
@@ -48,7 +51,11 @@ _HTTP_STATUS: Final = {
     grpc.StatusCode.ABORTED: 400,
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 503,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
 }
+_FOR_ALL: Final = ("health", "openapi")
+"""What probes and generators of clients ask for."""
 
 
 class Oracle(Protocol):
@@ -60,15 +67,20 @@ class Oracle(Protocol):
 
 
 class Api:
-    """`changefeeds` and `captures` are the servicers of the gRPC API; `identity` is this capture's
-    id.
+    """`changefeeds` and `captures` are the servicers of the gRPC API, behind the check of who calls
+    (`server.rpc.access_guard`); `identity` is this capture's id.
     """
 
-    def __init__(self, identity: str, changefeeds: Any, captures: Any, oracle: Oracle) -> None:
-        self._id = identity
-        self._changefeeds = changefeeds
-        self._captures = captures
-        self._oracle = oracle
+    def __init__(
+        self,
+        identity: str,
+        changefeeds: Any,
+        captures: Any,
+        oracle: Oracle,
+        access: Access | None = None,
+    ) -> None:
+        self._operations = partial(_Operations, identity, changefeeds, captures, oracle)
+        self._access = access or OpenAccess()
         self._routes = [
             ((PREFIX + operation.path).split("/"), operation) for operation in OPERATIONS
         ]
@@ -79,18 +91,63 @@ class Api:
             operation, arguments = self._find(request)
         except TidemarkError as err:
             return error_answer(err)
+        context = HttpContext(request.authorization, request.common_names)
         try:
+            if operation not in _FOR_ALL:
+                client_of(self._access, context).check(Right.SEE, operation)
             documents.check_namespace(request.query.get("namespace", ("",))[0])
-            document = await getattr(self, operation)(request, *arguments)
+            operations = self._operations(context)
+            document = await getattr(operations, operation)(request, *arguments)
         except TidemarkError as err:
             return _error_answer(err)
         except Exception as err:  # noqa: BLE001 - the client gets an answer, the log the trace
             return _error_answer(request_error(err, f"{request.method} {request.path[:256]}"))
         return json_answer(document)
 
+    def _find(self, request: Request) -> tuple[str, list[str]]:
+        """The operation that answers, and what stands for `{…}` in its path.
+
+        Raises:
+            PathUnknownError, MethodRefusedError: there is none.
+        """
+        path = f"{PREFIX}{_LEGACY_STATUS}" if request.path == _LEGACY_STATUS else request.path
+        # Split first, unquote then: an id with %2F in it is one part.
+        parts = path.rstrip("/").split("/")
+        fitting = {
+            operation.method: (operation.name, [unquote(part) for part in given])
+            for names, operation in self._routes
+            if (given := template_arguments(names, parts)) is not None
+        }
+        if not fitting:
+            raise PathUnknownError(f"nothing is served at {request.path[:256]}")
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in fitting:
+            raise MethodRefusedError(
+                f"{request.path[:256]} takes {', '.join(sorted(fitting))}, not {request.method}"
+            )
+        return fitting[method]
+
+
+class _Operations:
+    """Answers one request: a method for each operation."""
+
+    def __init__(
+        self,
+        identity: str,
+        changefeeds: Any,
+        captures: Any,
+        oracle: Oracle,
+        context: HttpContext,
+    ) -> None:
+        self._id = identity
+        self._changefeeds = changefeeds
+        self._captures = captures
+        self._oracle = oracle
+        self._context = context
+
     async def health(self, _request: Request) -> dict[str, Any]:
         """Answer with an empty document once an owner is elected."""
-        if not any(capture.is_owner for capture in await self._members()):
+        if not any(capture.is_owner for capture in await self._members(LOCAL)):
             raise NotOwnerError("no capture owns the changefeeds at this moment; ask again")
         return {}
 
@@ -114,12 +171,12 @@ class Api:
     async def drain_capture(self, _request: Request, capture: str) -> dict[str, int]:
         """Let its tables go to the others; how many it still has."""
         request = capturepb.DrainCaptureRequest(id=capture)
-        drained = await self._captures.DrainCapture(request, LOCAL)
+        drained = await self._captures.DrainCapture(request, self._context)
         return {"current_table_count": drained.tables}
 
     async def resign_owner(self, _request: Request) -> dict[str, Any]:
         """Let another capture be elected."""
-        await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), LOCAL)
+        await self._captures.ResignOwner(capturepb.ResignOwnerRequest(), self._context)
         return {}
 
     async def tso(self, _request: Request) -> dict[str, int]:
@@ -210,29 +267,6 @@ class Api:
         """The OpenAPI document."""
         return openapi(CREATOR_VERSION)
 
-    def _find(self, request: Request) -> tuple[str, list[str]]:
-        """The method of this class that answers, and what stands for `{…}` in its path.
-
-        Raises:
-            PathUnknownError, MethodRefusedError: there is none.
-        """
-        path = f"{PREFIX}{_LEGACY_STATUS}" if request.path == _LEGACY_STATUS else request.path
-        # Split first, unquote then: an id with %2F in it is one part.
-        parts = path.rstrip("/").split("/")
-        fitting = {
-            operation.method: (operation.name, [unquote(part) for part in given])
-            for names, operation in self._routes
-            if (given := template_arguments(names, parts)) is not None
-        }
-        if not fitting:
-            raise PathUnknownError(f"nothing is served at {request.path[:256]}")
-        method = "GET" if request.method == "HEAD" else request.method
-        if method not in fitting:
-            raise MethodRefusedError(
-                f"{request.path[:256]} takes {', '.join(sorted(fitting))}, not {request.method}"
-            )
-        return fitting[method]
-
     async def _one(self, changefeed: str) -> pb.Changefeed:
         queried = await self._call("QueryChangefeed", pb.QueryChangefeedRequest(id=changefeed))
         shown: pb.Changefeed = queried.changefeed
@@ -242,8 +276,9 @@ class Api:
         listed = await self._call("ListChangefeeds", pb.ListChangefeedsRequest())
         return sorted(listed.changefeeds, key=lambda each: str(each.id))
 
-    async def _members(self) -> list[capturepb.Capture]:
-        listed = await self._captures.ListCaptures(capturepb.ListCapturesRequest(), LOCAL)
+    async def _members(self, context: HttpContext | None = None) -> list[capturepb.Capture]:
+        request = capturepb.ListCapturesRequest()
+        listed = await self._captures.ListCaptures(request, context or self._context)
         return list(listed.captures)
 
     async def _call(self, method: str, request: Any) -> Any:
@@ -251,27 +286,7 @@ class Api:
         function = getattr(self._changefeeds, method)
         if is_audited(full_name):
             function = audited(function, full_name)
-        return await function(request, LOCAL)
-
-
-class _LocalContext:
-    """Stands for the gRPC context of a call that no peer has sent."""
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """None."""
-        return ()
-
-    def peer(self) -> str:
-        """What stands in the audit log for whoever sent the HTTP request."""
-        return "http"
-
-    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """No certificate is known here."""
-        return {}
-
-
-LOCAL: Final = _LocalContext()
-"""The context of calls that this process makes at its own services."""
+        return await function(request, self._context)
 
 
 def _is_running(changefeed: pb.Changefeed) -> bool:

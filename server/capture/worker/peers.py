@@ -44,15 +44,17 @@ class PeerAccess:
     """How captures connect to each other: with the same files everywhere."""
 
     security: SecurityConfig
-    flight_token_file: str = ""
+    token_file: str = ""
+
+    def connect(self, address: str) -> grpc.aio.Channel:
+        """A channel to another capture."""
+        return connect(address, self.security, self.token_file)
 
     @property
     def credentials(self) -> Credentials:
         """The same as a Flight reader takes it."""
         security = self.security
-        return Credentials(
-            security.ca_path, security.cert_path, security.key_path, self.flight_token_file
-        )
+        return Credentials(security.ca_path, security.cert_path, security.key_path, self.token_file)
 
 
 class PeerCapture:
@@ -89,12 +91,12 @@ class PeerCapture:
 
     def connect(self) -> grpc.aio.Channel:
         """A channel for calls from the event loop."""
-        return connect(self.record.address, self._access.security)
+        return self._access.connect(self.record.address)
 
     @cached_property
     def stub(self) -> WorkerServiceStub:
         """For calls from any thread; reconnects by itself."""
-        return stub_at(self.record.address, self._access.security)
+        return stub_at(self.record.address, self._access.security, self._access.token_file)
 
     def do_get(self, ticket: fl.Ticket, timeout_s: float) -> fl.FlightStreamReader:
         """Its rows, from any thread."""

@@ -38,6 +38,7 @@ from server.puller.stream_timeout import SILENT_S
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
+from server.rpc.token import with_token
 from storage.tasks import beside
 
 _OPTIONS: Final = [
@@ -112,14 +113,17 @@ class Workers(Protocol):
         ...
 
 
-def stub_at(address: str, security: SecurityConfig | None = None) -> WorkerServiceStub:
-    """For calls from any thread; reconnects by itself."""
+def stub_at(
+    address: str, security: SecurityConfig | None = None, token_file: str = ""
+) -> WorkerServiceStub:
+    """For calls from any thread, which bring the token of a file; reconnects by itself."""
     credentials = channel_credentials(security or SecurityConfig())
-    return WorkerServiceStub(
+    channel = (
         grpc.insecure_channel(address, options=_OPTIONS)
         if credentials is None
         else grpc.secure_channel(address, credentials, options=_OPTIONS)
     )
+    return WorkerServiceStub(with_token(channel, token_file))
 
 
 class WorkerProcess:
@@ -295,6 +299,7 @@ class Launch:
     """Of each worker, for each changefeed."""
     security: SecurityConfig
     flight_token_file: str = ""
+    access_file: str = ""
     stream_silence_seconds: float = SILENT_S
     log: LogConfig = field(default_factory=log_config)
     """As the capture logs."""
@@ -320,6 +325,7 @@ class Launch:
             "--http-addr": "127.0.0.1:0",
             "--memory-quota-bytes": self.memory_quota_bytes,
             "--flight-token-file": self.flight_token_file,
+            "--access-file": self.access_file,
             "--stream-silence-seconds": self.stream_silence_seconds,
             "--ca-path": self.security.ca_path,
             "--cert-path": self.security.cert_path,

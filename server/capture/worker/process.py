@@ -12,7 +12,7 @@ from pathlib import Path
 from tidemarkpb.v1 import worker_pb2
 
 from server.capture.directory import control_socket, flight_socket, sorter_directory
-from server.capture.listener import serving_flight
+from server.capture.listener import readers_of, serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.source.registry import sources
 from server.capture.worker.flight import ShareFeeds
@@ -24,6 +24,7 @@ from server.puller.source import SourceContext
 from server.puller.stream_timeout import SILENT_S
 from server.puller.tikv.feed import EventFeeds
 from server.puller.tikv.puller import StuckLocks
+from server.rpc.access_list import opened
 from server.rpc.credentials import SecurityConfig
 from server.rpc.pd import PdClient
 from server.rpc.server import RpcServer
@@ -41,6 +42,7 @@ class WorkerConfig:
     flight_token_file: str = setting(
         "", "file with the token that readers must bring at flight_addr; empty: none"
     )
+    access_file: str = setting("", "as the capture's")
     http_addr: str = setting("127.0.0.1:0", "/metrics, /healthz, /readyz")
     memory_quota_bytes: int = setting(256 << 20, "memory for the rows of one changefeed's share")
     stream_silence_seconds: float = setting(SILENT_S, "as the capture's", least=0.001)
@@ -77,7 +79,7 @@ async def open_worker(config: WorkerConfig, security: SecurityConfig) -> AsyncIt
                 ShareFeeds(host),
                 config.flight_addr,
                 security=security,
-                token_file=config.flight_token_file,
+                readers=readers_of(opened(config.access_file), config.flight_token_file),
             ) as flight,
             # For its capture: a Unix socket that only the capture's user can open needs neither
             # TLS nor token.

@@ -192,21 +192,23 @@ def running_cluster(directory: Path, *capture_flags: str):
 class Reader:
     """Reads one changefeed as Spark does; connects for every call, so captures may come and go."""
 
-    def __init__(self, cluster: Cluster, changefeed: str) -> None:
+    def __init__(self, cluster: Cluster, changefeed: str, token: str = "") -> None:
         self._cluster = cluster
         self._changefeed = changefeed
+        headers = [(b"authorization", f"Bearer {token}".encode())] if token else []
+        self._options = fl.FlightCallOptions(headers=headers)
 
     def ask(self, action: str, **members):
         body = json.dumps({"changefeed": self._changefeed} | members).encode()
         with self._client() as client:
-            [result] = client.do_action(fl.Action(action, body))
+            [result] = client.do_action(fl.Action(action, body), self._options)
         return json.loads(result.body.to_pybytes())
 
     def read(self, start: int, end: int, table: str, location: str = "") -> pa.Table:
         """The rows of one table in `(start, end]`, from the capture or from a slice's location."""
         ticket = {"changefeed": self._changefeed, "table": table, "start": start, "end": end}
         with self._client(location) as client:
-            return client.do_get(fl.Ticket(json.dumps(ticket).encode())).read_all()
+            return client.do_get(fl.Ticket(json.dumps(ticket).encode()), self._options).read_all()
 
     def wait_resolved(self, ts: int, limit_s: float = 120.0) -> int:
         """A cut that ends at or after `ts`."""

@@ -38,6 +38,7 @@ _PERMANENT_CODES: Final = frozenset(
         "ErrRangeCrossesDdl",
         "ErrSchemaIncompatible",
         "ErrUnauthenticated",
+        "ErrUnauthorized",
     }
 )
 """Codes whose errors cannot heal, for errors that come as text out of Spark's Python processes."""

@@ -22,6 +22,7 @@ _CHANGEFEED_CODES: Final = frozenset(
         "ErrChangeFeedNotExists",
         "ErrNotOwner",
         "ErrUnauthenticated",
+        "ErrUnauthorized",
     }
 )
 """Errors that come from the captures themselves: they are not reported back."""

@@ -22,6 +22,7 @@ from server.capture.placement import Placement
 from server.capture.records import Records
 from server.capture.routing import Router
 from server.capture.runner import note_job
+from server.capture.worker.peers import PeerAccess
 from server.changefeed import keys
 from server.changefeed.info import State
 from server.dump.job import DumpRecords
@@ -73,7 +74,7 @@ async def cluster(meta, upstream, tmp_path):
             placement.decided,
         )
         membership = Membership(meta, name, maintainers, fence)
-        router = Router(maintainers, membership, SecurityConfig())
+        router = Router(maintainers, membership, PeerAccess(SecurityConfig()))
         return SimpleNamespace(
             name=name, owner=owner, maintainers=maintainers, membership=membership, router=router
         )

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from server.capture.listener import serving_flight
 from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
-from server.rpc import certificates as module
+from server.rpc import reloaded
 from server.rpc.certificates import AllowedNames, ListenerTls, common_names
 from server.rpc.client import connect
 from server.rpc.credentials import CredentialsError, SecurityConfig
@@ -170,7 +170,7 @@ async def test_a_request_behind_a_refused_handshake_is_no_error_of_ours(
 async def test_a_changed_certificate_is_shown_to_later_connections(
     certificates: Certificates, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0.0)
     security = certificates.sign("first", f"shown-{engine.value}")
 
     async def shown(bound: str, protocol: str) -> bytes:
@@ -194,7 +194,7 @@ async def test_a_changed_certificate_is_shown_to_later_connections(
 def test_the_http_port_looks_at_names_and_reads_changed_files_too(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(reloaded, "_LOOK_EVERY_S", 0.0)
     other = certificates.sign("visitor")
     own = certificates.sign("first", "http")
     security = replace(own, cert_allowed_cn=("node",))

@@ -19,6 +19,7 @@ from sink.flight.feeds import (
     TableNotExistsError,
 )
 from sink.flight.server import FlightPortError, open_server
+from sink.flight.tokens import OneToken
 from sink.versions import Ddl
 
 SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
@@ -96,8 +97,8 @@ class Capture:
 
 
 @contextmanager
-def serving(capture, advertise_addr="", token=""):
-    server = open_server(capture, "127.0.0.1:0", advertise_addr, token=token)
+def serving(capture, readers=None, advertise_addr=""):
+    server = open_server(capture, "127.0.0.1:0", advertise_addr, readers=readers)
     thread = threading.Thread(target=server.serve)
     thread.start()
     try:
@@ -194,7 +195,7 @@ def test_slices_cover_the_range_and_their_tickets_say_what_was_asked_for():
 
 
 def test_readers_are_told_the_advertised_address():
-    with serving(Capture(), "capture-1.example:8301") as (_, client):
+    with serving(Capture(), advertise_addr="capture-1.example:8301") as (_, client):
         [part] = ask(client, "plan", changefeed="feed", start=4, end=9)["slices"]
     assert part["locations"] == ["grpc://capture-1.example:8301"]
 
@@ -259,7 +260,7 @@ def test_a_busy_port_is_one_clear_error():
 def test_a_report_of_the_lake_job_passes_and_garbage_does_not():
     capture = Capture()
     with (
-        serving(capture, token="secret") as (_, client),
+        serving(capture, OneToken("secret")) as (_, client),
         pytest.raises(fl.FlightUnauthenticatedError),
     ):
         ask(client, "report", changefeed="feed", state="ready", cut_ts=5)

@@ -5,7 +5,7 @@ import json
 import pyarrow.flight as fl
 import pytest
 
-from sink.flight.server import TokenFileError, TokenGuard, read_token
+from sink.flight.tokens import OneToken, TokenFileError, read_token
 from tests.unit.sink.flight.test_server import Capture, serving, ticket
 
 TOKEN = "a-long-token-of-readers"
@@ -22,7 +22,7 @@ def ask(client, *headers):
 
 
 def test_who_brings_the_token_is_served():
-    with serving(Capture(), token=TOKEN) as (_, client):
+    with serving(Capture(), OneToken(TOKEN)) as (_, client):
         assert ask(client, (b"authorization", f"Bearer {TOKEN}".encode())) == {"checkpoint_ts": 6}
         assert ask(client, (b"authorization", f"bearer  {TOKEN}".encode())) == {"checkpoint_ts": 6}
         rows = client.do_get(
@@ -45,7 +45,7 @@ def test_who_brings_the_token_is_served():
 def test_anybody_else_is_told_why_not_and_never_the_token(header, named, capfd):
     headers = [] if header is None else [(b"authorization", header)]
     capture = Capture()
-    with serving(capture, token=TOKEN) as (_, client):
+    with serving(capture, OneToken(TOKEN)) as (_, client):
         for call in (
             lambda: ask(client, *headers),
             lambda: client.do_get(ticket(), options(*headers)).read_all(),
@@ -56,7 +56,7 @@ def test_anybody_else_is_told_why_not_and_never_the_token(header, named, capfd):
             assert TOKEN not in str(caught.value)
     assert not capture.calls
     assert TOKEN not in "".join(capfd.readouterr())
-    assert TOKEN not in repr(vars(TokenGuard(TOKEN)))
+    assert TOKEN not in repr(vars(OneToken(TOKEN)))
 
 
 def test_a_token_file_is_read_without_its_line_end(tmp_path):

@@ -31,6 +31,7 @@ from server.puller.tidb.table import tidb_table
 from server.rpc.client import connect
 from server.rpc.server import RpcServer
 from sink.cut import Bounds
+from sink.flight.tokens import OneToken
 from storage.model.errors import TidemarkError, UnavailableError
 from tests.unit.server.capture.conftest import TABLE
 from tests.unit.server.certificates import Certificates
@@ -167,7 +168,9 @@ async def test_another_capture_runs_a_share_over_mtls_and_with_the_readers_token
         service = WorkerService(host, make_source)
         server.add_service(worker_pb2.DESCRIPTOR.services_by_name["WorkerService"], service)
         token = str(tmp_path / "token")
-        reading = serving_flight(ShareFeeds(host), local, security=security, token_file=token)
+        reading = serving_flight(
+            ShareFeeds(host), local, security=security, readers=OneToken("s3cret")
+        )
         async with reading as flight, server.listen(local) as bound:
             record = CaptureRecord("b", bound, flight.bound)
             peer = PeerCapture(record, PeerAccess(security, token))

@@ -9,7 +9,7 @@ from server.coordinator.errors import NotLeaderError
 from server.coordinator.explain_service import Explainer, ExplainRequestError
 from server.coordinator.leadership.leadership import Leadership
 from server.coordinator.leadership.members import Members
-from server.rpc.credentials import SecurityConfig
+from server.rpc.client import connect
 from tests.unit.gcsafepoint.explain.situations import view
 
 
@@ -26,7 +26,7 @@ def explainer(meta, leadership=None, after=lambda: None):
         leadership=leadership, safe_points=SimpleNamespace(view=read)
     )
     members = Members(pdpb.Member(member_id=1))
-    return Explainer(meta, SimpleNamespace(term=term), members, SecurityConfig())
+    return Explainer(meta, SimpleNamespace(term=term), members, connect)
 
 
 async def test_a_follower_refuses(meta):

@@ -19,7 +19,7 @@ from server.changefeed import keys
 from server.changefeed.info import ChangefeedInfo, status_json
 from server.coordinator import explain_service
 from server.coordinator.explain_service import gather
-from server.rpc.credentials import SecurityConfig
+from server.rpc.client import connect
 from tests.unit.gcsafepoint.explain.situations import view
 
 
@@ -63,7 +63,7 @@ async def a_feed(meta, name="bank"):
 
 
 async def situation(meta):
-    return await gather(view(), meta, SecurityConfig())
+    return await gather(view(), meta, connect)
 
 
 async def test_what_the_capture_tells_is_in_the_situation(meta, capture):

@@ -1,0 +1,160 @@
+"""`tidemark cli access create|list`: the clients of an access file, which captures and GC workers
+ask for with `--access-file` (docs/security.md, *Roles*). No daemon is called.
+
+A token is written into a file of its own, which only its owner may read; the access file has its
+SHA-256.
+"""
+
+import argparse
+import os
+import secrets
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from server.cli.arguments import period
+from server.cli.output import Output
+from server.cli.remote import Remote
+from server.rpc.access_list import ROLES, AccessFileError, Client, clients_of, digest
+
+_TOKEN_BYTES: Final = 32
+_COLUMNS: Final = (
+    ("NAME", "name"),
+    ("ROLE", "role"),
+    ("CHANGEFEEDS", "changefeeds"),
+    ("EXPIRES", "expires"),
+    ("TOLD BY", "told_by"),
+)
+
+
+def add_commands(groups: Any, shared: argparse.ArgumentParser) -> None:
+    """Add the group `access`."""
+    verbs = groups.add_parser("access").add_subparsers(required=True, metavar="VERB")
+    create = verbs.add_parser(
+        "create", help="make a token, and add its client to an access file", parents=[shared]
+    )
+    create.add_argument("name", metavar="NAME", help="as logs will call the client")
+    create.add_argument("--role", required=True, choices=ROLES, help="what it may do")
+    create.add_argument(
+        "--changefeed",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="only changefeeds whose id fits, with * and ?; may be repeated (default: all)",
+    )
+    create.add_argument(
+        "--expires-in", type=period, default=0, metavar="TIME", help="such as 720h (default: never)"
+    )
+    create.add_argument("--access-file", required=True, help="made if it is not there")
+    create.add_argument("--new-token-file", required=True, help="must not be there yet")
+    create.set_defaults(command=create_client)
+    listed = verbs.add_parser("list", help="the clients of an access file", parents=[shared])
+    listed.add_argument("--access-file", required=True)
+    listed.set_defaults(command=list_clients)
+
+
+async def create_client(_remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Add a client with a new token.
+
+    Raises:
+        AccessFileError: the access file cannot be used with it, or a file cannot be written.
+    """
+    path = Path(arguments.access_file)
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    now = datetime.now(UTC).replace(microsecond=0)
+    expires = now + timedelta(seconds=arguments.expires_in) if arguments.expires_in else None
+    client = Client(arguments.name, arguments.role, tuple(arguments.changefeed), expires)
+    text = _with(_text(path), client, digest(token.encode()))
+    # As the daemons will read it: nothing is written that they would refuse.
+    clients_of(text, str(path))
+    _write_new(Path(arguments.new_token_file), token)
+    try:
+        _replace(path, text)
+    except AccessFileError:
+        Path(arguments.new_token_file).unlink()
+        raise
+    return Output(
+        _shown(client, "token")
+        | {"token_file": arguments.new_token_file, "access_file": arguments.access_file}
+    )
+
+
+async def list_clients(_remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Show the clients of a file.
+
+    Raises:
+        AccessFileError: it cannot be used.
+    """
+    path = Path(arguments.access_file)
+    if not path.exists():
+        raise AccessFileError(f"there is no access file {path}")
+    clients = clients_of(_text(path), str(path))
+    rows = [_shown(client, "token") for client in clients.by_digest.values()]
+    rows += [
+        _shown(client, f"common name {name.decode()}") for name, client in clients.by_name.items()
+    ]
+    return Output(sorted(rows, key=lambda row: str(row["name"])), _COLUMNS)
+
+
+def _shown(client: Client, told_by: str) -> dict[str, Any]:
+    return {
+        "name": client.name,
+        "role": client.role,
+        "changefeeds": ", ".join(client.changefeeds) or "*",
+        "expires": client.expires.isoformat() if client.expires else "never",
+        "told_by": told_by,
+    }
+
+
+def _with(text: str, client: Client, sha256: str) -> str:
+    """The file with one client more; TOML's strings are those of JSON for what names may have."""
+    lines = [f"name = {_string(client.name)}", f"role = {_string(client.role)}"]
+    lines.append(f'token-sha256 = "{sha256}"')
+    if client.changefeeds:
+        lines.append(f"changefeeds = [{', '.join(map(_string, client.changefeeds))}]")
+    if client.expires is not None:
+        lines.append(f"expires = {client.expires.isoformat()}")
+    before = f"{text.rstrip()}\n\n" if text.strip() else ""
+    return before + "\n".join(["[[client]]", *lines]) + "\n"
+
+
+def _string(text: str) -> str:
+    escaped = "".join(
+        f"\\u{ord(char):04x}" if ord(char) < ord(" ") or char in '"\\\x7f' else char
+        for char in text
+    )
+    return f'"{escaped}"'
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as err:
+        raise AccessFileError(f"cannot read the access file {path}: {err}") from None
+
+
+def _write_new(path: Path, token: str) -> None:
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{token}\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as err:
+        raise AccessFileError(f"cannot write the token file {path}: {err.strerror}") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put the file in the place of the old one, in one step: daemons read it at any time."""
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), mode)
+        Path(file.name).replace(path)
+    except OSError as err:
+        raise AccessFileError(f"cannot write the access file {path}: {err.strerror}") from None
