@@ -68,12 +68,7 @@ async def create_client(_remote: Remote, arguments: argparse.Namespace) -> Outpu
     text = _with(_text(path), client, digest(token.encode()))
     # As the daemons will read it: nothing is written that they would refuse.
     clients_of(text, str(path))
-    _write_new(Path(arguments.new_token_file), token)
-    try:
-        _replace(path, text)
-    except AccessFileError:
-        Path(arguments.new_token_file).unlink()
-        raise
+    _write_both(Path(arguments.new_token_file), token, path, text)
     return Output(
         _shown(client, "token")
         | {"token_file": arguments.new_token_file, "access_file": arguments.access_file}
@@ -87,9 +82,7 @@ async def list_clients(_remote: Remote, arguments: argparse.Namespace) -> Output
         AccessFileError: it cannot be used.
     """
     path = Path(arguments.access_file)
-    if not path.exists():
-        raise AccessFileError(f"there is no access file {path}")
-    clients = clients_of(_text(path), str(path))
+    clients = clients_of(_text(path, must_exist=True), str(path))
     rows = [_shown(client, "token") for client in clients.by_digest.values()]
     rows += [
         _shown(client, f"common name {name.decode()}") for name, client in clients.by_name.items()
@@ -127,13 +120,26 @@ def _string(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, *, must_exist: bool = False) -> str:
+    """What the file has; nothing if it is not there, and need not be."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if must_exist:
+            raise AccessFileError(f"there is no access file {path}") from None
         return ""
     except (OSError, UnicodeDecodeError) as err:
         raise AccessFileError(f"cannot read the access file {path}: {err}") from None
+
+
+def _write_both(token_path: Path, token: str, path: Path, text: str) -> None:
+    """The token first: an entry without a token would be of no use."""
+    _write_new(token_path, token)
+    try:
+        _replace(path, text)
+    except AccessFileError:
+        token_path.unlink()
+        raise
 
 
 def _write_new(path: Path, token: str) -> None:

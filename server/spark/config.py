@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import dataclass
 
+from pyspark_tidemark.lake.format import MODES
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.sink_uri import FORMS
 
@@ -66,7 +67,7 @@ class SparkConfig(JobSettings):
     )
     changefeed: str = setting("", "the changefeed's id")
     target: str = setting("", FORMS)
-    mode: str = setting("", f"upsert, append or scd2; empty: {default_modes()}")
+    mode: str = setting("", f"{', '.join(MODES)}; empty: {default_modes()}")
     checkpoint_dir: str = setting(
         "", "Spark's checkpoint and scratch files; empty: under the target"
     )

@@ -209,7 +209,7 @@ def main() -> None:
     """Print one line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=TARGETS, required=True)
-    parser.add_argument("--mode", default="", help="upsert, append or scd2 (default: the target's)")
+    parser.add_argument("--mode", default="", help="the lake's (default: the target's)")
     parser.add_argument(
         "--batch-rows", type=int, default=50_000, help="rows of a cut; with --rate at most"
     )

@@ -33,7 +33,7 @@ from pyspark_tidemark.lake.cut import Cut, CutApplier, TableWriters
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
 from pyspark_tidemark.lake.databases.target import DatabaseTarget
 from pyspark_tidemark.lake.delta.target import DeltaTarget
-from pyspark_tidemark.lake.format import DROP, KEEP
+from pyspark_tidemark.lake.format import DROP, KEEP, MODES, ROW_MODES, SOFT_DELETE
 from pyspark_tidemark.lake.iceberg.target import IcebergTarget
 from pyspark_tidemark.lake.maintenance import KeptCuts
 from pyspark_tidemark.lake.manifest import FileManifest
@@ -58,7 +58,7 @@ STEPS: Final = 40
 _SPECIAL: Final = (
     "add", "txn", "value", "_tmp", "file", "_op", "_seq", "source", "target", "data_file", "pos",
     "element", "key", "is_current", "valid_from_ts", "partition", "version", "__old", "_commit_ts",
-    "_first_op", "_last", "_file", "_sequence", "_deleted", "_ends", "_row", "_first", "s", "t",
+    "is_deleted", "_first_op", "_last", "_file", "_sequence", "_deleted", "_ends", "_row", "_first", "s", "t",
 )  # fmt: skip
 _TEXTS: Final = (
     *("", " ", "  ", "a", "A", "a ", " a", "ä", "a\u0308", "Ä", "ß", "ss", "😀", "a😀", "\u200b"),
@@ -138,14 +138,30 @@ class RandomDeaths(Deaths):
 class OddFeed(AcknowledgedFeed):
     """Takes changes as they are told, whether or not they fit what is there."""
 
+    def __init__(self, *, keeps_deleted: bool = False) -> None:
+        super().__init__()
+        self._keeps_deleted = keeps_deleted
+
     def tell(self, ts: int, name: str, op: str, seq: int, row: dict[str, Any]) -> None:
         """One change."""
         self._change(name, op, ts, seq, row)
         held, key = self._state(ts)[name], next(iter(row.values()))
-        if op == "delete":
+        if self._keeps_deleted:
+            held[key] = row | {"_commit_ts": ts, "is_deleted": op == "delete"}
+        elif op == "delete":
             held.pop(key, None)
         else:
             held[key] = row | {"_commit_ts": ts}
+
+    def truncate(self, ts: int, name: str) -> None:
+        """TRUNCATE TABLE, after which rows that are kept are all deleted."""
+        held = self._state(ts)[name]
+        super().truncate(ts, name)
+        if self._keeps_deleted:
+            self._state(ts)[name] = {
+                key: row if row["is_deleted"] else row | {"_commit_ts": ts, "is_deleted": True}
+                for key, row in held.items()
+            }
 
     def reread(self, ts: int, name: str, column: str, kind: Any) -> None:
         """A column gets another type: the table is emptied, and comes again."""
@@ -165,7 +181,7 @@ class Life:
     def __init__(self, seed: int, place: "Place", mode: str, told: Counter[str]) -> None:
         self.dice = random.Random(seed)
         self.place, self.mode, self.told = place, mode, told
-        self.feed = OddFeed()
+        self.feed = OddFeed(keeps_deleted=mode == SOFT_DELETE)
         self.ts, self.kept_ts = 0, 0
         self.policy = Policy(mode, on_drop=self.dice.choice((KEEP, DROP)))
         self.deaths = RandomDeaths(self.dice)
@@ -224,8 +240,9 @@ class Life:
             if key in gone and self.dice.random() < 0.5:
                 continue
             row = {key_name: key} | self._values(columns)
-            there = key in self.feed.state(self.ts).get(name, {})
-            honest = self.mode != "upsert" or self.dice.random() < 0.8
+            row_there = self.feed.state(self.ts).get(name, {}).get(key)
+            there = row_there is not None and not row_there.get("is_deleted")
+            honest = self.mode not in ROW_MODES or self.dice.random() < 0.8
             op = (
                 ("update" if there else "insert")
                 if honest
@@ -593,7 +610,7 @@ class Place:
         with contextlib.suppress(SourceError):
             check_names(self.kind, ("bank", "t"), [name])
             return name.lower() not in {"_op", "_commit_ts", "_start_ts", "_seq"} | {
-                "valid_from_ts", "valid_to_ts", "is_current"}  # fmt: skip
+                "valid_from_ts", "valid_to_ts", "is_current", "is_deleted"}  # fmt: skip
         return False
 
     def holds_table(self, name: str) -> bool:
@@ -667,7 +684,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--target", choices=TARGETS, default="delta")
-    parser.add_argument("--mode", choices=("upsert", "append", "scd2"), default="upsert")
+    parser.add_argument("--mode", choices=MODES, default="upsert")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()

@@ -23,9 +23,10 @@ from pyspark_tidemark.lake.cut_record import CutRecord
 from pyspark_tidemark.lake.databases import manifest
 from pyspark_tidemark.lake.databases.database import STAGED, Database, explained
 from pyspark_tidemark.lake.databases.manifest import DatabaseManifest
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.format import APPEND, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.opening import database as database_of
 from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
+from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.sink_uri import SinkUri
 
 from server.verify.lake.question import Question, key_schema, whole_extent
@@ -208,6 +209,9 @@ def current_rows(quoted: Callable[[str], str], name: str, question: Question, mo
         changes = f"{name} t WHERE _commit_ts <= {ts} AND _commit_ts > {question.since}{also}"
         numbered = f"SELECT t.*, row_number() OVER ({last}) AS _place FROM {changes}"  # noqa: S608 - quoted
         return f"SELECT {{columns}} FROM ({numbered}) s WHERE _place = 1 AND _op <> 'delete'"  # noqa: S608 - quoted
+
+    if mode == SOFT_DELETE:
+        return f"SELECT {{columns}} FROM {name} WHERE NOT {IS_DELETED}{also}"  # noqa: S608 - quoted
 
     return f"SELECT {{columns}} FROM {name}{f' WHERE {inside}' if inside else ''}"  # noqa: S608 - quoted
 

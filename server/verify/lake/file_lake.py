@@ -27,13 +27,14 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, versions_at
 from pyspark_tidemark.lake.fold import fold_frame
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.format import APPEND, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.iceberg.manifest import CatalogManifest
 from pyspark_tidemark.lake.manifest import FileManifest
 from pyspark_tidemark.lake.opening import kept_cuts, opened_lake
 from pyspark_tidemark.lake.reading import table_frame
 from pyspark_tidemark.lake.schema import VALID_FROM, VALID_TO
 from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.soft_delete import IS_DELETED
 from pyspark_tidemark.lake.target import Repair, StoredTable, open_connector
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -96,6 +97,8 @@ class LakeTable:
             return fold_frame(changes, self.question.key).where("_op <> 'delete'")
         if self.mode == SCD2:
             return stored.where(f"{VALID_FROM} <= {ts} and coalesce({VALID_TO} > {ts}, true)")
+        if self.mode == SOFT_DELETE:
+            return stored.where(f"not {IS_DELETED}")
         return stored
 
 

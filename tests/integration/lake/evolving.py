@@ -126,7 +126,7 @@ class EvolvingFeed:
                 column: row[sources[column]] if column in sources else held.get(column)
                 for column in columns
             }
-            | {"_commit_ts": row["_commit_ts"]}
+            | {own: row[own] for own in ("_commit_ts", "is_deleted") if own in row}
             for key, row in state[name].items()
         }
 

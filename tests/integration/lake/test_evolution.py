@@ -6,6 +6,7 @@ import itertools
 from datetime import date, datetime
 from decimal import Decimal
 
+import psycopg
 import pyarrow as pa
 import pytest
 from pyspark_tidemark.errors import SourceError
@@ -957,6 +958,34 @@ def test_a_renamed_table_goes_on_under_its_new_name(place):
         return
     keep(place, feed, feed.cut_ends(10, 30), die_at=(30,))
     assert_equal(place, feed, "bank.new", 30)
+
+
+def test_a_table_moves_to_a_schema_where_its_names_are_another_tables(postgres):
+    """`RENAME TABLE shop.t TO bank.u` while there are shop.u and an index bank.t_pkey, as tables
+    that an earlier version made have them.
+    """
+    place = Database(postgres.create(f"evolving{next(_numbers)}"))
+    feed = EvolvingFeed()
+    names = ("bank.t", "shop.t", "shop.u")
+    for name in names:
+        feed.create(0, name, id=pa.int64(), v=pa.string())
+        feed.put(10, name, {"id": 1, "v": name})
+    feed.rename(20, "bank.t", "bank.kept")
+    feed.rename(30, "shop.t", "bank.u")
+    feed.rename(40, "shop.u", "bank.t")
+    feed.put(50, "bank.t", {"id": 2, "v": "a"})
+    feed.put(50, "bank.u", {"id": 2, "v": "b"})
+    keep(place, feed, (10,))
+    with psycopg.connect(place._uri) as connection:
+        found = connection.execute(
+            "SELECT schemaname, tablename, indexname FROM pg_indexes "
+            "WHERE schemaname IN ('bank', 'shop')"
+        )
+        for schema, table, index in found.fetchall():
+            connection.execute(f'ALTER INDEX {schema}."{index}" RENAME TO {table}_pkey')
+    keep(place, feed, (20, 30, 40, 50), die_at=(30, 40))
+    for name in ("bank.kept", "bank.t", "bank.u"):
+        assert_equal(place, feed, name, 50)
 
 
 def test_by_policy_a_ddl_is_an_error_or_leaves_the_target_as_it_is(database_place):

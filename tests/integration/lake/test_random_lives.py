@@ -41,6 +41,10 @@ def place(request, tmp_path):
         ("mysql", "scd2", 1491944298),
         # a death behind the drop of a table, with an odd name, that is made anew
         ("postgresql", "upsert", 1000003647),
+        ("delta", "soft-delete", 2100),
+        ("iceberg", "soft-delete", 2200),
+        ("postgresql", "soft-delete", 2300),
+        ("mysql", "soft-delete", 2400),
     ],
     indirect=["place"],
 )

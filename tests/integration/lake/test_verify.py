@@ -102,7 +102,15 @@ def sums(batch, ranges):
     return range_checksums.to_bytes()
 
 
-@pytest.fixture(params=[("iceberg", "upsert"), ("iceberg", "append")], ids="-".join)
+@pytest.fixture(
+    params=[
+        ("iceberg", "upsert"),
+        ("iceberg", "append"),
+        ("iceberg", "soft-delete"),
+        ("delta", "soft-delete"),
+    ],
+    ids="-".join,
+)
 def kept(request, spark, changefeed, captures, tmp_path):
     lake = Kept(spark, changefeed, captures, *request.param, str(tmp_path))
     lake.apply(*CUTS)
@@ -126,7 +134,7 @@ def test_each_cut_has_the_sums_of_the_upstream_and_repairs_are_for_rows_only(kep
     assert sorted(map(str, found)) == sorted(
         map(str, state(upstream, 600).filter(pa.array(inside)).select(list(KEY)).to_pylist())
     )
-    if kept.mode == "append":
+    if kept.mode != "upsert":
         with pytest.raises(SourceError, match="ErrRepairUnsupported"):
             side.check_repair(asked(upstream, 600))
 

@@ -32,6 +32,7 @@ WRITTEN, WAIT_S = 60, 240
 CURRENT = {
     "append": "(SELECT count(*) FROM {table} o WHERE o.id = t.id) = 1 AND _op = 'insert'",
     "scd2": "valid_to_ts IS NULL",
+    "soft-delete": "NOT is_deleted",
 }
 
 
@@ -248,7 +249,9 @@ def test_an_audit_tells_what_differs_until_it_is_mended(cluster, mariadb, new_la
 
 
 @pytest.mark.parametrize(
-    ("new_lake", "mode"), [("mysql", "append"), ("postgresql", "scd2")], indirect=["new_lake"]
+    ("new_lake", "mode"),
+    [("mysql", "append"), ("postgresql", "scd2"), ("mysql", "soft-delete")],
+    indirect=["new_lake"],
 )
 def test_the_current_rows_of_histories_are_compared_and_not_repaired(
     cluster, mariadb, new_lake, mode

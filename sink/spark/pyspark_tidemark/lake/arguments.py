@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark_tidemark.errors import SourceError
-from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, ON, ON_DROP
+from pyspark_tidemark.lake.format import DELETION_VECTORS, EVOLUTIONS, MODES, ON, ON_DROP
 from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--changefeed", required=True, help="the changefeed's id")
     add("--target", required=True, help=FORMS)
-    add("--mode", default="", help=f"upsert, append or scd2 (default: {default_modes()})")
+    add("--mode", default="", help=f"{', '.join(MODES)} (default: {default_modes()})")
     add(
         "--schema-evolution",
         default=EVOLUTIONS[0],

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark_tidemark.column_metadata import column_ids, scalar, with_column_ids, without_metadata
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import Changefeed, ChangefeedMeta, Ddl, Known, TableMeta
-from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, UPSERT
+from pyspark_tidemark.lake.format import APPEND, DROP, EVOLVE, EXCEPTION, IGNORE, ROW_MODES, UPSERT
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import (
     ENVELOPE,
@@ -29,6 +29,7 @@ from pyspark_tidemark.lake.schema import (
     lake_schema,
     own_columns,
 )
+from pyspark_tidemark.lake.soft_delete import MarkedTables
 from pyspark_tidemark.lake.target import Target
 
 
@@ -55,7 +56,11 @@ class Barrier:
     """Brings a target over the DDLs of its changefeed."""
 
     def __init__(
-        self, changefeed: Changefeed, target: Target, manifest: Manifest, policy: Policy
+        self,
+        changefeed: Changefeed | MarkedTables,
+        target: Target,
+        manifest: Manifest,
+        policy: Policy,
     ) -> None:
         self._changefeed = changefeed
         self._target = target
@@ -156,8 +161,8 @@ class Barrier:
                 "somebody else changed it: "
                 "undo that, choose another --target, or use --schema-evolution ignore",
             )
-        if change.incompatible and self._policy.mode == UPSERT:
-            if emptied:
+        if change.incompatible and self._policy.mode in ROW_MODES:
+            if emptied and self._policy.mode == UPSERT:
                 self._target.truncate(table, table.schema_ts)
                 change = change.replacing
             elif self._policy.evolution == EVOLVE and self._target.is_empty(table):

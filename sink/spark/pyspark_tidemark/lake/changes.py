@@ -19,6 +19,7 @@ from pyspark_tidemark.flight import Changefeed, SliceEndpoint, TableMeta
 from pyspark_tidemark.lake.checksum import checksum, hexadecimal
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.schema import fitted
+from pyspark_tidemark.lake.soft_delete import as_sent, as_sent_frame, marked, marked_frame
 
 DELETE, INSERT = "delete", "insert"
 FEW_ROWS_MAX = 20_000
@@ -63,6 +64,8 @@ class Changes:
     """
     emptied: bool = False
     """The target's rows from before the cut go with it (`Target.empties_with_cut`)."""
+    soft_delete: bool = False
+    """Deletes come as updates that mark their rows (`lake.soft_delete`)."""
 
     @property
     def planned_rows(self) -> int:
@@ -109,12 +112,12 @@ class Changes:
         for part in sorted(self.slices, key=_start_ts):
             for batch in self.changefeed.read(part):
                 _check_keys(self.table, batch)
-                if self.read_schema is None:
+                if self._comes_as_written:
                     yield batch
                 else:
-                    yield from fitted(
-                        pa.Table.from_batches([batch]), self.table.schema
-                    ).to_batches()
+                    rows = pa.Table.from_batches([batch])
+                    rows = marked(rows) if self.soft_delete else rows
+                    yield from fitted(rows, self.table.schema).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """All of them as a DataFrame, read when it runs: by tasks, or from this process.
@@ -132,16 +135,27 @@ class Changes:
             "endTs": str(self.end_ts),
         }
         frame = _with_keys(self.table, reader.options(**bounds).load())
-        if self.read_schema is None:
+        if self._comes_as_written:
             return frame
+        frame = marked_frame(frame) if self.soft_delete else frame
         return frame.select(*_fitted(frame.schema, self.spark_schema))
+
+    def sent(self, rows: Any) -> Any:
+        """Rows of them (pyarrow.Table) as the captures sent them, for a checksum."""
+        return as_sent(rows) if self.soft_delete else rows
+
+    @property
+    def _comes_as_written(self) -> bool:
+        return self.read_schema is None and not self.soft_delete
 
     def counted(self, session: SparkSession) -> Counted:
         """Rows and checksum; executors read their rows once more for it."""
         if self.here or "arrow" in self.__dict__:
-            rows, total = checksum([self.arrow])
+            rows, total = checksum([self.sent(self.arrow)])
             return Counted(rows, hexadecimal(total))
-        parts = map_in_arrow(self.frame(session), _counted, from_arrow_schema(_COUNTED)).collect()
+        frame = self.frame(session)
+        frame = as_sent_frame(frame) if self.soft_delete else frame
+        parts = map_in_arrow(frame, _counted, from_arrow_schema(_COUNTED)).collect()
         total = sum(int(part.checksum, 16) for part in parts)
         return Counted(sum(part.rows for part in parts), hexadecimal(total))
 

@@ -20,9 +20,11 @@ from pyspark_tidemark.lake.barrier import Barrier, BarrierResult
 from pyspark_tidemark.lake.changes import Changes
 from pyspark_tidemark.lake.cut_record import CutRecord, TableCut, covered, versions_at
 from pyspark_tidemark.lake.failure import in_table, named
+from pyspark_tidemark.lake.format import SOFT_DELETE
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.lake.session import SparkThreads
+from pyspark_tidemark.lake.soft_delete import MarkedTables
 from pyspark_tidemark.lake.target import Target, path_part
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +70,9 @@ class CutApplier:
         self._target = target
         self._manifest = manifest
         self._policy = policy
-        self._barrier = Barrier(changefeed, target, manifest, policy)
+        self._soft_delete = policy.mode == SOFT_DELETE
+        described = MarkedTables(changefeed) if self._soft_delete else changefeed
+        self._barrier = Barrier(described, target, manifest, policy)
         self._source_options = writers.source_options
         self._pool = (
             ThreadPoolExecutor(writers.parallel, "table")
@@ -244,6 +248,9 @@ class CutApplier:
         changes = dataclasses.replace(changes, emptied=emptied)
         applied = self._target.create(changes) if position is None else self._target.apply(changes)
         self._positions[table.name] = end_ts
+        if self._soft_delete:
+            # A key that is inserted again after its delete is there.
+            applied = dataclasses.replace(applied, replaced=0)
         if applied.replaced:
             _logger.warning(
                 "%s: %s of the keys that the cut (%s, %s] inserts were in the table already: "
@@ -292,7 +299,14 @@ class CutApplier:
     ) -> Changes:
         schema = None if table is read else read.schema
         return Changes(
-            table, start_ts, end_ts, tuple(slices), self._changefeed, self._source_options, schema
+            table,
+            start_ts,
+            end_ts,
+            tuple(slices),
+            self._changefeed,
+            self._source_options,
+            schema,
+            soft_delete=self._soft_delete,
         )
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-UPSERT, APPEND, SCD2 = "upsert", "append", "scd2"
-MODES: Final = (UPSERT, APPEND, SCD2)
+UPSERT, APPEND, SCD2, SOFT_DELETE = "upsert", "append", "scd2", "soft-delete"
+MODES: Final = (UPSERT, APPEND, SCD2, SOFT_DELETE)
+ROW_MODES: Final = (UPSERT, SOFT_DELETE)
+"""Those that keep one row for each key."""
 EVOLVE, EXCEPTION, IGNORE = "evolve", "exception", "ignore"
 EVOLUTIONS: Final = (EVOLVE, EXCEPTION, IGNORE)
 """What a lake job can do at a DDL, its default first."""

@@ -35,7 +35,8 @@ _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 def lake_schema(table: TableMeta, mode: str = UPSERT) -> Any:
     """The pyarrow.Schema of a target's table.
 
-    `upsert`: the upstream's columns, then the commit_ts of each row's last change. `append`: the
+    `upsert`: the upstream's columns, then the commit_ts of each row's last change; `soft-delete`:
+    the same, of a table that has the column of that mode (`lake.soft_delete`). `append`: the
     envelope, then the columns. `scd2`: the columns, then the commit timestamps between which the
     row looked like that, end exclusive.
     """

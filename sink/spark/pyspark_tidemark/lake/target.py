@@ -21,7 +21,7 @@ from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.flight import TableMeta
 from pyspark_tidemark.lake.arguments import Arguments
 from pyspark_tidemark.lake.changes import Changes
-from pyspark_tidemark.lake.format import UPSERT
+from pyspark_tidemark.lake.format import ROW_MODES
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.registry import find_format
 from pyspark_tidemark.lake.schema import SchemaChange
@@ -228,7 +228,7 @@ def check_replaceable(mode: str, name: str) -> None:
     Raises:
         SourceError: ErrRenameUnsupported, it holds a history that would be lost.
     """
-    if mode != UPSERT:
+    if mode not in ROW_MODES:
         raise SourceError(
             "ErrRenameUnsupported",
             f"another table becomes {name}, of which the target still keeps the history: it was "

@@ -155,7 +155,7 @@ def test_a_lakes_uri_says_how_the_lake_is_kept(place):
     ("text", "said"),
     [
         ("delta:///x?mod=append", "did you mean mode?"),
-        ("delta:///x?mode=often", "mode is one of upsert, append, scd2, not 'often'"),
+        ("delta:///x?mode=often", "mode is one of upsert, append, scd2, soft-delete, not 'often'"),
         ("parquet:///x?mode=scd2", "can do append"),
         ("delta:///x?mode=append&mode=scd2", "mode is given more than once"),
         ("delta:///x?schema-evolution=maybe", "one of evolve, exception, ignore"),

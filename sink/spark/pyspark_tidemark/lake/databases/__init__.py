@@ -12,7 +12,7 @@ tests/integration/lake.
 
 from typing import Final
 
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT, LakeFormat, NameRules
+from pyspark_tidemark.lake.format import APPEND, SCD2, SOFT_DELETE, UPSERT, LakeFormat, NameRules
 
 _POSTGRESQL_BYTES_MAX: Final = 63
 _POSTGRESQL_COLUMNS: Final = frozenset({"ctid", "tableoid", "cmin", "cmax", "xmin", "xmax"})
@@ -56,7 +56,7 @@ def _begins_with_name(name: str) -> str:
 POSTGRESQL: Final = LakeFormat(
     name="postgresql",
     title="PostgreSQL",
-    modes=(UPSERT, APPEND, SCD2),
+    modes=(UPSERT, APPEND, SCD2, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.databases.postgres:Postgres",
     port=5432,
     aliases=("postgres", "pg"),
@@ -65,7 +65,7 @@ POSTGRESQL: Final = LakeFormat(
 MYSQL: Final = LakeFormat(
     name="mysql",
     title="MySQL",
-    modes=(UPSERT, APPEND, SCD2),
+    modes=(UPSERT, APPEND, SCD2, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.databases.mysql:MySql",
     port=3306,
     aliases=("mariadb", "tidb"),

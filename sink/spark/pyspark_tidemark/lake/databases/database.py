@@ -90,7 +90,10 @@ class Database(Protocol):
         yet; `key` has the types of its columns.
         """
 
-    def renamed(self, old: str, new: str) -> list[str]:
+    def primary_key(self, columns: str) -> str:
+        """The clause of CREATE TABLE and of ADD that makes these quoted columns the key."""
+
+    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:
         """The statements that rename a table."""
 
     def explained(self, err: Exception) -> SourceError:

@@ -297,7 +297,11 @@ class MySql:
         ]
         return [f"ALTER TABLE {self.quoted_table(table)} {', '.join(steps)}"] if steps else []
 
-    def renamed(self, old: str, new: str) -> list[str]:
+    def primary_key(self, columns: str) -> str:
+        """See `Database`."""
+        return f"PRIMARY KEY ({columns})"
+
+    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:  # noqa: ARG002 - nothing is asked
         """See `Database`."""
         return [
             self.namespace(new),

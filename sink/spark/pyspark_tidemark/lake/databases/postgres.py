@@ -47,6 +47,8 @@ _NEVER = (errors.ProgramLimitExceeded, errors.TooManyColumns, errors.StatementTo
 _CONNECT_S = 10
 _REQUIRE_AUTH_SINCE = 160_000
 """The libpq that can refuse a server which asks for the password itself."""
+_PRIMARY_KEY, _MOVING = "tidemark_primary", "tidemark_moving"
+"""How the names of keys begin, and those of tables on their way to another schema."""
 
 
 class Postgres:
@@ -211,9 +213,9 @@ class Postgres:
         indexes = [f"DROP INDEX {self.quoted_table(f'{schema}.{row[0]}')}" for row in cursor]
         columns = ", ".join(map(self.quoted, key.types))
         if key.is_unique:
-            steps.append(f"ADD PRIMARY KEY ({columns})")
+            steps.append(f"ADD {self.primary_key(columns)}")
         else:
-            index = f"{KEY_INDEX}_{secrets.token_hex(8)}"  # a schema has each name once
+            index = _unique(KEY_INDEX)
             indexes.append(f"CREATE INDEX {index} ON {name} ({columns})")
         return [*(f"ALTER TABLE {name} {step}" for step in steps), *indexes]
 
@@ -225,18 +227,43 @@ class Postgres:
         """See `Database`: our own row changes in the same transaction."""
         return False
 
-    def renamed(self, old: str, new: str) -> list[str]:
-        """See `Database`."""
-        (schema, _, table), (before, _, was) = new.partition("."), old.partition(".")
-        statements = (
-            [f"ALTER TABLE {self.quoted_table(old)} RENAME TO {self.quoted(table)}"]
-            if table != was
-            else []
+    def primary_key(self, columns: str) -> str:
+        """See `Database`. By default its index would be called after the table, and would keep that
+        name when the table gets another one.
+        """
+        return f"CONSTRAINT {_unique(_PRIMARY_KEY)} PRIMARY KEY ({columns})"
+
+    def renamed(self, cursor: Any, old: str, new: str) -> list[str]:
+        """See `Database`; in the transaction of the cursor."""
+        (schema, _, table), (before, _, _) = new.partition("."), old.partition(".")
+        if schema == before:
+            return [f"ALTER TABLE {self.quoted_table(old)} RENAME TO {self.quoted(table)}"]
+        # Either name may be another table's in the other schema, so it moves under a third one.
+        between = _unique(_MOVING)
+        return [
+            self.namespace(new),
+            *self._freed_names(cursor, old, schema),
+            f"ALTER TABLE {self.quoted_table(old)} RENAME TO {between}",
+            f"ALTER TABLE {self.quoted(before)}.{between} SET SCHEMA {self.quoted(schema)}",
+            f"ALTER TABLE {self.quoted(schema)}.{between} RENAME TO {self.quoted(table)}",
+        ]
+
+    def _freed_names(self, cursor: Any, table: str, schema: str) -> list[str]:
+        """The statements that rename those of a table's indexes whose names are taken in another
+        schema: a schema has each name once, and indexes move with their table.
+        """
+        cursor.execute(
+            "SELECT own.relname FROM pg_index JOIN pg_class own ON own.oid = indexrelid "
+            "WHERE indrelid = CAST(%s AS regclass) AND EXISTS (SELECT 1 FROM pg_class other JOIN "
+            "pg_namespace ON pg_namespace.oid = other.relnamespace WHERE nspname = %s AND "
+            "other.relname = own.relname)",
+            (self.quoted_table(table), schema),
         )
-        moved = (
-            f"ALTER TABLE {self.quoted_table(f'{before}.{table}')} SET SCHEMA {self.quoted(schema)}"
-        )
-        return [*statements, *([self.namespace(new), moved] if schema != before else [])]
+        before = table.partition(".")[0]
+        return [
+            f"ALTER INDEX {self.quoted_table(f'{before}.{row[0]}')} RENAME TO {_unique(_PRIMARY_KEY)}"
+            for row in cursor.fetchall()
+        ]
 
     def explained(self, err: Exception) -> SourceError:
         """See `Database`."""
@@ -255,6 +282,11 @@ class Postgres:
         later = isinstance(err, _LATER) and not isinstance(err, _NEVER)
         code = "ErrTargetUnavailable" if later else "ErrTargetRefused"
         return SourceError(code, f"PostgreSQL says: {err}", retryable=later)
+
+
+def _unique(prefix: str) -> str:
+    """A name that no other table or index of any schema has."""
+    return f"{prefix}_{secrets.token_hex(8)}"
 
 
 def _without_clear_text() -> str:

@@ -22,7 +22,7 @@ from pyspark_tidemark.lake.databases.database import (
     columns_of,
     explained,
 )
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.schema import (
     SchemaChange,
     check_held,
@@ -31,6 +31,7 @@ from pyspark_tidemark.lake.schema import (
     lake_key,
     lake_schema,
 )
+from pyspark_tidemark.lake.soft_delete import mark_all
 from pyspark_tidemark.lake.target import Applied, Health, Kept, check_replaceable
 
 _UNTIL_BYTES_MAX = 63
@@ -125,7 +126,7 @@ class DatabaseTarget:
                     f"another job has applied this cut to {table.name}",
                     retryable=True,
                 )
-            key = table.key if self._mode == UPSERT else ()
+            key = table.key if self._mode in ROW_MODES else ()
             self._database.stage(cursor, self._columns(table.schema, table.key), counting, key)
             if changes.emptied:
                 cursor.execute(f"DELETE FROM {self._database.quoted_table(table.name)}")  # noqa: S608 - quoted
@@ -168,11 +169,15 @@ class DatabaseTarget:
             return cursor.fetchone() is None
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
+        """Without rows (upsert), all of them marked (soft-delete), all versions ended (scd2), or as
+        it is (append).
+        """
         name = self._database.quoted_table(table.name)
         with self._transaction() as cursor:
             if self._mode == UPSERT:
                 cursor.execute(f"DELETE FROM {name}")  # noqa: S608 - quoted
+            elif self._mode == SOFT_DELETE:
+                cursor.execute(mark_all(name, ts))
             elif self._mode == SCD2:
                 cursor.execute(
                     f"UPDATE {name} SET valid_to_ts = %s, is_current = false WHERE is_current",  # noqa: S608 - quoted
@@ -180,13 +185,13 @@ class DatabaseTarget:
                 )
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """Make the table anew (upsert); one with history gets other columns,
+        """Make the table anew (upsert, soft-delete); one with history gets other columns,
         or another name if it cannot have them.
 
         The name is `TABLE__until_TS`: what a changelog, or versions of rows, hold of the earlier
         table stays.
         """
-        if self._mode == UPSERT:
+        if self._mode in ROW_MODES:
             self.drop(table)
             return
         self.truncate(table, ts)
@@ -197,7 +202,7 @@ class DatabaseTarget:
             self.alter(table, change)
             return
         with self._transaction() as cursor:
-            for statement in self._database.renamed(table.name, _until(table.name, ts)):
+            for statement in self._database.renamed(cursor, table.name, _until(table.name, ts)):
                 cursor.execute(statement)
             manifest.rename_row(cursor, self._app, table.name, _until(table.name, ts))
 
@@ -219,7 +224,7 @@ class DatabaseTarget:
             self.drop(new)
         with self._transaction() as cursor:
             if there:
-                for statement in self._database.renamed(old.name, new.name):
+                for statement in self._database.renamed(cursor, old.name, new.name):
                     cursor.execute(statement)
             manifest.rename_row(cursor, self._app, old.name, new.name)
 
@@ -261,11 +266,11 @@ class DatabaseTarget:
 
     def _definition(self, table: TableMeta) -> str:
         schema, key = lake_schema(table, self._mode), lake_key(table, self._mode)
-        primary = f", PRIMARY KEY ({', '.join(self._database.quoted(name) for name in key)})"
+        primary = self._database.primary_key(", ".join(map(self._database.quoted, key)))
         columns = ", ".join(self._columns(schema, key))
         return (
             f"CREATE TABLE IF NOT EXISTS {self._database.quoted_table(table.name)} "
-            f"({columns}{primary})"
+            f"({columns}, {primary})"
         )
 
     def _columns(self, schema: Any, key: Sequence[str]) -> list[str]:
@@ -279,7 +284,7 @@ class DatabaseTarget:
 
     def _statements(self, table: TableMeta) -> list[str]:
         columns = lake_columns(table, self._mode)
-        if self._mode == UPSERT:
+        if self._mode in ROW_MODES:
             return self._database.upsert(table.name, columns, table.key)
         name = self._database.quoted_table(table.name)
         if self._mode == APPEND:
@@ -347,7 +352,7 @@ class _Counting:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._changes.batches():
-            rows, total = checksum([batch])
+            rows, total = checksum([self._changes.sent(pa.Table.from_batches([batch]))])
             self.rows += rows
             self.total += total
             yield batch

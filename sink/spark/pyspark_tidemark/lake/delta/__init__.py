@@ -16,7 +16,15 @@ This module has the record of the format. Pure, so that daemons read it without 
 
 from typing import Final
 
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT, Jars, LakeFormat, own_column
+from pyspark_tidemark.lake.format import (
+    APPEND,
+    SCD2,
+    SOFT_DELETE,
+    UPSERT,
+    Jars,
+    LakeFormat,
+    own_column,
+)
 
 _DIGESTS: Final = {
     "io.delta_delta-kernel-api-4.4.0.jar": "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11",
@@ -31,7 +39,7 @@ _DIGESTS: Final = {
 DELTA: Final = LakeFormat(
     name="delta",
     title="Delta",
-    modes=(UPSERT, APPEND, SCD2),
+    modes=(UPSERT, APPEND, SCD2, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.delta.target:DeltaConnector",
     jars=Jars("io.delta:delta-spark_4.2_2.13:4.4.0", _DIGESTS),
     session={

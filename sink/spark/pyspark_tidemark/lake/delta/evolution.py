@@ -32,6 +32,7 @@ from pyspark_tidemark.lake.delta.log import (
 )
 from pyspark_tidemark.lake.delta.tables import Actions, DeltaTables, identified
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
+from pyspark_tidemark.lake.soft_delete import mark_all
 
 _WITHOUT_ZONE = {"delta.feature.timestampNtz": "supported"}
 _WIDENING = {"delta.enableTypeWidening": "true"}
@@ -169,6 +170,11 @@ def _identified(field: Field, ids: Mapping[str, int]) -> Field:
 def empty(tables: DeltaTables, name: str) -> None:
     """Delete all rows, in one commit without a fence: doing it again changes nothing."""
     tables.sql(name, f"DELETE FROM {tables.sql_name(name)}")  # noqa: S608 - quoted
+
+
+def mark_deleted(tables: DeltaTables, name: str, ts: int) -> None:
+    """Mark all rows of a soft-delete table at `ts`; doing it again changes nothing."""
+    tables.sql(name, mark_all(tables.sql_name(name), ts))
 
 
 def begin_anew(tables: DeltaTables, table: TableMeta) -> None:

@@ -17,7 +17,7 @@ from pyspark_tidemark.lake.delta import evolution
 from pyspark_tidemark.lake.delta.maintenance import Maintenance
 from pyspark_tidemark.lake.delta.modes import Append, History, Upsert, Writer
 from pyspark_tidemark.lake.delta.tables import DeltaTables
-from pyspark_tidemark.lake.format import APPEND, SCD2, UPSERT
+from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SCD2, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import move, remove
 from pyspark_tidemark.lake.manifest import Manifest
 from pyspark_tidemark.lake.schema import SchemaChange, check_held, check_key
@@ -34,6 +34,7 @@ from pyspark_tidemark.lake.target import (
 
 _WRITERS: dict[str, Callable[[DeltaTables], Writer]] = {
     UPSERT: Upsert,
+    SOFT_DELETE: Upsert,
     APPEND: Append,
     SCD2: History,
 }
@@ -112,17 +113,21 @@ class DeltaTarget:
         return bool(session.read.format("delta").load(self._tables.path(table.name)).isEmpty())
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """Without rows (upsert), all versions ended (scd2), or as it is (append)."""
+        """Without rows (upsert), all of them marked (soft-delete), all versions ended (scd2), or as
+        it is (append).
+        """
         if self._mode == UPSERT:
             evolution.empty(self._tables, table.name)
+        elif self._mode == SOFT_DELETE:
+            evolution.mark_deleted(self._tables, table.name, ts)
         elif self._mode == SCD2:
             evolution.end_current(self._tables, table.name, ts)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """One version without rows and with the new columns (upsert), else as `truncate`,
-        then the columns.
+        """One version without rows and with the new columns (upsert, soft-delete), else as
+        `truncate`, then the columns.
         """
-        if self._mode == UPSERT:
+        if self._mode in ROW_MODES:
             evolution.begin_anew(self._tables, table)
         else:
             self.truncate(table, ts)

@@ -22,7 +22,7 @@ This module has the record of the format. Pure, so that daemons read it without 
 
 from typing import Final
 
-from pyspark_tidemark.lake.format import APPEND, UPSERT, Jars, LakeFormat, own_column
+from pyspark_tidemark.lake.format import APPEND, SOFT_DELETE, UPSERT, Jars, LakeFormat, own_column
 
 _JAR: Final = "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar"
 _S3_JAR: Final = "org.apache.iceberg_iceberg-aws-bundle-1.12.0.jar"
@@ -30,7 +30,7 @@ _S3_JAR: Final = "org.apache.iceberg_iceberg-aws-bundle-1.12.0.jar"
 ICEBERG: Final = LakeFormat(
     name="iceberg",
     title="Iceberg",
-    modes=(UPSERT, APPEND),
+    modes=(UPSERT, APPEND, SOFT_DELETE),
     entry_point="pyspark_tidemark.lake.iceberg.target:IcebergConnector",
     has_catalogs=True,
     needs_rename=True,

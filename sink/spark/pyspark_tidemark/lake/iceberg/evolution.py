@@ -9,7 +9,7 @@ here, does not know it.
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_tidemark.flight import TableMeta
@@ -19,6 +19,7 @@ from pyspark_tidemark.lake.iceberg.files import WRITTEN, Written, rows_by_task
 from pyspark_tidemark.lake.iceberg.snapshot import Snapshot
 from pyspark_tidemark.lake.iceberg.types import type_name
 from pyspark_tidemark.lake.schema import SchemaChange, lake_schema
+from pyspark_tidemark.lake.soft_delete import all_gone
 
 NO_PARENT = None
 """Of columns of the table itself: without it a dot in a name would mean a field of a struct."""
@@ -98,24 +99,46 @@ def add_filled(spark: SparkSession, catalog: Catalog, name: str, change: SchemaC
     """
     table = catalog.load(name)
     transaction = catalog.begin(table)
-    start = table.currentSnapshot().snapshotId()
-    old = Snapshot(spark.newSession(), catalog, table, start)
+    old = Snapshot(spark.newSession(), catalog, table, table.currentSnapshot().snapshotId())
     columns = transaction.updateSchema()
     for field in change.added:
         columns.addColumn(NO_PARENT, field.name, catalog.java_type(type_name(field.type)))
     columns.commit()
     catalog.record_column_ids(transaction, change.ids)
-    changed = transaction.table()
-    rewrite = transaction.newRewrite() if old.data else transaction.newAppend()
     if old.data:
         rows = with_columns(old.frame(), change.added, dict(change.filled))
-        task = rows_by_task(catalog.layout(changed, ()))
-        for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
-            rewrite.addFile(catalog.java_files.data(changed, Written(*row)))
-        rewrite.validateFromSnapshot(start)
-        for file in (*old.data, *old.deletes):
-            rewrite.deleteFile(file)
-    catalog.fenced(transaction, rewrite, catalog.position(changed, name) or 0)
+        operation = _rewritten(catalog, transaction, old, rows)
+    else:
+        operation = transaction.newAppend()
+    catalog.fenced(transaction, operation, catalog.position(transaction.table(), name) or 0)
+
+
+def mark_deleted(spark: SparkSession, catalog: Catalog, name: str, ts: int) -> None:
+    """Mark all rows of a soft-delete table at `ts`, in one commit; doing it again changes nothing.
+
+    Nobody else may commit meanwhile.
+    """
+    table = catalog.load(name)
+    if table.currentSnapshot() is None:
+        return
+    transaction = catalog.begin(table)
+    old = Snapshot(spark.newSession(), catalog, table, table.currentSnapshot().snapshotId())
+    if old.data:
+        rewrite = _rewritten(catalog, transaction, old, all_gone(old.frame(), ts))
+        position = catalog.position(transaction.table(), name)
+        catalog.fenced(transaction, rewrite, position or ts)
+
+
+def _rewritten(catalog: Catalog, transaction: Any, old: Snapshot, rows: DataFrame) -> Any:
+    """The operation that puts `rows` in the place of all that a snapshot shows, to be committed."""
+    table, rewrite = transaction.table(), transaction.newRewrite()
+    task = rows_by_task(catalog.layout(table, ()))
+    for row in map_in_arrow(rows, task, from_arrow_schema(WRITTEN)).collect():
+        rewrite.addFile(catalog.java_files.data(table, Written(*row)))
+    rewrite.validateFromSnapshot(old.id)
+    for file in (*old.data, *old.deletes):
+        rewrite.deleteFile(file)
+    return rewrite
 
 
 def begin_anew(catalog: Catalog, table: TableMeta, ts: int) -> None:

@@ -56,6 +56,7 @@ class Snapshot:
     """What one snapshot of a table shows."""
 
     def __init__(self, spark: SparkSession, catalog: Catalog, table: Any, snapshot_id: int) -> None:
+        self.id = snapshot_id
         self._spark = spark
         self._storage = catalog.storage(table)
         self._schema = catalog.schema_of(table, snapshot_id)

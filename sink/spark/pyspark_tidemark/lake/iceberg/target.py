@@ -25,7 +25,7 @@ from pyspark_tidemark.lake.changes import DELETE, INSERT, Changes
 from pyspark_tidemark.lake.columns import map_in_arrow, quoted
 from pyspark_tidemark.lake.files import file_system
 from pyspark_tidemark.lake.fold import FIRST_OP, fold, fold_frame, met_keys
-from pyspark_tidemark.lake.format import APPEND, UPSERT
+from pyspark_tidemark.lake.format import APPEND, ROW_MODES, SOFT_DELETE, UPSERT
 from pyspark_tidemark.lake.hadoop import remove
 from pyspark_tidemark.lake.iceberg.catalog import Catalog, Send
 from pyspark_tidemark.lake.iceberg.evolution import (
@@ -33,6 +33,7 @@ from pyspark_tidemark.lake.iceberg.evolution import (
     begin_anew,
     evolve,
     free_former_key,
+    mark_deleted,
 )
 from pyspark_tidemark.lake.iceberg.files import (
     WRITTEN,
@@ -169,7 +170,7 @@ class IcebergTarget:
         deletes name their own.
         """
         self._forget(table.name)
-        if self._mode == UPSERT:
+        if self._mode in ROW_MODES:
             with self._committing:
                 free_former_key(self._catalog, table.name, table.key)
 
@@ -186,7 +187,13 @@ class IcebergTarget:
         )
 
     def truncate(self, table: TableMeta, ts: int) -> None:
-        """A snapshot without rows (upsert), or as it is (append)."""
+        """A snapshot without rows (upsert), with all of them marked (soft-delete), or as it is
+        (append).
+        """
+        if self._mode == SOFT_DELETE:
+            self._forget(table.name)
+            with self._committing:
+                mark_deleted(self._spark, self._catalog, table.name, ts)
         if self._mode != UPSERT:
             return
         with self._committing:
@@ -196,8 +203,10 @@ class IcebergTarget:
             self._catalog.fenced(transaction, delete, position or ts)
 
     def replace(self, table: TableMeta, ts: int, change: SchemaChange) -> None:
-        """A snapshot without rows, and the new columns (upsert), else only the columns (append)."""
-        if self._mode != UPSERT:
+        """A snapshot without rows, and the new columns (upsert, soft-delete), else only the columns
+        (append).
+        """
+        if self._mode not in ROW_MODES:
             self.alter(table, change)
             return
         self._forget(table.name)
