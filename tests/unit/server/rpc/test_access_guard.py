@@ -1,22 +1,32 @@
 """Each method of captures and GC workers has a right, and a guarded servicer asks for it."""
 
+import asyncio
 from types import SimpleNamespace
 
+import grpc
+import grpc.aio
 import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, gc_pb2, worker_pb2
 
+from server.capture.worker.pool import stub_at
 from server.rpc.access_guard import guarded, right_of
 from server.rpc.access_list import (
+    AccessFile,
     Client,
     ForbiddenError,
     OpenAccess,
     Right,
     UnauthenticatedError,
+    digest,
 )
 from server.rpc.audit_log import audited
+from server.rpc.client import connect
 from server.rpc.http_context import LOCAL, HttpContext
+from server.rpc.server import RpcServer
+from sink.flight.tokens import TokenFileError
+from tests.unit.server.certificates import Certificates
 
 CLIENTS = {
     b"read": Client("dashboard", "read"),
@@ -197,3 +207,59 @@ async def test_refusals_are_logged_once_a_client_and_changes_name_who_made_them(
 def test_without_a_file_the_servicer_is_served_as_it_is():
     servicer = SimpleNamespace()
     assert guarded(service("ChangefeedService"), servicer, OpenAccess()) is servicer
+
+
+CHANGEFEEDS = "/tidemarkpb.v1.ChangefeedService/"
+LISTING = changefeed_pb2.ListChangefeedsRequest().SerializeToString()
+RUN = worker_pb2.RunRequest(changefeed="shop-1").SerializeToString()
+
+
+async def test_a_listener_asks_by_token_or_certificate_and_clients_bring_theirs(engine, tmp_path):
+    """On both engines; a token may change while a channel is open."""
+    certificates = Certificates(tmp_path)
+    own = certificates.security(ca=True)
+    (tmp_path / "token").write_text("looks\n")
+    file = tmp_path / "access.toml"
+    file.write_text(
+        f"[[client]]\nname='looks'\nrole='read'\ntoken-sha256='{digest(b'looks')}'\n"
+        f"[[client]]\nname='boss'\nrole='admin'\ntoken-sha256='{digest(b'all')}'\n"
+        "[[client]]\nname='peer'\nrole='admin'\ncommon-name='peer'\n"
+    )
+    access, server = AccessFile(str(file)), RpcServer(own)
+    for name in ("ChangefeedService", "WorkerService"):
+        server.add_service(service(name), guarded(service(name), Servicer(), access))
+
+    async def outcomes(bound, security, token_file=""):
+        """Of a call that looks, and of a stream that only captures may begin."""
+        ended = []
+        async with connect(bound, security, token_file) as channel:
+            try:
+                await channel.unary_unary(f"{CHANGEFEEDS}ListChangefeeds")(LISTING, timeout=60)
+                ended.append("OK")
+            except grpc.aio.AioRpcError as err:
+                ended.append(err.code().name)
+            try:
+                run = channel.unary_stream("/tidemarkpb.v1.WorkerService/Run")(RUN, timeout=60)
+                ended.append("OK" if len([each async for each in run]) == 1 else "nothing")
+            except grpc.aio.AioRpcError as err:
+                ended.append(err.code().name)
+        return ended
+
+    token = str(tmp_path / "token")
+    async with server.listen("127.0.0.1:0") as bound:
+        assert await outcomes(bound, own) == ["UNAUTHENTICATED"] * 2
+        assert await outcomes(bound, own, token) == ["OK", "PERMISSION_DENIED"]
+        assert await outcomes(bound, certificates.sign("peer")) == ["OK", "OK"]
+        # Who brings a token is judged by it.
+        assert await outcomes(bound, certificates.sign("peer"), token) == [
+            "OK",
+            "PERMISSION_DENIED",
+        ]
+        (tmp_path / "token").write_text("all")
+        assert await outcomes(bound, own, token) == ["OK", "OK"]
+        stub = await asyncio.to_thread(stub_at, bound, own, token)
+        assert len(await asyncio.to_thread(lambda: list(stub.Run(worker_pb2.RunRequest())))) == 1
+        (tmp_path / "token").unlink()
+        async with connect(bound, own, token) as channel:
+            with pytest.raises(TokenFileError):
+                await channel.unary_unary(f"{CHANGEFEEDS}ListChangefeeds")(LISTING, timeout=60)
