@@ -247,6 +247,37 @@ class Changefeeds:
         _log.info("changefeed updated", changefeed=changefeed, sink_uri=feed.info.shown_sink_uri)
         return feed
 
+    async def add_reader(self, changefeed: str, name: str) -> Feed:
+        """Let a reader of this name have the changes from the checkpoint on, and hold them until it
+        has them; one that is there stays as it is. Durable.
+
+        Raises:
+            ReaderInvalidError: the name, or there are too many.
+            ChangefeedStateError: it is finished, or its removal has begun.
+        """
+        async with self._changing:
+            feed = self._owned_feed(changefeed)
+            _check_open(feed)
+            # It holds from here on; a crash before the record is there tells nobody that it did.
+            feed.readers.add(name, feed.processor.checkpoint_ts)
+            await self._records.save_reader(changefeed, name, feed.readers.position(name))
+        _log.info("reader added", changefeed=changefeed, reader=name)
+        return feed
+
+    async def remove_reader(self, changefeed: str, name: str) -> Feed:
+        """Hold nothing for a reader any more. Durable.
+
+        Raises:
+            ReaderNotExistsError: there is none of that name.
+        """
+        async with self._changing:
+            feed = self._owned_feed(changefeed)
+            ts = feed.readers.position(name)
+            await self._records.save_reader(changefeed, name, None)
+            feed.readers.remove(name)
+        _log.info("reader removed", changefeed=changefeed, reader=name, checkpoint_ts=ts)
+        return feed
+
     async def plan_filter(self, changefeed: str, rules: Sequence[str]) -> FilterPlan:
         """What a new table filter would change now; nothing is kept, and others may change the
         changefeed meanwhile: the source may take a while to answer.
@@ -315,14 +346,15 @@ class Changefeeds:
             _log.warning("secret in the metadata", changefeed=info.id, advice=info.secret_advice)
         try:
             changes = await self._records.schemas.load(info.id)
-            return Feed.of(self._factory, info, checkpoint_ts, changes)
+            feed = Feed.of(self._factory, info, checkpoint_ts, changes)
+            feed.read_by(await self._records.load_readers(info.id))
         except UnavailableError:
             raise
         except Exception as err:  # noqa: BLE001 - records that cannot be read stop their changefeed, no other
             error = request_error(err, f"records of changefeed {info.id}")
             feed = Feed.unreadable(self._factory, info, checkpoint_ts, error)
             note(feed, State.FAILED, error)
-            return feed
+        return feed
 
     async def _check_audit(
         self, audit_s: int, sink_uri: str, source_uri: str, *, ignores_events: bool
@@ -359,9 +391,10 @@ class Changefeeds:
             tables = tuple(table.record for table in feed.tables)
         start = SchemaChange(start_ts, tables=by_id(tables))
         # Durable first: a crash here begins at the new ts, with the tables that it has.
-        await self._records.restart(info, start)
+        await self._records.restart(info, start, feed.readers.named())
         feed.info, feed.info_saved = info, True
         feed.restart_at(start_ts, [start])
+        feed.readers.restart_at(start_ts)
         _log.info(
             "changefeed goes on elsewhere",
             changefeed=feed.id,

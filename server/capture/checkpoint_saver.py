@@ -114,12 +114,16 @@ class CheckpointSaver:
             if checkpoint_ts > feed.checkpoint_ts
         ]
         changed = [(feed, feed.info) for feed in feeds if not feed.info_saved]
-        if not moved and not changed:
+        read = [(feed, positions) for feed in feeds if (positions := feed.readers.unsaved())]
+        if not moved and not changed and not read:
             return
         await self._records.save(
             {feed.id: checkpoint_ts for feed, checkpoint_ts in moved},
             {feed.id: info for feed, info in changed},
+            {feed.id: positions for feed, positions in read},
         )
+        for feed, positions in read:
+            feed.readers.saved(positions)
         for feed, checkpoint_ts in moved:
             feed.checkpoint_ts = checkpoint_ts
         for feed, info in changed:

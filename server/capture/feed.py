@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -13,10 +13,11 @@ from server.capture.audit import Audit
 from server.capture.catalog import FeedCatalog, terms_of
 from server.capture.job_report import JobReport, failed_for_s
 from server.capture.processor import Assignment, MakeProcessor, Processor
+from server.capture.readers import Readers
 from server.capture.records import Records
 from server.capture.source.registry import MakeSource, UnreadableSource
 from server.changefeed.history import History, SchemaChange
-from server.changefeed.info import ChangefeedInfo, State
+from server.changefeed.info import ChangefeedInfo, State, lake_format
 from server.changefeed.table import SourceTable
 from server.puller.source import Source
 from storage.model.errors import TidemarkError
@@ -107,6 +108,7 @@ class Feed:
     """What its audit has found, as the metadata has it."""
     reading: Reading = field(default_factory=lambda: Reading(time.monotonic()))
     delivery: Delivery = field(init=False)
+    readers: Readers = field(init=False)
     settled_ts: int = 0
     """The checkpoint when schema changes behind it were last collected."""
     safepoint_ts: int = 0
@@ -123,6 +125,12 @@ class Feed:
     def __post_init__(self) -> None:
         """What was delivered before is not known: nothing after the checkpoint was."""
         self.delivery = Delivery(self.checkpoint_ts)
+        self.read_by({})
+
+    def read_by(self, named: Mapping[str, int]) -> None:
+        """These are its readers that have a name, and where they are."""
+        has_lake_job = bool(lake_format(self.info.sink_uri))
+        self.readers = Readers(named, self.checkpoint_ts, has_lake_job=has_lake_job)
 
     @classmethod
     def of(

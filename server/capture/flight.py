@@ -18,10 +18,11 @@ import pyarrow as pa
 from server.capture.errors import ChangefeedFailedError, ChangefeedNotRunningError
 from server.capture.feed import Feed
 from server.capture.processor import Sink
+from server.capture.readers import UNNAMED, ReaderInvalidError
 from server.capture.runner import note_job
 from server.changefeed.info import State
 from sink.cut import Slice
-from sink.errors import TableNotFoundError
+from sink.errors import AckAboveResolvedError, TableNotFoundError
 from sink.flight.feeds import (
     ChangefeedMovedBackError,
     FeedDescription,
@@ -103,11 +104,15 @@ class OwnerFeeds:
         *,
         before: bool = False,
         known_ts: int | None = None,
+        reader: str = UNNAMED,
     ) -> FeedDescription:
         """See `Feeds.describe`; one that does not run is at its checkpoint."""
         feed = self._feeds.feed(changefeed)
         processor, versions = feed.processor, feed.catalog.versions
-        at_ts = max(processor.checkpoint_ts, versions.start_ts) if ts is None else ts
+        checkpoint_ts = processor.checkpoint_ts
+        if reader:
+            checkpoint_ts = max(checkpoint_ts, feed.readers.position(reader))
+        at_ts = max(checkpoint_ts, versions.start_ts) if ts is None else ts
         versions_at_ts = versions.at(at_ts)
         is_unchanged = known_ts is not None and versions.unchanged(known_ts, at_ts)
         return FeedDescription(
@@ -116,7 +121,7 @@ class OwnerFeeds:
             sink_uri=feed.info.shown_sink_uri,
             start_ts=feed.info.start_ts,
             target_ts=feed.info.target_ts,
-            checkpoint_ts=processor.checkpoint_ts,
+            checkpoint_ts=checkpoint_ts,
             resolved_ts=processor.resolved_ts,
             tables=None
             if is_unchanged
@@ -216,7 +221,14 @@ class OwnerFeeds:
 
         return schema_of(version.mounter, before=before), _while_running(feed, read)
 
-    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
+    def ack(
+        self,
+        changefeed: str,
+        table: str | None,
+        ts: int,
+        epoch: int | None = None,
+        reader: str = UNNAMED,
+    ) -> int:
         """See `Feeds.ack`."""
         feed, sink = self._running(changefeed)
         if epoch not in (None, feed.info.epoch):
@@ -235,17 +247,36 @@ class OwnerFeeds:
             else []
         )
 
+        if table and (reader or feed.readers):
+            raise ReaderInvalidError(
+                f"changefeed {changefeed} has readers with names, which take all of its tables: "
+                "leave the option table out (and choose by tablePattern, or cuts)"
+            )
+
         def ack() -> int:
+            all_ts = ts
             if table is None:
                 self._waiting.resolved(sink, None, ts, _CALL_WAIT_S)
-                sink.ack(ts)
+                all_ts = self._of_all_readers(feed, sink, reader, ts)
+                sink.ack(all_ts)
             for version in versions:
                 self._ack_version(sink, version, min(ts, version.to_ts))
             checkpoint_ts = sink.checkpoint_ts()
-            feed.delivery.acknowledged(ts, checkpoint_ts)
+            feed.delivery.acknowledged(all_ts, checkpoint_ts)
             return checkpoint_ts
 
         return _while_running(feed, ack)
+
+    @staticmethod
+    def _of_all_readers(feed: Feed, sink: Sink, reader: str, ts: int) -> int:
+        """Up to where all readers of the changefeed have its changes, this one up to `ts`."""
+        # Before it counts: a reader that claims too much would not hold what it has yet to take.
+        if (reader or feed.readers) and ts > sink.resolved_ts():
+            raise AckAboveResolvedError(
+                f"reader {reader!r} cannot have {ts}: it is complete up to {sink.resolved_ts()} "
+                "here; after a restart, try again when it has been pulled again"
+            )
+        return feed.readers.acknowledged(reader, ts)
 
     def report(self, changefeed: str, report: Report) -> None:
         """See `Feeds.report`; a changefeed that does not run has no job to speak for it."""

@@ -122,6 +122,7 @@ class FeedCollector(Collector):
         yield _stage_lags(feeds)
         yield from _jobs(feeds)
         yield _unread(feeds)
+        yield _readers(feeds)
         states = GaugeMetricFamily(
             "tidemark_capture_changefeed_state",
             "1 for the state it is in",
@@ -222,6 +223,19 @@ def _unread(feeds: Iterable[Feed]) -> GaugeMetricFamily:
     for feed in feeds:
         if feed.info.state.is_running:
             family.add_metric([feed.id], feed.reading.idle_s(time.monotonic()))
+    return family
+
+
+def _readers(feeds: Iterable[Feed]) -> GaugeMetricFamily:
+    """How far the readers that have a name are behind."""
+    family = GaugeMetricFamily(
+        "tidemark_capture_reader_lag_seconds",
+        "wall clock minus what a reader that has a name has acknowledged",
+        labels=["changefeed", "reader"],
+    )
+    for feed in feeds:
+        for name, ts in feed.readers.named().items():
+            family.add_metric([feed.id, name], _lag_s(ts))
     return family
 
 

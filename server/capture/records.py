@@ -4,7 +4,7 @@ write is fenced (`server.capture.fence`).
 
 import glob
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -81,6 +81,23 @@ class Records:
                     error=str(err),
                 )
         return reports
+
+    async def load_readers(self, changefeed: str) -> dict[str, int]:
+        """Up to where each named reader has the changes.
+
+        Raises:
+            CorruptError: a record cannot be read.
+        """
+        prefix = keys.readers(changefeed)
+        return {
+            pair.key.removeprefix(prefix).decode(): checkpoint_of(pair.value)
+            for pair in await self._meta.get_prefix(prefix)
+        }
+
+    async def save_reader(self, changefeed: str, name: str, ts: int | None) -> None:
+        """Write where a reader is, or delete it. Durable; raises as `save`."""
+        key = keys.reader(changefeed, name)
+        await self._write([Delete(key) if ts is None else Put(key, status_json(ts))])
 
     async def save_job(self, changefeed: str, report: JobReport | None) -> None:
         """Write why a changefeed's lake job has given up, or delete it.
@@ -186,8 +203,10 @@ class Records:
         if (taking := job.also_taking(tables.values())) != before:
             await dump.put_job(before, taking)
 
-    async def restart(self, info: ChangefeedInfo, start: SchemaChange) -> None:
-        """Let a changefeed go on at another ts, with the tables of that time.
+    async def restart(
+        self, info: ChangefeedInfo, start: SchemaChange, readers: Iterable[str]
+    ) -> None:
+        """Let a changefeed and its named readers go on at another ts, with the tables of that time.
 
         Durable, all or nothing.
 
@@ -202,19 +221,29 @@ class Records:
                 *delete_others(info.id, start.commit_ts),
                 head,
                 status,
+                *(Put(keys.reader(info.id, name), status.value) for name in readers),
                 Put(keys.info(info.id), info.to_json()),
             ]
         )
 
     async def save(
-        self, checkpoints: Mapping[str, int], infos: Mapping[str, ChangefeedInfo]
+        self,
+        checkpoints: Mapping[str, int],
+        infos: Mapping[str, ChangefeedInfo],
+        readers: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
-        """Write checkpoints and records of changefeeds that exist. Durable.
+        """Write checkpoints, records, and positions of named readers, of changefeeds that exist.
+        Durable.
 
         Raises:
             NotOwnerError: another capture owns the changefeeds by now.
         """
         puts = [
+            Put(keys.reader(changefeed, name), status_json(ts))
+            for changefeed, positions in (readers or {}).items()
+            for name, ts in positions.items()
+        ]
+        puts += [
             Put(keys.status(changefeed), status_json(ts)) for changefeed, ts in checkpoints.items()
         ]
         puts += [Put(keys.info(changefeed), info.to_json()) for changefeed, info in infos.items()]
@@ -241,6 +270,7 @@ def _all_but_info(changefeed: str) -> list[Op]:
         Delete(of_source, prefix_end(of_source)),
         Delete(keys.drainer(changefeed)),
         _audit(changefeed),
+        Delete(keys.readers(changefeed), prefix_end(keys.readers(changefeed))),
     )
     return [
         Delete(keys.status(changefeed)),

@@ -141,6 +141,26 @@ class ChangefeedService:
 
         return await self._by_runner("RemoveChangefeed", request, context, remove)
 
+    async def AddReader(self, request: pb.AddReaderRequest, context: Context) -> Any:
+        """One more reader, with a position of its own."""
+
+        async def add() -> pb.AddReaderResponse:
+            here = self._maintainers.home(request.id)
+            feed = await here.carry_out(here.add_reader(request.id, request.name))
+            return pb.AddReaderResponse(changefeed=self._shown(feed))
+
+        return await self._by_runner("AddReader", request, context, add)
+
+    async def RemoveReader(self, request: pb.RemoveReaderRequest, context: Context) -> Any:
+        """Hold nothing for a reader any more."""
+
+        async def remove() -> pb.RemoveReaderResponse:
+            here = self._maintainers.home(request.id)
+            feed = await here.carry_out(here.remove_reader(request.id, request.name))
+            return pb.RemoveReaderResponse(changefeed=self._shown(feed))
+
+        return await self._by_runner("RemoveReader", request, context, remove)
+
     async def _by_owner(
         self, method: str, request: Any, context: Context, call: Callable[[], Awaitable[A]]
     ) -> Any:
@@ -284,6 +304,9 @@ def changefeed_message(feed: Feed, maintainer: str = "") -> pb.Changefeed:
         maintainer=maintainer,
         filter_update=_filter_update(feed),
         ignore_ineligible_table=info.ignore_ineligible,
+        readers=[
+            pb.Reader(name=name, checkpoint_ts=ts) for name, ts in feed.readers.named().items()
+        ],
     )
 
 

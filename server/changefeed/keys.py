@@ -15,6 +15,7 @@ STATUSES: Final = f"{_ROOT}/changefeed/status/".encode()
 SCHEMAS: Final = f"{_ROOT}/changefeed/schema/".encode()
 SOURCES: Final = f"{_ROOT}/changefeed/source/".encode()
 JOBS: Final = f"{_ROOT}/changefeed/job/".encode()
+READERS: Final = f"{_ROOT}/changefeed/reader/".encode()
 AUDITS: Final = f"{_ROOT}/changefeed/audit/".encode()
 DRAINERS: Final = b"/tidb-binlog/v1/drainers/"
 
@@ -52,6 +53,16 @@ def status(changefeed: str) -> bytes:
 def job(changefeed: str) -> bytes:
     """Why one changefeed's lake job has given up."""
     return JOBS + changefeed.encode()
+
+
+def readers(changefeed: str) -> bytes:
+    """What the keys of one changefeed's named readers start with."""
+    return READERS + changefeed.encode() + b"/"
+
+
+def reader(changefeed: str, name: str) -> bytes:
+    """Up to where one reader has the changes."""
+    return readers(changefeed) + name.encode()
 
 
 def audit(changefeed: str) -> bytes:

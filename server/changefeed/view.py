@@ -48,6 +48,7 @@ def detail(changefeed: pb.Changefeed) -> dict[str, Any]:
         }
         | ({"audit_seconds": changefeed.audit_s} if changefeed.audit_s else {})
         | _event_filters(changefeed)
+        | _readers(changefeed)
         | _reading(changefeed)
         | _filter_update(changefeed)
         | _rereads(changefeed)
@@ -252,6 +253,19 @@ def filter_change(answer: pb.UpdateChangefeedResponse) -> dict[str, Any]:
             "ineligible": {each.name: each.reason for each in change.ineligible},
         }
     }
+
+
+def _readers(changefeed: pb.Changefeed) -> dict[str, Any]:
+    """The readers that have a name; nothing where none has."""
+    readers = [
+        {
+            "name": each.name,
+            "checkpoint_tso": each.checkpoint_ts,
+            "checkpoint_time": time_of(each.checkpoint_ts),
+        }
+        for each in changefeed.readers
+    ]
+    return {"readers": readers} if readers else {}
 
 
 def _filter_update(changefeed: pb.Changefeed) -> dict[str, Any]:

@@ -164,6 +164,8 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
             update_changefeed,
             "give it another filter, sink URI, what unclear DDL leads to, or audit",
         ),
+        ("add-reader", add_reader, "give a reader of its rows a name and a position of its own"),
+        ("remove-reader", remove_reader, "hold no changes for such a reader any more"),
         ("remove", remove_changefeed, "forget it, and let GC go on"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[shared])
@@ -171,6 +173,10 @@ def _add_verbs_of_one(verbs: Any, shared: argparse.ArgumentParser) -> None:
         verb.set_defaults(command=command)
         if name == "update":
             _add_update(verb)
+        if name.endswith("-reader"):
+            verb.add_argument("--reader", required=True, metavar="NAME", help="its option `reader`")
+        if name == "remove-reader":
+            add_yes(verb)
         if name == "query":
             add_watch(verb)
         if name in ("resume", "remove"):
@@ -253,6 +259,27 @@ async def pause_changefeed(remote: Remote, arguments: argparse.Namespace) -> Out
     request = pb.PauseChangefeedRequest(id=arguments.changefeed_id)
     async with remote.capture() as channel:
         answer = await ChangefeedServiceStub(channel).PauseChangefeed(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def add_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """One more reader, with a position of its own."""
+    request = pb.AddReaderRequest(id=arguments.changefeed_id, name=arguments.reader)
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).AddReader(request, timeout=CALL_S)
+    return Output(detail(answer.changefeed))
+
+
+async def remove_reader(remote: Remote, arguments: argparse.Namespace) -> Output:
+    """Hold nothing for a reader any more; what it has not taken may be gone for good."""
+    if not arguments.yes:
+        confirm(
+            f"Remove reader {arguments.reader} of {arguments.changefeed_id}? Changes that it has "
+            "not taken are no longer kept for it."
+        )
+    request = pb.RemoveReaderRequest(id=arguments.changefeed_id, name=arguments.reader)
+    async with remote.capture() as channel:
+        answer = await ChangefeedServiceStub(channel).RemoveReader(request, timeout=CALL_S)
     return Output(detail(answer.changefeed))
 
 

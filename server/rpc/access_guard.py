@@ -21,6 +21,8 @@ _OPERATED: Final = frozenset(
     {
         "PauseChangefeed",
         "ResumeChangefeed",
+        "AddReader",
+        "RemoveReader",
         "StartDump",
         "PauseDump",
         "ResumeDump",

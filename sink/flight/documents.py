@@ -48,13 +48,15 @@ class Describe:
     ts: int | None
     before: bool
     known_ts: int | None = None
+    reader: str = ""
 
     @classmethod
     def parse(cls, body: bytes) -> "Describe":
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
         ts, known_ts = (_optional_number(doc, name) for name in ("ts", "known_ts"))
-        return cls(_text(doc, "changefeed"), ts, _flag(doc, "before"), known_ts)
+        reader = _optional_text(doc, "reader") or ""
+        return cls(_text(doc, "changefeed"), ts, _flag(doc, "before"), known_ts, reader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,15 @@ class Ack:
     table: str | None
     ts: int
     epoch: int | None
+    reader: str = ""
 
     @classmethod
     def parse(cls, body: bytes) -> "Ack":
         """Read the action's body; raises FlightRequestError."""
         doc = _document(body)
         changefeed, table = _text(doc, "changefeed"), _optional_text(doc, "table")
-        return cls(changefeed, table, _number(doc, "ts"), _optional_number(doc, "epoch"))
+        reader = _optional_text(doc, "reader") or ""
+        return cls(changefeed, table, _number(doc, "ts"), _optional_number(doc, "epoch"), reader)
 
 
 @dataclass(frozen=True, slots=True)

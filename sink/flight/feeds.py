@@ -131,11 +131,13 @@ class Feeds(Protocol):
         *,
         before: bool = False,
         known_ts: int | None = None,
+        reader: str = "",
     ) -> FeedDescription:
         """State, positions, the tables in force above `ts` (None: the checkpoint_ts),
         and the DDLs from `ts` on.
 
         Whoever knows the tables above `known_ts` is not told them again if they are still the same.
+        With the name of a `reader`, the checkpoint_ts is this reader's.
 
         Raises:
             RangeCleanedError: `ts` is below what is known.
@@ -187,9 +189,16 @@ class Feeds(Protocol):
         """
         ...
 
-    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
-        """The reader has everything up to `ts` of the table (None: of all);
-        returns the changefeed's checkpoint_ts.
+    def ack(
+        self,
+        changefeed: str,
+        table: str | None,
+        ts: int,
+        epoch: int | None = None,
+        reader: str = "",
+    ) -> int:
+        """The `reader` (empty: one without a name) has everything up to `ts` of the table (None: of
+        all); returns the changefeed's checkpoint_ts.
 
         `epoch` is the one that the reader was told when it began (None: it knows of none).
 

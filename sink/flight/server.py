@@ -139,7 +139,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def _describe(self, request: Describe) -> Answer:
         description = self._feeds.describe(
-            request.changefeed, request.ts, before=request.before, known_ts=request.known_ts
+            request.changefeed,
+            request.ts,
+            before=request.before,
+            known_ts=request.known_ts,
+            reader=request.reader,
         )
         return described(description)
 
@@ -164,7 +168,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
 
     def _ack(self, request: Ack) -> Answer:
         checkpoint_ts = self._feeds.ack(
-            request.changefeed, request.table, request.ts, request.epoch
+            request.changefeed, request.table, request.ts, request.epoch, request.reader
         )
         return {"checkpoint_ts": checkpoint_ts}
 

@@ -1,6 +1,6 @@
 """Random lives of lakes and target databases, against a replay.
 
-    python -m tests.fuzz.lakes --target delta --mode upsert --seconds 120 [--seed N]
+    python -m tests.fuzz.lakes --target delta --mode upsert --seconds 120 [--seed N] [--others]
 
 A life is one changefeed of a few tables with odd names, keys and values: rows that are inserted
 twice, updated before they are there, changed many times in a cut; columns and tables that are
@@ -42,6 +42,7 @@ from pyspark_tidemark.lake.parquet.target import ChangelogTarget
 from pyspark_tidemark.lake.reading import as_of_cut
 from pyspark_tidemark.lake.schema import Policy, widens
 from pyspark_tidemark.lake.session import open_session
+from pyspark_tidemark.lake.target import table_path
 from pyspark_tidemark.names import check_names
 from pyspark_tidemark.sink_uri import SinkUri
 
@@ -178,8 +179,12 @@ class OddFeed(AcknowledgedFeed):
 class Life:
     """One changefeed and its target, made by one seed."""
 
-    def __init__(self, seed: int, place: "Place", mode: str, told: Counter[str]) -> None:
+    def __init__(
+        self, seed: int, place: "Place", mode: str, told: Counter[str], *, others: bool = False
+    ) -> None:
+        """With `others`, somebody else maintains the lake's tables, too."""
         self.dice = random.Random(seed)
+        self.others = others
         self.place, self.mode, self.told = place, mode, told
         self.feed = OddFeed(keeps_deleted=mode == SOFT_DELETE)
         self.ts, self.kept_ts = 0, 0
@@ -209,6 +214,8 @@ class Life:
             self._table_ddl()
         else:
             self._keep(self.dice.randint(self.kept_ts, self.ts))
+            if self.others and self.dice.random() < 0.5:
+                self._maintained_by_others()
             if self.dice.random() < 0.5:
                 self._compare()
 
@@ -435,6 +442,12 @@ class Life:
             self.deaths.armed = False
             target.close()
 
+    def _maintained_by_others(self) -> None:
+        """What people run on tables that they did not write, between two cuts."""
+        names = [name for name in self.feed.state(self.kept_ts) if self.place.has(name)]
+        if names:
+            self.told[f"others {self.place.maintained(self.dice.choice(names), self.dice)}"] += 1
+
     def _compare(self) -> None:
         ts = self.kept_ts
         if not ts or any(ddl.ts == ts for ddl in self.feed.ddls):
@@ -641,6 +654,29 @@ class Place:
             deletion_vectors=dice.choice((True, True, False)),
         )
 
+    def has(self, name: str) -> bool:
+        """Whether a table of files is there."""
+        return self.kind in ("delta", "iceberg") and Path(table_path(self.path, name)).exists()
+
+    def maintained(self, name: str, dice: random.Random) -> str:
+        """Maintain a table as somebody else would; returns by what."""
+        if self.kind == "iceberg":
+            return _maintained_iceberg(self.spark, table_path(self.path, name), dice)
+        table = f"delta.`{table_path(self.path, name).replace('`', '``')}`"
+        statement = dice.choice(
+            (
+                f"OPTIMIZE {table}",
+                f"VACUUM {table} RETAIN 0 HOURS",
+                f"REORG TABLE {table} APPLY (PURGE)",
+                f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '3')",
+                f"ALTER TABLE {table} SET TBLPROPERTIES ('comment' = 'ours')",
+                f"ANALYZE TABLE {table} COMPUTE DELTA STATISTICS",
+            )
+        )
+        self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+        self.spark.sql(statement)
+        return statement.replace(table, "…")
+
     def rows(self, name: str, ts: int) -> list[dict[str, Any]]:
         if self.kind == "parquet":
             return read_changelog(Path(self.path), name, ts)
@@ -648,6 +684,27 @@ class Place:
             frame = as_of_cut(self.spark, self.uri, ts)[name]
             return cast("list[dict[str, Any]]", frame.toArrow().to_pylist())
         return cast("list[dict[str, Any]]", rows(self.uri, name))
+
+
+def _maintained_iceberg(spark: Any, path: str, dice: random.Random) -> str:
+    """By Iceberg's own library, as its procedures for engines do."""
+    java = spark._jvm
+    tables = java.org.apache.iceberg.hadoop.HadoopTables(spark._jsc.hadoopConfiguration())
+    table = tables.load(path)
+    if table.currentSnapshot() is None:
+        return "nothing"
+    way = dice.choice(("expire_snapshots", "rewrite_manifests", "set property", "append nothing"))
+    if way == "expire_snapshots":
+        now_ms = int(time.time() * 1000)
+        table.expireSnapshots().expireOlderThan(now_ms).retainLast(1).commit()
+    elif way == "rewrite_manifests":
+        same = java.java.util.function.Function.identity()
+        table.rewriteManifests().clusterBy(same).commit()
+    elif way == "set property":
+        table.updateProperties().set("commit.manifest.min-count-to-merge", "3").commit()
+    else:
+        table.newAppend().commit()
+    return str(way)
 
 
 @contextlib.contextmanager
@@ -685,6 +742,9 @@ def main() -> None:
     )
     parser.add_argument("--target", choices=TARGETS, default="delta")
     parser.add_argument("--mode", choices=MODES, default="upsert")
+    parser.add_argument(
+        "--others", action="store_true", help="somebody else maintains the tables between cuts"
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
@@ -695,7 +755,7 @@ def main() -> None:
     with places(arguments.target) as made:
         for seed in itertools.count(first):
             try:
-                Life(seed, made(seed), arguments.mode, told).run()
+                Life(seed, made(seed), arguments.mode, told, others=arguments.others).run()
                 told["lives"] += 1
             except (WrongError, SourceError) as err:
                 told["FAILED"] += 1

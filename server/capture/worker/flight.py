@@ -75,9 +75,10 @@ class ShareFeeds:
         *,
         before: bool = False,
         known_ts: int | None = None,
+        reader: str = "",
     ) -> FeedDescription:
         """Refused."""
-        del ts, before, known_ts
+        del ts, before, known_ts, reader
         raise _rows_only(changefeed)
 
     def latest(
@@ -105,9 +106,16 @@ class ShareFeeds:
         del tables, start_ts, end_ts, slice_bytes
         raise _rows_only(changefeed)
 
-    def ack(self, changefeed: str, table: str | None, ts: int, epoch: int | None = None) -> int:
+    def ack(
+        self,
+        changefeed: str,
+        table: str | None,
+        ts: int,
+        epoch: int | None = None,
+        reader: str = "",
+    ) -> int:
         """Refused."""
-        del table, ts, epoch
+        del table, ts, epoch, reader
         raise _rows_only(changefeed)
 
     def report(self, changefeed: str, report: Report) -> None:

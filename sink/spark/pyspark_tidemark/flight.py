@@ -156,7 +156,7 @@ class Changefeed:
         body |= ({} if ts is None else {"ts": ts}) | (
             {} if known is None else {"known_ts": known.ts}
         )
-        answer = self._action("describe", body, retry_s=retry_s)
+        answer = self._action("describe", body | self._by_reader(), retry_s=retry_s)
         if self._epoch is None:
             self._epoch = int(answer.get("epoch", 0))
         if known is not None and "tables" not in answer:
@@ -297,9 +297,11 @@ class Changefeed:
         return stream, None
 
     def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
-        return {"ts": ts, "epoch": self.epoch} | (
-            self._of_table() if table is None else {"table": table}
-        )
+        body = {"ts": ts, "epoch": self.epoch} | self._by_reader()
+        return body | (self._of_table() if table is None else {"table": table})
+
+    def _by_reader(self) -> dict[str, str]:
+        return {"reader": self._options.reader} if self._options.reader else {}
 
     def _of_table(self) -> dict[str, str]:
         return {} if self._options.table is None else {"table": self._options.table}

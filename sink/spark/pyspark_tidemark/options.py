@@ -15,7 +15,7 @@ from pyspark_tidemark.errors import SourceError
 NAMES = (
     "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "commitTime",
     "startTs", "startingVersion", "startingTimestamp", "endTs", "endingVersion", "endingTimestamp",
-    "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "ack",
+    "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "ack", "reader",
     "caPath", "certPath", "keyPath", "tokenFile",
 )  # fmt: skip
 LOGICAL_BITS = 18
@@ -83,6 +83,10 @@ class Options:
     """
     ack: bool = True
     """Whether batches that Spark has committed move the changefeed's checkpoint."""
+    reader: str = ""
+    """The name of this reader, which `tidemark cli changefeed add-reader` has added: it has a
+    position of its own; empty: the only one.
+    """
     poll_ms: int = 200
     """How long the server may hold a poll that finds nothing new."""
     credentials: Credentials = Credentials()
@@ -118,6 +122,7 @@ def parse(given: Mapping[str, str]) -> Options:
         max_bytes=texts.positive("maxBytesPerTrigger"),
         slice_bytes=texts.positive("sliceBytes") or Options.slice_bytes,
         ack=texts.boolean("ack", default=True),
+        reader=texts.get("reader").strip(),
         poll_ms=texts.positive("pollMs") or Options.poll_ms,
         credentials=Credentials(
             *(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))
@@ -140,6 +145,11 @@ def _contradictions(options: Options, *, cuts: bool) -> list[str]:
         faults.append(
             "option 'tablePattern' needs 'envelope' as true: tables of different columns share "
             "one schema there"
+        )
+    if options.reader and options.table:
+        faults.append(
+            "a reader with a name takes all tables of its changefeed: leave out 'table', and choose "
+            "by 'tablePattern' with 'envelope', or by 'cuts'"
         )
     if cuts and (options.envelope or options.before_image or options.commit_time):
         faults.append("cuts have no rows: leave out 'envelope', 'beforeImage' and 'commitTime'")

@@ -59,6 +59,8 @@ def log_of(lake, *patterns):
 def delta_log(spark, lake):
     jvm = spark._jvm
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    # Delta asks the active session for its settings: this thread's may be another test's.
+    jvm.org.apache.spark.sql.SparkSession.setActiveSession(spark._jsparkSession)
     return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, f"{lake}/bank/t")
 
 

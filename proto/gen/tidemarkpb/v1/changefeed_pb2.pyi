@@ -493,6 +493,7 @@ class Changefeed(_message.Message):
     MAINTAINER_FIELD_NUMBER: _builtins.int
     FILTER_UPDATE_FIELD_NUMBER: _builtins.int
     IGNORE_INELIGIBLE_TABLE_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: Global___ChangefeedState.ValueType
     sink_uri: _builtins.str
@@ -553,6 +554,10 @@ class Changefeed(_message.Message):
     def event_filters(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventFilter]: ...
     @_builtins.property
     def filter_update(self) -> Global___FilterUpdate: ...
+    @_builtins.property
+    def readers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reader]:
+        """Those that have a name."""
+
     def __init__(
         self,
         *,
@@ -584,14 +589,122 @@ class Changefeed(_message.Message):
         maintainer: _builtins.str = ...,
         filter_update: Global___FilterUpdate | None = ...,
         ignore_ineligible_table: _builtins.bool = ...,
+        readers: _abc.Iterable[Global___Reader] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "error", b"error", "filter_update", b"filter_update", "holding", b"holding", "lake_job", b"lake_job", "reading", b"reading", "rereads", b"rereads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_s", b"audit_s", "checkpoint_ts", b"checkpoint_ts", "columns", b"columns", "create_time", b"create_time", "delivery", b"delivery", "error", b"error", "event_filters", b"event_filters", "filter", b"filter", "filter_update", b"filter_update", "holding", b"holding", "id", b"id", "ignore_ineligible_table", b"ignore_ineligible_table", "ignored_tables", b"ignored_tables", "lake_job", b"lake_job", "maintainer", b"maintainer", "readers", b"readers", "reading", b"reading", "rereads", b"rereads", "resolved_ts", b"resolved_ts", "schema_changes", b"schema_changes", "sink_uri", b"sink_uri", "skipped", b"skipped", "source_uri", b"source_uri", "start_ts", b"start_ts", "state", b"state", "tables", b"tables", "target_ts", b"target_ts", "warnings", b"warnings", "zero_dates", b"zero_dates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Changefeed: _TypeAlias = Changefeed  # noqa: Y015
+
+@_typing.final
+class Reader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_TS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    checkpoint_ts: _builtins.int
+    """Up to where it has acknowledged."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        checkpoint_ts: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_ts", b"checkpoint_ts", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reader: _TypeAlias = Reader  # noqa: Y015
+
+@_typing.final
+class AddReaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddReaderRequest: _TypeAlias = AddReaderRequest  # noqa: Y015
+
+@_typing.final
+class AddReaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changefeed(self) -> Global___Changefeed: ...
+    def __init__(
+        self,
+        *,
+        changefeed: Global___Changefeed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddReaderResponse: _TypeAlias = AddReaderResponse  # noqa: Y015
+
+@_typing.final
+class RemoveReaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveReaderRequest: _TypeAlias = RemoveReaderRequest  # noqa: Y015
+
+@_typing.final
+class RemoveReaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGEFEED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changefeed(self) -> Global___Changefeed: ...
+    def __init__(
+        self,
+        *,
+        changefeed: Global___Changefeed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changefeed", b"changefeed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveReaderResponse: _TypeAlias = RemoveReaderResponse  # noqa: Y015
 
 @_typing.final
 class FilterUpdate(_message.Message):

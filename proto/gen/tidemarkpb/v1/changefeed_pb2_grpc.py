@@ -74,6 +74,16 @@ class ChangefeedServiceStub:
                 request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
                 response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
                 _registered_method=True)
+        self.AddReader = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/AddReader',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderResponse.FromString,
+                _registered_method=True)
+        self.RemoveReader = channel.unary_unary(
+                '/tidemarkpb.v1.ChangefeedService/RemoveReader',
+                request_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderRequest.SerializeToString,
+                response_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderResponse.FromString,
+                _registered_method=True)
 
 
 class ChangefeedServiceServicer:
@@ -128,6 +138,19 @@ class ChangefeedServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddReader(self, request, context):
+        """A reader with a name has a position of its own, and holds the changes that it has yet to take.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveReader(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ChangefeedServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -170,6 +193,16 @@ def add_ChangefeedServiceServicer_to_server(servicer, server):
                     servicer.UpdateChangefeed,
                     request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.FromString,
                     response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.SerializeToString,
+            ),
+            'AddReader': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddReader,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderResponse.SerializeToString,
+            ),
+            'RemoveReader': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveReader,
+                    request_deserializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderRequest.FromString,
+                    response_serializer=tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -388,6 +421,60 @@ class ChangefeedService:
             '/tidemarkpb.v1.ChangefeedService/UpdateChangefeed',
             tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedRequest.SerializeToString,
             tidemarkpb_dot_v1_dot_changefeed__pb2.UpdateChangefeedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddReader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/AddReader',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.AddReaderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveReader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidemarkpb.v1.ChangefeedService/RemoveReader',
+            tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderRequest.SerializeToString,
+            tidemarkpb_dot_v1_dot_changefeed__pb2.RemoveReaderResponse.FromString,
             options,
             channel_credentials,
             insecure,

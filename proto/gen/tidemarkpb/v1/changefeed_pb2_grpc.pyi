@@ -40,6 +40,9 @@ class ChangefeedServiceStub:
     ResumeChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]
     RemoveChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]
     UpdateChangefeed: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]
+    AddReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]
+    """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
+    RemoveReader: _grpc.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]
 
 @_typing.type_check_only
 class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
@@ -53,6 +56,9 @@ class ChangefeedServiceAsyncStub(ChangefeedServiceStub):
     ResumeChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.ResumeChangefeedRequest, _changefeed_pb2.ResumeChangefeedResponse]  # type: ignore[assignment]
     RemoveChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveChangefeedRequest, _changefeed_pb2.RemoveChangefeedResponse]  # type: ignore[assignment]
     UpdateChangefeed: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.UpdateChangefeedRequest, _changefeed_pb2.UpdateChangefeedResponse]  # type: ignore[assignment]
+    AddReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.AddReaderRequest, _changefeed_pb2.AddReaderResponse]  # type: ignore[assignment]
+    """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
+    RemoveReader: _aio.UnaryUnaryMultiCallable[_changefeed_pb2.RemoveReaderRequest, _changefeed_pb2.RemoveReaderResponse]  # type: ignore[assignment]
 
 class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -111,5 +117,20 @@ class ChangefeedServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _changefeed_pb2.UpdateChangefeedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_changefeed_pb2.UpdateChangefeedResponse, _abc.Awaitable[_changefeed_pb2.UpdateChangefeedResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AddReader(
+        self,
+        request: _changefeed_pb2.AddReaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.AddReaderResponse, _abc.Awaitable[_changefeed_pb2.AddReaderResponse]]:
+        """A reader with a name has a position of its own, and holds the changes that it has yet to take."""
+
+    @_abc_1.abstractmethod
+    def RemoveReader(
+        self,
+        request: _changefeed_pb2.RemoveReaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_changefeed_pb2.RemoveReaderResponse, _abc.Awaitable[_changefeed_pb2.RemoveReaderResponse]]: ...
 
 def add_ChangefeedServiceServicer_to_server(servicer: ChangefeedServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from server.capture.feed import Delivery, Reading
 from server.capture.flight import OwnerFeeds
+from server.capture.readers import Readers
 from server.capture.run import LocalSink
 from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord
@@ -85,6 +86,7 @@ class Feed:
         self.catalog = catalog
         reading = self.reading = Reading(0.0)
         self.delivery = Delivery(START)
+        self.readers = Readers({}, START, has_lake_job=False)
         feed = SimpleNamespace(
             id="feed",
             info=info,
@@ -92,6 +94,7 @@ class Feed:
             catalog=catalog,
             reading=reading,
             delivery=self.delivery,
+            readers=self.readers,
         )
         self.feeds = OwnerFeeds(SimpleNamespace(feed=lambda _: feed))
 

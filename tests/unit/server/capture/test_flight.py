@@ -4,7 +4,14 @@ what ended is served to its end.
 
 import pytest
 
-from sink.errors import RangeCleanedError, RangeCrossesDdlError, TableNotFoundError
+from server.capture import flight
+from server.capture.readers import ReaderInvalidError, ReaderNotExistsError
+from sink.errors import (
+    AckAboveResolvedError,
+    RangeCleanedError,
+    RangeCrossesDdlError,
+    TableNotFoundError,
+)
 from sink.flight.feeds import ChangefeedMovedBackError, TableNotExistsError
 from storage.model.event import DELETE, INSERT, UPDATE
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
@@ -243,6 +250,57 @@ def test_two_readers_of_one_changefeed_read_and_acknowledge_side_by_side(opened)
             positions[reader] = end
         feed.feeds.ack("feed", None, min(positions))
     assert got[0] == got[1] == [(ts, ts) for ts in range(1001, 1041)]
+
+
+def test_a_slow_reader_holds_what_it_has_yet_to_take_and_a_fast_one_goes_on(opened):
+    feed = opened(A)
+    for ts in range(1001, 1041):
+        feed.put(A, ts, ts, x=ts)
+    feed.resolve(1040)
+    feed.readers.add("fast", START)
+    feed.readers.add("slow", START)
+    position, took = START, []
+    while position < 1040:
+        end = feed.latest(position, rows=7)
+        took.extend(feed.ids("s.a", position, end))
+        assert feed.feeds.ack("feed", None, end, reader="fast") == START
+        position = end
+    assert took == [(ts, ts) for ts in range(1001, 1041)]
+    assert feed.feeds.describe("feed", reader="fast").checkpoint_ts == 1040
+    assert feed.feeds.describe("feed", reader="slow").checkpoint_ts == START
+    assert feed.ids("s.a", START, 1040) == took, "nothing was given up"
+
+    assert feed.feeds.ack("feed", None, 1010, reader="slow") == START
+    assert feed.feeds.ack("feed", None, 1020, reader="slow") == 1010
+    assert feed.feeds.ack("feed", None, 1030, reader="slow") == 1020
+    # What it took last may be taken once more, by a job that died before it noted that.
+    assert feed.ids("s.a", 1020, 1030) == [(ts, ts) for ts in range(1021, 1031)]
+    assert feed.ids("s.a", 1010, 1020) == [(ts, ts) for ts in range(1011, 1021)]
+    for _ in range(2):
+        feed.feeds.ack("feed", None, 1040, reader="slow")
+    feed.feeds.ack("feed", None, 1040, reader="fast")
+    assert feed.sink.checkpoint_ts() == 1040
+
+
+def test_readers_that_are_not_known_or_ask_for_one_table_are_refused_by_name(opened, monkeypatch):
+    monkeypatch.setattr(flight, "_CALL_WAIT_S", 0.2)
+    feed = opened(A)
+    feed.put(A, 1010, 1, x=1)
+    feed.resolve(1040)
+    with pytest.raises(ReaderNotExistsError, match="no reader 'etl'; it has none"):
+        feed.feeds.describe("feed", reader="etl")
+    with pytest.raises(ReaderNotExistsError):
+        feed.feeds.ack("feed", None, 1040, reader="etl")
+    feed.readers.add("etl", START)
+    with pytest.raises(ReaderNotExistsError, match="say which one"):
+        feed.feeds.ack("feed", None, 1040)
+    for reader in ("", "etl"):
+        with pytest.raises(ReaderInvalidError, match="leave the option table out"):
+            feed.feeds.ack("feed", "s.a", 1040, reader=reader)
+    # One that claims what nobody can have would hold nothing any more.
+    with pytest.raises(AckAboveResolvedError):
+        feed.feeds.ack("feed", None, 1041, reader="etl")
+    assert feed.readers.named() == {"etl": START}
 
 
 def test_whoever_asks_for_rows_reads_the_changefeed(opened):

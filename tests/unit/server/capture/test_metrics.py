@@ -12,6 +12,7 @@ from server.capture.audit import Audit
 from server.capture.feed import Reading
 from server.capture.metrics import FeedCollector
 from server.capture.processor import ProcessorStats
+from server.capture.readers import Readers
 from server.changefeed.info import State
 
 NAME = re.compile(
@@ -38,6 +39,7 @@ def feed():
         job=None,
         audit=Audit(),
         reading=Reading(time.monotonic() - 300),
+        readers=Readers({"etl": ts_ago(40)}, ts_ago(100), has_lake_job=True),
     )
 
 

@@ -50,6 +50,8 @@ RIGHTS = {
         "ResumeChangefeed": Right.OPERATE,
         "RemoveChangefeed": Right.ADMIN,
         "UpdateChangefeed": Right.ADMIN,
+        "AddReader": Right.OPERATE,
+        "RemoveReader": Right.OPERATE,
     },
     "DumpService": {
         "StartDump": Right.OPERATE,

@@ -33,8 +33,8 @@ class Capture:
     def elsewhere(self, changefeed):
         return None
 
-    def describe(self, changefeed, ts=None, *, before=False, known_ts=None):
-        self.calls.append((changefeed, ts, before, known_ts))
+    def describe(self, changefeed, ts=None, *, before=False, known_ts=None, reader=""):
+        self.calls.append((changefeed, ts, before, known_ts, reader))
         if changefeed != "feed":
             raise ChangefeedNotExistsError(f"there is no changefeed {changefeed!r}")
         table = TableDescription(
@@ -156,11 +156,11 @@ def test_latest_and_ack_pass_their_arguments_on():
         assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {
             "checkpoint_ts": 6
         }
-        ask(client, "ack", changefeed="feed", ts=8, epoch=2)
+        ask(client, "ack", changefeed="feed", ts=8, epoch=2, reader="etl")
     assert capture.calls == [
         ("feed", None, 5, 10, None, 1.5),
-        ("feed", "bank.accounts", 6, None),
-        ("feed", None, 8, 2),
+        ("feed", "bank.accounts", 6, None, ""),
+        ("feed", None, 8, 2, "etl"),
     ]
 
 
@@ -177,8 +177,8 @@ def test_a_planned_ticket_reads_the_rows():
 def test_describe_passes_on_where_the_reader_stands():
     capture = Capture()
     with serving(capture) as (_, client):
-        ask(client, "describe", changefeed="feed", ts=8, before=True, known_ts=7)
-    assert capture.calls == [("feed", 8, True, 7)]
+        ask(client, "describe", changefeed="feed", ts=8, before=True, known_ts=7, reader="etl")
+    assert capture.calls == [("feed", 8, True, 7, "etl")]
 
 
 def test_slices_cover_the_range_and_their_tickets_say_what_was_asked_for():
