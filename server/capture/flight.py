@@ -249,8 +249,8 @@ class OwnerFeeds:
 
         if table and (reader or feed.readers):
             raise ReaderInvalidError(
-                f"changefeed {changefeed} has readers with names, which take all of its tables: "
-                "leave the option table out (and choose by tablePattern, or cuts)"
+                f"changefeed {changefeed} has readers with names, which acknowledge all of its "
+                "tables at once: say which reader this is (option reader)"
             )
 
         def ack() -> int:

@@ -297,7 +297,9 @@ class Changefeed:
         return stream, None
 
     def _acked(self, ts: int, table: str | None) -> dict[str, Any]:
-        body = {"ts": ts, "epoch": self.epoch} | self._by_reader()
+        body = {"ts": ts, "epoch": self.epoch}
+        if self._options.reader:
+            return body | self._by_reader()
         return body | (self._of_table() if table is None else {"table": table})
 
     def _by_reader(self) -> dict[str, str]:

@@ -146,11 +146,6 @@ def _contradictions(options: Options, *, cuts: bool) -> list[str]:
             "option 'tablePattern' needs 'envelope' as true: tables of different columns share "
             "one schema there"
         )
-    if options.reader and options.table:
-        faults.append(
-            "a reader with a name takes all tables of its changefeed: leave out 'table', and choose "
-            "by 'tablePattern' with 'envelope', or by 'cuts'"
-        )
     if cuts and (options.envelope or options.before_image or options.commit_time):
         faults.append("cuts have no rows: leave out 'envelope', 'beforeImage' and 'commitTime'")
     if (

@@ -283,8 +283,10 @@ class RowStreamReader(_StreamReader):
         return self._described[1]
 
     def _acknowledged(self) -> Iterable[str | None]:
-        """Only what the options choose: somebody else may read the other tables."""
-        if self._options.table is not None:
+        """Only what the options choose: somebody else may read the other tables. A reader with a
+        name has a position of its own: whatever it leaves out, it does not need.
+        """
+        if self._options.table is not None or self._options.reader:
             return super()._acknowledged()
         return filter(self._options.chooses, self._changefeed.describe().tables)
 

@@ -90,6 +90,41 @@ def test_a_capture_killed_in_the_middle_of_a_batch_is_found_again(
     assert cluster.cli("changefeed", "query", "-c", "followed")["checkpoint_tso"] > written[0]
 
 
+def test_two_queries_read_one_changefeed_each_at_its_own_pace(spark, cluster, tmp_path):
+    def taken(reader):
+        """The balances that a query of this reader takes now; of one table, or of several."""
+        found = []
+        several = {"table": "", "tablePattern": "bank.*", "envelope": "true"}
+        chosen = {"reader": reader} | (several if reader == "early" else {})
+        query = (
+            spark.readStream.format("tidemark")
+            .options(**options(cluster, "shared", **chosen))
+            .load()
+            .writeStream.option("checkpointLocation", str(tmp_path / reader))
+            .trigger(availableNow=True)
+            .foreachBatch(lambda frame, _: found.extend(frame.collect()))
+            .start()
+        )
+        assert query.awaitTermination(250)
+        if reader == "early":
+            return sorted(json.loads(row.after)["balance"] for row in found)
+        return sorted(row.balance for row in found)
+
+    with changefeed(cluster, "shared", [("bank", ACCOUNTS)]) as (reader, start_ts):
+        for name in ("early", "late"):
+            cluster.cli("changefeed", "add-reader", "-c", "shared", "--reader", name)
+        reader.wait_resolved(write(cluster, accounts(0, 5, 1)))
+        assert taken("early") == [1] * 5
+        reader.wait_resolved(write(cluster, accounts(5, 5, 2)))
+        assert taken("early") == [2] * 5
+        shown = cluster.cli("changefeed", "query", "-c", "shared")
+        assert shown["checkpoint_tso"] == start_ts
+        assert taken("late") == [1] * 5 + [2] * 5
+        assert taken("late") == []
+        with pytest.raises(Exception, match=r"ErrReaderNotExists.*no reader 'other'; it has early"):
+            taken("other")
+
+
 def test_slices_of_one_table_hold_each_change_once_with_the_row_before(spark, cluster, written):
     ranges = {
         "startTs": str(written[0]),

@@ -295,7 +295,7 @@ def test_readers_that_are_not_known_or_ask_for_one_table_are_refused_by_name(ope
     with pytest.raises(ReaderNotExistsError, match="say which one"):
         feed.feeds.ack("feed", None, 1040)
     for reader in ("", "etl"):
-        with pytest.raises(ReaderInvalidError, match="leave the option table out"):
+        with pytest.raises(ReaderInvalidError, match="all of its tables at once"):
             feed.feeds.ack("feed", "s.a", 1040, reader=reader)
     # One that claims what nobody can have would hold nothing any more.
     with pytest.raises(AckAboveResolvedError):
