@@ -19,6 +19,11 @@ LAG_S_MAX: Final = 60.0
 GC_HELD_S_MAX: Final = 3600
 """History that one blocker alone may keep, in seconds, before it is worth a look."""
 
+READER_S_MAX: Final = 600
+"""How long a reader that has a name may keep all that follows, in seconds, before it is worth a
+look.
+"""
+
 Document = Mapping[str, Any]
 
 
@@ -115,6 +120,7 @@ def diagnose_changefeed(
     yield from _sorter(changefeed, where)
     yield from _lake_job(changefeed, where)
     yield from _tables(changefeed, where)
+    yield from _readers(changefeed, now_ms)
     if dump is not None:
         yield from _dump(dump, name)
     if "filter_update" in changefeed:
@@ -315,6 +321,21 @@ def _tables(changefeed: Document, where: str) -> Iterator[Finding]:
             where,
             f"tables that match its filter are left out: {', '.join(ignored[:5])}{more}",
             "`changefeed create --dry-run` with the same filter says why",
+        )
+
+
+def _readers(changefeed: Document, now_ms: int) -> Iterator[Finding]:
+    for reader in changefeed.get("readers", ()):
+        behind_s = (now_ms - physical_ms(reader["checkpoint_tso"])) / 1000
+        if behind_s <= READER_S_MAX:
+            continue
+        yield Finding(
+            Level.WARNING,
+            f"changefeed {changefeed['id']}, reader {reader['name']}",
+            f"it is {duration(int(behind_s))} behind, and holds all changes since then, on the captures' "
+            "disks and from the upstream's GC",
+            "start its query; if it will not come back: tidemark cli changefeed remove-reader -c "
+            f"{changefeed['id']} --reader {reader['name']}",
         )
 
 

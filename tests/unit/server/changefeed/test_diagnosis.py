@@ -40,6 +40,8 @@ def changefeed(lags: dict[str, float] | None = None, **members) -> dict:
     for name, value in members.items():
         if isinstance(value, int):
             setattr(feed, name, value)
+        elif isinstance(value, list):
+            getattr(feed, name).extend(value)
         else:
             getattr(feed, name).MergeFrom(value)
     return detail(feed)
@@ -83,6 +85,17 @@ def test_at_most_one_stage_is_blamed_and_none_where_all_are_near(lags):
     assert len(found) <= 1
     if all(lag <= 60 for lag in lags.values()):
         assert found == []
+
+
+def test_a_reader_that_holds_much_is_named_with_what_ends_it():
+    near, far = (
+        pb.Reader(name="near", checkpoint_ts=at(5)),
+        pb.Reader(name="etl", checkpoint_ts=at(7300)),
+    )
+    [(level, text)] = said(changefeed(readers=[near, far]))
+    assert level is Level.WARNING
+    assert "changefeed orders, reader etl: it is 2 h behind" in text
+    assert "changefeed remove-reader -c orders --reader etl" in text
 
 
 def test_one_that_no_capture_runs_is_a_problem_whatever_its_stages():
