@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 from tidemarkpb.v1 import changefeed_pb2 as pb
+from tidemarkpb.v1 import dump_pb2
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
+from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
 from gcsafepoint.explain.document import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
@@ -17,7 +20,7 @@ from server.cli.arguments import add_yes, confirm, period, timestamp
 from server.cli.output import Output, table
 from server.cli.remote import CALL_S, Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK
-from storage.model.errors import InvalidError
+from storage.model.errors import InvalidError, UnavailableError
 from storage.model.ts import physical_ms
 from storage.tidb.field_type import NULL_DATES, SHOWN_DATES
 
@@ -47,6 +50,12 @@ class TablesFileError(InvalidError):
     """The file of --tables cannot be used."""
 
     code = "ErrTablesFileInvalid"
+
+
+class DumpNotStartedError(UnavailableError):
+    """The changefeed was created, its dump was not started."""
+
+    code = "ErrDumpNotStarted"
 
 
 def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
@@ -81,6 +90,11 @@ def add_verb(verbs: Any, shared: argparse.ArgumentParser) -> None:
         default=0,
         metavar="TSO",
         help="replicate up to it (default: without end)",
+    )
+    create.add_argument(
+        "--dump",
+        action="store_true",
+        help="copy what the tables hold now, too, as `dumpstart` does",
     )
     create.add_argument(
         "--dry-run",
@@ -184,7 +198,26 @@ async def create_changefeed(remote: Remote, arguments: argparse.Namespace) -> Ou
             checked = await ChangefeedServiceStub(channel).CheckChangefeed(request, timeout=CALL_S)
             return _checked(checked, ignore_ineligible=ignore_ineligible)
         answer = await ChangefeedServiceStub(channel).CreateChangefeed(request, timeout=CALL_S)
+        if arguments.dump:
+            await _start_dump(channel, answer.changefeed.id)
     return Output(detail(answer.changefeed))
+
+
+async def _start_dump(channel: grpc.aio.Channel, changefeed: str) -> None:
+    """Start the dump of a changefeed that was just created.
+
+    Raises:
+        DumpNotStartedError: with the reason, and what to do.
+    """
+    request = dump_pb2.StartDumpRequest(changefeed_id=changefeed)
+    try:
+        await DumpServiceStub(channel).StartDump(request, timeout=CALL_S)
+    except grpc.aio.AioRpcError as err:
+        raise DumpNotStartedError(
+            f"changefeed {changefeed} was created and runs, but its dump was not started: "
+            f"{err.details() or err.code().name}. Start it by `tidemark cli changefeed dumpstart "
+            f"-c {changefeed}`"
+        ) from err
 
 
 def _checked(answer: pb.CheckChangefeedResponse, *, ignore_ineligible: bool) -> Output:

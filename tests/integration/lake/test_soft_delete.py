@@ -74,8 +74,8 @@ def services(tmp_path_factory, postgres):
 def test_statements_of_mariadb_reach_a_lake_that_forgets_no_row(services):
     shop = Shop("soft", *services)
 
-    shop.create()
     shop.execute("INSERT INTO a VALUES (1, 10, 100), (2, 20, 200), (3, 30, 300)")
+    shop.create("--dump")
     with LakeJobLoop(shop, "soft-delete"):
         until(shop.lake, [
             (1, 10, 100, False), (2, 20, 200, False), (3, 30, 300, False)])  # fmt: skip
