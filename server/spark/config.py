@@ -71,6 +71,11 @@ class SparkConfig(JobSettings):
     checkpoint_dir: str = setting(
         "", "Spark's checkpoint and scratch files; empty: under the target"
     )
+    reader: str = setting(
+        "",
+        "name of a further reader of the changefeed (`changefeed add-reader`): the target is a "
+        "lake beside its own, which the captures do not look after",
+    )
     until_ts: int = setting(0, "end, with status 0, once the lake is exactly at this TSO; 0: never")
     once: bool = setting(default=False, help_text="do not start the job again when it dies")
     progress_json: str = setting(
@@ -90,6 +95,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
     flags = {
         "--endpoint": config.endpoint,
         "--changefeed": config.changefeed,
+        "--reader": config.reader,
         "--target": config.target,
         "--mode": config.mode,
         "--schema-evolution": config.schema_evolution,

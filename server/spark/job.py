@@ -19,6 +19,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -254,7 +255,9 @@ async def open_run(config: SparkConfig, security: SecurityConfig) -> AsyncIterat
         LakeJobError: the job ended for good.
     """
     command = job_command(config, security)
-    auditor = Auditor(config.changefeed, audit_settings(config, security))
+    # What an audit finds is said of the changefeed's own lake.
+    audited = replace(config, coordinator="") if config.reader else config
+    auditor = Auditor(config.changefeed, audit_settings(audited, security))
     with _lines_to(config.progress_json) as write:
 
         def on_line(line: dict[str, Any]) -> None:

@@ -247,12 +247,15 @@ class Changefeed:
         self, state: str, cut_ts: int, error: SourceError | None = None, commits: str = ""
     ) -> None:
         """Say how the job that keeps the changefeed's lake is, and what it commits in one step
-        (`cut`, `table`); tried once at each capture.
+        (`cut`, `table`); tried once at each capture. A reader with a name is another job: nothing
+        is said of it.
 
         Raises:
             SourceError: nobody took the report; ErrFlightRequestInvalid from a capture that knows
                 no reports.
         """
+        if self._options.reader:
+            return
         body: dict[str, Any] = {"state": state, "cut_ts": cut_ts}
         if error is not None:
             body |= {"code": error.code, "message": error.message}

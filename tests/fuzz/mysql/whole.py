@@ -162,9 +162,11 @@ def world(plant: str = "", captures: int = 1) -> Iterator[World]:
 class Follower(threading.Thread):
     """Reads a changefeed as a lake job does, until it is told to end, or cannot go on."""
 
-    def __init__(self, changefeed: Changefeed, start_ts: int) -> None:
+    def __init__(self, changefeed: Changefeed, start_ts: int, rests_s: float = 0.0) -> None:
+        """It rests so long at most after each cut."""
         super().__init__(daemon=True)
         self.lake = MemoryLake(changefeed, start_ts)
+        self._rests_s = rests_s
         self.failure: BaseException | None = None
         self.ending = False
 
@@ -172,6 +174,7 @@ class Follower(threading.Thread):
         while not self.ending:
             try:
                 self.lake.follow(wait_ms=100)
+                time.sleep(random.uniform(0, self._rests_s))
             except SourceError as err:
                 if not err.retryable:
                     self.failure = err
@@ -195,6 +198,8 @@ class Life:
     explains: bool = False
     filters: bool = False
     """Whether the changefeed gets other filters meanwhile; such a life has no hazards."""
+    readers: bool = False
+    """Whether the changefeed has two readers, each with a name, of which one is slow."""
     left_out: set[str] = field(default_factory=set)
     """Tables that one of them left out: one that was dropped then stays in the lake."""
 
@@ -264,7 +269,7 @@ class Life:
             if self.filters and given is None and self.chances.random() < FILTERS:
                 self.steps.append("!filter")
                 self._do("!filter")
-            if self.follower.failure is not None:
+            if self._failure is not None:
                 break
         return self._end()
 
@@ -289,14 +294,30 @@ class Life:
             id=self.inside, sink_uri="flight://", source_uri=uri, filter=[f"{self.inside}.*"]
         )
         start_ts = self.world.cluster.api("CreateChangefeed", request).changefeed.checkpoint_ts
+        self.follower = self._followed("fast" if self.readers else "", start_ts)
+        self.followers = [self.follower]
+        if self.readers:
+            self.followers.append(self._followed("slow", start_ts, 3.0))
+
+    def _followed(self, reader: str, start_ts: int, rests_s: float = 0.0) -> Follower:
+        if reader:
+            adding = feedpb.AddReaderRequest(id=self.inside, name=reader)
+            self.world.cluster.api("AddReader", adding)
         options = {
             "endpoint": self.world.endpoint,
             "changefeed": self.inside,
             "cuts": "true",
             "ack": "false",
+            "reader": reader,
         }
-        self.follower = Follower(Changefeed(parse(options)), start_ts)
-        self.follower.start()
+        follower = Follower(Changefeed(parse(options)), start_ts, rests_s)
+        follower.start()
+        return follower
+
+    @property
+    def _failure(self) -> BaseException | None:
+        """Why one that follows the changefeed cannot go on."""
+        return next((each.failure for each in self.followers if each.failure is not None), None)
 
     # Steps
 
@@ -423,8 +444,8 @@ class Life:
         if self.paused:
             self._pause_or_resume()
         while self.filters and not self._update([f"{self.inside}.*"]):
-            if self.follower.failure is not None:
-                return self._stopped(self.follower.failure)
+            if self._failure is not None:
+                return self._stopped(self._failure)
             if time.monotonic() > deadline:
                 raise WrongError("the last filter is refused")
             time.sleep(0.5)
@@ -434,8 +455,8 @@ class Life:
         )
         wrong = "the end does not come"
         while time.monotonic() < deadline:
-            if self.follower.failure is not None:
-                return self._stopped(self.follower.failure)
+            if self._failure is not None:
+                return self._stopped(self._failure)
             self._roll_back_prepared()
             if self._has_ended():
                 wrong = self._wrong()
@@ -464,9 +485,10 @@ class Life:
                 self.world.server.execute(f"XA ROLLBACK '{data}'")
 
     def _has_ended(self) -> bool:
-        table = self.follower.lake.target.tables.get(f"{self.inside}.{END}")
-        if table is None or not table.rows:
-            return False
+        for follower in self.followers:
+            table = follower.lake.target.tables.get(f"{self.inside}.{END}")
+            if table is None or not table.rows:
+                return False
         if self.filters:
             request = feedpb.QueryChangefeedRequest(id=self.inside)
             if self.world.cluster.api("QueryChangefeed", request).changefeed.HasField(
@@ -482,8 +504,11 @@ class Life:
         )
 
     def _wrong(self) -> str:
-        """What is not as the server has it."""
-        target = self.follower.lake.target
+        """What is not as the server has it; nothing if all lakes are."""
+        found = (self._wrong_in(follower.lake.target) for follower in self.followers)
+        return next(filter(None, found), "")
+
+    def _wrong_in(self, target: Any) -> str:
         if target.doubled:
             raise WrongError(f"inserts of keys that were there: {target.doubled[:3]}")
         assert self.hazards is not None
@@ -537,13 +562,15 @@ class Life:
         return code
 
     def _forget(self) -> None:
-        follower = getattr(self, "follower", None)
-        if follower is not None:
+        followers = getattr(self, "followers", [])
+        for follower in followers:
             follower.ending = True
+        if followers:
             with contextlib.suppress(grpc.RpcError):
                 self.world.cluster.api(
                     "RemoveChangefeed", feedpb.RemoveChangefeedRequest(id=self.inside)
                 )
+        for follower in followers:
             follower.join()
         for session in filter(None, self.sessions):
             with contextlib.suppress(pymysql.Error):
@@ -579,6 +606,7 @@ def shrunk(
                     number=number,
                     hazards=life.hazards,
                     filters=life.filters,
+                    readers=life.readers,
                 ).run()
             except WrongError as err:
                 if _kind(err) == wanted:
@@ -639,6 +667,9 @@ def main() -> None:
         action="store_true",
         help="give changefeeds other filters; lives have no hazards",
     )
+    parser.add_argument(
+        "--readers", action="store_true", help="two readers with names, one of them slow"
+    )
     parser.add_argument("--captures", type=int, default=1, choices=(1, 2))
     parser.add_argument("--plant", default="", choices=("", *plants.PLANTS))
     arguments = parser.parse_args()
@@ -650,7 +681,12 @@ def main() -> None:
         with world(arguments.plant, arguments.captures) as world_:
             for seed in seeds:
                 life = Life(
-                    world_, seed, told=told, explains=arguments.explain, filters=arguments.filters
+                    world_,
+                    seed,
+                    told=told,
+                    explains=arguments.explain,
+                    filters=arguments.filters,
+                    readers=arguments.readers,
                 )
                 try:
                     code = life.run()

@@ -19,6 +19,8 @@ class Arguments:
 
     endpoint: str
     changefeed: str
+    reader: str
+    """The name of one beside the changefeed's lake job; empty: this is it."""
     target: SinkUri
     checkpoint_dir: Path
     master: str
@@ -39,7 +41,8 @@ class Arguments:
     @property
     def source_options(self) -> dict[str, str]:
         """Options for `format("tidemark")`; the job acknowledges by itself."""
-        return {"endpoint": self.endpoint, "changefeed": self.changefeed, "ack": "false"} | self.tls
+        options = {"endpoint": self.endpoint, "changefeed": self.changefeed, "ack": "false"}
+        return options | ({"reader": self.reader} if self.reader else {}) | self.tls
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> "Arguments":
@@ -63,6 +66,7 @@ class Arguments:
         return cls(
             endpoint=given.endpoint,
             changefeed=given.changefeed,
+            reader=given.reader,
             target=target,
             checkpoint_dir=given.checkpoint_dir or _default_checkpoint(target, given.changefeed),
             master=given.master,
@@ -119,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         help="Flight addresses of captures, grpc://host:port, separated by commas",
     )
     add("--changefeed", required=True, help="the changefeed's id")
+    add("--reader", default="", help="the name of a further reader of the changefeed")
     add("--target", required=True, help=FORMS)
     add("--mode", default="", help=f"{', '.join(MODES)} (default: {default_modes()})")
     add(
