@@ -26,6 +26,7 @@ from sink.errors import AckAboveResolvedError, TableNotFoundError
 from sink.flight.feeds import (
     ChangefeedMovedBackError,
     FeedDescription,
+    Poll,
     Report,
     SliceEndpoint,
     TableDescription,
@@ -42,8 +43,10 @@ _STEP_S = 0.5
 T = TypeVar("T")
 _CALL_WAIT_S = 20.0
 _START_WAIT_S = 5.0
-_IDLE_CUT_MS = 3_000
-"""While nothing changes, readers are moved on, and with them the checkpoint, only this often."""
+_IDLE_CUT_MS, _IDLE_CUT_MS_MAX = 3_000, 3_600_000
+"""While nothing changes, readers are moved on, and with them the checkpoint, only this often,
+unless they say how often; at most.
+"""
 _START_STEP_S = 0.02
 _NAMES_TOLD = 20
 
@@ -138,14 +141,15 @@ class OwnerFeeds:
         start_ts: int,
         max_rows: int | None,
         max_bytes: int | None,
-        wait_s: float,
+        poll: Poll,
     ) -> int:
         """See `Feeds.latest`."""
+        oldest_ms = _IDLE_CUT_MS if poll.idle_ms is None else min(poll.idle_ms, _IDLE_CUT_MS_MAX)
         feed, sink = self._running(changefeed)
         versions = feed.catalog.versions
         version = _named(feed, table).version(table, start_ts) if table else None
         span = version.span if version else None
-        deadline = time.monotonic() + wait_s
+        deadline = time.monotonic() + poll.wait_s
 
         def cut() -> int:
             end_ts = start_ts
@@ -154,7 +158,8 @@ class OwnerFeeds:
                 ddl_ts = versions.next_change(start_ts, table)
                 end_ts = min(sink.cut(start_ts, max_rows, max_bytes, span), ddl_ts)
                 spans = [span] if span else [] if table else None
-                if end_ts in (ddl_ts, *_stops(feed)) or _worth_a_cut(sink, spans, start_ts, end_ts):
+                is_stop = end_ts in (ddl_ts, *_stops(feed))
+                if is_stop or _worth_a_cut(sink, spans, start_ts, end_ts, oldest_ms):
                     return end_ts
             return start_ts
 
@@ -329,11 +334,13 @@ def _stops(feed: Feed) -> tuple[int, int]:
     return feed.info.stop_ts or MAX_TS, MAX_TS if refusal is None else refusal.ts
 
 
-def _worth_a_cut(sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int) -> bool:
+def _worth_a_cut(
+    sink: Sink, spans: Sequence[Span] | None, start_ts: int, end_ts: int, oldest_ms: int
+) -> bool:
     """Whether there are rows to take, or the reader's position has grown old;
     each cut costs the reader a commit.
     """
-    if physical_ms(end_ts) - physical_ms(start_ts) >= _IDLE_CUT_MS:
+    if physical_ms(end_ts) - physical_ms(start_ts) >= oldest_ms:
         return True
     return any(part.rows for part in sink.plan_tables(spans, start_ts, end_ts))
 

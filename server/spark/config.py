@@ -32,6 +32,11 @@ class JobSettings:
     max_rows_per_trigger: int = setting(
         250_000, "rows of one cut at most; a commit_ts is never split"
     )
+    idle_cut_seconds: float = setting(
+        0.0,
+        "while nothing changes, a lake is moved on by a cut without rows so often; 0: 3, and 10 in "
+        "catalogs, HDFS and object stores",
+    )
     compact_every: int = setting(64, "commits of a table between compactions; 0: no maintenance")
     keep_cuts_hours: float = setting(
         48.0, "how far back readers may go; older files and cuts are removed"
@@ -107,6 +112,7 @@ def job_command(config: SparkConfig, security: SecurityConfig) -> list[str]:
         "--driver-memory": config.driver_memory,
         "--trigger": config.trigger,
         "--max-rows-per-trigger": str(config.max_rows_per_trigger),
+        "--idle-cut-seconds": str(config.idle_cut_seconds or ""),
         "--until-ts": str(config.until_ts or ""),
         "--compact-every": str(config.compact_every),
         "--deletion-vectors": config.deletion_vectors,

@@ -69,6 +69,7 @@ class Latest:
     max_rows: int | None
     max_bytes: int | None
     wait_ms: int
+    idle_ms: int | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "Latest":
@@ -82,6 +83,7 @@ class Latest:
             _optional_number(doc, "max_rows"),
             _optional_number(doc, "max_bytes"),
             min(_WAIT_MS if wait_ms is None else wait_ms, _WAIT_MS_MAX),
+            _optional_number(doc, "idle_ms"),
         )
 
 

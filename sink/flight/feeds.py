@@ -111,6 +111,17 @@ class Report:
     """What it commits in one step, one of `COMMITS`; empty: it did not say."""
 
 
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """How long a reader waits for something new."""
+
+    wait_s: float
+    idle_ms: int | None = None
+    """While nothing changes, a cut without rows comes once the reader's position is so old; None:
+    after some seconds.
+    """
+
+
 class Feeds(Protocol):
     """The changefeeds of a capture.
 
@@ -151,10 +162,10 @@ class Feeds(Protocol):
         start_ts: int,
         max_rows: int | None,
         max_bytes: int | None,
-        wait_s: float,
+        poll: Poll,
     ) -> int:
         """The end of the next cut after `start_ts` within the limits;
-        `start_ts` if nothing is new within `wait_s`.
+        `start_ts` if nothing is new within the time of `poll`.
 
         It never lies beyond the next DDL of the table, or of any.
         """

@@ -30,7 +30,7 @@ from sink.flight.documents import (
     described,
     planned,
 )
-from sink.flight.feeds import Feeds
+from sink.flight.feeds import Feeds, Poll
 from sink.flight.tokens import MayRead, ReaderRefusedError, Readers, ReaderUnknownError, tokens_of
 from storage.defect import request_error
 from storage.model.errors import Kind, UnavailableError
@@ -148,15 +148,13 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow is unt
         return described(description)
 
     def _latest(self, request: Latest) -> Answer:
-        wait_s = request.wait_ms / 1e3
-        feeds = self._feeds
-        ts = feeds.latest(
+        ts = self._feeds.latest(
             request.changefeed,
             request.table,
             request.start,
             request.max_rows,
             request.max_bytes,
-            wait_s,
+            Poll(request.wait_ms / 1e3, request.idle_ms),
         )
         return {"ts": ts}
 

@@ -16,7 +16,7 @@ from server.capture.forwarding import FlightForwarder
 from server.capture.maintainers import Maintainers
 from server.capture.worker.host import Host
 from sink.errors import TableNotFoundError
-from sink.flight.feeds import FeedDescription, Report, SliceEndpoint, TableNotExistsError
+from sink.flight.feeds import FeedDescription, Poll, Report, SliceEndpoint, TableNotExistsError
 from sink.mounter import schema_of
 from storage.model.errors import InvalidError
 
@@ -88,10 +88,10 @@ class ShareFeeds:
         start_ts: int,
         max_rows: int | None,
         max_bytes: int | None,
-        wait_s: float,
+        poll: Poll,
     ) -> int:
         """Refused."""
-        del table, start_ts, max_rows, max_bytes, wait_s
+        del table, start_ts, max_rows, max_bytes, poll
         raise _rows_only(changefeed)
 
     def plan(

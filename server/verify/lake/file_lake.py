@@ -41,8 +41,10 @@ from pyspark_tidemark.sink_uri import SinkUri
 from server.verify.lake.question import Question, check_columns, key_schema, whole_extent
 from server.verify.spans import Extent
 
-_IDLE_S: Final = 10.0
-"""A job that runs claims a cut every three seconds, also while nothing changes."""
+_IDLE_S: Final = 15.0
+"""A job that runs claims a cut every ten seconds where this is asked, also while nothing changes,
+unless its --idle-cut-seconds is longer.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,11 @@ class Changefeed:
         """The largest cut after `start_ts` within the limits;
         `start_ts` itself if nothing is new.
         """
-        limits = {"max_rows": max_rows, "max_bytes": max_bytes}
+        limits = {
+            "max_rows": max_rows,
+            "max_bytes": max_bytes,
+            "idle_ms": self._options.idle_ms,
+        }
         body: dict[str, Any] = {"start": start_ts, "wait_ms": wait_ms} | self._of_table()
         body |= {name: limit for name, limit in limits.items() if limit is not None}
         return max(start_ts, int(self._action("latest", body)["ts"]))

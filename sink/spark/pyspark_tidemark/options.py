@@ -15,7 +15,7 @@ from pyspark_tidemark.errors import SourceError
 NAMES = (
     "endpoint", "changefeed", "table", "tablePattern", "cuts", "envelope", "beforeImage", "commitTime",
     "startTs", "startingVersion", "startingTimestamp", "endTs", "endingVersion", "endingTimestamp",
-    "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "ack", "reader",
+    "schemaTs", "maxRowsPerTrigger", "maxBytesPerTrigger", "sliceBytes", "pollMs", "idleMs", "ack", "reader",
     "caPath", "certPath", "keyPath", "tokenFile",
 )  # fmt: skip
 LOGICAL_BITS = 18
@@ -89,6 +89,10 @@ class Options:
     """
     poll_ms: int = 200
     """How long the server may hold a poll that finds nothing new."""
+    idle_ms: int | None = None
+    """How old the position grows, in milliseconds, before a batch without rows moves it on, while
+    nothing changes; None: as the captures have it, some seconds.
+    """
     credentials: Credentials = Credentials()
 
     def chooses(self, table: str) -> bool:
@@ -124,6 +128,7 @@ def parse(given: Mapping[str, str]) -> Options:
         ack=texts.boolean("ack", default=True),
         reader=texts.get("reader").strip(),
         poll_ms=texts.positive("pollMs") or Options.poll_ms,
+        idle_ms=texts.positive("idleMs"),
         credentials=Credentials(
             *(texts.get(name) for name in ("caPath", "certPath", "keyPath", "tokenFile"))
         ),

@@ -12,6 +12,9 @@ from pyspark_tidemark.lake.registry import default_modes
 from pyspark_tidemark.lake.schema import Policy
 from pyspark_tidemark.sink_uri import FORMS, SinkUri, is_secret
 
+_IDLE_ELSEWHERE_MS = 10_000
+"""Short enough for what calls a changefeed synced: its checkpoint is less than 15 s old then."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
@@ -27,6 +30,8 @@ class Arguments:
     driver_memory: str
     trigger: str
     max_rows: int
+    idle_ms: int | None
+    """How old the lake grows before a cut without rows; None: as the captures have it."""
     until_ts: int | None
     parallel: int
     compact_every: int
@@ -42,7 +47,9 @@ class Arguments:
     def source_options(self) -> dict[str, str]:
         """Options for `format("tidemark")`; the job acknowledges by itself."""
         options = {"endpoint": self.endpoint, "changefeed": self.changefeed, "ack": "false"}
-        return options | ({"reader": self.reader} if self.reader else {}) | self.tls
+        options |= {"reader": self.reader} if self.reader else {}
+        options |= {"idleMs": str(self.idle_ms)} if self.idle_ms else {}
+        return options | self.tls
 
     @classmethod
     def parse(cls, argv: Sequence[str]) -> "Arguments":
@@ -73,6 +80,7 @@ class Arguments:
             driver_memory=given.driver_memory,
             trigger=given.trigger,
             max_rows=given.max_rows_per_trigger,
+            idle_ms=_idle_ms(given.idle_cut_seconds, target),
             until_ts=given.until_ts,
             parallel=given.parallel_tables,
             compact_every=given.compact_every,
@@ -98,6 +106,13 @@ def _default_checkpoint(target: SinkUri, changefeed: str) -> Path:
         / "_tidemark_checkpoint"
         / hashlib.sha256(changefeed.encode()).hexdigest()[:12]
     )
+
+
+def _idle_ms(seconds: float, target: SinkUri) -> int | None:
+    """Each cut is a few requests, which somebody may pay for, and files."""
+    if seconds:
+        return max(1, round(seconds * 1000))
+    return _IDLE_ELSEWHERE_MS if target.has_place else None
 
 
 def _setting(text: str) -> str:
@@ -158,6 +173,13 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=250_000,
         help="rows of one cut at most (default: %(default)s)",
+    )
+    add(
+        "--idle-cut-seconds",
+        type=float,
+        default=0.0,
+        help="while nothing changes, so often the lake is moved on by a cut without rows (default: 3, and "
+        "10 in catalogs, HDFS and object stores)",
     )
     add("--until-ts", type=int, help="end, with status 0, once the lake is exactly at this TSO")
     add(

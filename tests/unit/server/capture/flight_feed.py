@@ -12,6 +12,7 @@ from server.capture.run import LocalSink
 from server.changefeed.info import State
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller.source import TableChange
+from sink.flight.feeds import Poll
 from sink.holds import Holds
 from sink.tidb_mounter import TidbMounter
 from sink.versions import Versions
@@ -130,7 +131,8 @@ class Feed:
                 self.sorter.resolve(spans[0].span, ts)
 
     def latest(self, start, table=None, **limits):
-        return self.feeds.latest("feed", table, start, limits.get("rows"), limits.get("bytes"), 5.0)
+        rows, size = limits.get("rows"), limits.get("bytes")
+        return self.feeds.latest("feed", table, start, rows, size, Poll(5.0))
 
     def rows(self, table, start, end, **asked):
         schema, batches = self.feeds.read("feed", table, start, end, **asked)

@@ -14,6 +14,7 @@ from server.capture.update import ChangefeedUpdate
 from server.changefeed.info import FilterUpdate
 from server.changefeed.table import SourceTable
 from server.dump.job import DumpRecords, Job
+from sink.flight.feeds import Poll
 from storage.model.errors import TidemarkError
 from tests.unit.server.capture.conftest import new
 from tests.unit.server.capture.scripted_log import ScriptedLog, table_of
@@ -70,7 +71,7 @@ async def test_tables_come_and_go_at_the_present_of_the_update(capture, log, met
     assert (names(feed), feed.info.stop_ts) == (["bank.tmp"], 1200), "what both filters take"
     await until(lambda: feed.processor.sink)
     with pytest.raises(ChangefeedNotRunningError, match=r"leaves bank\.accounts out"):
-        OwnerFeeds(owner).latest("feed", "bank.accounts", 1000, None, None, 0.0)
+        OwnerFeeds(owner).latest("feed", "bank.accounts", 1000, None, None, Poll(0.0))
     log.rows(1100, ACCOUNTS, {"id": 1})
     log.rows(1300, CARDS, {"id": 2})
     log.resolve(1400)
@@ -234,7 +235,10 @@ async def test_a_table_that_comes_where_there_was_none_is_read_from_before_it(ca
     await until(lambda: feed.processor.resolved_ts == 1400)
     at_ts = 1100
     for end_ts, rows in ((1300, 0), (1400, 1)):
-        assert await asyncio.to_thread(feeds.latest, "feed", None, at_ts, None, None, 1.0) == end_ts
+        assert (
+            await asyncio.to_thread(feeds.latest, "feed", None, at_ts, None, None, Poll(1.0))
+            == end_ts
+        )
         slices = await asyncio.to_thread(feeds.plan, "feed", None, at_ts, end_ts)
         assert sum(each.rows for each in slices) == rows
         await asyncio.to_thread(feeds.ack, "feed", None, end_ts)

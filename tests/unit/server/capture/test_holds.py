@@ -11,6 +11,7 @@ import pytest
 
 from server.capture.catalog import Refusal
 from sink.errors import RangeHeldError
+from sink.flight.feeds import Poll
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 
 C = Shape.of(3, "c", "x")
@@ -24,7 +25,9 @@ def reads_again(feed, ts, *shapes, table_ids=(1,)):
 
 def soon(feed, start, **limits):
     """The next cut, without waiting for one."""
-    return feed.feeds.latest("feed", None, start, limits.get("rows"), limits.get("bytes"), 0.05)
+    return feed.feeds.latest(
+        "feed", None, start, limits.get("rows"), limits.get("bytes"), Poll(0.05)
+    )
 
 
 def test_no_cut_passes_the_ddl_until_the_table_is_complete_and_the_next_one_has_all_of_it(opened):
@@ -36,7 +39,7 @@ def test_no_cut_passes_the_ddl_until_the_table_is_complete_and_the_next_one_has_
     feed.resolve(1040)
     assert soon(feed, START) == 1020, "up to the DDL, everything is as it was"
     assert soon(feed, 1020) == soon(feed, 1020, rows=1) == 1020
-    assert feed.feeds.latest("feed", "s.b", 1020, None, None, 0.05) == 1020, (
+    assert feed.feeds.latest("feed", "s.b", 1020, None, None, Poll(0.05)) == 1020, (
         "cuts are of all tables"
     )
     with pytest.raises(RangeHeldError):

@@ -22,7 +22,7 @@ from server.capture.service import changefeed_message
 from server.changefeed import keys
 from server.changefeed.info import State
 from server.changefeed.view import detail, summary
-from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Report
+from sink.flight.feeds import FAILED, READY, RETRYING, STOPPED, Poll, Report
 from storage.model.errors import CorruptError, UnavailableError
 from tests.unit.server.capture.conftest import new
 
@@ -87,7 +87,7 @@ async def test_rows_are_pulled_and_read_while_the_job_has_given_up(owner, upstre
     upstream.commit(1010, 1, 7)
     upstream.resolve(1030)
     feeds = OwnerFeeds(owner)
-    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0) == 1030
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(10.0)) == 1030
     assert feeds.describe("feed").state == "normal"
 
 

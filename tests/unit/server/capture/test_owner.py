@@ -26,6 +26,7 @@ from server.capture.service import changefeed_message
 from server.capture.source.tidb import TidbSource
 from server.capture.update import ChangefeedUpdate
 from server.changefeed import keys
+from sink.flight.feeds import Poll
 from storage.defect import DefectError
 from storage.model.errors import UnavailableError
 from storage.model.ts import compose
@@ -60,7 +61,7 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
     upstream.commit(1010, 1, 7)
     upstream.commit(1020, 2, 8)
     upstream.resolve(1030)
-    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0) == 1030
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(10.0)) == 1030
     assert [
         (row["_commit_ts"], row["id"], row["balance"]) for row in await rows(feeds, 1000, 1030)
     ] == [
@@ -68,7 +69,8 @@ async def test_rows_after_the_start_are_handed_out_and_acknowledged(capture, ups
         (1020, 2, 8),
     ]
     assert (
-        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1000, 1, None, 0.0) == 1019
+        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1000, 1, None, Poll(0.0))
+        == 1019
     )
     [part] = await asyncio.to_thread(feeds.plan, "feed", None, 1000, 1030)
     assert (part.table, part.rows) == ("bank.accounts", 2)
@@ -85,10 +87,13 @@ async def test_while_nothing_changes_readers_are_moved_on_every_few_seconds_only
     await until(lambda: upstream.subscriptions)
     second = compose(1000)
     upstream.resolve(1000 + 2 * second)
-    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05) == 1000
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(0.05)) == 1000
     upstream.resolve(1000 + 3 * second)
+    # A reader whose cuts cost more says how seldom it wants one without rows.
+    patient = Poll(0.05, idle_ms=3001)
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, patient) == 1000
     assert (
-        await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 0.05)
+        await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(0.05))
         == 1000 + 3 * second
     )
 
@@ -122,7 +127,7 @@ async def test_a_paused_changefeed_holds_gc_back_and_goes_on_where_it_was(captur
     assert not upstream.subscriptions
     assert upstream.safepoints[SAFEPOINT] == 999
     with pytest.raises(ChangefeedNotRunningError, match="stopped"):
-        OwnerFeeds(owner).latest("feed", None, 1000, None, None, 0.0)
+        OwnerFeeds(owner).latest("feed", None, 1000, None, None, Poll(0.0))
     assert OwnerFeeds(owner).describe("feed").checkpoint_ts == 1000
     upstream.commit(1010, 1, 1)
     upstream.resolved_ts = 1020
@@ -429,14 +434,14 @@ async def test_a_changefeed_that_reaches_its_target_is_finished_and_lets_gc_go_o
     upstream.commit(1010, 1, 1)
     upstream.commit(1020, 1, 2)
     upstream.resolve(1012)
-    end_ts = await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 10.0)
+    end_ts = await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(10.0))
     assert end_ts == 1012
     await asyncio.to_thread(feeds.ack, "feed", None, 1012)
     upstream.resolve(1030)
-    assert await asyncio.to_thread(feeds.latest, "feed", None, 1012, None, None, 10.0) == 1015
+    assert await asyncio.to_thread(feeds.latest, "feed", None, 1012, None, None, Poll(10.0)) == 1015
     assert await rows(feeds, 1012, 1015) == []
     assert (
-        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1012, None, None, 10.0)
+        await asyncio.to_thread(feeds.latest, "feed", "bank.accounts", 1012, None, None, Poll(10.0))
         == 1015
     )
     assert feed.info.state == "normal"

@@ -12,6 +12,7 @@ from server.capture.flight import OwnerFeeds
 from server.capture.service import changefeed_message
 from server.changefeed.info import State
 from sink.errors import RangeCleanedError, RangeCrossesDdlError
+from sink.flight.feeds import Poll
 from storage.tidb.field_type import Type
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import new
@@ -50,7 +51,7 @@ async def rows(feeds, table, start_ts, end_ts):
 
 
 async def latest(feeds, start_ts, wait_s=10.0):
-    return await asyncio.to_thread(feeds.latest, "feed", None, start_ts, None, None, wait_s)
+    return await asyncio.to_thread(feeds.latest, "feed", None, start_ts, None, None, Poll(wait_s))
 
 
 async def test_tables_are_those_that_the_filter_takes_and_no_safepoint_is_set_for_a_log(
@@ -320,7 +321,7 @@ async def test_a_refused_ddl_stops_the_feed_when_its_turn_comes_with_everything_
     for end_ts in (1500, 1999):
         start_ts = feed.processor.checkpoint_ts
         assert await asyncio.to_thread(
-            feeds.latest, "feed", None, start_ts, 1 if end_ts == 1500 else None, None, 9.0
+            feeds.latest, "feed", None, start_ts, 1 if end_ts == 1500 else None, None, Poll(9.0)
         )
         await asyncio.to_thread(feeds.ack, "feed", None, end_ts)
     await until(lambda: feed.info.state == "failed" and feed.info_saved)
@@ -341,7 +342,7 @@ async def test_the_advised_way_out_of_a_refused_ddl_works(capture, log):
     owner, feed, feeds = await started(capture)
     log.ddl(2000, "ALTER TABLE accounts DROP PRIMARY KEY", replace(KEYLESS, id=1, name="accounts"))
     await until(lambda: feed.info.state == "warning")
-    await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, 9.0)
+    await asyncio.to_thread(feeds.latest, "feed", None, 1000, None, None, Poll(9.0))
     await asyncio.to_thread(feeds.ack, "feed", None, 1999)
     await until(lambda: feed.info.state == "failed" and feed.info_saved)
     log.ddl(2010, "ALTER TABLE accounts ADD PRIMARY KEY (id)", ACCOUNTS)

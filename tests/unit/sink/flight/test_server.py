@@ -13,6 +13,7 @@ from sink.errors import NotResolvedError, RangeCleanedError
 from sink.flight.feeds import (
     ChangefeedNotExistsError,
     FeedDescription,
+    Poll,
     Report,
     SliceEndpoint,
     TableDescription,
@@ -150,15 +151,15 @@ def test_describe_carries_positions_and_schemas():
 def test_latest_and_ack_pass_their_arguments_on():
     capture = Capture()
     with serving(capture) as (_, client):
-        assert ask(client, "latest", changefeed="feed", start=5, max_rows=10, wait_ms=1500) == {
-            "ts": 7
-        }
+        assert ask(
+            client, "latest", changefeed="feed", start=5, max_rows=10, wait_ms=1500, idle_ms=9000
+        ) == {"ts": 7}
         assert ask(client, "ack", changefeed="feed", table="bank.accounts", ts=6) == {
             "checkpoint_ts": 6
         }
         ask(client, "ack", changefeed="feed", ts=8, epoch=2, reader="etl")
     assert capture.calls == [
-        ("feed", None, 5, 10, None, 1.5),
+        ("feed", None, 5, 10, None, Poll(1.5, 9000)),
         ("feed", "bank.accounts", 6, None, ""),
         ("feed", None, 8, 2, "etl"),
     ]

@@ -270,3 +270,28 @@ def test_a_password_comes_from_one_line_of_a_file_or_from_a_variable_made_for_it
         read_secret({"password-env": "TIDEMARK_SECRET_NONE"})
     with pytest.raises(SourceError, match="ErrTargetInvalid"):
         read_secret({"password-env": "HOME"})
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "idle_ms"),
+    [
+        ("delta:///x", [], None),
+        ("mysql://me@db/lake", [], None),
+        ("iceberg+catalog://prod", [], 10_000),
+        ("delta+s3a://bucket/x", [], 10_000),
+        ("delta:///x", ["--idle-cut-seconds", "60"], 60_000),
+        ("iceberg+catalog://prod", ["--idle-cut-seconds", "2.5"], 2_500),
+    ],
+)
+def test_where_each_cut_costs_requests_and_files_there_are_fewer_without_rows(
+    target, flags, idle_ms
+):
+    found = Arguments.parse([*BASE, target, "--checkpoint-dir", "/x", *flags])
+    assert found.idle_ms == idle_ms
+    assert found.source_options.get("idleMs") == (str(idle_ms) if idle_ms else None)
+
+
+def test_a_further_reader_says_its_name_to_the_captures():
+    found = Arguments.parse([*BASE, "delta:///x", "--reader", "second"])
+    assert found.source_options["reader"] == "second"
+    assert "reader" not in Arguments.parse([*BASE, "delta:///x"]).source_options
