@@ -156,7 +156,7 @@ def _only_seen(method: str, answer: Any, client: Client) -> Any:
     if method in _LISTED and client.changefeeds:
         field, member = _LISTED[method]
         listed = getattr(answer, field)
-        kept = [each for each in listed if client.may_see(getattr(each, member))]
+        own = [each for each in listed if client.may_see(getattr(each, member))]
         del listed[:]
-        listed.extend(kept)
+        listed.extend(own)
     return answer

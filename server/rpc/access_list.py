@@ -203,8 +203,8 @@ class Clients:
 
     def of_tokens(self, tokens: Sequence[bytes]) -> Client:
         """Who has these tokens; raises UnauthenticatedError."""
-        known = {self.by_digest.get(digest(token)) for token in tokens}
-        if len(known) == 1 and (client := known.pop()) is not None:
+        clients = {self.by_digest.get(digest(token)) for token in tokens}
+        if len(clients) == 1 and (client := clients.pop()) is not None:
             return client
         raise _unauthenticated(
             "the token is none of this daemon's clients'; see its --access-file, and the token's "
@@ -214,8 +214,8 @@ class Clients:
     def of_names(self, names: Sequence[bytes]) -> Client:
         """Whose certificate has these names; raises UnauthenticatedError."""
         # Engines differ in which of several names they call *the* name, so all must be one client.
-        known = {self.by_name.get(name) for name in names}
-        if len(known) == 1 and (client := known.pop()) is not None:
+        clients = {self.by_name.get(name) for name in names}
+        if len(clients) == 1 and (client := clients.pop()) is not None:
             return client
         if names:
             shown = b", ".join(names).decode(errors="backslashreplace")[:256]
@@ -288,10 +288,10 @@ def _added(
 ) -> list[str]:
     """Put the client where it is found; what is wrong with that."""
     if "token-sha256" in entry:
-        taken = by_digest.setdefault(entry["token-sha256"], client)
+        first = by_digest.setdefault(entry["token-sha256"], client)
     else:
-        taken = by_name.setdefault(entry["common-name"].encode(), client)
-    return [] if taken is client else [f"{taken.name!r} and {client.name!r} are told by the same"]
+        first = by_name.setdefault(entry["common-name"].encode(), client)
+    return [] if first is client else [f"{first.name!r} and {client.name!r} are told by the same"]
 
 
 def _client(entry: Mapping[str, Any]) -> Client:
