@@ -78,6 +78,10 @@ def test_names_that_cannot_be_part_of_a_key_are_refused(name):
         check_reader_name(name)
 
 
+def test_the_longest_name_is_taken():
+    check_reader_name("x" * 64)
+
+
 def test_there_are_not_too_many():
     many = readers(*(f"r{n}" for n in range(READERS_MAX)))
     many.add("r0", 0)
