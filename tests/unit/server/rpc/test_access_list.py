@@ -101,6 +101,8 @@ def test_roles_and_changefeeds_bound_what_a_client_may(access):
     for right in (Right.ROWS, Right.OPERATE, Right.ADMIN):
         with pytest.raises(ForbiddenError, match="role read, which may not x: that takes"):
             dashboard.check(right, "x", "any")
+    with pytest.raises(ForbiddenError, match="that takes lake or admin$"):
+        dashboard.check(Right.ROWS, "read rows", "any")
     lake.check(Right.ROWS, "read rows", "shop-7")
     lake.check(Right.ROWS, "read rows", "orders")
     lake.check(Right.SEE, "ListCaptures")
@@ -143,6 +145,8 @@ def test_without_a_file_everybody_may_do_everything():
         ("[[client]]\nname='a'\nrole='read'\ntoken-sha256='ABC'", "64 hexadecimal digits"),
         ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nchangefeeds=[]", "leave it out"),
         ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nchangefeeds='x'", "is a list"),
+        ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nchangefeeds=['x', 5]", "is a list"),
+        ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nchangefeeds=['x', '']", "is a list"),
         ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nexpires=2026-01-01", "its zone"),
         ("[[client]]\nname='a'\nrole='read'\ncommon-name='a'\nexpires='never'", "its zone"),
         (
@@ -175,6 +179,8 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path):
     (tmp_path / "large").write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(AccessFileError, match="more than 1048576 bytes"):
         AccessFile(str(tmp_path / "large"))
+    (tmp_path / "largest").write_bytes(ONE.format("a", "a").encode().ljust(1 << 20))
+    assert AccessFile(str(tmp_path / "largest")).client([], [b"a"]).name == "a"
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(AccessFileError, match="is not TOML"):
         AccessFile(str(tmp_path / "binary"))
