@@ -101,7 +101,7 @@ def test_roles_and_changefeeds_bound_what_a_client_may(access):
     for right in (Right.ROWS, Right.OPERATE, Right.ADMIN):
         with pytest.raises(ForbiddenError, match="role read, which may not x: that takes"):
             dashboard.check(right, "x", "any")
-    with pytest.raises(ForbiddenError, match="that takes lake or admin$"):
+    with pytest.raises(ForbiddenError, match=r"that takes lake or admin$"):
         dashboard.check(Right.ROWS, "read rows", "any")
     lake.check(Right.ROWS, "read rows", "shop-7")
     lake.check(Right.ROWS, "read rows", "orders")
