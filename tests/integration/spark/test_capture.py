@@ -113,9 +113,9 @@ def test_two_queries_read_one_changefeed_each_at_its_own_pace(spark, cluster, tm
     with changefeed(cluster, "shared", [("bank", ACCOUNTS)]) as (reader, start_ts):
         for name in ("early", "late"):
             cluster.cli("changefeed", "add-reader", "-c", "shared", "--reader", name)
-        reader.wait_resolved(write(cluster, accounts(0, 5, 1)))
+        reader.wait_resolved(write(cluster, accounts(2000, 5, 1)))
         assert taken("early") == [1] * 5
-        reader.wait_resolved(write(cluster, accounts(5, 5, 2)))
+        reader.wait_resolved(write(cluster, accounts(2005, 5, 2)))
         assert taken("early") == [2] * 5
         shown = cluster.cli("changefeed", "query", "-c", "shared")
         assert shown["checkpoint_tso"] == start_ts
