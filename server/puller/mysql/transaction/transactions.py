@@ -405,6 +405,8 @@ class Transactions:
         opened, prepared = self._open, self._prepared.pop(xid, None)
         assert opened is not None, "statements are in transactions"
         if prepared is None:
+            # The tables are resolved up to here: what was committed before comes first.
+            yield from self._runs.flush()
             yield UnpreparedXaCommit(opened.ts, xid)
         else:
             opened.complete(prepared)

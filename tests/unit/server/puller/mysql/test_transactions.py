@@ -285,6 +285,22 @@ def test_a_commit_of_what_was_prepared_before_the_log_began_is_told() -> None:
     assert not [item for item in whole if isinstance(item, UnpreparedXaCommit)]
 
 
+def test_what_was_committed_before_an_unknown_xa_commit_comes_before_it() -> None:
+    """The puller resolves its tables up to the COMMIT: rows that came later would be lost."""
+    log = Log()
+    log.prepare(1000, 2)
+    began = len(log.parts)
+    log.transaction(1001, 1)
+    before = log.ts
+    log.finish(1002, commit=True)
+    buffer = events([FDE, *log.parts[began:]])
+    items = list(Transactions(LogPosition(SavedPosition(0, ""))).take(buffer))
+    (refused,) = (n for n, item in enumerate(items) if isinstance(item, UnpreparedXaCommit))
+    given = [item for item in items[:refused] if isinstance(item, Commits)]
+    assert {int(ts) for item in given for ts in item.commit_ts} == {before}
+    assert before < log.ts
+
+
 def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
     log = Log()
     log.begin(PREPARED, 1000, b"x")
