@@ -67,7 +67,7 @@ class Death:
         self._around(LogPuller, "_resolve", self._resolved, after_only=True)
         self._around_async(DumpRecords, "put_tables", lambda *_: "progress")
         self._around_async(
-            Records, "save", lambda _, checkpoints, infos: "checkpoint" if checkpoints else ""
+            Records, "save", lambda _, checkpoints, *__: "checkpoint" if checkpoints else ""
         )
         self._around_async(FeedCatalog, "change", lambda *_: "schema")
 
