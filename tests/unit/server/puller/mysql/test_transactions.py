@@ -129,6 +129,13 @@ class Log:
         self.query(f"XA {'COMMIT' if commit else 'ROLLBACK'} X'{xid.hex()}',X'',1")
         self.end(*((self.ts, body) for body in bodies if commit))
 
+    def finish_unknown(self, second: int) -> None:
+        """Commit what was prepared before the log began."""
+        xid = b"u%d" % self.seq
+        self.begin(STANDALONE | COMPLETED, second, xid)
+        self.query(f"XA COMMIT X'{xid.hex()}',X'',1")
+        self.end((self.ts, "unknown"))
+
     def torn(self, second: int, count: int) -> None:
         """The server dies in a transaction and begins another log."""
         ts, seq = self.ts, self.seq
@@ -147,7 +154,18 @@ def logs(draw: st.DrawFn) -> Log:
         many = st.integers(1, 30)
         kind = draw(
             st.sampled_from(
-                ["many", "one", "ddl", "select", "rollback", "prepare", "commit", "undo", "torn"]
+                [
+                    "many",
+                    "one",
+                    "ddl",
+                    "select",
+                    "rollback",
+                    "prepare",
+                    "commit",
+                    "undo",
+                    "unknown",
+                    "torn",
+                ]
             )
         )
         if kind == "many":
@@ -155,6 +173,8 @@ def logs(draw: st.DrawFn) -> Log:
                 log.transaction(second, 1)
         elif kind == "ddl":
             log.ddl(second)
+        elif kind == "unknown":
+            log.finish_unknown(second)
         elif kind in ("commit", "undo"):
             log.finish(second, commit=kind == "commit")
         else:
@@ -174,6 +194,8 @@ def taken(transactions: Transactions, parts: list[bytes]) -> list[tuple[int, obj
     for item in transactions.take(events(parts)):
         if isinstance(item, LoggedStatement):
             found.append((item.commit_ts, item.query.sql))
+        elif isinstance(item, UnpreparedXaCommit):
+            found.append((item.commit_ts, "unknown"))
         elif isinstance(item, Commits):
             kinds = item.events.types
             numbers = (kinds == EventType.WRITE_ROWS_V1).nonzero()[0].tolist()
