@@ -37,6 +37,9 @@ MYSQL: list[dict[str, Any]] = json.loads(
 MAP = bytes(8) + b"\1d\0\1t\0"
 FDE = event(EventType.FORMAT_DESCRIPTION, bytes(60))
 
+_TRANSACTIONS = ["many", "one", "ddl", "select", "rollback"]
+_PREPARED = ["prepare", "commit", "undo", "unknown"]
+
 
 @dataclass
 class Log:
@@ -152,22 +155,7 @@ def logs(draw: st.DrawFn) -> Log:
     for _ in range(draw(st.integers(0, 12))):
         second = draw(st.integers(1000, 1003))
         many = st.integers(1, 30)
-        kind = draw(
-            st.sampled_from(
-                [
-                    "many",
-                    "one",
-                    "ddl",
-                    "select",
-                    "rollback",
-                    "prepare",
-                    "commit",
-                    "undo",
-                    "unknown",
-                    "torn",
-                ]
-            )
-        )
+        kind = draw(st.sampled_from([*_TRANSACTIONS, *_PREPARED, "torn"]))
         if kind == "many":
             for _ in range(draw(many)):
                 log.transaction(second, 1)
