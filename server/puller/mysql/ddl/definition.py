@@ -172,18 +172,20 @@ class TableKeys:
         """The keys that the table has now."""
         return tuple(self._indexes)
 
-    def drop(self, spec: DropKey) -> None:
-        """Drop the key of that name, if there is one; foreign keys and checks are ignored."""
-        if spec.kind in ("foreign", "check"):
-            return
-        name = "primary" if spec.kind == "primary" else spec.name.lower()
-        self._indexes = [index for index in self._indexes if index.name.lower() != name]
-
-    def rename(self, spec: RenameKey) -> None:
-        """Give a key another name."""
+    def drop_and_rename(self, drops: Sequence[DropKey], renames: Sequence[RenameKey]) -> None:
+        """Drop and rename keys, all by the names that they had before the statement;
+        foreign keys and checks are ignored.
+        """
+        gone = {
+            "primary" if spec.kind == "primary" else spec.name.lower()
+            for spec in drops
+            if spec.kind not in ("foreign", "check")
+        }
+        names = {spec.old.lower(): spec.new for spec in renames}
         self._indexes = [
-            replace(index, name=spec.new) if index.name.lower() == spec.old.lower() else index
+            replace(index, name=names.get(index.name.lower(), index.name))
             for index in self._indexes
+            if index.name.lower() not in gone
         ]
 
     def add_all(self, keys: Sequence[Key]) -> None:
@@ -216,6 +218,37 @@ class TableKeys:
             number += 1
             name = f"{first}_{number}"
         return name
+
+
+def without_present(
+    keys: Sequence[Key], of_columns: Sequence[Key], before: Sequence[Index]
+) -> list[Key]:
+    """The keys that a statement adds: of those with IF NOT EXISTS the ones that are new.
+
+    MariaDB looks at the names before the statement, also of keys that it drops or renames, and at
+    the keys that it adds further ahead; a key without a name counts as its first column.
+
+    Raises:
+        LostError: it depends on where the definition of a column (`of_columns`) stands.
+    """
+    present = {index.name.lower() for index in before}
+    unclear = {_asked_name(key) for key in of_columns if key.parts}
+    added = []
+    for key in keys:
+        if key.kind in ("foreign", "check"):
+            added.append(key)
+            continue
+        name = _asked_name(key)
+        if key.if_not_exists and name in unclear:
+            raise LostError(f"whether key {name} is added depends on a column's own key")
+        if not (key.if_not_exists and name in present):
+            added.append(key)
+            present.add(name)
+    return added
+
+
+def _asked_name(key: Key) -> str:
+    return "primary" if key.kind == "primary" else (key.name or key.parts[0].column).lower()
 
 
 def row_key(columns: Sequence[Column], indexes: Sequence[Index]) -> tuple[str, ...]:

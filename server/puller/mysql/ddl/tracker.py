@@ -21,7 +21,12 @@ from server.puller.mysql.ddl.column_types import (
     character_bytes,
     column_of_definition,
 )
-from server.puller.mysql.ddl.definition import TableKeys, row_key, with_names_of
+from server.puller.mysql.ddl.definition import (
+    TableKeys,
+    row_key,
+    with_names_of,
+    without_present,
+)
 from server.puller.mysql.ddl.stored_values import UnclearValueError, change_of_values, held_value
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.ddl.tree import (
@@ -162,6 +167,10 @@ class _Alter:
         self._changed: dict[str, ChangeColumn] = {}
         self._renamed: dict[str, str] = {}
         self._new: list[AddColumn | ChangeColumn] = []
+        self._defined: set[str] = set()
+        """Columns that the statement defined so far, also where IF EXISTS finds none to change:
+        IF NOT EXISTS takes them for present, as MariaDB does.
+        """
         self._next_id = table.free_column_id
         self._unclear: list[str] = []
         self._primary_added = {
@@ -212,6 +221,8 @@ class _Alter:
             if self._has(spec.name, optional=spec.if_exists):
                 self._dropped.add(spec.name.lower())
         elif isinstance(spec, ChangeColumn):
+            _check_own_keys(spec.column, passed_over=spec.if_exists)
+            self._defined.add(spec.column.name.lower())
             if self._has(spec.old, optional=spec.if_exists):
                 if spec.old.lower() in self._changed:
                     raise LostError(f"column {spec.old} is changed twice")
@@ -223,13 +234,11 @@ class _Alter:
                     raise LostError(f"column {spec.old} is renamed twice")
                 self._renamed[spec.old.lower()] = spec.new
         elif isinstance(spec, AddColumn):
-            if spec.if_not_exists and spec.column.keys:
-                raise LostError(
-                    f"whether column {spec.column.name} brings a key depends on the keys' names"
-                )
-            added = {each.column.name.lower() for each in self._new if isinstance(each, AddColumn)}
-            if not (spec.if_not_exists and spec.column.name.lower() in {*self._old, *added}):
+            _check_own_keys(spec.column, passed_over=spec.if_not_exists)
+            name = spec.column.name.lower()
+            if not (spec.if_not_exists and name in {*self._old, *self._defined}):
                 self._new.append(spec)
+            self._defined.add(name)
 
     def _has(self, name: str, *, optional: bool) -> bool:
         if name.lower() in self._old:
@@ -378,18 +387,19 @@ class _Alter:
         columns = [
             spec.column for spec in self._tree.specs if isinstance(spec, AddColumn | ChangeColumn)
         ]
-        keys = [key for column in columns for key in column.keys]
-        return keys + [spec.key for spec in self._tree.specs if isinstance(spec, AddKey)]
+        of_columns = [key for column in columns for key in column.keys]
+        keys = [spec.key for spec in self._tree.specs if isinstance(spec, AddKey)]
+        return of_columns + without_present(keys, of_columns, self._table.indexes or ())
 
     def _indexes(self) -> tuple[Index, ...] | None:
         if self._table.indexes is None:
             return None
         keys = TableKeys(self._table.indexes, self._names_in_keys())
-        for spec in self._tree.specs:
-            if isinstance(spec, DropKey):
-                keys.drop(spec)
-            elif isinstance(spec, RenameKey):
-                keys.rename(spec)
+        specs = self._tree.specs
+        keys.drop_and_rename(
+            [spec for spec in specs if isinstance(spec, DropKey)],
+            [spec for spec in specs if isinstance(spec, RenameKey)],
+        )
         keys.add_all(self._keys_added())
         return keys.all
 
@@ -415,6 +425,11 @@ class _Alter:
         return any(key.kind in ("unique", "primary") for key in self._keys_added()) or any(
             isinstance(spec, changes) for spec in self._tree.specs
         )
+
+
+def _check_own_keys(column: ColumnDef, *, passed_over: bool) -> None:
+    if passed_over and column.keys:
+        raise LostError(f"whether column {column.name} brings a key depends on the keys' names")
 
 
 def _check_period(specs: Sequence[Spec]) -> None:

@@ -84,6 +84,26 @@ def test_columns_keep_their_identity(statement: str, expected: dict[str, int]) -
     )
 
 
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("MODIFY COLUMN IF EXISTS f INT, ADD COLUMN IF NOT EXISTS F BIGINT", ["id", "v", "x", "y"]),
+        ("ADD COLUMN IF NOT EXISTS f BIGINT, MODIFY COLUMN IF EXISTS f INT", ["id", "v", "x", "y", "f"]),
+        ("CHANGE COLUMN IF EXISTS g f INT, ADD COLUMN IF NOT EXISTS f BIGINT", ["id", "v", "x", "y"]),
+        ("CHANGE COLUMN IF EXISTS f g INT, ADD COLUMN IF NOT EXISTS f INT", ["id", "v", "x", "y", "f"]),
+        ("CHANGE v f INT, ADD COLUMN IF NOT EXISTS f BIGINT", ["id", "f", "x", "y"]),
+        ("CHANGE v f INT, ADD COLUMN IF NOT EXISTS v BIGINT", ["id", "f", "x", "y"]),
+        ("DROP COLUMN v, ADD COLUMN IF NOT EXISTS v BIGINT", ["id", "x", "y"]),
+        ("MODIFY COLUMN IF EXISTS f INT, ADD COLUMN f BIGINT", ["id", "v", "x", "y", "f"]),
+    ],
+)  # fmt: skip
+def test_a_column_is_there_that_the_statement_defined_before(
+    statement: str, expected: list[str]
+) -> None:
+    """As MariaDB 10.11 answers SHOW COLUMNS."""
+    assert list(ids(after(T, f"ALTER TABLE t {statement}"))) == expected
+
+
 def test_ids_are_never_given_out_again() -> None:
     tracked = after(
         T,
@@ -154,6 +174,50 @@ def test_what_changes_stored_values_is_read_again(
             f"id INT PRIMARY KEY, {column}", f"ALTER TABLE t {statement}", dialect=dialect
         )
         assert bool(tracked.unclear) == expected, tracked.unclear
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("DROP KEY a, ADD UNIQUE IF NOT EXISTS A (e)", {"b": "e", "PRIMARY": "id"}),
+        ("DROP KEY IF EXISTS a, ADD KEY IF NOT EXISTS d (e), ADD KEY IF NOT EXISTS a (e)",
+         {"b": "e", "d": "e", "PRIMARY": "id"}),
+        ("RENAME KEY a TO d, ADD KEY IF NOT EXISTS a (e)", {"d": "c", "b": "e", "PRIMARY": "id"}),
+        ("DROP COLUMN c, ADD KEY IF NOT EXISTS a (e)", {"b": "e", "PRIMARY": "id"}),
+        ("ADD KEY x (c), ADD KEY IF NOT EXISTS x (e)", {"a": "c", "b": "e", "x": "c", "PRIMARY": "id"}),
+        ("ADD KEY (c), ADD KEY IF NOT EXISTS (c, e)", {"a": "c", "b": "e", "c": "c", "PRIMARY": "id"}),
+        ("ADD PRIMARY KEY IF NOT EXISTS (c)", {"a": "c", "b": "e", "PRIMARY": "id"}),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY IF NOT EXISTS (c)", {"a": "c", "b": "e"}),
+        ("RENAME KEY a TO b, RENAME KEY b TO a", {"b": "c", "a": "e", "PRIMARY": "id"}),
+        ("RENAME KEY a TO b, DROP KEY b", {"b": "c", "PRIMARY": "id"}),
+        ("RENAME KEY a TO d, DROP KEY IF EXISTS d", {"d": "c", "b": "e", "PRIMARY": "id"}),
+    ],
+)  # fmt: skip
+def test_keys_are_looked_up_by_the_names_before_the_statement(
+    statement: str, expected: dict[str, str]
+) -> None:
+    """As MariaDB 10.11 answers SHOW INDEX: IF NOT EXISTS sees keys that the statement drops, and
+    DROP does not see new names.
+    """
+    tracked = after(
+        "id INT PRIMARY KEY, c INT, e INT NOT NULL, KEY a (c), KEY b (e)",
+        f"ALTER TABLE t {statement}",
+    )
+    found = {index.name: index.columns[0] for index in tracked.table.indexes or ()}
+    assert found == expected
+    assert tracked.table.primary_key == (("id",) if "PRIMARY" in expected else ())
+    assert [column.nullable for column in tracked.table.columns if column.name == "c"] in (
+        [True],
+        [],
+    )
+
+
+def test_whether_a_key_is_there_by_a_column_of_the_statement_is_not_known() -> None:
+    with pytest.raises(LostError, match="own key"):
+        after(T, "ALTER TABLE t ADD f INT UNIQUE, ADD KEY IF NOT EXISTS (f)")
+    for statement in ("ADD COLUMN IF NOT EXISTS f INT", "MODIFY COLUMN IF EXISTS v INT"):
+        with pytest.raises(LostError, match="depends on the keys' names"):
+            after(T, f"ALTER TABLE t {statement} UNIQUE")
 
 
 def test_a_column_added_with_the_primary_key_holds_no_null() -> None:
