@@ -173,9 +173,10 @@ class _Alter:
         """
         self._next_id = table.free_column_id
         self._unclear: list[str] = []
+        self._new_keys = self._keys_added()
         self._primary_added = {
             part.column.lower()
-            for key in self._keys_added()
+            for key in self._new_keys
             if key.kind == "primary"
             for part in key.parts
         }
@@ -197,16 +198,13 @@ class _Alter:
             self._unclear.append("IGNORE takes rows away")
         table = _table(self._table, columns, indexes, self._next_id, self._usual)
         table = self._with_key(table)
-        return Tracked(table, tuple(self._unclear), _faults(self._tree.specs, self._keys_added()))
+        return Tracked(table, tuple(self._unclear), _faults(self._tree.specs, self._new_keys))
 
     def _with_key(self, table: Table) -> Table:
         """Keys that are not known stay what tells rows apart, if their columns do."""
         if table.indexes is not None:
             return table
-        if (
-            any(isinstance(spec, AddKey | DropKey) for spec in self._tree.specs)
-            or self._keys_added()
-        ):
+        if any(isinstance(spec, AddKey | DropKey) for spec in self._tree.specs) or self._new_keys:
             raise LostError("its keys are not known")
         renames = {old: new for old, new in self._names().items() if new is not None}
         key = [renames.get(name.lower()) for name in self._table.primary_key]
@@ -400,7 +398,7 @@ class _Alter:
             [spec for spec in specs if isinstance(spec, DropKey)],
             [spec for spec in specs if isinstance(spec, RenameKey)],
         )
-        keys.add_all(self._keys_added())
+        keys.add_all(self._new_keys)
         return keys.all
 
     def _check_primary(self, columns: Sequence[Column]) -> None:
@@ -422,7 +420,7 @@ class _Alter:
     def _drops_rows(self) -> bool:
         """Whether keys, or other values in them, may make rows equal."""
         changes = (AddColumn, ChangeColumn, Charset)
-        return any(key.kind in ("unique", "primary") for key in self._keys_added()) or any(
+        return any(key.kind in ("unique", "primary") for key in self._new_keys) or any(
             isinstance(spec, changes) for spec in self._tree.specs
         )
 
