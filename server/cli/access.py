@@ -6,14 +6,13 @@ SHA-256.
 """
 
 import argparse
-import os
 import secrets
-import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from server.cli.arguments import period
+from server.cli.files import create_private_file, replace_file
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.access_list import ROLES, AccessFileError, Client, clients_of, digest
@@ -134,33 +133,12 @@ def _text(path: Path, *, must_exist: bool = False) -> str:
 
 def _write_both(token_path: Path, token: str, path: Path, text: str) -> None:
     """The token first: an entry without a token would be of no use."""
-    _write_new(token_path, token)
     try:
-        _replace(path, text)
-    except AccessFileError:
+        create_private_file(token_path, f"{token}\n".encode())
+    except OSError as err:
+        raise AccessFileError(f"cannot write the token file {token_path}: {err.strerror}") from None
+    try:
+        replace_file(path, text.encode())
+    except OSError as err:
         token_path.unlink()
-        raise
-
-
-def _write_new(path: Path, token: str) -> None:
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"{token}\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as err:
-        raise AccessFileError(f"cannot write the token file {path}: {err.strerror}") from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Put the file in the place of the old one, in one step: daemons read it at any time."""
-    try:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), mode)
-        Path(file.name).replace(path)
-    except OSError as err:
         raise AccessFileError(f"cannot write the access file {path}: {err.strerror}") from None

@@ -7,8 +7,6 @@ ends.
 """
 
 import argparse
-import os
-import tempfile
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +14,13 @@ from typing import Any, Final
 
 from server.changefeed import keys
 from server.cli.arguments import add_yes, confirm
+from server.cli.files import create_private_file
 from server.cli.output import Output
 from server.cli.remote import Remote
 from server.rpc.client import metadata_at
 from storage.meta.backup import Backup
 from storage.meta.meta import Meta, Put
 from storage.model.errors import ConflictError, InvalidError
-from storage.vfs import RealFS
 
 _NAMES_SHOWN: Final = 20
 
@@ -136,16 +134,9 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Durable when it returns; only its owner may read it."""
-    if path.exists():
-        raise BackupFileError(f"{path} is there already; take another name")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            # Whole or not at all, and never over a file that has come meanwhile.
-            path.hardlink_to(file.name)
-        RealFS().sync_directory(path.parent)
+        create_private_file(path, data)
+    except FileExistsError:
+        raise BackupFileError(f"{path} is there already; take another name") from None
     except OSError as err:
         raise BackupFileError(f"cannot write {path}: {err.strerror}") from err

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -180,8 +181,12 @@ class AccessFile:
         return client
 
 
+@cache
 def opened(path: str) -> Access:
     """The clients of a file; without a path, everybody.
+
+    A daemon's ports share what this returns, so that a change of the file is read, logged and
+    counted once.
 
     Raises:
         AccessFileError: the file cannot be used.

@@ -1,0 +1,55 @@
+"""Files that commands write: each is whole and durable, or as it was before.
+
+Errors of the operating system are raised as they are: the caller knows what the file is for.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from storage.vfs import RealFS
+
+_NEW_FILE_MODE: Final = 0o644
+
+
+def create_private_file(path: Path, data: bytes) -> None:
+    """Write a new file that only its owner may read; durable when it returns.
+
+    Raises:
+        FileExistsError: the name is taken; what is there stays.
+        OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        # Unlike a rename, a link never takes the place of a file that came meanwhile.
+        path.hardlink_to(file.name)
+    RealFS().sync_directory(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of what a file has, in one step, for readers at any time; durable
+    when it returns. The file keeps its mode and owner; a symbolic link stays one. A file that is
+    not there is made.
+
+    Raises:
+        OSError: it cannot be written, or would have another owner; what is there stays.
+    """
+    target = path.resolve()
+    before = target.stat() if target.exists() else None
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            if before is not None:
+                # Else the daemon that reads the file might not be allowed to any more.
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(file.fileno(), before.st_mode & 0o777 if before else _NEW_FILE_MODE)
+            os.fsync(file.fileno())
+            Path(file.name).replace(target)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+    RealFS().sync_directory(target.parent)
