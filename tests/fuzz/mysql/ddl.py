@@ -13,12 +13,12 @@ statement was said to be unclear, so that a changefeed reads the rows again.
 
 import argparse
 import base64
-import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Final
 
 from server.changefeed.source import Address
@@ -418,19 +418,21 @@ _BEFORE: Final = ("/* app:1 */ ", "-- x\n", "# x\n", "/*!50000 */ ", "\n\t")
 _BETWEEN: Final = ("/**/", " /* ALTER TABLE t DROP a */ ", "\n", " # x\n ", "\t")
 
 
-def lives(server: MariaDb, seconds: float, *, first: int | None = None) -> Counter[str]:
-    """Run tables' lives, of seeds one after the other, for so long;
+def lives(
+    server: MariaDb, *, first: int | None = None, tables: int | None = None, seconds: float = inf
+) -> Counter[str]:
+    """Run tables' lives, of seeds one after the other: so many, or for so long;
     what was told of the statements, counted.
     """
     told: Counter[str] = Counter()
     deadline = time.monotonic() + seconds
-    for seed in itertools.count(random.randrange(1 << 31) if first is None else first):
+    seed = random.randrange(1 << 31) if first is None else first
+    while told["tables"] != tables and time.monotonic() <= deadline:
         fuzz = Fuzz(server, seed)
         fuzz.run()
         told += fuzz.told
         told["tables"] += 1
-        if time.monotonic() > deadline:
-            break
+        seed += 1
     return told
 
 
@@ -441,7 +443,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
     with running_mariadb() as server:
-        print(lives(server, arguments.seconds, first=arguments.seed))
+        print(lives(server, first=arguments.seed, seconds=arguments.seconds))
 
 
 if __name__ == "__main__":
