@@ -15,8 +15,14 @@ from pyspark_tidemark.sink_uri import format_of
 
 from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.columns import ALL_COLUMNS, ColumnRules
-from server.changefeed.events import NO_EVENT_FILTERS, EventFilters, check_conditions
-from server.changefeed.filter import AllFilters, Filter, filter_of
+from server.changefeed.filter import (
+    NO_EVENT_FILTERS,
+    AllFilters,
+    EventFilters,
+    Filter,
+    check_conditions,
+    filter_of,
+)
 from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names

@@ -31,7 +31,7 @@ from server.capture.job_report import failed_by_job
 from server.capture.runner import keep_running, note, utc_now
 from server.capture.safepoint import ChangefeedSafePoints
 from server.capture.update import ChangefeedUpdate, FilterPlan, FilterUpdates, plan_filter
-from server.changefeed.events import EventFilters, check_rereads
+from server.changefeed.filter import EventFilters, check_rereads
 from server.changefeed.history import SchemaChange, by_id
 from server.changefeed.info import (
     ChangefeedInfo,

@@ -21,8 +21,15 @@ from server.capture.errors import (
 )
 from server.capture.runner import utc_now
 from server.changefeed.columns import ColumnRules
-from server.changefeed.events import EventFilter, EventFilters, check_conditions, check_rereads
-from server.changefeed.filter import TableFilter, exact_rules, filter_of
+from server.changefeed.filter import (
+    EventFilter,
+    EventFilters,
+    TableFilter,
+    check_conditions,
+    check_rereads,
+    exact_rules,
+    filter_of,
+)
 from server.changefeed.info import ChangefeedInfo, check_id, check_sink_uri, keeps_changes
 from server.changefeed.source import takes_keyless
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names

@@ -21,7 +21,7 @@ from server.capture.job_report import failed_by_job, shown_state
 from server.capture.maintainers import Maintainers
 from server.capture.routing import Router, is_local
 from server.capture.update import ChangefeedUpdate, FilterPlan
-from server.changefeed.events import EventFilter
+from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
 from sink.errors import TableNotFoundError

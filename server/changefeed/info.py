@@ -18,8 +18,7 @@ from pyspark_tidemark.lake.format import APPEND
 from pyspark_tidemark.lake.registry import FORMATS
 from pyspark_tidemark.sink_uri import SinkUri, format_of, holds_secret, redacted
 
-from server.changefeed.events import EventFilter
-from server.changefeed.filter import exact_rules
+from server.changefeed.filter import EventFilter, exact_rules
 from server.changefeed.table import TableRecord
 from storage.model.errors import CorruptError, InvalidError
 from storage.tidb.field_type import NULL_DATES
@@ -145,7 +144,7 @@ class ChangefeedInfo:
     columns: tuple[str, ...] = ()
     """What is taken of the tables, `server.changefeed.columns`."""
     event_filters: tuple[EventFilter, ...] = ()
-    """Which changes are ignored, `server.changefeed.events`."""
+    """Which changes are ignored, `server.changefeed.filter`."""
     zero_dates: str = NULL_DATES
     """How dates that no calendar has are shown, one of `storage.tidb.field_type.SHOWN_DATES`."""
     from_snapshot: bool = False

@@ -4,7 +4,8 @@ Each kind has one record, `SourceKind`, in one table, `KINDS`. A source is made 
 above each other: its puller, its dump, its mounter, its composition in `server.capture.source` and
 its upstream in `server.verify`. The record names what the other rooms need as `module:name`, like
 the entry points of a Python package, and `load` imports it when it is used: a capture without MySQL
-sources loads no SQL parser.
+sources loads no SQL parser. What `cli source check` asks of a source is a list of `Check`s,
+whatever its kind.
 
 A source URI is `scheme://[user@]host[:port][,host[:port]…][/path][?option=value&…]`; an empty one
 means the cluster that the capture belongs to. It is shown wherever a changefeed is, so it never
@@ -48,7 +49,7 @@ class SourceKind:
     upstream_at: str
     """Its `server.verify.upstream.OpenUpstream`."""
     check_at: str = ""
-    """What `cli source check` runs, which gives its `source_check.Check`s; empty: nothing."""
+    """What `cli source check` runs, which gives its `Check`s; empty: nothing."""
     dumps_by_sql: bool = False
     """Whether its dump reads by SQL, so that it takes conditions and can sum rows."""
     flags: frozenset[str] = frozenset()
@@ -113,6 +114,25 @@ def load(entry_point: str) -> Any:
     """Import what `module:name` names."""
     module, _, name = entry_point.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+FAILURE: Final = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question and its answer; `fix` is SQL or a line of configuration where that helps."""
+
+    name: str
+    state: str
+    """A failure would make a target wrong or a changefeed stop; a warning is what an operator
+    should know.
+    """
+    found: str
+    why: str = ""
+    fix: str = ""
 
 
 def scheme_of(text: str) -> str:

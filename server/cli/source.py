@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark_tidemark.sink_uri import format_of
 
-from server.changefeed.source_check import FAILURE, WARNING, Check
+from server.changefeed.source import FAILURE, WARNING, Check
 from server.cli.output import Output, table
 from server.cli.remote import Remote
 from server.exit_status import EXIT_ERROR, EXIT_OK

@@ -6,8 +6,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from server.changefeed.source import SourceUri
-from server.changefeed.source_check import Check
+from server.changefeed.source import Check, SourceUri
 from server.changefeed.table import SourceTable, TableIneligibleError, TableRecord, taken
 from server.dump.job import DumpRecords
 from server.dump.mysql.engine import DumpEngine

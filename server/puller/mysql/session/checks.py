@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark_tidemark.errors import SourceError
 from pyspark_tidemark.names import check_distinct
 
-from server.changefeed.source_check import FAILURE, OK, WARNING, Check
+from server.changefeed.source import FAILURE, OK, WARNING, Check
 from server.changefeed.table import TableIneligibleError, TableRecord
 from server.puller.mysql.ddl.definition import Definition
 from server.puller.mysql.ddl.tree import TableName

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Final
 
 from server.changefeed.filter import TableFilter
-from server.changefeed.source_check import FAILURE, OK, WARNING, Check
+from server.changefeed.source import FAILURE, OK, WARNING, Check
 from server.changefeed.table import TableRecord
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.log import heartbeat

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from server.capture.source.mysql import mysql_table
-from server.changefeed.source import SourceUri, SourceUriError
-from server.changefeed.source_check import FAILURE, OK, WARNING
+from server.changefeed.source import FAILURE, OK, WARNING, SourceUri, SourceUriError
 from server.puller.mysql.ddl.definition import Definition, column_of
 from server.puller.mysql.log.opening import check_domains
 from server.puller.mysql.log.position import SavedPosition
