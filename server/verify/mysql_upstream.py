@@ -31,9 +31,8 @@ from server.dump.mysql.reader import chunk_query, keys_of
 from server.dump.mysql.statement import Statement
 from server.dump.progress import Range
 from server.puller.mysql.log.opening import Beginning
-from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.log.position import SavedPosition, TimeLimits
 from server.puller.mysql.log.saved_positions import TimeLimitsRecord, prefix
-from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.options import MySqlOptions
 from server.puller.mysql.transaction.scanner import log_end

@@ -4,6 +4,5 @@ session/      a login at the server: settings, catalogue, errors, the checks bef
 log/          the stream of events: where to begin, packets, positions, accepted times
 transaction/  which events are one transaction, and its commit_ts
 ddl/          statements as trees, and what a table is after each
-puller        brings all of it together: `rows`, `tables`, `ddl_outcome` and `ddl_changes` go to
-              the changefeed
+puller        brings all of it together: `rows`, `tables` and `ddl_changes` go to the changefeed
 """

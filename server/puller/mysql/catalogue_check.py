@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import structlog
 
-from server.puller.mysql import metrics
+from server.puller import metrics
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.catalogue import (
     read_columns,

@@ -19,21 +19,19 @@ from server.puller.mysql.ddl.tracker import (
     taken_over,
 )
 from server.puller.mysql.ddl.tree import CreateTable, TableName
-from server.puller.mysql.ddl_outcome import (
-    CatalogFacts,
-    DdlOutcome,
-    StatementOutcome,
-    first_column_id,
-    is_incomplete,
-)
 from server.puller.mysql.listener import LogListener, Reread, TableCopier
 from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.errors import RowsMovedError
 from server.puller.mysql.tables import (
+    CatalogFacts,
+    DdlOutcome,
     Effect,
+    StatementOutcome,
     Tables,
     changed_alone,
     definition_of_table_map,
+    first_column_id,
+    is_incomplete,
     name_of,
     new_id,
     record_of,

@@ -19,15 +19,14 @@ from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 import structlog
 
 from server.changefeed.table import SourceTable
-from server.puller.mysql import metrics
+from server.puller import metrics
 from server.puller.mysql.catalogue_check import CatalogueCheck, Followed
 from server.puller.mysql.ddl.tree import CreateTable, TableName
 from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.listener import LogListener, TableCopier
 from server.puller.mysql.log.heartbeat import HeartbeatWriter
 from server.puller.mysql.log.opening import OpenLog, accepted_until_ms, oldest, open_log
-from server.puller.mysql.log.position import STEP, LogPosition
+from server.puller.mysql.log.position import STEP, LogPosition, TimeLimits
 from server.puller.mysql.log.saved_positions import (
     SAVE_EVERY_S,
     PositionStore,
@@ -35,7 +34,6 @@ from server.puller.mysql.log.saved_positions import (
     TimeLimitsRecord,
 )
 from server.puller.mysql.log.stream import leased_server_id
-from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.rows import LogRows, TableMapMismatch
 from server.puller.mysql.session.catalogue import (
     changes_alone,
@@ -53,7 +51,7 @@ from server.puller.mysql.session.errors import (
     XaUnknownError,
 )
 from server.puller.mysql.session.options import MySqlOptions
-from server.puller.mysql.tables import Effect, Tables, statement_logged
+from server.puller.mysql.tables import CatalogFacts, Effect, Tables, statement_logged
 from server.puller.mysql.transaction.commits import Commits
 from server.puller.mysql.transaction.open_transaction import RowRanges, UnclearSavepoint
 from server.puller.mysql.transaction.scanner import FoundDefinition, definitions_behind

@@ -28,7 +28,7 @@ def harmless() -> None:
 
 def rename() -> None:
     """A column that is renamed counts as dropped and added."""
-    from server.puller.mysql import ddl_outcome
+    from server.puller.mysql import tables
     from server.puller.mysql.ddl.tracker import Tracked, altered
 
     def planted(table: Any, tree: Any, context: Any) -> Tracked:
@@ -46,7 +46,7 @@ def rename() -> None:
             tracked, table=replace(tracked.table, columns=tuple(columns), next_column_id=free)
         )
 
-    mock.patch.object(ddl_outcome, "altered", planted).start()
+    mock.patch.object(tables, "altered", planted).start()
 
 
 def savepoint() -> None:

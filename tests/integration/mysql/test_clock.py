@@ -10,9 +10,8 @@ import pytest
 
 from server.changefeed.source import SourceUri
 from server.puller.mysql.log import opening
-from server.puller.mysql.log.position import SavedPosition
+from server.puller.mysql.log.position import SavedPosition, TimeLimit, TimeLimits
 from server.puller.mysql.log.saved_positions import PositionStore, TimeLimitsRecord
-from server.puller.mysql.log.time_limits import TimeLimit, TimeLimits
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
 from storage.model.errors import UnavailableError

@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from server.puller.mysql import metrics
+from server.puller import metrics
 from server.puller.mysql.session.connection import Session, log_in
 from server.puller.mysql.session.errors import MySqlPrivilegeError, MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions

@@ -12,9 +12,8 @@ from typing import Final
 
 import structlog
 
-from server.puller.mysql.log.position import LogPosition, SavedPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition, TimeLimits
 from server.puller.mysql.log.stream import LogPlace, LogStream, open_stream
-from server.puller.mysql.log.time_limits import TimeLimits
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.errors import (
     GtidDomainsError,

@@ -27,10 +27,9 @@ import structlog
 
 from server.changefeed import keys
 from server.changefeed.info import checkpoint_of
-from server.puller.mysql import metrics
+from server.puller import metrics
 from server.puller.mysql.log.opening import began
-from server.puller.mysql.log.position import SavedPosition
-from server.puller.mysql.log.time_limits import TimeLimits
+from server.puller.mysql.log.position import SavedPosition, TimeLimits
 from server.puller.mysql.session.checks import kept_s
 from server.puller.mysql.session.connection import Session, log_in, log_in_to
 from server.puller.mysql.session.options import MySqlOptions

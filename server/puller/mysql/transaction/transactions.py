@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from server.puller.mysql.ddl.statement import Kind, Statement, dialect_of, of_session, statement_of
 from server.puller.mysql.ddl.tokens import Dialect
-from server.puller.mysql.log.position import LogPosition
-from server.puller.mysql.log.time_limits import TimeLimits, Times
+from server.puller.mysql.log.position import LogPosition, TimeLimits, Times
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.boundary import (
     GTIDS,

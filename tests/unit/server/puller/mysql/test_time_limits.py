@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.changefeed.source import SourceUri, SourceUriError
-from server.puller.mysql.log.position import STEP
-from server.puller.mysql.log.time_limits import TimeLimit, TimeLimits
+from server.puller.mysql.log.position import STEP, TimeLimit, TimeLimits
 from server.puller.mysql.session.options import MySqlOptions
 from storage.model.errors import CorruptError
 from storage.model.ts import compose, physical_ms

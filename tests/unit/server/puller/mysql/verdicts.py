@@ -34,9 +34,8 @@ from server.puller.mysql.ddl.tree import (
     TableName,
 )
 from server.puller.mysql.ddl_changes import DdlChanges
-from server.puller.mysql.ddl_outcome import CatalogFacts
 from server.puller.mysql.session.errors import LogDamagedError, SavepointUnclearError
-from server.puller.mysql.tables import Tables, record_of
+from server.puller.mysql.tables import CatalogFacts, Tables, record_of
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
