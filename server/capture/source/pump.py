@@ -15,9 +15,9 @@ from server.dump.job import DumpRecords
 from server.dump.puller import DumpingPuller
 from server.puller.pump.puller import Feed, PumpPuller
 from server.puller.pump.registry import Registration
-from server.puller.pump.rows import binlog_keys
+from server.puller.pump.transactions import binlog_keys
 from server.puller.source import Catalog, Puller, Rows, SourceContext
-from server.puller.tidb.schemas import ClusterTables
+from server.puller.tidb.cluster import ClusterTables
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 

@@ -13,9 +13,9 @@ from server.dump.cluster.survey import Surveyor
 from server.dump.job import DumpRecords
 from server.dump.puller import Dump, DumpingPuller
 from server.puller.source import Catalog, Puller, Rows, SourceContext
+from server.puller.tidb.cluster import ClusterTables
 from server.puller.tidb.partitioned_puller import PartitionedPuller, without_empty_deletes
 from server.puller.tidb.schema_puller import SchemaPuller
-from server.puller.tidb.schemas import ClusterTables
 from server.puller.tidb.table import part_spans, reread_of
 from server.puller.tikv.puller import TablePuller, Upstream
 

@@ -18,14 +18,12 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller import metrics
-from server.puller.pump.merge import Merge, Transaction
 from server.puller.pump.registry import Membership, PumpNode, read_membership
-from server.puller.pump.rows import Tables, batches
 from server.puller.pump.stream import PumpStream
+from server.puller.pump.transactions import Merge, Tables, Transaction, batches
 from server.puller.source import Catalog, Peer, Rows, SourceContext
+from server.puller.tidb.cluster import Schemas, unwritten_rows
 from server.puller.tidb.schema_puller import table_change
-from server.puller.tidb.schemas import Schemas
-from server.puller.tidb.unwritten_rows import unwritten_rows
 from storage.meta.meta import Meta
 from storage.model.errors import CorruptError, InvalidError, TidemarkError, UnavailableError
 from storage.model.ts import compose, physical_ms

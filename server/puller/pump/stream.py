@@ -12,7 +12,7 @@ from tipb import binlog_pb2, pump_pb2
 from tipb.pump_pb2_grpc import PumpStub
 
 from server.puller import metrics
-from server.puller.pump.merge import BinlogInvalidError, Transaction
+from server.puller.pump.transactions import BinlogInvalidError, Transaction
 from server.puller.stream_timeout import SILENT_S, StreamSilentError, StreamTimeout
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig

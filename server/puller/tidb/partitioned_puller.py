@@ -23,9 +23,8 @@ import pyarrow as pa
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller import metrics
 from server.puller.source import Rows
-from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.cluster import Schemas, unwritten_rows
 from server.puller.tidb.table import key_is_in_rows, physical_spans
-from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.puller.tikv.puller import Sorter, TablePuller, Upstream
 from storage.model.event import DELETE
 from storage.model.span import Span

@@ -17,7 +17,7 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.puller.source import Catalog, SourceContext, TableChange
-from server.puller.tidb.schemas import Schemas
+from server.puller.tidb.cluster import Schemas
 from server.puller.tidb.table import record_of, reread_of
 from server.puller.tikv.puller import TablePuller, Upstream
 from storage.model.errors import CorruptError, InvalidError

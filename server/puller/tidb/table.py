@@ -4,7 +4,7 @@ A partitioned table is one table for readers. Its rows lie under its partitions'
 span that reaches from its first partition's records to behind its last one's. Its end names the set
 of partitions: another set is another span, with pullers of its own. A table whose stored values a
 DDL has changed gets another span, too, which begins with all its rows as the store has them
-(`unwritten_rows.py`). Ids are not used twice, so no span comes again.
+(`unwritten_rows`). Ids are not used twice, so no span comes again.
 """
 
 import hashlib

@@ -31,17 +31,17 @@ from kvproto import cdcpb_pb2 as cdcpb
 from server.puller import metrics
 from server.puller.open_transactions import OpenTransactions
 from server.puller.tikv.changes import Changes
-from server.puller.tikv.feed import EventFeeds
-from server.puller.tikv.frontier import Frontier
-from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
-from server.puller.tikv.subscription import (
+from server.puller.tikv.feed import (
     Delivery,
+    EventFeeds,
     Fault,
     Inbox,
     Subscription,
     fault_of,
     next_request_id,
 )
+from server.puller.tikv.frontier import Frontier
+from server.puller.tikv.matcher import Matcher, UnmatchedCommitError
 from server.rpc.lock_resolver import LockResolver
 from server.rpc.pd import PdClient, RegionRoute
 from server.rpc.tikv import KvClient

@@ -21,11 +21,10 @@ from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.source import SourceUri
 from server.puller.pump.puller import PumpOfflineError
-from server.puller.pump.rows import TableUnknownError
 from server.puller.pump.stream import BinlogPurgedError, PrewriteMissingError, PumpClusterError
+from server.puller.pump.transactions import TableUnknownError
 from server.puller.source import SourceContext
-from server.puller.tidb import schemas
-from server.puller.tidb.schemas import SchemaGapError
+from server.puller.tidb.cluster import SchemaGapError
 from server.pump.registry import PUMPS
 from server.rpc.client import connect
 from storage.meta.meta import Delete
@@ -182,7 +181,7 @@ async def test_what_would_lose_rows_stops_the_feed_by_name_before_it_is_resolved
     error: type[TidemarkError],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schemas, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr("server.puller.tidb.cluster._PAUSES_S", (0.01,))
     start_ts = await context.pd.tso()
     async with pumps(cluster, context, tmp_path, 1, *QUICK) as (written, _):
         before_ts = await written.insert(7)

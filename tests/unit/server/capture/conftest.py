@@ -19,7 +19,7 @@ from server.capture.records import Records
 from server.capture.source.registry import sources
 from server.changefeed import keys
 from server.puller.source import SourceContext
-from server.puller.tikv.subscription import Fault
+from server.puller.tikv.feed import Fault
 from server.rpc.pd import MinSafePoint, RegionRoute
 from storage.tidb.record import encode_record
 from storage.tidb.schema import Column, TableInfo

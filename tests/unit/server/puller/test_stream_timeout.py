@@ -15,9 +15,15 @@ from server.puller import metrics, stream_timeout
 from server.puller.open_transactions import OpenTransactions
 from server.puller.pump.stream import PumpStream
 from server.puller.stream_timeout import StreamSilentError, StreamTimeout
-from server.puller.tikv.feed import EventFeeds
+from server.puller.tikv.feed import (
+    Delivery,
+    EventFeeds,
+    Fault,
+    Inbox,
+    Subscription,
+    next_request_id,
+)
 from server.puller.tikv.matcher import Matcher
-from server.puller.tikv.subscription import Delivery, Fault, Inbox, Subscription, next_request_id
 from storage.model.span import KeyRange
 from storage.pump.binlog import fake
 

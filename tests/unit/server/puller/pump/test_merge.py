@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.puller.pump.merge import BinlogInvalidError, Merge, Transaction
+from server.puller.pump.transactions import BinlogInvalidError, Merge, Transaction
 from storage.model.ts import MAX_TS
 
 MOST = 1 << 30

@@ -7,8 +7,14 @@ import pytest
 from tipb import binlog_pb2
 
 from server.changefeed.table import TableRecord
-from server.puller.pump.merge import BinlogInvalidError, Transaction
-from server.puller.pump.rows import BATCH_ROWS, Tables, TableUnknownError, batches
+from server.puller.pump.transactions import (
+    BATCH_ROWS,
+    BinlogInvalidError,
+    Tables,
+    TableUnknownError,
+    Transaction,
+    batches,
+)
 from server.puller.tidb.table import tidb_table
 from storage.tidb.mutation import MutationError
 from storage.tidb.number import encode_varint

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tipb import binlog_pb2
 
-from server.puller.pump.merge import BinlogInvalidError, Transaction
 from server.puller.pump.stream import PrewriteMissingError, transaction_of
+from server.puller.pump.transactions import BinlogInvalidError, Transaction
 from storage.pump.binlog import fake
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from server.changefeed.table import SourceTable, TableRecord
 from server.puller import metrics
+from server.puller.tidb.cluster import unwritten_rows
 from server.puller.tidb.table import tidb_table
-from server.puller.tidb.unwritten_rows import unwritten_rows
 from server.rpc.tikv import Pairs
 from storage.model.event import DELETE, UPDATE
 from storage.tidb.record import record_key

@@ -1,7 +1,7 @@
 import pytest
 from kvproto import cdcpb_pb2 as cdcpb
 
-from server.puller.tikv.subscription import (
+from server.puller.tikv.feed import (
     ClusterIdMismatchError,
     FeedRefusedError,
     HistoryLostError,

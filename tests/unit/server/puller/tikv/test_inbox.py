@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from server.puller.tikv.subscription import Inbox
+from server.puller.tikv.feed import Inbox
 from storage.byte_budget import ByteBudget
 
 

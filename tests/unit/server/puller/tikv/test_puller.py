@@ -9,9 +9,9 @@ from kvproto import cdcpb_pb2 as cdcpb
 from kvproto import metapb_pb2 as metapb
 
 from server.puller.open_transactions import OpenTransactions
+from server.puller.tikv.feed import ClusterIdMismatchError, Fault
 from server.puller.tikv.matcher import LateCommitError
 from server.puller.tikv.puller import TablePuller, Upstream
-from server.puller.tikv.subscription import ClusterIdMismatchError, Fault
 from server.rpc.pd import RegionRoute
 from storage.codec import encode_bytes
 from storage.model.errors import UnavailableError
