@@ -24,17 +24,12 @@ from server.changefeed.history import History
 from server.changefeed.info import ChangefeedInfo, State
 from server.changefeed.records import loaded_changes
 from server.changefeed.source import KINDS, find_kind
-from server.dump.errors import (
-    DumpInvalidError,
-    DumpNotFoundError,
-    DumpStateError,
-    DumpUnsupportedError,
-)
-from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, Job
+from server.dump.job import PARALLEL_MAX, PAUSED, RUNNING, DumpRecords, DumpStateError, Job
 from server.dump.progress import TableState
 from server.dump.status import dump_message, is_over, table_messages
 from sink.flight.feeds import ChangefeedNotExistsError
 from storage.meta.meta import Meta
+from storage.model.errors import InvalidError, NotFoundError
 from storage.model.ts import MAX_TS
 
 _TABLES_SHOWN: Final = 20
@@ -42,6 +37,24 @@ _WILDCARD: Final = re.compile(r"[*?[]")
 IGNORED: Final = "ignored"
 _KEYLESS: Final = "it has no key, so it cannot be read in chunks; its changes are replicated"
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DumpNotFoundError(NotFoundError):
+    """The changefeed has no dump."""
+
+    code = "ErrDumpNotExists"
+
+
+class DumpInvalidError(InvalidError):
+    """The dump cannot be as it is asked for."""
+
+    code = "ErrDumpInvalid"
+
+
+class DumpUnsupportedError(InvalidError):
+    """This way of replicating cannot be dumped as it is asked for."""
+
+    code = "ErrDumpUnsupported"
 
 
 @dataclass(frozen=True, slots=True)

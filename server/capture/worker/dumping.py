@@ -8,8 +8,14 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.catalog import FeedCatalog
 from server.capture.worker.pool import Worker
 from server.capture.worker.remote import RemoteShare
-from server.dump.cluster.chunks import LocalChunks, Page, PageRead, Pulled, RoundRead
-from server.dump.errors import TableAwayError
+from server.dump.cluster.chunks import (
+    LocalChunks,
+    Page,
+    PageRead,
+    Pulled,
+    RoundRead,
+    TableAwayError,
+)
 from storage.model.span import Span
 
 

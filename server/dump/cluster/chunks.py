@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from server.changefeed.table import SourceTable
 from server.dump.cluster.holds import HoldableTable, PulledTables
-from server.dump.errors import ChunkLostError, TableAwayError
 from server.dump.puller import Dump
 from server.puller.tidb.table import physical_spans
 from server.rpc.lock_resolver import LockResolver
@@ -27,7 +26,7 @@ from server.rpc.region_cache import region_start
 from server.rpc.tikv import KvClient
 from server.rpc.transaction import Snapshot
 from storage.codec import encode_bytes
-from storage.model.errors import TidemarkError
+from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.event import snapshot_rows
 from storage.model.span import Span
 from storage.tasks import together
@@ -35,6 +34,20 @@ from storage.tasks import together
 _TIMEOUT_S: Final = 30.0
 _REGIONS_MAX: Final = 1024
 KeysOf: TypeAlias = Callable[[SourceTable, pa.Array], pa.Array]
+
+
+class ChunkLostError(UnavailableError):
+    """GC was faster than a chunk; it is read again by itself."""
+
+    code = "ErrDumpSnapshotLost"
+
+
+class TableAwayError(UnavailableError):
+    """A table is not pulled here now, or was pulled anew while it was read;
+    its chunk is read again by itself.
+    """
+
+    code = "ErrDumpTableAway"
 
 
 class ClusterStore:

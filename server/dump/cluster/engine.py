@@ -26,9 +26,8 @@ from server.dump import metrics
 from server.dump.cluster.chunks import Chunks, Page, Pulled, RoundRead
 from server.dump.cluster.plan import cursor_of, least_s
 from server.dump.cluster.survey import Surveyed, Surveyor
-from server.dump.job import RUNNING, DumpRecords, Job
+from server.dump.job import RUNNING, DumpRecords, Job, ProgressSaver
 from server.dump.progress import Read, TableDump, TableProgress, TableState
-from server.dump.saver import ProgressSaver
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_ms
 from storage.tasks import together
@@ -76,11 +75,11 @@ class ClusterDump:
         self._saver = ProgressSaver(changefeed, records, self)
 
     def looking(self) -> AbstractContextManager[None]:
-        """See `server.dump.saver.Dumps`."""
+        """See `server.dump.job.Dumps`."""
         return nullcontext()
 
     def all_dumps(self) -> Collection[TableDump]:
-        """See `server.dump.saver.Dumps`; what was lost by now is in none of them."""
+        """See `server.dump.job.Dumps`; what was lost by now is in none of them."""
         self._forget_lost(self._chunks.tables())
         return self._dumps.values()
 

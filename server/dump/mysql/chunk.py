@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from server.dump.errors import TableDiffersError
 from server.dump.progress import Cell, Cursor, Range
+from storage.model.errors import InvalidError
 from storage.mysql.binary_row import NUMBER_BYTES, BinaryShape
 from storage.mysql.buffer import Bytes
 from storage.mysql.charset import BINARY
@@ -60,6 +60,14 @@ _SHOWN_AS_TEXT: Final = frozenset({4, 16})
 """The sizes of MariaDB's INET4, and of UUID and INET6,
 which a log tells as BINARY and a SELECT gives as text.
 """
+
+
+class TableDiffersError(InvalidError):
+    """A table on the server is not the one that the log has told of so far; its chunk is read again
+    when the log is further.
+    """
+
+    code = "ErrDumpTableDiffers"
 
 
 @dataclass(frozen=True)

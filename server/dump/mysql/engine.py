@@ -25,17 +25,15 @@ import structlog
 
 from server.changefeed.table import SourceTable
 from server.dump import metrics
-from server.dump.job import RUNNING, DumpRecords, Job
+from server.dump.job import RUNNING, DumpRecords, Job, ProgressSaver
 from server.dump.mysql.check import Check
 from server.dump.mysql.chunk import ChunkQuery, ChunkSize
-from server.dump.mysql.copying import DumpCopying
-from server.dump.mysql.listener import DumpListener, fresh
+from server.dump.mysql.listener import DumpCopying, DumpListener, fresh
 from server.dump.mysql.pace import LastRound, Pace, Pick, Refusals, Refused, XaWait, next_picks
 from server.dump.mysql.reader import ReadChunk, Server, ServerThreads
 from server.dump.mysql.watermarks import WatermarkWriter
 from server.dump.mysql.window import HIGH, LOW
 from server.dump.progress import TableDump, TableState
-from server.dump.saver import ProgressSaver
 from server.puller.mysql.session.errors import MySqlUnavailableError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.backoff import Backoff

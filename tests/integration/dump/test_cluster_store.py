@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 
-from server.dump.cluster.chunks import ClusterStore
-from server.dump.errors import ChunkLostError
+from server.dump.cluster.chunks import ChunkLostError, ClusterStore
 from server.rpc.key_error import LockedError
 from server.rpc.pd import PdClient
 from server.rpc.tikv import KvClient

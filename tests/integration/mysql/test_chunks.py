@@ -10,8 +10,7 @@ import pytest
 from server.capture.source.mysql import mysql_table
 from server.changefeed.source import SourceUri
 from server.changefeed.table import SourceTable
-from server.dump.errors import TableDiffersError
-from server.dump.mysql.chunk import ChunkQuery, last_row, split_ranges
+from server.dump.mysql.chunk import ChunkQuery, TableDiffersError, last_row, split_ranges
 from server.dump.mysql.pace import Pick
 from server.dump.mysql.reader import ChunkReader, chunk_query
 from server.dump.mysql.statement import Statement

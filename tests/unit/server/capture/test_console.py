@@ -8,7 +8,7 @@ from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, explain_pb2
 
 from server.capture.console import Console, Services
 from server.capture.errors import NotOwnerError
-from server.dump.errors import DumpNotFoundError
+from server.dump.service import DumpNotFoundError
 from server.routes import Answer, Request
 from storage.model.ts import compose
 

@@ -16,15 +16,14 @@ from server.changefeed.info import ChangefeedInfo, RunningError, State
 from server.changefeed.records import head_put
 from server.changefeed.table import TableRecord
 from server.cli.dump import PriorityError, WhereError, _condition, _output, _priority
-from server.dump.errors import (
+from server.dump.job import DumpRecords, DumpStateError, Job
+from server.dump.progress import Range, TableProgress, TableState
+from server.dump.service import (
     DumpInvalidError,
     DumpNotFoundError,
-    DumpStateError,
+    DumpService,
     DumpUnsupportedError,
 )
-from server.dump.job import DumpRecords, Job
-from server.dump.progress import Range, TableProgress, TableState
-from server.dump.service import DumpService
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
 from storage.meta.meta import Put

@@ -12,8 +12,7 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.worker.dumping import WorkerChunks, round_read
 from server.capture.worker.host import Host
 from server.capture.worker.remote import Mirror
-from server.dump.cluster.chunks import Page, PageRead, RoundRead
-from server.dump.errors import TableAwayError
+from server.dump.cluster.chunks import Page, PageRead, RoundRead, TableAwayError
 from storage.model.span import Span
 
 SPAN = Span(7, b"a", b"b")

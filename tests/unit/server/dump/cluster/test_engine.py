@@ -14,13 +14,12 @@ import pytest
 from server.changefeed import keys
 from server.changefeed.info import status_json
 from server.changefeed.table import SourceTable
-from server.dump import saver
+from server.dump import job as dump_job
 from server.dump.cluster import engine
-from server.dump.cluster.chunks import LocalChunks
+from server.dump.cluster.chunks import ChunkLostError, LocalChunks
 from server.dump.cluster.engine import EVERY_TABLE, ClusterDump
 from server.dump.cluster.holds import HoldableRows, PulledTables
 from server.dump.cluster.survey import SMALL_ROWS, Surveyor
-from server.dump.errors import ChunkLostError
 from server.dump.job import PAUSED, DumpRecords, Job
 from server.dump.progress import TableProgress, TableState
 from server.puller.open_transactions import OpenTransactions
@@ -133,7 +132,7 @@ class House:
 @pytest.fixture
 async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
     monkeypatch.setattr(engine, "_IDLE_S", 0.02)
-    monkeypatch.setattr(saver, "_SETTLE_S", 0.02)
+    monkeypatch.setattr(dump_job, "_SETTLE_S", 0.02)
     with ThreadPoolExecutor(2) as executor:
         async with EmbeddedEtcd.open(tmp_path) as etcd:
             house = House(EtcdMeta(etcd), executor)

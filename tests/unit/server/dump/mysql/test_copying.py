@@ -11,12 +11,10 @@ import pytest
 
 from server.capture.source.mysql import mysql_table
 from server.changefeed.table import SourceTable, TableRecord
-from server.dump.job import DumpRecords, Job
-from server.dump.mysql.copying import DumpCopying
-from server.dump.mysql.listener import DumpListener
+from server.dump.job import DumpRecords, Job, ProgressSaver
+from server.dump.mysql.listener import DumpCopying, DumpListener
 from server.dump.mysql.window import HIGH, LOW, Chunk
 from server.dump.progress import Cell, Range, Read, TableDump, TableProgress, TableState
-from server.dump.saver import ProgressSaver
 from server.puller.mysql.listener import Reread
 from server.puller.source import TableChange
 from sink.holds import Holds
