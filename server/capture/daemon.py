@@ -20,17 +20,15 @@ from server.capture.console import Console, Services, explained_by
 from server.capture.directory import lock
 from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
-from server.capture.forwarding import FlightForwarder
 from server.capture.listener import readers_of, serving_flight
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
 from server.capture.metrics import FeedCollector
-from server.capture.owner import Owner
-from server.capture.placement import Placement
+from server.capture.owner import Owner, Placement
 from server.capture.processor import Assignment, MakeProcessor, Processor
 from server.capture.records import Records
-from server.capture.routing import Router
+from server.capture.routing import FlightForwarder, Router
 from server.capture.service import ChangefeedService
 from server.capture.source.registry import sources
 from server.capture.worker.flight import CaptureFeeds, ShareFeeds

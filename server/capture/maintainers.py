@@ -1,7 +1,7 @@
 """The changefeeds that this capture runs: as their owner, and as the maintainer of single logs.
 
 A log's changefeed has one maintainer, the capture that holds its key (`keys.maintainer`) with its
-lease. The owner says who it is to be (`server.capture.placement`); the one that is it stops the
+lease. The owner says who it is to be (`server.capture.owner`); the one that is it stops the
 changefeed, saves, and deletes the key, before another one takes it. A capture that dies loses the
 key with its lease. So a log moves without two captures serving it at a time.
 """
@@ -19,8 +19,7 @@ from server.capture.changefeeds import Changefeeds
 from server.capture.errors import NotOwnerError
 from server.capture.feed import Feed
 from server.capture.fence import Fence, free_from_dead
-from server.capture.owner import Owner
-from server.capture.placement import captures_of
+from server.capture.owner import Owner, captures_of
 from server.changefeed import keys
 from server.puller.tikv.puller import TablePuller
 from storage.meta.meta import Compare, Delete, Lease, Meta, Put

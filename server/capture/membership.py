@@ -15,7 +15,7 @@ import structlog
 from server.capture.errors import CaptureUnknownError, LastCaptureError, NotOwnerError
 from server.capture.fence import Fence, free_from_dead
 from server.capture.maintainers import Maintainers
-from server.capture.placement import captures_of, is_log
+from server.capture.owner import captures_of, is_log
 from server.changefeed import keys
 from server.changefeed.info import CREATOR_VERSION, ChangefeedInfo
 from storage.meta.errors import LeaseNotFoundError

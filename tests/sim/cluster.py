@@ -13,8 +13,7 @@ from server.capture.feed import FeedFactory
 from server.capture.fence import Fence, FencedMeta
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
-from server.capture.owner import Owner
-from server.capture.placement import Placement
+from server.capture.owner import Owner, Placement
 from server.capture.records import Records
 from server.capture.routing import Router
 from server.capture.worker.peers import PeerAccess

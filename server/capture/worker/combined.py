@@ -1,23 +1,48 @@
-"""The sinks of several worker processes as one: least of the resolved_ts,
-cuts over all rows, acknowledgements to all.
+"""The shares of several worker processes as one changefeed: `CombinedSink` is the one sink of its
+readers, `SchemaChangeRouter` the one listener of its catalog, `WorkerChunks` what its dump reads.
 
-Invariant: what is answered here is what one sink manager with all tables would answer, at some
-moment not long ago: a share's positions are known a little late, and positions only move forward.
+Invariant of the sink: what is answered here is what one sink manager with all tables would answer,
+at some moment not long ago: a share's positions are known a little late, and positions only move
+forward. So resolved_ts is the least of the shares', a cut is chosen over the rows of all, and an
+acknowledgement goes to all.
+
+A schema change is sent to the shares that have its tables. A span stays with its worker whatever it
+is called; a name may go from one worker to another, when its table gets a new span. So each worker
+gets the names that end in its spans and those that begin there, and nothing of the others.
+
+The capture runs the dump's job; the workers that pull the tables read and add the chunks.
 """
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from server.capture.catalog import FeedCatalog
 from server.capture.cut import CutPart, combined_cut
+from server.capture.worker import wire
+from server.capture.worker.pool import Worker
+from server.capture.worker.remote import RemoteShare
+from server.changefeed.table import SourceTable
+from server.dump.cluster.chunks import (
+    Page,
+    Pulled,
+    RoundRead,
+    TableAwayError,
+)
+from server.puller.source import TableChange
 from sink.cut import Bounds, Slice
 from sink.errors import AckAboveResolvedError, TableNotFoundError
+from sink.versions import Ddl
 from storage.model.span import Span
 
+_BARRIER_EVERY_S = 0.05
+_DELIVERED_EVERY_S = 0.1
 T = TypeVar("T")
 
 
@@ -192,3 +217,122 @@ class CombinedSink:
                 f"table {span.table_id} is not in this changefeed; see describe"
             )
         return share
+
+
+class SchemaChangeRouter:
+    """Implements `server.capture.catalog.Listener` for shares that run."""
+
+    def __init__(
+        self,
+        catalog: FeedCatalog,
+        shares: Mapping[Worker, RemoteShare],
+        owner: Callable[[Span], Worker],
+        sink: CombinedSink,
+    ) -> None:
+        self._catalog = catalog
+        self._shares = shares
+        self._owner = owner
+        self._sink = sink
+        self._barrier_ts = 0
+        self._moved = asyncio.Event()
+
+    async def changed(self, ddl: Ddl) -> None:
+        """See `Listener.changed`; raises WorkerLostError."""
+        for worker, change in changes_by_worker(self._catalog, ddl, self._owner).items():
+            share = self._shares[worker]
+            # Readers find a table here only when its worker has it.
+            await asyncio.to_thread(share.change, change)
+            for table in change.tables:
+                self._sink.adopt(table.span, share)
+
+    def resolved(self, ts: int) -> None:
+        """See `Listener.resolved`."""
+        self._barrier_ts = max(ts, self._barrier_ts)
+        self._moved.set()
+
+    async def wait_delivered(self, ts: int) -> None:
+        """See `Listener.wait_delivered`."""
+        while self._sink.checkpoint_ts() < ts:  # noqa: ASYNC110 - an acknowledgement comes from a reader's thread
+            await asyncio.sleep(_DELIVERED_EVERY_S)
+
+    async def run(self) -> None:
+        """Tell the shares how far the schema changes are known, until cancelled;
+        raises WorkerLostError.
+        """
+        while True:
+            await self._moved.wait()
+            # Cleared before the barrier is read: a change that comes in between sets it again.
+            self._moved.clear()
+            barrier_ts = self._barrier_ts
+            async with asyncio.TaskGroup() as tasks:
+                for share in self._shares.values():
+                    tasks.create_task(asyncio.to_thread(share.limit, barrier_ts))
+            await asyncio.sleep(_BARRIER_EVERY_S)
+
+
+def changes_by_worker(
+    catalog: FeedCatalog, ddl: Ddl, owner: Callable[[Span], Worker]
+) -> dict[Worker, TableChange]:
+    """A change that is in force in `catalog`, as it is sent to the workers concerned."""
+    parts: dict[Worker, _ChangePart] = {}
+    for versions in catalog.versions.spans_of(ddl):
+        part = parts.setdefault(owner(versions[0].span), _ChangePart())
+        part.ended |= {version.name for version in versions if version.to_ts == ddl.ts}
+        part.begun += [catalog.of(version) for version in versions if version.from_ts == ddl.ts]
+    return {worker: part.change(ddl) for worker, part in parts.items()}
+
+
+@dataclass(slots=True)
+class _ChangePart:
+    """What a change means to one worker."""
+
+    ended: set[str] = field(default_factory=set)
+    begun: list[SourceTable] = field(default_factory=list)
+
+    def change(self, ddl: Ddl) -> TableChange:
+        names = {table.name for table in self.begun}
+        return TableChange(
+            ddl.ts, ddl.query, tuple(self.begun), tuple(sorted(self.ended - names)), ddl.truncated
+        )
+
+
+class WorkerChunks:
+    """Implements `server.dump.cluster.chunks.Chunks` over the shares that run, on the event loop.
+
+    A share tells how often a puller of it has ended. If another one did, too much is read again,
+    never too little.
+    """
+
+    def __init__(
+        self,
+        catalog: FeedCatalog,
+        shares: Mapping[Worker, RemoteShare],
+        owner: Callable[[Span], Worker],
+    ) -> None:
+        self._catalog = catalog
+        self._shares = shares
+        self._owner = owner
+
+    def tables(self) -> Mapping[int, Pulled]:
+        """See `Chunks.tables`."""
+        pulled: dict[int, Pulled] = {}
+        for table in self._catalog.tables:
+            worker = self._owner(table.span)
+            share = self._shares[worker]
+            generation = (worker.name, share.mirror.ends, table.span)
+            pulled[table.span.table_id] = Pulled(table, generation, share.resolved_ts(table.span))
+        return pulled
+
+    async def read(self, table_id: int, pages: Sequence[Page]) -> RoundRead:
+        """See `Chunks.read`."""
+        table = next(
+            (each for each in self._catalog.tables if each.span.table_id == table_id), None
+        )
+        if table is None:
+            raise TableAwayError(f"table {table_id} is gone")
+        worker = self._owner(table.span)
+        share = self._shares[worker]
+        answer = await asyncio.to_thread(share.dump, table_id, list(map(wire.page_message, pages)))
+        share.mirror.ended(answer.ends)
+        generation = (worker.name, answer.ends, table.span)
+        return RoundRead(answer.ts, generation, tuple(map(wire.dumped_page_of, answer.pages)))

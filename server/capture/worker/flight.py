@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from server.capture.errors import ChangefeedNotRunningError
 from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
-from server.capture.forwarding import FlightForwarder
 from server.capture.maintainers import Maintainers
+from server.capture.routing import FlightForwarder
 from server.capture.worker.host import Host
 from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Poll, Report, SliceEndpoint, TableNotExistsError

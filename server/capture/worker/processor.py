@@ -34,11 +34,14 @@ from server.capture.processor import (
     ProcessorStats,
     Sink,
 )
-from server.capture.worker.combined import CombinedSink
-from server.capture.worker.dumping import WorkerChunks
+from server.capture.worker.combined import (
+    CombinedSink,
+    SchemaChangeRouter,
+    WorkerChunks,
+    changes_by_worker,
+)
 from server.capture.worker.pool import Worker, Workers
 from server.capture.worker.remote import RemoteShare
-from server.capture.worker.schema_changes import SchemaChangeRouter, changes_by_worker
 from server.changefeed.table import SourceTable
 from server.dump.cluster.chunks import Dumpable
 from server.puller.source import Puller, TableChange

@@ -11,7 +11,6 @@ from tidemarkpb.v1 import worker_pb2 as pb
 from server.capture.run import LocalSink
 from server.capture.source.registry import MakeSource
 from server.capture.worker import wire
-from server.capture.worker.dumping import round_read
 from server.capture.worker.host import Host, Hosted
 from server.capture.worker.remote import RUN_METADATA
 from server.changefeed.info import check_id
@@ -202,6 +201,15 @@ class _ReportedProgress:
         return pb.SpanProgress(
             span=wire.span_message(span), resolved_ts=position[0], checkpoint_ts=position[1]
         )
+
+
+async def round_read(chunks: LocalChunks, request: pb.DumpTableRequest) -> pb.DumpTableResponse:
+    """Read a round of a dump here, where its tables are pulled; raises as `LocalChunks.read`."""
+    pages = list(map(wire.page_of, request.pages))
+    read = await chunks.read(request.table_id, pages)
+    return pb.DumpTableResponse(
+        ts=read.ts, ends=chunks.ends, pages=map(wire.dumped_page_message, read.pages)
+    )
 
 
 def _chunks(hosted: Hosted) -> LocalChunks | None:

@@ -15,6 +15,7 @@ from server.capture.processor import Assignment
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.changefeed.table import SourceTable, TableRecord
+from server.dump.cluster.chunks import Page, PageRead
 from server.puller.source import Source, TableChange
 from sink.cut import Bounds, Slice
 from storage.model.errors import CorruptError
@@ -156,6 +157,32 @@ def part_of(message: pb.ExtentsResponse) -> CutPart:
         CorruptError: an extent is none.
     """
     return CutPart(message.end_ts, tuple(map(_extent, message.extents)))
+
+
+def page_message(page: Page) -> pb.DumpPage:
+    """Keys of a table that a round of a dump is to read."""
+    return pb.DumpPage(begin=page.begin, end=page.end, limit=page.limit)
+
+
+def page_of(message: pb.DumpPage) -> Page:
+    """What `page_message` wrote."""
+    return Page(message.begin, message.end, message.limit)
+
+
+def dumped_page_message(page: PageRead) -> pb.DumpedPage:
+    """How much was read of a page, and up to where; the rows stay at the worker."""
+    return pb.DumpedPage(
+        rows=page.rows,
+        size_bytes=page.size_bytes,
+        last=page.last,
+        ends=page.ends,
+        seconds=page.seconds,
+    )
+
+
+def dumped_page_of(message: pb.DumpedPage) -> PageRead:
+    """What `dumped_page_message` wrote."""
+    return PageRead(message.rows, message.size_bytes, message.last, message.ends, message.seconds)
 
 
 def _stored(message: pb.ShareChange) -> SchemaChange:

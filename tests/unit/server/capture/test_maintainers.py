@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.capture import maintainers as maintainers_module
-from server.capture import placement as placement_module
+from server.capture import owner as owner_module
 from server.capture.changefeeds import Changefeeds
 from server.capture.errors import ChangefeedNotExistsError, NotOwnerError
 from server.capture.feed import FeedFactory
@@ -17,8 +17,7 @@ from server.capture.job_report import failed_by_job
 from server.capture.local import LocalProcessor, Resources
 from server.capture.maintainers import Maintainers
 from server.capture.membership import Membership
-from server.capture.owner import Owner
-from server.capture.placement import Placement
+from server.capture.owner import Owner, Placement
 from server.capture.records import Records
 from server.capture.routing import Router
 from server.capture.runner import note_job
@@ -41,8 +40,8 @@ NAMES = ("ann", "ben", "cat")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(placement_module, "_LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr(placement_module, "_SETTLED_S", 0.2)
+    monkeypatch.setattr(owner_module, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(owner_module, "_SETTLED_S", 0.2)
     monkeypatch.setattr(maintainers_module, "_LOOK_EVERY_S", 0.02)
 
 

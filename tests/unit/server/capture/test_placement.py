@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.capture.placement import places
+from server.capture.owner import places
 
 LOGS = st.sets(st.sampled_from([f"log{number}" for number in range(12)]))
 CAPTURES = st.sets(st.sampled_from("abcde"))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import worker_pb2 as pb
 
-from server.capture.worker.dumping import WorkerChunks, round_read
+from server.capture.worker.combined import WorkerChunks
 from server.capture.worker.host import Host
 from server.capture.worker.remote import Mirror
+from server.capture.worker.service import round_read
 from server.dump.cluster.chunks import Page, PageRead, RoundRead, TableAwayError
 from storage.model.span import Span
 

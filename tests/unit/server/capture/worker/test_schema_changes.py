@@ -11,7 +11,7 @@ from tidemarkpb.v1 import changefeed_pb2
 from tidemarkpb.v1 import worker_pb2 as pb
 
 from server.capture.worker import wire
-from server.capture.worker.schema_changes import changes_by_worker
+from server.capture.worker.combined import changes_by_worker
 from tests.unit.server.capture.upstream import (
     START,
     STATEMENTS,
