@@ -28,8 +28,7 @@ import numpy as np
 from server.puller.mysql.ddl.statement import Statement
 from server.puller.mysql.ddl.tree import TableName
 from server.puller.mysql.session.errors import XaTooLargeError
-from server.puller.mysql.transaction.boundary import Gtid
-from server.puller.mysql.transaction.commits import Commits, joined, pieces, size_of
+from server.puller.mysql.transaction.commits import Commits, Gtid, joined, pieces, size_of
 from server.puller.open_transactions import Format, OpenRows, OpenTransactions, TxnKey
 from storage.mysql.buffer import Bytes, Offsets
 from storage.mysql.control import Query

@@ -24,17 +24,19 @@ from server.puller.mysql.ddl.statement import Kind, Statement, dialect_of, of_se
 from server.puller.mysql.ddl.tokens import Dialect
 from server.puller.mysql.log.position import LogPosition, TimeLimits, Times
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
-from server.puller.mysql.transaction.boundary import (
+from server.puller.mysql.transaction.commits import (
     GTIDS,
+    Commits,
+    Runs,
     TransactionBoundaries,
     ends_of_runs,
     gtid_of,
+    joined,
     next_position,
     physical_ms_of,
     stretches,
     times_ms,
 )
-from server.puller.mysql.transaction.commits import Commits, Runs, joined
 from server.puller.mysql.transaction.open_transaction import (
     OpenTransaction,
     RowRanges,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.puller.mysql.log.position import LogPosition, SavedPosition
-from server.puller.mysql.transaction.boundary import TransactionBoundaries
-from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.commits import Commits, TransactionBoundaries
 from server.puller.mysql.transaction.transactions import LoggedStatement, Transactions
 from storage.mysql.event import Events, EventType
 from tests.unit.storage.mysql.encode import event, events
