@@ -98,7 +98,9 @@ class LogStream:
             CorruptError, TidemarkError: see `Packets.take`.
         """
         with self._changed:
-            wanted_bytes = min(self._packets.wanted, QUEUE_BYTES)
+            # No more than is in a queue that is full: the thread waits for room while what it has
+            # received does not fit, which may be before a packet of 16 MB is whole.
+            wanted_bytes = min(self._packets.wanted, QUEUE_BYTES - _RECEIVE_BYTES)
             self._changed.wait_for(
                 lambda: self._bytes >= wanted_bytes or self._error is not None, timeout_s
             )

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from server.puller.mysql.log import stream
 from server.puller.mysql.log.packets import Packets
 from server.puller.mysql.log.stream import LogStream
+from storage.mysql.event import PACKET_BYTES_MAX
 
 HEARTBEAT = 27
 """An event type that says nothing of rows."""
@@ -93,3 +94,26 @@ def test_an_error_does_not_wait(monkeypatch):
         arrived(log, len(packet(0)))
         server.close()
         assert taken(log) == 1
+
+
+def test_a_packet_that_fills_the_queue_is_taken_at_once() -> None:
+    event_bytes = PACKET_BYTES_MAX + 1000
+    head = b"\0" + struct.pack("<IBIIIH", 0, HEARTBEAT, 1, event_bytes, 0, 0)
+    event = head.ljust(1 + event_bytes, b"x")
+    parts = [event[:PACKET_BYTES_MAX], event[PACKET_BYTES_MAX:]]
+    packets = [
+        struct.pack("<I", len(part) | number << 24) + part for number, part in enumerate(parts)
+    ]
+    # The next event is behind it: what is received last belongs to both, and does not fit.
+    data = b"".join([*packets, packet(2, 1 << 20)])
+    with opened() as (log, server):
+        server.sendall(data[:100])
+        assert taken(log) == 0
+        sender = threading.Thread(target=server.sendall, args=[data[100:]])
+        sender.start()
+        began = time.monotonic()
+        count = 0
+        while count < 2:
+            count += taken(log)
+        assert time.monotonic() - began < 50, "it waited until `take` gave up"
+        sender.join()
