@@ -212,6 +212,9 @@ class Transactions:
         """The commit_ts of the transactions that come next, by their times."""
         ts, undecided = self.time_limits.commit_timestamps(self.position.ts, times)
         if undecided is not None:
+            # Whoever decides may lose the server, and go on from `position`: what is before it
+            # comes first.
+            yield from self._runs.flush()
             yield UndecidedTimes(
                 int(ts[undecided - 1]) if undecided else self.position.ts, times[undecided:]
             )
@@ -335,12 +338,16 @@ class Transactions:
         assert opened is not None, "statements are in transactions"
         self._hold(opened, events, event_number)
         savepoint = opened.savepoints.get(name)
+        # Whoever is told of an unclear one asks the server, and goes on from `position` if that is
+        # gone: what is before it comes first.
         if savepoint is None:
             reason = "the log does not say surely where it was set"
+            yield from self._runs.flush()
             yield UnclearSavepoint(opened.ts, name, opened.tables(), reason)
             return
         if savepoint.rows_if_outer < savepoint.rows:
             reason = "its name was set more than once, and a function or trigger may have set it"
+            yield from self._runs.flush()
             yield UnclearSavepoint(opened.ts, name, opened.tables(), reason, nests=True)
         opened.savepoints.drop_behind(name)
         if opened.undoes_rows(savepoint):

@@ -16,12 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.puller.mysql.log.position import LogPosition, SavedPosition
+from server.puller.mysql.log.position import LogPosition, SavedPosition, TimeLimits
 from server.puller.mysql.session.errors import LogDamagedError, TornTransactionError
 from server.puller.mysql.transaction.commits import Commits
+from server.puller.mysql.transaction.open_transaction import UnclearSavepoint
 from server.puller.mysql.transaction.transactions import (
     LoggedStatement,
     Transactions,
+    UndecidedTimes,
     UnpreparedXaCommit,
 )
 from server.puller.open_transactions import OpenTransactions
@@ -309,6 +311,39 @@ def test_what_was_committed_before_an_unknown_xa_commit_comes_before_it() -> Non
     given = [item for item in items[:refused] if isinstance(item, Commits)]
     assert {int(ts) for item in given for ts in item.commit_ts} == {before}
     assert before < log.ts
+
+
+@pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.parametrize("asks", ["time", "savepoint"])
+def test_what_was_committed_comes_before_an_item_for_which_the_server_is_asked(
+    asks: str, count: int
+) -> None:
+    """If the server is gone, the puller goes on from `position`, which is behind these rows."""
+    log = Log()
+    for _ in range(count):
+        log.transaction(1000, 1)
+    before = log.ts
+    if asks == "time":
+        log.rolled_back(1000, 1)  # it ends a stretch that is taken at once
+        log.transaction(2_000_000, 1)
+    else:
+        log.begin(0, 1000)
+        log.write(1)
+        log.query("ROLLBACK TO `unknown`")
+    transactions = Transactions(
+        LogPosition(SavedPosition(0, "")), time_limits=TimeLimits.accepting(1_000_000)
+    )
+    given: list[int] = []
+    for item in transactions.take(events([FDE, *log.parts])):
+        if isinstance(item, UndecidedTimes | UnclearSavepoint):
+            break
+        if isinstance(item, Commits):
+            given += item.commit_ts.tolist()
+    else:
+        pytest.fail("the server is asked")
+    assert transactions.position.ts >= before
+    assert max(given, default=0) == before
+    assert len(set(given)) == count
 
 
 def test_a_statement_that_was_prepared_is_told_when_it_is_committed() -> None:
