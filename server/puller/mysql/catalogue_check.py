@@ -128,6 +128,16 @@ class CatalogueCheck:
 
     async def run(self, wants: Callable[[str, str], bool], executor: Executor) -> None:
         """Look every `catalogue_check_s` until cancelled; a look that fails is left out."""
+        gauge = metrics.CATALOGUE_DIFFERENCES
+        gauge.labels(self._changefeed).set(len(self.differences))
+        try:
+            await self._look_often(wants, executor)
+        finally:
+            # The changefeed is paused or removed, or goes on in another capture: nobody looks here
+            # any more, so the last look must not keep the alert up.
+            gauge.remove(self._changefeed)
+
+    async def _look_often(self, wants: Callable[[str, str], bool], executor: Executor) -> None:
         loop = asyncio.get_running_loop()
         while self._options.catalogue_check_s:
             await asyncio.sleep(self._options.catalogue_check_s)

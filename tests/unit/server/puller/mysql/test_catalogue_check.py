@@ -1,10 +1,15 @@
 """What differs between the tables that were followed and those of the server's catalogue."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
-from server.puller.mysql.catalogue_check import GONE, differing
+from server.puller.mysql.catalogue_check import GONE, CatalogueCheck, differing
 from server.puller.mysql.session.catalogue import shows
+from server.puller.mysql.session.options import MySqlOptions
 from storage.mysql.schema import Column, Type
 
 NAMES = st.sampled_from([("s", "a"), ("s", "b"), ("t", "a")])
@@ -52,3 +57,22 @@ def test_a_catalogue_does_not_tell_all_of_a_column() -> None:
     assert shows(shown, smile)
     assert not shows(smile, shown)
     assert not shows(Column(name="c", type=Type.ENUM, elems=("a",)), smile)
+
+
+async def test_where_nobody_looks_any_more_no_difference_is_counted() -> None:
+    check = CatalogueCheck("counted", MySqlOptions(addresses=(), user="u"))
+    check.differences = {("s", "a"): GONE}
+
+    def counted() -> float | None:
+        return REGISTRY.get_sample_value(
+            "tidemark_mysql_catalogue_differences", {"changefeed": "counted"}
+        )
+
+    with ThreadPoolExecutor(1) as executor:
+        for _ in range(2):  # what was found stays with the source
+            async with asyncio.TaskGroup() as tasks:
+                run = tasks.create_task(check.run(lambda *_: True, executor))
+                await asyncio.sleep(0)  # until it waits for its first look
+                assert counted() == 1
+                run.cancel()
+            assert counted() is None
