@@ -282,6 +282,44 @@ def _is_copied(name: str, came: str, gone: str) -> bool:
     return bool(by_ghost or by_percona)
 
 
+def name_of(table: SourceTable) -> TableName:
+    """Schema and table."""
+    return table.record.schema_name, table.record.table_name
+
+
+def changed_alone(statement: Statement) -> TableName | None:
+    """The only table that a statement changes, if nothing in it calls what may change others but
+    triggers.
+    """
+    tree = statement.tree
+    if not isinstance(tree, Dml) or tree.target is None:
+        return None
+    return tree.target if tree.calls <= _PURE | {tree.target[1].lower()} else None
+
+
+def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLoggedError:
+    """A statement changed rows that no event has."""
+    return StatementLoggedError(
+        f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are "
+        f"not known, and {why}: its session had binlog_format STATEMENT or MIXED (SET SESSION, "
+        "SET STATEMENT, or the server's setting). Set binlog_format=ROW on the server and in all "
+        "sessions, then create the changefeed anew with a dump, or, if no captured table was "
+        f"changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which is after it"
+    )
+
+
+def _ddl_unknown(statement: Statement, what: str, commit_ts: int) -> DdlUnknownError:
+    return DdlUnknownError(
+        f"{what}, and is not understood ({statement.reason}): if it does not, resume the "
+        f"changefeed with --overwrite-checkpoint-ts {commit_ts}, which is after it; else create it "
+        "anew with a dump"
+    )
+
+
+def _short(sql: str) -> str:
+    return " ".join(sql.split())[:120]
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogFacts:
     """What a statement leaves to the server: its collations, a schema's default collation, and
@@ -387,32 +425,6 @@ def is_incomplete(record: TableRecord) -> bool:
     return "indexes" not in record.table_info or "collation" not in record.table_info
 
 
-def name_of(table: SourceTable) -> TableName:
-    """Schema and table."""
-    return table.record.schema_name, table.record.table_name
-
-
-def same_keys(one: SourceTable, other: SourceTable) -> bool:
-    """Whether both versions of a table have the same columns as their key,
-    with values in the same order.
-    """
-    mine, its = (Table.parse(each.record.table_info) for each in (one, other))
-    return _ordered_by(mine) == _ordered_by(its)
-
-
-def _ordered_by(table: Table) -> Sequence[tuple[str, Column | Type | int]]:
-    return [
-        (column.name, _order(column)) for column in map(table.columns.__getitem__, table.key_places)
-    ]
-
-
-def _order(column: Column) -> Column | Type | int:
-    """What is equal of two columns whose values are in the same order; of texts the collation."""
-    if column.type in INTEGERS:
-        return Type.LONGLONG
-    return column.collation if column.type in STRINGS else column
-
-
 def new_id(commit_ts: int, name: TableName) -> int:
     """Of a table that a DDL at `commit_ts` brings; above the ids of a snapshot,
     which are small, and below 2^53.
@@ -467,34 +479,22 @@ def is_hidden(column: Column) -> bool:
     return is_number and bool(_HASH_COLUMN.fullmatch(column.name))
 
 
-def changed_alone(statement: Statement) -> TableName | None:
-    """The only table that a statement changes, if nothing in it calls what may change others but
-    triggers.
+def same_keys(one: SourceTable, other: SourceTable) -> bool:
+    """Whether both versions of a table have the same columns as their key,
+    with values in the same order.
     """
-    tree = statement.tree
-    if not isinstance(tree, Dml) or tree.target is None:
-        return None
-    return tree.target if tree.calls <= _PURE | {tree.target[1].lower()} else None
+    mine, its = (Table.parse(each.record.table_info) for each in (one, other))
+    return _ordered_by(mine) == _ordered_by(its)
 
 
-def _ddl_unknown(statement: Statement, what: str, commit_ts: int) -> DdlUnknownError:
-    return DdlUnknownError(
-        f"{what}, and is not understood ({statement.reason}): if it does not, resume the "
-        f"changefeed with --overwrite-checkpoint-ts {commit_ts}, which is after it; else create it "
-        "anew with a dump"
-    )
+def _ordered_by(table: Table) -> Sequence[tuple[str, Column | Type | int]]:
+    return [
+        (column.name, _order(column)) for column in map(table.columns.__getitem__, table.key_places)
+    ]
 
 
-def statement_logged(sql: str, at: str, commit_ts: int, why: str) -> StatementLoggedError:
-    """A statement changed rows that no event has."""
-    return StatementLoggedError(
-        f"the log has a change of rows as a statement ({_short(sql)!r} at {at}), so its rows are "
-        f"not known, and {why}: its session had binlog_format STATEMENT or MIXED (SET SESSION, "
-        "SET STATEMENT, or the server's setting). Set binlog_format=ROW on the server and in all "
-        "sessions, then create the changefeed anew with a dump, or, if no captured table was "
-        f"changed, resume it with --overwrite-checkpoint-ts {commit_ts}, which is after it"
-    )
-
-
-def _short(sql: str) -> str:
-    return " ".join(sql.split())[:120]
+def _order(column: Column) -> Column | Type | int:
+    """What is equal of two columns whose values are in the same order; of texts the collation."""
+    if column.type in INTEGERS:
+        return Type.LONGLONG
+    return column.collation if column.type in STRINGS else column
