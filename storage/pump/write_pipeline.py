@@ -29,8 +29,7 @@ from storage.kv import KV
 from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.index import START, Entry, Index
-from storage.segment import SegmentMissingError
-from storage.value_log import Pointer, Skipped, ValueLog
+from storage.value_log import Pointer, SegmentMissingError, Skipped, ValueLog
 
 GROUP_BYTES = 4 << 20
 GROUP_WRITES = 1024

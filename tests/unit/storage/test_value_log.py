@@ -11,8 +11,14 @@ from hypothesis import strategies as st
 
 from storage import value_log
 from storage.record import RecordCorruptError
-from storage.segment import SegmentMissingError, ValueLogOpenError
-from storage.value_log import Pointer, Skipped, ValueLog, ValueLogWriteError
+from storage.value_log import (
+    Pointer,
+    SegmentMissingError,
+    Skipped,
+    ValueLog,
+    ValueLogOpenError,
+    ValueLogWriteError,
+)
 from storage.vfs import FS, RealFS
 from tests.hooked_fs import HookedFS, fail_nth
 from tests.memory_fs import MemFS

@@ -16,8 +16,7 @@ from storage.model.errors import TidemarkError
 from storage.pump.binlog import Binlog
 from storage.pump.index import IndexVersionError
 from storage.pump.storage import PumpStorage
-from storage.segment import SegmentMissingError
-from storage.value_log import ValueLogWriteError
+from storage.value_log import SegmentMissingError, ValueLogWriteError
 from tests.hooked_fs import HookedFS
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV

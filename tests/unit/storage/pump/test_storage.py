@@ -15,8 +15,7 @@ from storage.pump.gc import Collected
 from storage.pump.pull import BinlogPurgedError
 from storage.pump.storage import BinlogNotFoundError
 from storage.pump.write_pipeline import PumpClosedError
-from storage.segment import SegmentMissingError
-from storage.value_log import ValueLogWriteError
+from storage.value_log import SegmentMissingError, ValueLogWriteError
 from tests.hooked_fs import HookedFS
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
