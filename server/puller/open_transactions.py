@@ -24,11 +24,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import structlog
 
 from server.puller import metrics
-from storage.byte_budget import ByteBudget
 from storage.codec import prefix_end
 from storage.kv import WriteBatch
 from storage.leveldb import DirectoryUnusableError, LevelDB, Limits
 from storage.model.errors import ClosedError
+from storage.queue import ByteBudget
 
 ENTRY_BYTES: Final = 400
 """What an entry takes in memory beside its bytes."""

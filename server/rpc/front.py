@@ -26,8 +26,8 @@ from google.protobuf.message import DecodeError
 from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import StatusError, status_of
 from storage.defect import request_error
-from storage.group_queue import GroupQueue
 from storage.model.errors import TidemarkError
+from storage.queue import GroupQueue
 
 Answer = bytes | TidemarkError
 BatchHandler = Callable[[Sequence[bytes]], Awaitable[Sequence[Answer]]]

@@ -33,7 +33,6 @@ from server.store.region_table import RegionGate, RegionTable
 from server.store.runner import Runner, TimestampCheck
 from server.store.service import RegionBackend, TikvService
 from server.store.split_merge import Merger, SizeCheck, Splitter
-from storage.byte_budget import ByteBudget
 from storage.kv import WriteBatch
 from storage.leveldb import LevelDB
 from storage.model.errors import UnavailableError
@@ -42,6 +41,7 @@ from storage.mvcc.engine import Engine
 from storage.mvcc.gc import RegionVersions, stored_versions
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.read_fence import ReadFence
+from storage.queue import ByteBudget
 
 _REMEDY: Final = (
     "Restore the store's data directory from a backup; keys outside of the damage can be read "

@@ -25,7 +25,6 @@ from etcdpb import kv_pb2, rpc_pb2
 from google.protobuf.message import Message
 
 from storage.defect import request_error
-from storage.group_queue import GroupQueue
 from storage.kv import KV, WriteBatch
 from storage.leveldb import LevelDB
 from storage.meta.errors import (
@@ -40,6 +39,7 @@ from storage.meta.store.request import txn_writes
 from storage.meta.store.state import History, Retention
 from storage.meta.store.watchers import Subscriptions, Watchers
 from storage.model.errors import TidemarkError
+from storage.queue import GroupQueue
 
 R = TypeVar("R")
 Change = Callable[[WriteBatch], Any]

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple, TypeVar
 
-from storage.group_queue import GroupQueue
 from storage.model.errors import UnavailableError
 from storage.mvcc.engine import Change, Command, Engine
 from storage.mvcc.errors import StoreStoppedError
 from storage.mvcc.read_fence import ReadFence
+from storage.queue import GroupQueue
 
 T = TypeVar("T")
 MAX_GROUP_COMMANDS = 1024

@@ -24,11 +24,11 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
-from storage.group_queue import GroupQueue
 from storage.kv import KV
 from storage.model.errors import ClosedError, TidemarkError, UnavailableError
 from storage.pump.binlog import Binlog, parse
 from storage.pump.index import START, Entry, Index
+from storage.queue import GroupQueue
 from storage.value_log import Pointer, SegmentMissingError, Skipped, ValueLog
 
 GROUP_BYTES = 4 << 20

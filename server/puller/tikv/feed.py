@@ -38,9 +38,9 @@ from server.puller.stream_timeout import SILENT_S, StreamSilentError, StreamTime
 from server.puller.tikv.matcher import Matcher
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from storage.byte_budget import ByteBudget
 from storage.model.errors import InvalidError, TidemarkError
 from storage.model.span import KeyRange
+from storage.queue import ByteBudget
 
 _MULTIPLEXING = (("features", "stream-multiplexing"),)
 # the TiCDC whose protocol we speak; a store that wants a later one says so (`compatibility`)

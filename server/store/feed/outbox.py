@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from kvproto import cdcpb_pb2 as cdcpb
 
-from storage.byte_budget import ByteBudget
 from storage.mvcc.engine import COMMITTED, PREWRITE, Change
 from storage.mvcc.record import PUT
 from storage.mvcc.region import Region
+from storage.queue import ByteBudget
 
 _CONTROL_BYTES = 64
 _REGION_BYTES = 16

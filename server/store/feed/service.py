@@ -23,7 +23,6 @@ from server.store.feed.hub import FeedHub
 from server.store.feed.outbox import Failure, Initialized, Outbox, Rows, Subscription, chunks
 from server.store.paced_scan import ByteRate, cursor
 from server.store.region_table import RegionGate
-from storage.byte_budget import ByteBudget
 from storage.defect import request_error
 from storage.kv import Snapshot
 from storage.model.errors import ClosedError, CorruptError, InvalidError
@@ -31,6 +30,7 @@ from storage.mvcc.change_feed import changes_since
 from storage.mvcc.engine import Change, Engine
 from storage.mvcc.group_commit import GroupCommit
 from storage.mvcc.region import Region
+from storage.queue import ByteBudget
 
 _FEATURES = {"stream-multiplexing"}
 _MAX_SCANS = 4

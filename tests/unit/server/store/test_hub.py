@@ -9,11 +9,11 @@ from kvproto import cdcpb_pb2 as cdcpb
 from server.store.feed.hub import FeedHub
 from server.store.feed.outbox import Failure, Outbox, Rows, Subscription
 from server.store.region_table import RegionGate
-from storage.byte_budget import ByteBudget
 from storage.mvcc.change_feed import OpenLocks
 from storage.mvcc.engine import COMMIT, PREWRITE, ROLLBACK, Change
 from storage.mvcc.record import DELETE, PUT
 from storage.mvcc.region import Region, RegionMap
+from storage.queue import ByteBudget
 
 LEFT, RIGHT = Region(1, 11, b"", b"m"), Region(2, 12, b"m", b"")
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from server.puller.tikv.feed import Inbox
-from storage.byte_budget import ByteBudget
+from storage.queue import ByteBudget
 
 
 async def test_items_come_out_in_order_and_not_more_than_the_take_limit_at_once():

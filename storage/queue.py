@@ -1,8 +1,7 @@
-"""What waits to be done together: calls before their batch, writes before their group commit.
+"""What waits between tasks of one event loop: `GroupQueue`, taken in groups, and `ByteBudget`,
+the bytes that several queues may hold together.
 
-Four loops empty such a queue: a gRPC route, the store's and the metadata's group commit, and the
-pump's. There is no timer: while one group is being worked on, the next one gathers. So a group is
-one item when all is calm, and as large as it may be under load.
+Both only count. Who puts looks first, and refuses, waits or goes on as its protocol demands.
 """
 
 import asyncio
@@ -13,7 +12,12 @@ T = TypeVar("T")
 
 
 class GroupQueue(Generic[T]):
-    """Items in the order of their arrival; belongs to one event loop, and has one that takes.
+    """Items in the order of their arrival, of which one task takes a group at a time: calls before
+    their batch, writes before their group commit.
+
+    Four loops empty such a queue: a gRPC route, the store's and the metadata's group commit, and
+    the pump's. There is no timer: while one group is being worked on, the next one gathers. So a
+    group is one item when all is calm, and as large as it may be under load.
 
     It refuses nothing: who puts looks at `len`, `waiting_items` and `waiting_bytes` first.
     """
@@ -68,3 +72,31 @@ class GroupQueue(Generic[T]):
         self._waiting.clear()
         self.waiting_items = self.waiting_bytes = 0
         return entries
+
+
+class ByteBudget:
+    """What several queues have taken of `limit_bytes`.
+
+    Each queue decides by `used_bytes` what it refuses, and may go beyond the limit with what it
+    must never lose, or with one item when it is empty, so that one queue's backlog slows the others
+    down and stops none.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._freed = asyncio.Event()
+
+    def take(self, size: int) -> None:
+        """A queue holds `size` bytes more."""
+        self.used_bytes += size
+
+    def free(self, size: int) -> None:
+        """A queue holds `size` bytes less, or, with 0, was closed: whoever waits looks again."""
+        self.used_bytes -= size
+        self._freed.set()
+
+    async def wait_freed(self) -> None:
+        """Until something is freed."""
+        self._freed.clear()
+        await self._freed.wait()

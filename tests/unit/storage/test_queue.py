@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.group_queue import GroupQueue
+from storage.queue import GroupQueue
 
 ENTRIES = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=40)
 
