@@ -34,9 +34,8 @@ from storage.meta.errors import (
     TooManyRequestsError,
 )
 from storage.meta.store import record
-from storage.meta.store.leases import Leases
 from storage.meta.store.request import txn_writes
-from storage.meta.store.state import History, Retention
+from storage.meta.store.state import History, Leases, Retention
 from storage.meta.store.watchers import Subscriptions, Watchers
 from storage.model.errors import TidemarkError
 from storage.queue import GroupQueue

@@ -1,5 +1,5 @@
 """The embedded metadata server's state: etcd's revisions, ranges and transactions as a pure state
-machine; and how much of its history is kept.
+machine; when its leases end, and how much of its history is kept.
 
 Invariants, as in etcd:
 1. `revision` starts at 1 and grows by one with every request that changed something; all its
@@ -14,12 +14,17 @@ Invariants, as in etcd:
    it.
 7. `live_bytes` and `log_bytes` are the sizes of the present pairs and of the kept changes.
 
+Time is an argument, in monotonic seconds. `Leases` has the deadlines: a lease lives at least its
+TTL after its last renewal; one that has expired is never renewed again; deadlines are not kept on
+disk, so every lease gets its whole TTL again after a restart, as in etcd.
+
 Reads of the past and watches that fell behind need the kept changes. `History` bounds them by
-count, by age and, always, by bytes (the clock is an argument); a client that needs older ones gets
-etcd's "compacted" error and reads the present state.
+count, by age and, always, by bytes; a client that needs older ones gets etcd's "compacted" error
+and reads the present state.
 """
 
 import bisect
+import heapq
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -32,6 +37,7 @@ from storage.meta.errors import (
     FutureRevisionError,
     LeaseExistsError,
     LeaseNotFoundError,
+    LeaseTtlError,
     MetaRequestError,
 )
 from storage.meta.store.request import (
@@ -43,6 +49,8 @@ from storage.meta.store.request import (
     select,
 )
 
+MIN_TTL_S = 2
+MAX_TTL_S = 9_000_000_000
 Event = kv_pb2.Event
 KeyValue = kv_pb2.KeyValue
 _Outcomes = Iterator[bool]
@@ -341,6 +349,92 @@ def _operations(request: rpc_pb2.TxnRequest, outcomes: _Outcomes) -> Iterator[rp
 
 def _size(events: Iterable[Event]) -> int:
     return sum(event.ByteSize() for event in events)
+
+
+@dataclass(slots=True)
+class _Lease:
+    ttl_s: int
+    deadline: float
+
+
+class Leases:
+    """TTL and deadline of each lease, and which have expired; `State` has their keys."""
+
+    def __init__(self, ttls: Iterable[tuple[int, int]] = (), now: float = 0.0) -> None:
+        self._leases = {lease: _Lease(ttl_s, now + ttl_s) for lease, ttl_s in ttls}
+        self._heap = [(entry.deadline, lease) for lease, entry in self._leases.items()]
+        heapq.heapify(self._heap)
+
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._leases
+
+    def check_grant(self, lease: int, ttl_s: int) -> int:
+        """The TTL a new lease would get, at least `MIN_TTL_S`.
+
+        Raises:
+            LeaseExistsError, LeaseTtlError, LeaseNotFoundError: the id is taken, the TTL too long,
+                the id 0.
+        """
+        if not lease:
+            raise LeaseNotFoundError
+        if ttl_s > MAX_TTL_S:
+            raise LeaseTtlError
+        if lease in self._leases:
+            raise LeaseExistsError
+        return max(ttl_s, MIN_TTL_S)
+
+    def grant(self, lease: int, ttl_s: int, now: float) -> None:
+        """Add a lease that `check_grant` allowed."""
+        self._leases[lease] = _Lease(ttl_s, now + ttl_s)
+        heapq.heappush(self._heap, (now + ttl_s, lease))
+
+    def renew(self, lease: int, now: float) -> int:
+        """Restart the lease's TTL; returns it, or 0 if the lease has expired or is unknown."""
+        entry = self._leases.get(lease)
+        if entry is None or entry.deadline <= now:
+            return 0
+        # The heap keeps the old deadline: `expired` sees the new one when that comes up, so a
+        # renewal costs no heap operation.
+        entry.deadline = now + entry.ttl_s
+        return entry.ttl_s
+
+    def postpone(self, seconds: float) -> None:
+        """Move every deadline: the time in which this process could not receive renewals does not
+        count.
+        """
+        for entry in self._leases.values():
+            entry.deadline += seconds
+
+    def all(self) -> list[int]:
+        """The ids of all leases, the oldest first."""
+        return list(self._leases)
+
+    def time_left(self, lease: int, now: float) -> tuple[int, int]:
+        """Whole seconds left and the granted TTL; (-1, 0) if the lease is unknown."""
+        entry = self._leases.get(lease)
+        return (max(0, int(entry.deadline - now)), entry.ttl_s) if entry else (-1, 0)
+
+    def remove(self, lease: int) -> None:
+        """Remove a lease, if it exists."""
+        self._leases.pop(lease, None)
+
+    def expired(self, now: float) -> list[int]:
+        """Leases past their deadline; each is returned again until it is removed."""
+        # an id that was granted again is in the heap twice
+        expired: set[int] = set()
+        while self._heap and self._heap[0][0] <= now:
+            _, lease = heapq.heappop(self._heap)
+            entry = self._leases.get(lease)
+            if entry is None:
+                continue
+            if entry.deadline <= now:
+                expired.add(lease)
+            else:
+                heapq.heappush(self._heap, (entry.deadline, lease))
+        # Revoking them may be refused under load: until it is done they must come up again.
+        for lease in expired:
+            heapq.heappush(self._heap, (now, lease))
+        return sorted(expired)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

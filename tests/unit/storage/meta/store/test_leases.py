@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.meta.errors import LeaseExistsError, LeaseNotFoundError, LeaseTtlError
-from storage.meta.store.leases import MAX_TTL_S, Leases
+from storage.meta.store.state import MAX_TTL_S, Leases
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 8)), max_size=40))
