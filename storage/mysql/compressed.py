@@ -21,8 +21,14 @@ import pyarrow as pa
 
 from storage.model.errors import CorruptError
 from storage.mysql.buffer import PAD_BYTES, Reader
-from storage.mysql.errors import EventUnsupportedError
-from storage.mysql.event import HEADER_BYTES, Events, EventType, join_events, split_events
+from storage.mysql.event import (
+    HEADER_BYTES,
+    Events,
+    EventType,
+    EventUnsupportedError,
+    join_events,
+    split_events,
+)
 
 PAYLOAD_BYTES_MAX: Final = 1 << 30
 """As large as a server allows an event to be: one that claims to be larger is refused unread."""

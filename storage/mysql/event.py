@@ -18,9 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, InvalidError
 from storage.mysql.buffer import Buffer, Bytes, Offsets
-from storage.mysql.errors import EventChecksumError, EventUnsupportedError
 
 HEADER_BYTES: Final = 19
 CHECKSUM_BYTES: Final = 4
@@ -31,6 +30,18 @@ _IN_USE = 1
 _SIZE = struct.Struct("<9xI")
 _PACKET = struct.Struct("<IB")
 _U32 = struct.Struct("<I")
+
+
+class EventUnsupportedError(InvalidError):
+    """The log holds an event whose rows cannot be known from it."""
+
+    code = "ErrBinlogEventUnsupported"
+
+
+class EventChecksumError(CorruptError):
+    """An event's CRC32 is not that of its bytes."""
+
+    code = "ErrBinlogChecksum"
 
 
 class EventType(enum.IntEnum):

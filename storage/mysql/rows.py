@@ -17,10 +17,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, InvalidError
 from storage.mysql.buffer import Bytes, Mask, Offsets, reading
-from storage.mysql.errors import EventUnsupportedError, RowImageError
-from storage.mysql.event import HEADER_BYTES, UPDATE_ROWS, Events, EventType
+from storage.mysql.event import (
+    HEADER_BYTES,
+    UPDATE_ROWS,
+    Events,
+    EventType,
+    EventUnsupportedError,
+)
 from storage.mysql.image import Shape
 from storage.mysql.table_map import ID_BYTES, TableMap
 
@@ -36,6 +41,12 @@ _IS_V2[[EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS]] = T
 _IS_UPDATE[list(UPDATE_ROWS)] = True
 # an event without rows, which only ends a statement
 _DUMMY_TABLE_IDS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFF})
+
+
+class RowImageError(InvalidError):
+    """A row event does not hold all columns of its rows."""
+
+    code = "ErrRowImageNotFull"
 
 
 @dataclass(frozen=True, slots=True)

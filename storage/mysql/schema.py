@@ -25,8 +25,13 @@ from typing import Any, Final
 
 from storage.model.errors import InvalidError
 from storage.mysql.charset import BINARY, charset_of, codec_of
-from storage.mysql.errors import ColumnUnsupportedError
 from storage.tidb.field_type import ZERO_DATES, dates_as_text
+
+
+class ColumnUnsupportedError(InvalidError):
+    """A column's type, or its character set, is not one we can read."""
+
+    code = "ErrColumnUnsupported"
 
 
 class Type(enum.IntEnum):

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from storage.model.errors import CorruptError
+from storage.model.errors import CorruptError, InvalidError
 from storage.mysql.buffer import Reader
 from storage.mysql.charset import charset_of, decode_text
-from storage.mysql.errors import ColumnUnsupportedError, RowMetadataError
-from storage.mysql.schema import NUMERIC, STRINGS, Column, Table, Type
+from storage.mysql.schema import NUMERIC, STRINGS, Column, ColumnUnsupportedError, Table, Type
 
 ID_BYTES = 6
 _META_BYTES = dict.fromkeys(
@@ -31,6 +30,12 @@ _META_BYTES |= dict.fromkeys(
 )
 _BLOB_BYTES = {Type.TINY_BLOB: 1, Type.MEDIUM_BLOB: 3, Type.LONG_BLOB: 4}
 _STRING_FLAGS = 0x30
+
+
+class RowMetadataError(InvalidError):
+    """A TABLE_MAP event does not tell the names, signs and key of its columns."""
+
+    code = "ErrRowMetadataNotFull"
 
 
 class _Kind(enum.IntEnum):

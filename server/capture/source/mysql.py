@@ -31,8 +31,7 @@ from sink.mysql_mounter import MysqlMounter
 from storage.meta.meta import Meta
 from storage.model.errors import InvalidError
 from storage.model.span import Span
-from storage.mysql.errors import ColumnUnsupportedError
-from storage.mysql.schema import Table
+from storage.mysql.schema import ColumnUnsupportedError, Table
 from storage.tidb.document import TableInfoError
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from server.puller.mysql.log.position import SavedPosition
 from server.puller.mysql.session.errors import LogBehindError
 from server.puller.mysql.session.options import MySqlOptions
 from storage.meta.client import EtcdMeta
-from storage.mysql.errors import EventUnsupportedError
+from storage.mysql.event import EventUnsupportedError
 from tests.integration.mysql.replica import Row, following
 from tests.mariadb import MYSQLD, MariaDb
 

@@ -24,9 +24,8 @@ from storage.mysql.buffer import Bytes
 from storage.mysql.changes import Plan, read_changes
 from storage.mysql.compressed import expanded
 from storage.mysql.control import Query
-from storage.mysql.errors import RowImageError
 from storage.mysql.event import Events, EventType, check_events, split_events
-from storage.mysql.rows import TableMaps, find_images
+from storage.mysql.rows import RowImageError, TableMaps, find_images
 from storage.mysql.schema import Table
 from tests.integration.mysql.every_type import COLUMNS, ROWS
 from tests.mariadb import MYSQLD, MariaDb, mariadb_only, running_mariadb

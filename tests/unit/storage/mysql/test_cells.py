@@ -17,8 +17,7 @@ from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, raw_batch
 from storage.mysql.arrow import arrow_columns
 from storage.mysql.charset import charset_of, codec_of, decode_text, is_exact
-from storage.mysql.errors import ColumnUnsupportedError
-from storage.mysql.schema import Column, Table, Type
+from storage.mysql.schema import Column, ColumnUnsupportedError, Table, Type
 from storage.tidb.number import encode_decimal
 
 SHAPES = st.integers(1, 65).flatmap(lambda p: st.tuples(st.just(p), st.integers(0, min(p, 30))))

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from storage.model.errors import CorruptError
 from storage.model.event import DELETE, INSERT, UPDATE
 from storage.mysql.changes import Plan, read_changes
-from storage.mysql.errors import EventUnsupportedError, RowImageError
-from storage.mysql.event import Events, EventType
-from storage.mysql.rows import TableMaps, find_images
+from storage.mysql.event import Events, EventType, EventUnsupportedError
+from storage.mysql.rows import RowImageError, TableMaps, find_images
 from tests.unit.storage.mysql.encode import (
     LONG,
     LONGLONG,

@@ -13,8 +13,15 @@ from storage.model.errors import CorruptError, TidemarkError
 from storage.mysql.buffer import PAD_BYTES
 from storage.mysql.compressed import expanded
 from storage.mysql.control import FormatDescription, MariaGtid, MysqlGtid, Query, Rotate, XaPrepare
-from storage.mysql.errors import EventChecksumError, EventUnsupportedError
-from storage.mysql.event import Events, EventType, check_events, split_events, split_packets
+from storage.mysql.event import (
+    EventChecksumError,
+    Events,
+    EventType,
+    EventUnsupportedError,
+    check_events,
+    split_events,
+    split_packets,
+)
 from storage.mysql.table_map import TableMap
 from tests.unit.storage.mysql.encode import event, events, payload
 

@@ -16,10 +16,9 @@ from storage.model.event import INSERT, raw_batch
 from storage.mysql.binary_row import binary_keys
 from storage.mysql.buffer import Bytes
 from storage.mysql.changes import Plan
-from storage.mysql.errors import RowMetadataError
 from storage.mysql.image import image_keys
 from storage.mysql.schema import Table
-from storage.mysql.table_map import TableMap
+from storage.mysql.table_map import RowMetadataError, TableMap
 
 GOLDEN: dict[str, Any] = json.loads(
     (Path(__file__).parents[3] / "golden/mysql_table.json").read_text(encoding="utf-8")

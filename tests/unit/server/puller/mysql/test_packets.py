@@ -18,8 +18,7 @@ from server.puller.mysql.session.errors import (
     ServerIdTakenError,
 )
 from storage.model.errors import CorruptError
-from storage.mysql.errors import EventChecksumError
-from storage.mysql.event import PACKET_BYTES_MAX, EventType
+from storage.mysql.event import PACKET_BYTES_MAX, EventChecksumError, EventType
 from tests.unit.storage.mysql.encode import event
 
 

@@ -39,8 +39,7 @@ from server.puller.mysql.tables import CatalogFacts, Tables, record_of
 from server.puller.mysql.transaction.transactions import LoggedStatement
 from storage.model.errors import TidemarkError
 from storage.mysql.control import Query
-from storage.mysql.errors import EventUnsupportedError
-from storage.mysql.event import ROWS, EventType, split_events
+from storage.mysql.event import ROWS, EventType, EventUnsupportedError, split_events
 from tests.unit.server.puller.mysql.statements import (
     NO_EFFECT,
     READ_AGAIN,
