@@ -1,5 +1,5 @@
-"""GC of a Pump: how far it goes (`Collector`), what it deletes (`Sweep`),
-and at which pace (`Throttle`).
+"""GC of a Pump: who may still read (`Readers`), how far it goes (`Collector`),
+what it deletes (`Sweep`), and at which pace (`Throttle`).
 
 1. gc_ts is durable before anything is deleted, so that no reader begins in a range that is half
    deleted.
@@ -10,17 +10,54 @@ and at which pace (`Throttle`).
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
 from storage.kv import KV, WriteBatch
+from storage.model.ts import MAX_TS
 from storage.pump.index import COMMIT_PREFIX, Index, commit_key, prewrite_of
-from storage.pump.pull import Readers
 from storage.pump.write_pipeline import Threads
 from storage.value_log import ValueLog
 
 BATCH_KEYS = 1024
 BATCHES_PER_ROUND = 100
+
+
+class ReaderPosition:
+    """A reader has received everything up to `commit_ts`: it has asked for more since."""
+
+    __slots__ = ("commit_ts",)
+
+    def __init__(self, commit_ts: int) -> None:
+        self.commit_ts = commit_ts
+
+
+class Readers:
+    """The open pulls of a storage; GC stays behind the slowest of them."""
+
+    def __init__(self) -> None:
+        self._positions: set[ReaderPosition] = set()
+
+    @contextmanager
+    def registered(self, commit_ts: int) -> Iterator[ReaderPosition]:
+        """Register a reader for the block, at `commit_ts`; the reader moves its position itself."""
+        position = ReaderPosition(commit_ts)
+        self._positions.add(position)
+        try:
+            yield position
+        finally:
+            self._positions.discard(position)
+
+    @property
+    def lowest_ts(self) -> int:
+        """The slowest reader's commit_ts; MAX_TS when nobody reads."""
+        return min((position.commit_ts for position in self._positions), default=MAX_TS)
+
+    def behind(self, ts: int) -> int:
+        """How many readers have not received everything up to `ts`."""
+        return sum(position.commit_ts < ts for position in self._positions)
 
 
 class Throttle(NamedTuple):

@@ -3,6 +3,11 @@
     write, put -> GroupCommit -> value log (fdatasync) -> acknowledged -> Indexer -> Index (LevelDB,
     Matcher) -> pull
 
+A pull reads chunks of commits from the index in commit order, each joined with its prewrite. A
+commit whose prewrite is not known goes out as it is, without rows (an orphan): readers that look
+for orphans stop there, and TiDB's Drainer passes over it as over a transaction that changed
+nothing.
+
 What blocks runs in three kinds of threads (`Threads`); GC runs in the index's, between two groups.
 At the start, `recover` replays the log from the index's handle before anything is served.
 Source: tidb-binlog's pump/storage, whose `Append` this is.
@@ -14,14 +19,15 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from storage.kv import KV
 from storage.leveldb import LevelDB
-from storage.model.errors import CorruptError, NotFoundError
-from storage.pump.binlog import Binlog, parse
-from storage.pump.gc import Collected, Collector, Throttle
-from storage.pump.index import Index
-from storage.pump.pull import Chunk, Cursor, Readers, check_not_purged, read_chunk
+from storage.model.errors import CorruptError, InvalidError, NotFoundError
+from storage.model.ts import MAX_TS
+from storage.pump.binlog import Binlog, join, parse
+from storage.pump.gc import Collected, Collector, Readers, Throttle
+from storage.pump.index import Commit, Index
 from storage.pump.write_pipeline import (
     GroupCommit,
     GroupObserver,
@@ -37,6 +43,8 @@ from storage.value_log import SEGMENT_BYTES, Pointer, ValueLog
 from storage.vfs import FS
 
 THROTTLE = Throttle()
+CHUNK_COMMITS = 512
+CHUNK_BYTES = 4 << 20
 _REMEDY = "Move the directory away: the index is built anew from the value log"
 
 
@@ -44,6 +52,29 @@ class BinlogNotFoundError(NotFoundError):
     """No binlog is filed under that timestamp."""
 
     code = "ErrBinlogNotFound"
+
+
+class BinlogPurgedError(InvalidError):
+    """A reader asks for commits that GC has already removed."""
+
+    code = "ErrBinlogPurged"
+
+
+class Cursor(NamedTuple):
+    """The last commit that a reader has received; the next one comes after it."""
+
+    commit_ts: int
+    start_ts: int = MAX_TS
+
+
+class Chunk(NamedTuple):
+    """A run of joined binlogs, the cursor after it,
+    and start_ts of the commits whose prewrite is not known.
+    """
+
+    payloads: list[bytes]
+    cursor: Cursor
+    orphans: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +215,7 @@ class PumpStorage:
             PumpClosedError: `end_pulls` was called.
         """
         cursor = Cursor(last_ts or self.gc_ts)
-        check_not_purged(self._index, cursor.commit_ts)
+        _check_not_purged(self._index, cursor.commit_ts)
         with self.readers.registered(cursor.commit_ts) as position:
             while True:
                 upto_ts = await self._wait_beyond(cursor.commit_ts)
@@ -272,6 +303,60 @@ async def open_pump_storage(
                 yield storage
             finally:
                 storage.close()
+
+
+def read_chunk(index: Index, log: ValueLog, after: Cursor, upto_ts: int) -> Chunk:
+    """The next binlogs after a cursor, up to `upto_ts`;
+    the chunk's cursor is `upto_ts` when there are no more.
+
+    Raises:
+        BinlogPurgedError: GC has passed the cursor.
+        CorruptError: the log does not hold what the index says.
+    """
+    commits = index.commits(after, upto_ts, CHUNK_COMMITS, CHUNK_BYTES)
+    orphans = [
+        commit.start_ts for commit in commits if commit.prewrite is None and not _is_fake(commit)
+    ]
+    # GC runs beside this: what it removed after the look into the index is no damage, and what it
+    # removed before is missing in the chunk without an error.
+    try:
+        payloads = _payloads(log, commits)
+    except CorruptError:
+        _check_not_purged(index, after.commit_ts)
+        raise
+    _check_not_purged(index, after.commit_ts)
+    cursor = Cursor(commits[-1].commit_ts, commits[-1].start_ts) if commits else Cursor(upto_ts)
+    return Chunk(payloads, cursor, orphans)
+
+
+def _is_fake(commit: Commit) -> bool:
+    return commit.start_ts == commit.commit_ts
+
+
+def _payloads(log: ValueLog, commits: Sequence[Commit]) -> list[bytes]:
+    """All records of the commits and of their prewrites in as few reads as the log allows,
+    then joined.
+    """
+    prewrites = [commit.prewrite for commit in commits if commit.prewrite is not None]
+    records = iter(log.read_many([*(commit.pointer for commit in commits), *prewrites]))
+    own = [next(records) for _ in commits]
+    return [
+        payload if commit.prewrite is None else join(payload, next(records))
+        for commit, payload in zip(commits, own, strict=True)
+    ]
+
+
+def _check_not_purged(index: Index, last_ts: int) -> None:
+    """Check that GC has removed no commit after `last_ts`.
+
+    Raises:
+        BinlogPurgedError: it has.
+    """
+    if last_ts < index.gc_ts:
+        raise BinlogPurgedError(
+            f"binlogs up to {index.gc_ts} were removed by GC, a reader at {last_ts} would lose "
+            "rows; start it again from a new dump taken after that"
+        )
 
 
 def _ts_of(payload: bytes) -> int:

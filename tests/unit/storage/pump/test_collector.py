@@ -8,8 +8,7 @@ import pytest
 
 from storage.leveldb import LevelDB
 from storage.pump.gc import Collected, Throttle
-from storage.pump.pull import BinlogPurgedError, Chunk
-from storage.pump.storage import PumpStorage
+from storage.pump.storage import BinlogPurgedError, Chunk, PumpStorage
 from tests.memory_fs import MemFS
 from tests.memory_kv import MemoryKV
 from tests.unit.storage.pump.storages import (
@@ -67,7 +66,7 @@ async def test_a_reader_counts_as_having_what_it_was_given_when_it_asks_for_more
 async def test_the_retention_age_overtakes_a_reader_and_counts_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("storage.pump.pull.CHUNK_COMMITS", 1)
+    monkeypatch.setattr("storage.pump.storage.CHUNK_COMMITS", 1)
     async with opened(MemFS()) as storage:
         await fill(storage)
         slow = storage.pull(32)

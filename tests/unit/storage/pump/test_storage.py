@@ -12,8 +12,7 @@ from tipb import binlog_pb2
 from storage.kv import WriteBatch
 from storage.pump.binlog import parse
 from storage.pump.gc import Collected
-from storage.pump.pull import BinlogPurgedError
-from storage.pump.storage import BinlogNotFoundError
+from storage.pump.storage import BinlogNotFoundError, BinlogPurgedError
 from storage.pump.write_pipeline import PumpClosedError
 from storage.value_log import SegmentMissingError, ValueLogWriteError
 from tests.hooked_fs import HookedFS
