@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gcsafepoint.state.go_text import valid_text
+from gcsafepoint.state.records import valid_text
 from gcsafepoint.state.rules import ServiceSafePoint
 from gcsafepoint.state.states import NULL_KEYSPACE, GcStates
 from storage.model.ts import physical_s

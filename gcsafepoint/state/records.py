@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gcsafepoint.state.go_text import json_text, key_bytes, key_text, valid_text
 from gcsafepoint.state.rules import NEVER_S, GcState, ServiceSafePoint
 from gcsafepoint.state.states import NULL_KEYSPACE, StateChanges
 from storage.meta.meta import Delete, KeyValue, Op, Put
@@ -33,6 +32,7 @@ from storage.model.ts import MAX_TS
 
 KEYSPACES_OF_TIDB = b"/keyspaces/tidb/"
 TXN_SAFE_POINT_TAIL = b"tidb/store/gcworker/saved_safe_point"
+_IN_JSON = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,3 +298,24 @@ def _number(value: bytes, base: int = 10) -> int:
     if number > MAX_TS:
         raise ValueError("more than 64 bits")
     return number
+
+
+def json_text(fields: Mapping[str, str | int]) -> bytes:
+    """As Go's `json.Marshal`: no blanks, UTF-8 as it is, and what HTML would misread escaped."""
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).translate(_IN_JSON)
+    return valid_text(text).encode()
+
+
+def key_text(raw: bytes) -> str:
+    """A part of a key as text that `key_bytes` turns back, whatever it holds."""
+    return raw.decode(errors="surrogateescape")
+
+
+def key_bytes(text: str) -> bytes:
+    """The inverse of `key_text`."""
+    return text.encode(errors="surrogateescape")
+
+
+def valid_text(text: str) -> str:
+    """`text` with U+FFFD for what is no Unicode, as a message or a JSON text needs it."""
+    return key_bytes(text).decode(errors="replace")

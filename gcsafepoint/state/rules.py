@@ -26,6 +26,9 @@ A service safe point and a GC barrier are the same thing, so `ServiceSafePoint` 
 the expired ones are found without looking at the others: an update costs O(log n), and renewals
 leave no more garbage than there is state.
 
+What blocks is described in PD's words, which clients compare, so texts are printed as Go prints
+them (`quoted`, `time_text`).
+
 The old calls are in `gcsafepoint.state.compat` (rules 8 to 11), the keyspaces in
 `gcsafepoint.state.states`. Source: PD pkg/gc/gc_state_manager.go (the constraints 1 to 5 above its
 code).
@@ -35,18 +38,34 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.go_text import quoted, time_text
 from storage.model.ts import MAX_TS
 
 GC_WORKER = "gc_worker"
 NATIVE_BR = "native_br"
 NEVER_S = (1 << 63) - 1
+_LAST_DATE_S = 253_402_300_799  # the year 9999
 # PD counts nanoseconds in 63 bits: more is for ever
 _LONGEST_TTL_S = NEVER_S // 1_000_000_000
 # entries of replaced barriers that a heap may hold beyond twice the barriers
 _SPARE = 64
+# how Go's `%+q` writes characters
+_ESCAPES = {
+    '"': '\\"',
+    "\\": "\\\\",
+    "\a": "\\a",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\\t",
+    "\v": "\\v",
+}
+_ESCAPED_BYTES = range(0xDC80, 0xDD00)
+_ASCII = 0x80
+_BASIC = 0x10000
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,3 +388,25 @@ def check_barrier_id(barrier_id: str) -> None:
         raise errors.reserved_id(barrier_id)
     if not barrier_id:
         raise errors.bad_argument("barrierID", "")
+
+
+def quoted(text: str) -> str:
+    """`text` as Go's `%+q` prints it: in double quotes, all ASCII."""
+    return f'"{"".join(_ESCAPES.get(char) or _char(ord(char)) for char in text)}"'
+
+
+def _char(number: int) -> str:
+    if number in _ESCAPED_BYTES:
+        return f"\\x{number - 0xDC00:02x}"
+    if number < _ASCII:
+        return chr(number) if chr(number).isprintable() else f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < _BASIC else f"\\U{number:08x}"
+
+
+def time_text(unix_s: int) -> str:
+    """Go's `time.Time.String()` of a whole second in UTC;
+    the bare number where there is no such date.
+    """
+    if not 0 <= unix_s <= _LAST_DATE_S:
+        return str(unix_s)
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")

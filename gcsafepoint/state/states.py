@@ -15,8 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gcsafepoint.state import errors
-from gcsafepoint.state.go_text import quoted
-from gcsafepoint.state.rules import Barriers, Changes, GcState, ServiceSafePoint, expiry
+from gcsafepoint.state.rules import (
+    Barriers,
+    Changes,
+    GcState,
+    ServiceSafePoint,
+    expiry,
+    quoted,
+)
 
 NULL_KEYSPACE = 0xFFFF_FFFF
 _LAST_ID = 0xFF_FFFF

@@ -23,8 +23,7 @@ from kvproto import pdpb_pb2
 from gcsafepoint.state import errors
 from gcsafepoint.state.compat import Compat, ServiceUpdate
 from gcsafepoint.state.errors import SafePointRequestError
-from gcsafepoint.state.go_text import key_bytes, valid_text
-from gcsafepoint.state.records import SafePointRecordError
+from gcsafepoint.state.records import SafePointRecordError, key_bytes, valid_text
 from gcsafepoint.state.rules import NEVER_S, ServiceSafePoint
 from gcsafepoint.state.service import GcStateManager, Outcome
 from gcsafepoint.state.states import NULL_KEYSPACE, KeyspaceState

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.state.go_text import json_text, key_bytes, key_text, quoted, time_text, valid_text
-from gcsafepoint.state.rules import NEVER_S, Barriers, ServiceSafePoint
+from gcsafepoint.state.records import json_text, key_bytes, key_text, valid_text
+from gcsafepoint.state.rules import NEVER_S, Barriers, ServiceSafePoint, quoted, time_text
 
 BARRIERS = st.builds(
     ServiceSafePoint,
