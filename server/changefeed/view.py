@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark_tidemark.sink_uri import READERS
 from tidemarkpb.v1 import changefeed_pb2 as pb
 
-from gcsafepoint.explain.document import time_of
+from gcsafepoint.explain.explanation import time_of
 from storage.model.ts import compose, physical_ms
 
 SYNCED_CHECK_S: Final = 300

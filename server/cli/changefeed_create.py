@@ -13,7 +13,7 @@ from tidemarkpb.v1 import dump_pb2
 from tidemarkpb.v1.changefeed_pb2_grpc import ChangefeedServiceStub
 from tidemarkpb.v1.dump_pb2_grpc import DumpServiceStub
 
-from gcsafepoint.explain.document import time_of
+from gcsafepoint.explain.explanation import time_of
 from server.changefeed.source import FORCE_REPLICATE, with_option
 from server.changefeed.view import check_document, detail
 from server.cli.arguments import add_yes, confirm, period, timestamp

@@ -17,7 +17,7 @@ import grpc.aio
 from tidemarkpb.v1 import capture_pb2 as pb
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
-from gcsafepoint.explain.document import time_of
+from gcsafepoint.explain.explanation import time_of
 from server.cli.arguments import period, timestamp
 from server.cli.output import Output
 from server.cli.remote import CALL_S, Remote, RemoteError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.explain.document import time_of
+from gcsafepoint.explain.explanation import time_of
 from gcsafepoint.worker.config import GCConfig, GCConfigError, nearest
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.records import ROUNDS_KEPT, load_rounds, read_config, read_table

@@ -17,7 +17,7 @@ from kvproto.pdpb_pb2_grpc import PDStub
 from tidemarkpb.v1 import explain_pb2 as pb
 from tidemarkpb.v1.explain_pb2_grpc import ExplainServiceStub
 
-from gcsafepoint.explain.document import span, time_of
+from gcsafepoint.explain.explanation import span, time_of
 from gcsafepoint.explain.names import feed_of, shown
 from server.cli.arguments import NotConfirmedError, add_yes, confirm, count
 from server.cli.output import Output, plain, table

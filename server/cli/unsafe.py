@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from pyspark_tidemark.sink_uri import redacted
 
-from gcsafepoint.explain.document import time_of
+from gcsafepoint.explain.explanation import time_of
 from server.cli.arguments import add_yes, confirm, timestamp
 from server.cli.output import Output
 from server.cli.remote import Remote

@@ -19,8 +19,7 @@ from google.protobuf.json_format import ParseDict
 from tidemarkpb.v1 import capture_pb2, explain_pb2
 from tidemarkpb.v1.capture_pb2_grpc import CaptureServiceStub
 
-from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import MOST_CHAINS, explain
+from gcsafepoint.explain.explanation import MOST_CHAINS, document, explain
 from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation, Table, Worker
 from gcsafepoint.state.states import GcView
 from gcsafepoint.worker.records import LAST_RUN_TIME, LEADER_DESC, read_config
@@ -75,7 +74,7 @@ class Explainer:
         self._slots = asyncio.Semaphore(_CONCURRENT_EXPLANATIONS)
 
     async def explain(self, what_if_remove: Sequence[str] = (), limit: int = 0) -> dict[str, Any]:
-        """The document of `gcsafepoint.explain.document`;
+        """The explanation as `gcsafepoint.explain.explanation.document` writes it;
         a leader that lost its lease meanwhile does not answer.
 
         Raises:

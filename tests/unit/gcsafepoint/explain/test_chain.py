@@ -2,8 +2,7 @@
 
 import pytest
 
-from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import explain
+from gcsafepoint.explain.explanation import document, explain
 from gcsafepoint.explain.links import Kind
 from gcsafepoint.explain.situation import Capture, Feed, Lock, Region, Situation, Table
 from gcsafepoint.state.rules import NEVER_S, ServiceSafePoint

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.explain.document import document
 from gcsafepoint.explain.explanation import (
     BlockerFixedError,
     BlockerUnknownError,
+    document,
     explain,
     holders,
     lost_at,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tidemarkpb.v1 import explain_pb2 as pb
 
-from gcsafepoint.explain.document import document
-from gcsafepoint.explain.explanation import explain, holders
+from gcsafepoint.explain.explanation import document, explain, holders
 from gcsafepoint.explain.links import Kind
 from server.cli.gc_blockers import tree
 from server.cli.output import plain
