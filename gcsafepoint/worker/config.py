@@ -1,21 +1,26 @@
-"""The GC settings of mysql.tidb: names, defaults, bounds,
+"""The GC variables of mysql.tidb: names, defaults, bounds,
 and how their texts are read and shown (pure).
 
 `GCConfig` is what an operator may set. `GCConfig.updated` takes variables by their names, reads
 each text with a `parse_…` function, and reports all faults at once; `GCConfig.variables` shows the
-values again. Durations are Go duration strings within `Bounds`; sizes are written as TiKV reads
-them. The leader reads the settings at every round.
+values again. The leader reads the settings at every round. The other variables (`STATE_VARIABLES`)
+are the worker's own.
 
-Source: TiDB 3.0's GC configuration; `gc.max-write-bytes-per-sec` is TiKV's.
+Durations are Go's, "1h30m0s", within `Bounds`; instants are written "20190715-12:12:14 +0000";
+sizes as TiKV reads them.
+
+Source: TiDB 3.0's GC configuration and GCTimeFormat, Go time.ParseDuration and Duration.String;
+`gc.max-write-bytes-per-sec` is TiKV's.
 """
 
+import datetime as dt
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, Final
 
-from gcsafepoint.worker.times import DurationError, format_duration_ns, parse_duration_ns
 from storage.model.errors import InvalidError
 
 DISTRIBUTED: Final = "distributed"
@@ -49,14 +54,33 @@ _MS_NS = 10**6
 _YEAR_MS = 365 * 24 * 3600 * 1000
 _NUMBER = re.compile("[0-9]{1,3}")
 _SIZE = re.compile(r"([0-9]{1,15})\s*([KMG]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_BYTES_OF_UNIT = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MAX_BYTES = 1 << 40
+_NS_OF_UNIT = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "μs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
+_DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION_MAX_CHARACTERS = 128
+_DURATION_MAX_NS = 2**63 - 1
 
 
 class GCConfigError(InvalidError):
     """GC cannot be configured so; the message lists every fault."""
 
     code = "ErrGCConfig"
+
+
+class DurationError(InvalidError):
+    """The text is no Go duration."""
+
+    code = "ErrDuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +191,6 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)[0]
 
 
-def format_duration_ms(duration_ms: int) -> str:
-    """A duration as Go shows it."""
-    return format_duration_ns(duration_ms * _MS_NS)
-
-
 def parse_boolean(text: str) -> bool:
     """True or false, also 1 or 0; raises GCConfigError."""
     if text.lower() not in ("true", "false", "1", "0"):
@@ -198,7 +217,7 @@ def parse_size(text: str) -> int:
     raises GCConfigError.
     """
     match = _SIZE.fullmatch(text.strip())
-    size = int(match[1]) * _UNITS[match[2].upper()] if match else -1
+    size = int(match[1]) * _BYTES_OF_UNIT[match[2].upper()] if match else -1
     if not 0 <= size <= _MAX_BYTES:
         raise GCConfigError(
             f"{text[:40]!r} is no size up to 1TiB; write it like 10MB, 512KB, or 0 for no limit"
@@ -208,5 +227,71 @@ def parse_size(text: str) -> int:
 
 def format_size(size: int) -> str:
     """The size in the largest unit that divides it: "10MiB", "0"."""
-    unit = next((name for name in ("G", "M", "K") if size and size % _UNITS[name] == 0), "")
-    return f"{size // _UNITS[unit]}{unit}iB" if unit else str(size)
+    unit = next((name for name in ("G", "M", "K") if size and size % _BYTES_OF_UNIT[name] == 0), "")
+    return f"{size // _BYTES_OF_UNIT[unit]}{unit}iB" if unit else str(size)
+
+
+def format_duration_ms(duration_ms: int) -> str:
+    """A duration as Go shows it."""
+    return format_duration_ns(duration_ms * _MS_NS)
+
+
+def parse_duration_ns(text: str) -> int:
+    """Nanoseconds of a Go duration such as "1h30m", "1.5s" or "0".
+
+    Raises:
+        DurationError: it is not one, or longer than Go can hold (292 years).
+    """
+    sign = -1 if text.startswith("-") else 1
+    body = text[1:] if text[:1] in ("-", "+") else text
+    if body == "0":
+        return 0
+    total, end = Fraction(0), 0
+    for part in _DURATION_PART.finditer(body[:_DURATION_MAX_CHARACTERS]):
+        if part.start() != end:
+            break
+        total += Fraction(part[1].rstrip(".")) * _NS_OF_UNIT[part[2]]
+        end = part.end()
+    if not body or end != len(body) or len(text) > _DURATION_MAX_CHARACTERS:
+        raise DurationError(f"{text[:40]!r} is not a duration; write it like 10m, 1h30m or 1.5s")
+    if total > _DURATION_MAX_NS:
+        raise DurationError(f"{text[:40]!r} is longer than 292 years")
+    return sign * int(total)
+
+
+def format_duration_ns(ns: int) -> str:
+    """How Go prints a duration: "10m0s", "1.5s", "100ms", "0s"."""
+    if ns < 0:
+        return "-" + format_duration_ns(-ns)
+    if ns < _NS_OF_UNIT["s"]:
+        unit = "ms" if ns >= _NS_OF_UNIT["ms"] else "µs" if ns >= _NS_OF_UNIT["us"] else "ns"
+        return _decimal(ns, _NS_OF_UNIT[unit]) + unit if ns else "0s"
+    minutes, rest = divmod(ns, _NS_OF_UNIT["m"])
+    hours, minutes = divmod(minutes, 60)
+    front = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{front}{_decimal(rest, _NS_OF_UNIT['s'])}s"
+
+
+def format_instant(unix_ms: int) -> str:
+    """A moment in UTC, to the second."""
+    return dt.datetime.fromtimestamp(unix_ms // 1000, dt.UTC).strftime("%Y%m%d-%H:%M:%S %z")
+
+
+def parse_instant_ms(text: str) -> int:
+    """Milliseconds since the Unix epoch of what `format_instant` wrote.
+
+    Raises:
+        DurationError: it is not one.
+    """
+    try:
+        return int(dt.datetime.strptime(text, "%Y%m%d-%H:%M:%S %z").timestamp()) * 1000
+    except ValueError as err:
+        raise DurationError(
+            f"{text[:40]!r} is not an instant; it looks like 20190715-12:12:14 +0000"
+        ) from err
+
+
+def _decimal(ns: int, unit_ns: int) -> str:
+    whole, rest = divmod(ns, unit_ns)
+    fraction = str(rest).zfill(len(str(unit_ns)) - 1).rstrip("0") if rest else ""
+    return f"{whole}.{fraction}" if fraction else str(whole)

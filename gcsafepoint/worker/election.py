@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from gcsafepoint.worker.config import DurationError, format_instant, parse_instant_ms
 from gcsafepoint.worker.records import (
     LEADER_ADDR,
     LEADER_DESC,
@@ -27,7 +28,6 @@ from gcsafepoint.worker.records import (
     Record,
     Records,
 )
-from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
 from storage.model.errors import ConflictError
 
 _LEADER = f"{PREFIX}tikv_gc_leader_"

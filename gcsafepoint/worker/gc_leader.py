@@ -1,8 +1,9 @@
 """A GC round from its safepoint to its end, as the GC leader runs it,
 and the same looked at without doing it.
 
-A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one;
-`make_plan` tells what a round begun now would do, and moves and touches nothing.
+A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.run_round` runs one and
+tells a `Listener` of each step; `make_plan` tells what a round begun now would do, and moves and
+touches nothing.
 
 1. Before anything else the leader records that a round begins, on condition that it still leads and
    that no setting changed since it was read. What is held, destroyed or collected afterwards was
@@ -14,12 +15,14 @@ A round goes prepare → resolve locks → delete ranges → do gc. `GCLeader.ru
    next round does them.
 """
 
+import enum
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from gcsafepoint.worker.cluster import Cluster, LockPage, SafePointDecreasesError
-from gcsafepoint.worker.config import CENTRAL, GCConfig
+from gcsafepoint.worker.config import CENTRAL, GCConfig, format_instant
 from gcsafepoint.worker.delete_ranges import (
     DeleteRange,
     DueRanges,
@@ -30,7 +33,6 @@ from gcsafepoint.worker.delete_ranges import (
 )
 from gcsafepoint.worker.do_gc import CentralGC
 from gcsafepoint.worker.election import CoordinatorClock, Election, LeaseLostError
-from gcsafepoint.worker.listener import Listener, Stage
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
     LAST_RUN_TIME,
@@ -55,7 +57,6 @@ from gcsafepoint.worker.round import (
     limited_by_service,
     target_safe_point,
 )
-from gcsafepoint.worker.times import format_instant
 from storage.model.errors import ConflictError, InvalidError, TidemarkError
 from storage.model.span import KeyRange
 from storage.model.ts import physical_ms
@@ -73,6 +74,85 @@ class SettingsChangedError(ConflictError):
     """Settings changed again and again while a round began."""
 
     code = "ErrGCSettingsChanged"
+
+
+class Stage(enum.StrEnum):
+    """What is timed, by the names TiDB gives it."""
+
+    PREPARE = "prepare"
+    RESOLVE_LOCKS = "resolve_locks"
+    DELETE_RANGES = "delete_ranges"
+    REDO_DELETE_RANGES = "redo_delete_ranges"
+    UPLOAD_SAFE_POINT = "upload_safe_point"
+    DO_GC = "do_gc"
+    TOTAL = "total"
+
+
+class Listener(Protocol):
+    """Receives every event of a worker and its rounds; its methods must neither raise nor wait.
+
+    `server.gc_worker.listener` writes logs and metrics of them.
+    """
+
+    def led(self, *, leads: bool) -> None:
+        """A tick ended; `leads` says whether this worker leads."""
+        ...
+
+    def tick_failed(self, err: TidemarkError) -> None:
+        """The coordinator or the metadata store could not be asked."""
+        ...
+
+    def configured(self, config: GCConfig) -> None:
+        """The leader read this configuration at its tick."""
+        ...
+
+    def life_time_raised(self, configured_ms: int, least_ms: int) -> None:
+        """Somebody wrote a shorter life time than may be set; the least one is used."""
+        ...
+
+    def store_not_limited(self, address: str, err: TidemarkError) -> None:
+        """A store could not be told its write rate."""
+        ...
+
+    def round_skipped(self, err: TidemarkError) -> None:
+        """A round was due while another one was in its first phases."""
+        ...
+
+    def held_back(self, gc_round: Round, target_ts: int, *, moved: bool) -> None:
+        """The safepoint is below what the life time alone would allow, or did not move at all."""
+        ...
+
+    def stage_began(self, stage: Stage, gc_round: Round) -> None:
+        """A stage of a round begins."""
+        ...
+
+    def stage_ended(
+        self, stage: Stage, gc_round: Round, seconds: float, err: TidemarkError | None
+    ) -> None:
+        """A stage was gone through, or an error ended it."""
+        ...
+
+    def page_resolved(self, locks: int, *, more: bool) -> None:
+        """A page of locks is gone; `more`: its region has others."""
+        ...
+
+    def range_deleted(
+        self, delete_range: DeleteRange, err: TidemarkError | None, *, redo: bool
+    ) -> None:
+        """A range was destroyed, or could not be."""
+        ...
+
+    def region_collected(self, err: TidemarkError | None) -> None:
+        """In mode central: a region dropped its old versions, or did not."""
+        ...
+
+    def round_ended(self, gc_round: Round) -> None:
+        """A round is over."""
+        ...
+
+    def round_not_recorded(self, gc_round: Round, err: TidemarkError) -> None:
+        """A round could not be written to the history."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

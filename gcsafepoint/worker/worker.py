@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from gcsafepoint.worker.cluster import Cluster, LeasedCluster
-from gcsafepoint.worker.config import BOUNDS, Bounds
+from gcsafepoint.worker.config import BOUNDS, Bounds, DurationError, parse_instant_ms
 from gcsafepoint.worker.election import CoordinatorClock, Election
-from gcsafepoint.worker.gc_leader import GCLeader, WorkerState
-from gcsafepoint.worker.listener import Listener
+from gcsafepoint.worker.gc_leader import GCLeader, Listener, WorkerState
 from gcsafepoint.worker.records import (
     LAST_RUN_TIME,
     MAX_WRITE_BYTES_KEY,
@@ -25,7 +24,6 @@ from gcsafepoint.worker.records import (
     tidy_rounds,
 )
 from gcsafepoint.worker.round import GCRunningError, Round, Rounds, round_is_due
-from gcsafepoint.worker.times import DurationError, parse_instant_ms
 from storage.defect import request_error
 from storage.model.errors import TidemarkError, UnavailableError
 from storage.model.ts import physical_ms

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
-from gcsafepoint.worker.times import DurationError, parse_duration_ns
+from gcsafepoint.worker.config import DurationError, parse_duration_ns
 from storage.model.errors import InvalidError
 from storage.model.ts import MAX_TS
 

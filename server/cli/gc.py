@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 from tidemarkpb.v1 import gc_pb2
 
 from gcsafepoint.explain.explanation import time_of
-from gcsafepoint.worker.config import GCConfig, GCConfigError, nearest
+from gcsafepoint.worker.config import (
+    DurationError,
+    GCConfig,
+    GCConfigError,
+    format_instant,
+    nearest,
+    parse_instant_ms,
+)
 from gcsafepoint.worker.election import Leader
 from gcsafepoint.worker.records import ROUNDS_KEPT, load_rounds, read_config, read_table
 from gcsafepoint.worker.round import Phase
-from gcsafepoint.worker.times import DurationError, format_instant, parse_instant_ms
 from server.cli import gc_blockers, gc_ranges
 from server.cli.arguments import count
 from server.cli.gc_blockers import safe_points

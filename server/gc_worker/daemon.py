@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import structlog
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.config import BOUNDS, Bounds
+from gcsafepoint.worker.config import BOUNDS, Bounds, DurationError, parse_duration_ns
 from gcsafepoint.worker.election import Election
-from gcsafepoint.worker.times import DurationError, parse_duration_ns
 from gcsafepoint.worker.worker import GCWorker
 from server.config import ConfigError, setting
 from server.daemon import Endpoints

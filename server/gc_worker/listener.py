@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gcsafepoint.worker.config import GCConfig, format_duration_ms
 from gcsafepoint.worker.delete_ranges import DeleteRange
-from gcsafepoint.worker.listener import Stage
+from gcsafepoint.worker.gc_leader import Stage
 from gcsafepoint.worker.round import Result, Round
 from storage.model.errors import TidemarkError
 from storage.model.ts import physical_s
@@ -94,7 +94,7 @@ and when an error ends it.
 
 
 class LogAndCount:
-    """See `gcsafepoint.worker.listener.Listener`."""
+    """See `gcsafepoint.worker.gc_leader.Listener`."""
 
     def __init__(self, uuid: str) -> None:
         self._log = structlog.get_logger(__name__).bind(category="gc worker", uuid=uuid)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.config import GCConfig
+from gcsafepoint.worker.config import GCConfig, format_instant
 from gcsafepoint.worker.delete_ranges import KEPT_MS, DeleteRange, load
 from gcsafepoint.worker.election import Leader, read_leader
 from gcsafepoint.worker.gc_leader import Plan
@@ -25,7 +25,6 @@ from gcsafepoint.worker.records import (
     read_ts,
 )
 from gcsafepoint.worker.round import Round
-from gcsafepoint.worker.times import format_instant
 from storage.meta.meta import Compare, Delete, Meta, Put
 
 

@@ -13,7 +13,7 @@ from gcsafepoint.worker.cluster import Lock, LockPage, LowestService
 from gcsafepoint.worker.config import UNBOUND
 from gcsafepoint.worker.delete_ranges import DeleteRange
 from gcsafepoint.worker.election import Election
-from gcsafepoint.worker.listener import Stage
+from gcsafepoint.worker.gc_leader import Stage
 from gcsafepoint.worker.records import Record
 from gcsafepoint.worker.round import Round
 from gcsafepoint.worker.worker import GCWorker

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gcsafepoint.worker.config import format_instant
 from gcsafepoint.worker.election import (
     Election,
     Leader,
@@ -18,7 +19,6 @@ from gcsafepoint.worker.election import (
     read_leader,
 )
 from gcsafepoint.worker.records import LEADER_DESC, LEADER_LEASE, LEADER_UUID
-from gcsafepoint.worker.times import format_instant
 
 LEASE_MS = 120_000
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from gcsafepoint.worker.cluster import SafePointDecreasesError
-from gcsafepoint.worker.config import BOUNDS, UNBOUND
+from gcsafepoint.worker.config import BOUNDS, UNBOUND, format_instant
 from gcsafepoint.worker.delete_ranges import DeleteRange, load, register
 from gcsafepoint.worker.election import LeaseLostError
-from gcsafepoint.worker.gc_leader import GCDisabledError, SettingsChangedError
-from gcsafepoint.worker.listener import Stage
+from gcsafepoint.worker.gc_leader import GCDisabledError, SettingsChangedError, Stage
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
     DO_GC,
@@ -26,7 +25,6 @@ from gcsafepoint.worker.records import (
     write_config,
 )
 from gcsafepoint.worker.round import GCRunningError, Result
-from gcsafepoint.worker.times import format_instant
 from storage.model.errors import CorruptError, TidemarkError
 from storage.model.ts import compose, physical_ms
 

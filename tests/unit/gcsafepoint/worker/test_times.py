@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gcsafepoint.worker.times import (
+from gcsafepoint.worker.config import (
     DurationError,
     format_duration_ns,
     format_instant,

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from tidemarkpb.v1 import gc_pb2
 
-from gcsafepoint.worker.config import GCConfig
+from gcsafepoint.worker.config import GCConfig, format_instant
 from gcsafepoint.worker.election import Leader
-from gcsafepoint.worker.times import format_instant
 from server.cli.cli import cli_parser
 from server.cli.gc import GCState, _would, document, line, report, setting
 from server.gc_worker.view import Overview

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from gcsafepoint.worker.config import GCConfig
 from gcsafepoint.worker.delete_ranges import DeleteRange
-from gcsafepoint.worker.listener import Stage
+from gcsafepoint.worker.gc_leader import Stage
 from gcsafepoint.worker.round import GCRunningError, Result, Round
 from server.gc_worker.listener import LogAndCount
 from storage.model.errors import UnavailableError
