@@ -2,23 +2,43 @@
 
 A filter ignores the changes of a table by what they are (`OPERATIONS`), or where a condition holds
 of a row's values: of the new ones of an insert or update, of the old ones of an update or delete.
-Conditions are about columns that readers get, by their names at the source: a source need not bring
-the values of others. A row of a dump, which comes as an update of nothing, counts as an insert.
+A row of a dump, which comes as an update of nothing, counts as an insert. Rows are numbered before
+they are filtered (`sink.mounts.SequenceMount`): which rows a reader gets, and their `_seq`, does
+not depend on where batches end.
 
-Rows are numbered before they are filtered (`sink.mounts.SequenceMount`): which rows a reader gets,
-and their `_seq`, does not depend on where batches end.
+A `Condition` is SQL's, over Arrow columns:
+
+    condition  = term { ( OR | '||' ) term }
+    term       = factor { ( AND | '&&' ) factor }
+    factor     = ( NOT | '!' ) factor | '(' condition ')' | TRUE | FALSE | test
+    test       = column ( comparison ( column | literal )
+                        | IS [ NOT ] NULL
+                        | [ NOT ] IN '(' literal { ',' literal } ')'
+                        | [ NOT ] BETWEEN literal AND literal
+                        | [ NOT ] LIKE text )
+    comparison = '=' | '!=' | '<>' | '<' | '<=' | '>' | '>='
+    literal    = number | text | TRUE | FALSE | NULL
+
+As in SQL a condition that is neither true nor false, as one about a NULL, does not hold. Texts are
+compared by their bytes, whatever the column's collation; a date or time is compared with a text.
+Columns are those that readers get, by their names at the source, in any case: a source need not
+bring the values of others.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from decimal import Decimal
+from functools import reduce
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from sink.condition import Condition, ConditionError
 from sink.mounter import META_FIELDS, TableMounter, as_deletes, source_columns, whole_mounter
+from storage.model.errors import InvalidError
 from storage.model.event import DELETE, INSERT, UPDATE
 
 OPERATIONS: Final[Mapping[str, int]] = {"insert": INSERT, "update": UPDATE, "delete": DELETE}
@@ -29,6 +49,80 @@ CONDITIONS: Final[Mapping[str, tuple[int, bool]]] = {
     "delete": (DELETE, False),
 }
 """What each condition is asked of: an operation, and whether of its new values."""
+CHARACTERS_MAX: Final = 4096
+_DEPTH_MAX: Final = 100
+_TOKEN: Final = re.compile(
+    r"""\s*(?:
+      (?P<number>-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w$]))
+    | (?P<text>'(?:[^'\\]|''|\\.)*'|"(?:[^"\\]|""|\\.)*")
+    | `(?P<quoted>(?:[^`]|``)+)`
+    | (?P<word>(?:[^\W\d]|\$)[\w$]*)
+    | (?P<sign><=|>=|<>|!=|\|\||&&|[=<>!(),])
+    | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a"}
+_COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_KEYWORDS: Final = frozenset({"AND", "OR", "NOT", "IS", "IN", "BETWEEN", "LIKE", "NULL"})
+_BOOLEANS: Final = {"TRUE": True, "FALSE": False}
+"""As in MySQL they are 1 and 0 where a column is compared with them."""
+Literal: TypeAlias = Decimal | str | None
+_Test: TypeAlias = Callable[[pa.RecordBatch], Any]
+"""Gives TRUE, FALSE or NULL for each row: an array, or a scalar for all of them."""
+
+
+class ConditionError(InvalidError):
+    """A condition cannot be used; the message says where and why."""
+
+    code = "ErrExpressionParseFailed"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition, for the rows of any table."""
+
+    text: str
+    columns: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The names of the columns that it is about, in lower case."""
+    _test: _Test = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Read it.
+
+        Raises:
+            ConditionError: it is none.
+        """
+        parser = _Parser(self.text)
+        object.__setattr__(self, "_test", parser.whole())
+        object.__setattr__(self, "columns", frozenset(parser.columns))
+
+    def check(self, schema: pa.Schema) -> None:
+        """See that it can be asked of rows of that schema.
+
+        Raises:
+            ConditionError: a column is not there, or cannot be compared so.
+        """
+        columns = [pa.array([], field.type) for field in schema]
+        self.mask(pa.RecordBatch.from_arrays(columns, schema=schema))
+
+    def mask(self, rows: pa.RecordBatch) -> pa.Array:
+        """Of which rows it holds; raises as `check`."""
+        try:
+            answer = self._test(rows)
+            if isinstance(answer, pa.Scalar):
+                answer = pa.repeat(answer, rows.num_rows)
+            return pc.fill_null(answer, fill_value=False)
+        except pa.ArrowException as err:
+            raise ConditionError(f"{self.text!r} cannot be asked of these rows: {err}") from None
 
 
 @dataclass(frozen=True)
@@ -116,3 +210,242 @@ def _values(mounted: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         mounted.columns[len(META_FIELDS) :], schema=_own(mounted.schema)
     )
+
+
+class _Parser:
+    """Reads one condition from left to right, by the grammar above."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > CHARACTERS_MAX:
+            raise ConditionError(
+                f"a condition has at most {CHARACTERS_MAX} characters, not {len(text)}"
+            )
+        self.columns: set[str] = set()
+        self._text = text
+        self._depth = 0
+        self._next()
+
+    def whole(self) -> _Test:
+        """All of the text."""
+        test = self._condition()
+        if self._kind != "end":
+            raise self._error("an end, AND or OR")
+        return test
+
+    def _condition(self) -> _Test:
+        # A condition in parentheses calls this once more: Python's stack bounds how deep.
+        self._depth += 1
+        if self._depth > _DEPTH_MAX:
+            raise ConditionError(f"{self._text[:100]!r}…: parentheses are too deep")
+        terms = [self._term()]
+        while self._skip("OR", "||"):
+            terms.append(self._term())
+        self._depth -= 1
+        return _joined(pc.or_kleene, terms)
+
+    def _term(self) -> _Test:
+        factors = [self._factor()]
+        while self._skip("AND", "&&"):
+            factors.append(self._factor())
+        return _joined(pc.and_kleene, factors)
+
+    def _factor(self) -> _Test:
+        negations = 0
+        while self._skip("NOT", "!"):
+            negations += 1
+        test = self._plain_factor()
+        return _negated(test) if negations % 2 else test
+
+    def _plain_factor(self) -> _Test:
+        if self._skip("("):
+            test = self._condition()
+            self._expect(")")
+            return test
+        if self._kind == "word" and self._value.upper() in _BOOLEANS:
+            constant = pa.scalar(_BOOLEANS[self._next().upper()])
+            return lambda _: constant
+        return self._of_column(self._column())
+
+    def _of_column(self, name: str) -> _Test:
+        if self._skip("IS"):
+            is_negated = self._skip("NOT")
+            self._expect("NULL")
+            return (
+                (lambda rows: pc.is_valid(self._in(rows, name)))
+                if is_negated
+                else (lambda rows: pc.is_null(self._in(rows, name)))
+            )
+        if self._kind == "sign" and self._value in _COMPARISONS:
+            return self._compared(name, self._next())
+        is_negated = self._skip("NOT")
+        test = self._listed(name)
+        return _negated(test) if is_negated else test
+
+    def _compared(self, name: str, sign: str) -> _Test:
+        compare = _COMPARISONS[sign]
+        if self._is_column():
+            other = self._column()
+            return lambda rows: compare(*_same_type(self._in(rows, name), self._in(rows, other)))
+        return self._against(name, compare, self._literal())
+
+    def _listed(self, name: str) -> _Test:
+        """IN, BETWEEN and LIKE."""
+        if self._skip("IN"):
+            self._expect("(")
+            tests = [self._against(name, pc.equal, self._literal())]
+            while self._skip(","):
+                tests.append(self._against(name, pc.equal, self._literal()))
+            self._expect(")")
+            return _joined(pc.or_kleene, tests)
+        if self._skip("BETWEEN"):
+            least = self._against(name, pc.greater_equal, self._literal())
+            self._expect("AND")
+            most = self._against(name, pc.less_equal, self._literal())
+            return _joined(pc.and_kleene, [least, most])
+        self._expect("LIKE", told="a comparison, IS, IN, BETWEEN or LIKE")
+        if self._kind != "text":
+            raise self._error("a text")
+        pattern = _unquoted(self._next())
+        return lambda rows: pc.match_like(self._in(rows, name), pattern)
+
+    def _against(self, name: str, compare: Callable[[Any, Any], Any], literal: Literal) -> _Test:
+        def test(rows: pa.RecordBatch) -> Any:
+            column = self._in(rows, name)
+            if literal is None:
+                return pa.scalar(None, pa.bool_())
+            return compare(*_comparable(column, literal))
+
+        return test
+
+    def _in(self, rows: pa.RecordBatch, name: str) -> pa.Array:
+        """The column of that name; raises ConditionError."""
+        for place, own in enumerate(rows.schema.names):
+            if own.lower() == name.lower():
+                return rows.column(place)
+        raise ConditionError(
+            f"{self._text!r}: there is no column {name!r}; there are {', '.join(rows.schema.names)}"
+        )
+
+    def _is_column(self) -> bool:
+        word = self._value.upper()
+        return self._kind == "quoted" or (
+            self._kind == "word" and word not in _KEYWORDS and word not in _BOOLEANS
+        )
+
+    def _column(self) -> str:
+        if not self._is_column():
+            raise self._error("a column")
+        is_quoted = self._kind == "quoted"
+        name = self._next()
+        name = name.replace("``", "`") if is_quoted else name
+        self.columns.add(name.lower())
+        return name
+
+    def _literal(self) -> Literal:
+        word = self._value.upper()
+        if self._kind == "number":
+            return Decimal(self._next())
+        if self._kind == "text":
+            return _unquoted(self._next())
+        if self._kind == "word" and word in _BOOLEANS:
+            self._next()
+            return Decimal(_BOOLEANS[word])
+        if self._skip("NULL"):
+            return None
+        raise self._error("a number, a text, TRUE, FALSE or NULL")
+
+    def _skip(self, *tokens: str) -> bool:
+        is_there = self._kind in ("word", "sign") and self._value.upper() in tokens
+        if is_there:
+            self._next()
+        return is_there
+
+    def _expect(self, token: str, told: str = "") -> None:
+        if not self._skip(token):
+            raise self._error(told or token)
+
+    def _error(self, wanted: str) -> ConditionError:
+        token = f"{self._value!r}" if self._kind != "end" else "its end"
+        return ConditionError(
+            f"the condition {self._text!r}, at character {self._begin + 1}: {wanted} is expected, "
+            f"not {token}"
+        )
+
+    _kind, _value, _begin, _end = "", "", 0, 0
+
+    def _next(self) -> str:
+        """Go on to the next token; returns the present one."""
+        value = self._value
+        match = _TOKEN.match(self._text, self._end)
+        if match is None or match.lastgroup is None:
+            raise ConditionError(
+                f"the condition {self._text!r}, at character {self._end + 1}: "
+                f"{self._text[self._end : self._end + 20].strip()!r} cannot be read"
+            )
+        self._kind, self._value = match.lastgroup, match[match.lastgroup]
+        self._begin, self._end = match.start(match.lastgroup), match.end()
+        return value
+
+
+def _joined(join: Callable[[Any, Any], Any], tests: "list[_Test]") -> _Test:
+    if len(tests) == 1:
+        return tests[0]
+    return lambda rows: reduce(join, [test(rows) for test in tests])
+
+
+def _negated(test: _Test) -> _Test:
+    return lambda rows: pc.invert(test(rows))
+
+
+def _comparable(column: pa.Array, literal: Decimal | str) -> tuple[pa.Array, pa.Scalar]:
+    """Both as one type; raises ArrowException."""
+    is_text = isinstance(literal, str)
+    kind = column.type
+    if _is_number(kind) == is_text:
+        raise pa.ArrowTypeError(
+            f"a column of the type {kind} is compared with a {'text' if is_text else 'number'}"
+        )
+    if isinstance(literal, str):
+        # Dates and times from their text, bytes from their characters.
+        return column, pa.scalar(literal).cast(kind)
+    if pa.types.is_floating(kind):
+        return column, pa.scalar(float(literal), kind)
+    # Exactly: whole numbers may lie beyond the column's type, and have digits behind the point.
+    return _as_decimal(column), pa.scalar(literal)
+
+
+def _same_type(one: pa.Array, other: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Two columns as one type, where Arrow would not compare them exactly."""
+    kinds = (one.type, other.type)
+    if one.type == other.type or not all(map(_is_number, kinds)):
+        return one, other
+    if any(map(pa.types.is_floating, kinds)):
+        return one.cast(pa.float64()), other.cast(pa.float64())
+    return _as_decimal(one), _as_decimal(other)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    )
+
+
+def _as_decimal(column: pa.Array) -> pa.Array:
+    """Whole numbers as decimals, which compare with any other exactly."""
+    return column if pa.types.is_decimal(column.type) else column.cast(pa.decimal128(20, 0))
+
+
+def _unquoted(text: str) -> str:
+    """A text between quotes, as MySQL reads it by default."""
+    quote, inner = text[0], text[1:-1]
+    return re.sub(
+        rf"{quote}{quote}|\\(.)",
+        lambda match: quote if match[1] is None else _ESCAPES.get(match[1], _escaped(match[1])),
+        inner,
+        flags=re.DOTALL,
+    )
+
+
+def _escaped(character: str) -> str:
+    """The wildcards of LIKE keep their backslash."""
+    return f"\\{character}" if character in "%_" else character

@@ -27,8 +27,8 @@ from server.changefeed.history import History, SchemaChange, shortened
 from server.changefeed.info import ChangefeedInfo
 from server.changefeed.table import SourceTable, TableRecord, check_distinct, check_names
 from server.puller.source import Source, TableChange
-from sink.condition import ConditionError
 from sink.holds import Holds
+from sink.row_filter import ConditionError
 from sink.versions import Ddl, Version, Versions
 from storage.model.errors import TidemarkError
 

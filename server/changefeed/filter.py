@@ -18,7 +18,7 @@ dialect TiDB's filters have; and each part of a name with `*` is looked for once
     [[filter.event-filters]]
     matcher = ["shop.*"]                          # rules of a table filter
     ignore-event = ["delete"]                     # insert, update, delete, all dml
-    ignore-insert-value-expr = "status = 'draft'" # see sink.condition
+    ignore-insert-value-expr = "status = 'draft'" # see sink.row_filter
     ignore-update-new-value-expr = "…"
     ignore-update-old-value-expr = "…"
     ignore-delete-value-expr = "…"
@@ -39,8 +39,7 @@ import pyarrow.compute as pc
 
 from server.changefeed.source import KINDS, ON_UNCLEAR_DDL, SourceUri, find_kind, scheme_of
 from server.changefeed.table import SourceTable, TableRecord
-from sink.condition import Condition, ConditionError
-from sink.row_filter import OPERATIONS, RowFilter
+from sink.row_filter import OPERATIONS, Condition, ConditionError, RowFilter
 from storage.model.errors import InvalidError
 
 ANY_TEXT = "*"

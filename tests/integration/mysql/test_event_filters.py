@@ -9,7 +9,7 @@ import pyarrow.flight as fl
 import pytest
 from tidemarkpb.v1 import changefeed_pb2 as feedpb
 
-from sink.condition import Condition
+from sink.row_filter import Condition
 from tests.integration.capture.processes import Cluster, Reader, running_cluster
 from tests.integration.mysql.lake import Lake
 from tests.mariadb import MariaDb, running_mariadb

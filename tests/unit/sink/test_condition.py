@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.condition import CHARACTERS_MAX, Condition, ConditionError
+from sink.row_filter import CHARACTERS_MAX, Condition, ConditionError
 
 ROWS = pa.RecordBatch.from_pydict(
     {

@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sink.condition import Condition, ConditionError
 from sink.manager import SinkManager
 from sink.mounter import SelectedMounter, WithBefore
 from sink.mounts import Mounting, SequenceMount
-from sink.row_filter import CONDITIONS, OPERATIONS, FilteredMounter, RowFilter
+from sink.row_filter import (
+    CONDITIONS,
+    OPERATIONS,
+    Condition,
+    ConditionError,
+    FilteredMounter,
+    RowFilter,
+)
 from sink.versions import Version
 from sorter import Sorter, SorterSettings
 from storage.model.event import DELETE, INSERT, UPDATE, raw_batch
