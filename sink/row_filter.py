@@ -20,7 +20,8 @@ A `Condition` is SQL's, over Arrow columns:
     literal    = number | text | TRUE | FALSE | NULL
 
 As in SQL a condition that is neither true nor false, as one about a NULL, does not hold. Texts are
-compared by their bytes, whatever the column's collation; a date or time is compared with a text.
+compared by their bytes, whatever the column's collation; a date or time is compared with a text. A
+TIMESTAMP is shown in UTC, so a text without a zone is UTC, too.
 Columns are those that readers get, by their names at the source, in any case: a source need not
 bring the values of others.
 """
@@ -406,12 +407,23 @@ def _comparable(column: pa.Array, literal: Decimal | str) -> tuple[pa.Array, pa.
             f"a column of the type {kind} is compared with a {'text' if is_text else 'number'}"
         )
     if isinstance(literal, str):
-        # Dates and times from their text, bytes from their characters.
-        return column, pa.scalar(literal).cast(kind)
+        return column, _from_text(literal, kind)
     if pa.types.is_floating(kind):
         return column, pa.scalar(float(literal), kind)
     # Exactly: whole numbers may lie beyond the column's type, and have digits behind the point.
     return _as_decimal(column), pa.scalar(literal)
+
+
+def _from_text(text: str, kind: pa.DataType) -> pa.Scalar:
+    """Dates and times from their text, bytes from their characters; raises ArrowException."""
+    scalar = pa.scalar(text)
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return scalar.cast(kind)
+    try:
+        return scalar.cast(kind)
+    except pa.ArrowInvalid:
+        # Arrow reads an instant only with its zone; MySQL's users write none.
+        return scalar.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
 def _same_type(one: pa.Array, other: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -18,6 +18,14 @@ ROWS = pa.RecordBatch.from_pydict(
         "f": [1.5, 2.5, None],
         "d": pa.array([Decimal("1.10"), Decimal("2.00"), None], pa.decimal128(12, 2)),
         "at": pa.array([dt.datetime(2024, 1, 1), dt.datetime(2024, 5, 1, 10), None]),  # noqa: DTZ001 - as columns are
+        "stamp": pa.array(
+            [
+                dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+                dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC),
+                None,
+            ],
+            pa.timestamp("us", tz="UTC"),
+        ),
         "day": pa.array([dt.date(2024, 1, 1), None, None]),
         "b": pa.array([b"a", b"\xff", None]),
         "a`b": [7, 8, 9],
@@ -48,6 +56,10 @@ ROWS = pa.RecordBatch.from_pydict(
         ("d NOT BETWEEN 1 AND 1.999", ".x."),
         ("at > '2024-02-01'", ".x."),
         ("at = '2024-01-01 00:00:00'", "x.."),
+        ("stamp = '2024-01-01'", "x.."),
+        ("stamp > '2024-05-01 09:59:59.999999'", ".x."),
+        ("stamp = '2024-05-01 12:00:00+02:00'", ".x."),
+        ("stamp BETWEEN '2024-05-01T10:00:00Z' AND '2024-05-01 10:00:00'", ".x."),
         ("day = '2024-01-01'", "x.."),
         ("b = 'a'", "x.."),
         ("`a``b` = 8", ".x."),
