@@ -52,6 +52,7 @@ CONDITIONS: Final[Mapping[str, tuple[int, bool]]] = {
 """What each condition is asked of: an operation, and whether of its new values."""
 CHARACTERS_MAX: Final = 4096
 _DEPTH_MAX: Final = 100
+_INTEGER_DIGITS: Final = 20
 _TOKEN: Final = re.compile(
     r"""\s*(?:
       (?P<number>-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w$]))
@@ -443,8 +444,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _as_decimal(column: pa.Array) -> pa.Array:
-    """Whole numbers as decimals, which compare with any other exactly."""
-    return column if pa.types.is_decimal(column.type) else column.cast(pa.decimal128(20, 0))
+    """Numbers without rounding, which compare with any other exactly."""
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.decimal128(_INTEGER_DIGITS, 0))
+    # Arrow compares decimals in a type with the digits of both before and behind the point, which
+    # are often more than the 38 that 128 bits have.
+    return column.cast(pa.decimal256(column.type.precision, column.type.scale))
 
 
 def _unquoted(text: str) -> str:

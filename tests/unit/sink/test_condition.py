@@ -17,6 +17,7 @@ ROWS = pa.RecordBatch.from_pydict(
         "c": ["a", "B", None],
         "f": [1.5, 2.5, None],
         "d": pa.array([Decimal("1.10"), Decimal("2.00"), None], pa.decimal128(12, 2)),
+        "wide": pa.array([Decimal("1.5"), Decimal(2), None], pa.decimal128(38, 30)),
         "at": pa.array([dt.datetime(2024, 1, 1), dt.datetime(2024, 5, 1, 10), None]),  # noqa: DTZ001 - as columns are
         "stamp": pa.array(
             [
@@ -53,6 +54,10 @@ ROWS = pa.RecordBatch.from_pydict(
         ("f >= 2 && !(f = 9)", ".x."),
         ("d = 1.1", "x.."),
         ("d BETWEEN 1 AND 1.999", "x.."),
+        ("wide < 100000000000000000000", "xx."),
+        ("wide = 1.5 AND wide > d", "x.."),
+        ("wide = id", ".x."),
+        ("id < 1.00000000000000000000000000000000000001", "x.."),
         ("d NOT BETWEEN 1 AND 1.999", ".x."),
         ("at > '2024-02-01'", ".x."),
         ("at = '2024-01-01 00:00:00'", "x.."),
