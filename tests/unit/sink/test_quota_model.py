@@ -3,7 +3,7 @@ over all states of small worlds.
 
 A world is a few tables with a few transactions of a few batches, two workers, and a reader that may
 acknowledge a table's next transaction at any moment, staged or not: it can always read from the
-sorter. Worker steps are those of `sink.worker.TaskRun`, and `QuotaLedger` and `acquire_mode`
+sorter. Worker steps are those of `sink.dispatcher.TaskRun`, and `QuotaLedger` and `acquire_mode`
 decide. Found for every reachable state:
 
 1. Whoever cannot move is waited for by nobody: a state without a next one has everything
