@@ -18,7 +18,6 @@ from dataclasses import replace
 import pyarrow as pa
 
 from sink import metrics
-from sink.acks import Acks
 from sink.cut import Bounds, Slice
 from sink.dispatcher import Dispatcher
 from sink.errors import TableDamagedError, TableNotFoundError
@@ -27,7 +26,7 @@ from sink.metrics import SinkStats
 from sink.mounter import WithBefore, whole_mounter
 from sink.mounts import Mount, Mounting, Mounts
 from sink.quota import MemQuota
-from sink.ranges import Ranges
+from sink.ranges import Acks, Ranges
 from sink.row_filter import FilteredMounter
 from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
