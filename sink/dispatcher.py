@@ -35,7 +35,7 @@ import pyarrow as pa
 import structlog
 
 from sink import metrics
-from sink.errors import QuotaClosedError, RangeCleanedError, TableDamagedError, TableNotFoundError
+from sink.errors import QuotaClosedError
 from sink.mounts import SequenceMount
 from sink.progress import (
     Acquire,
@@ -48,7 +48,12 @@ from sink.progress import (
 from sink.quota import MemQuota
 from sink.table_sink import TableSink
 from sorter import Sorter
-from sorter.errors import SorterClosedError
+from sorter.errors import (
+    RangeCleanedError,
+    SorterClosedError,
+    TableDamagedError,
+    TableNotFoundError,
+)
 from sorter.order import commit_ts
 from storage.model.event import Position
 from storage.model.span import Span

@@ -1,29 +1,7 @@
-"""What can go wrong in the sink manager, by what the caller does next."""
+"""What can go wrong in the sink manager, beside the sorter's errors (`sorter.errors`)."""
 
-from sorter.errors import (
-    NotResolvedError,
-    RangeCleanedError,
-    RowsLostError,
-    TableDamagedError,
-    TableExistsError,
-    TableNotFoundError,
-)
+from sorter.errors import TableDamagedError
 from storage.model.errors import ClosedError, InvalidError, TidemarkError, UnavailableError
-
-__all__ = [
-    "AckAboveResolvedError",
-    "DdlOrderError",
-    "NotResolvedError",
-    "QuotaClosedError",
-    "RangeCleanedError",
-    "RangeCrossesDdlError",
-    "RangeError",
-    "RowsLostError",
-    "SinkRowsLostError",
-    "TableDamagedError",
-    "TableExistsError",
-    "TableNotFoundError",
-]
 
 
 class RangeError(InvalidError):

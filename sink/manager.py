@@ -20,7 +20,6 @@ import pyarrow as pa
 from sink import metrics
 from sink.cut import Bounds, Slice
 from sink.dispatcher import Dispatcher
-from sink.errors import TableDamagedError, TableNotFoundError
 from sink.holds import Holds
 from sink.metrics import SinkStats
 from sink.mounter import WithBefore, whole_mounter
@@ -32,6 +31,7 @@ from sink.table_sink import Incarnation, TableSink
 from sink.tables import TableSinks
 from sink.versions import Version
 from sorter import Extent, Sorter
+from sorter.errors import TableDamagedError, TableNotFoundError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 

@@ -17,16 +17,12 @@ import pyarrow as pa
 from sink import metrics
 from sink.cut import Bounds, Slice, find_cut, sliced, whole
 from sink.dispatcher import Dispatcher
-from sink.errors import (
-    AckAboveResolvedError,
-    NotResolvedError,
-    SinkRowsLostError,
-    TableNotFoundError,
-)
+from sink.errors import AckAboveResolvedError, SinkRowsLostError
 from sink.mounts import coalesce
 from sink.table_sink import READ_BYTES, TableSink
 from sink.tables import TableSinks
 from sorter import Extent, Sorter
+from sorter.errors import NotResolvedError, TableNotFoundError
 from storage.model.event import Position
 from storage.model.span import Span
 

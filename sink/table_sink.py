@@ -16,19 +16,14 @@ import pyarrow as pa
 import structlog
 
 from sink import metrics
-from sink.errors import (
-    NotResolvedError,
-    RangeCleanedError,
-    RangeError,
-    SinkRowsLostError,
-    TableDamagedError,
-)
+from sink.errors import RangeError, SinkRowsLostError
 from sink.key_change import deletes_first
 from sink.mounts import Mounting, Mounts, SequenceMount, coalesce
 from sink.progress import Checkpoint, CheckpointPosition, ResolvedTs, SharedCheckpoint
 from sink.quota import MemQuota
 from sink.staging import Staging
 from sorter import Sorter
+from sorter.errors import NotResolvedError, RangeCleanedError, TableDamagedError
 from storage.model.event import Position
 from storage.model.span import Span
 from storage.model.ts import MAX_TS

@@ -14,10 +14,10 @@ import heapq
 import itertools
 from typing import Generic, TypeVar
 
-from sink.errors import TableExistsError, TableNotFoundError
 from sink.holds import Holds
 from sink.progress import CheckpointPosition, SharedCheckpoint
 from sink.table_sink import TableSink
+from sorter.errors import TableExistsError, TableNotFoundError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 

@@ -20,9 +20,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from sink.errors import DdlOrderError, RangeCleanedError
+from sink.errors import DdlOrderError
 from sink.mounter import TableMounter
 from sink.mounts import crosses
+from sorter.errors import RangeCleanedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 

@@ -22,7 +22,7 @@ from server.capture.readers import UNNAMED, ReaderInvalidError
 from server.capture.runner import note_job
 from server.changefeed.info import State
 from sink.cut import Slice
-from sink.errors import AckAboveResolvedError, TableNotFoundError
+from sink.errors import AckAboveResolvedError
 from sink.flight.feeds import (
     ChangefeedMovedBackError,
     FeedDescription,
@@ -34,6 +34,7 @@ from sink.flight.feeds import (
 )
 from sink.mounter import schema_of
 from sink.versions import Version, Versions
+from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS, physical_ms

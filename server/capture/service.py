@@ -24,9 +24,9 @@ from server.capture.update import ChangefeedUpdate, FilterPlan
 from server.changefeed.filter import EventFilter
 from server.changefeed.info import State
 from server.changefeed.source import ON_UNCLEAR_DDL, with_option
-from sink.errors import TableNotFoundError
 from sink.mounter import META_FIELDS
 from sink.versions import Version
+from sorter.errors import TableNotFoundError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 from storage.tidb.field_type import NULL_DATES

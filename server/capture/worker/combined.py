@@ -37,8 +37,9 @@ from server.dump.cluster.chunks import (
 )
 from server.puller.source import TableChange
 from sink.cut import Bounds, Slice
-from sink.errors import AckAboveResolvedError, TableNotFoundError
+from sink.errors import AckAboveResolvedError
 from sink.versions import Ddl
+from sorter.errors import TableNotFoundError
 from storage.model.span import Span
 
 _BARRIER_EVERY_S = 0.05

@@ -15,9 +15,9 @@ from server.capture.flight import READ_WAIT_S, OwnerFeeds, Waiting
 from server.capture.maintainers import Maintainers
 from server.capture.routing import FlightForwarder
 from server.capture.worker.host import Host
-from sink.errors import TableNotFoundError
 from sink.flight.feeds import FeedDescription, Poll, Report, SliceEndpoint, TableNotExistsError
 from sink.mounter import schema_of
+from sorter.errors import TableNotFoundError
 from storage.model.errors import InvalidError
 
 

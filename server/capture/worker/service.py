@@ -15,7 +15,7 @@ from server.capture.worker.host import Host, Hosted
 from server.capture.worker.remote import RUN_METADATA
 from server.changefeed.info import check_id
 from server.dump.cluster.chunks import Dumpable, LocalChunks
-from sink.errors import TableNotFoundError
+from sorter.errors import TableNotFoundError
 from storage.model.span import Span
 
 T = TypeVar("T")

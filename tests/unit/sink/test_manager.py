@@ -12,18 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from sink.errors import (
-    AckAboveResolvedError,
-    NotResolvedError,
-    RangeCleanedError,
-    RangeError,
-    SinkRowsLostError,
-    TableExistsError,
-    TableNotFoundError,
-)
+from sink.errors import AckAboveResolvedError, RangeError, SinkRowsLostError
 from sink.manager import SinkManager
 from sink.progress import ResolvedTs
 from sorter import Sorter, SorterSettings
+from sorter.errors import NotResolvedError, RangeCleanedError, TableExistsError, TableNotFoundError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
 

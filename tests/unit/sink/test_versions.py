@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sink.errors import DdlOrderError, RangeCleanedError
+from sink.errors import DdlOrderError
 from sink.versions import Versions
+from sorter.errors import RangeCleanedError
 from storage.model.span import Span
 from storage.model.ts import MAX_TS
 

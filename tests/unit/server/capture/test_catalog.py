@@ -14,7 +14,7 @@ from server.capture.errors import RenamedIntoFilterError, TableIneligibleError
 from server.changefeed.filter import TableFilter
 from server.changefeed.history import History, SchemaChange
 from server.puller.source import TableChange
-from sink.errors import RangeCleanedError
+from sorter.errors import RangeCleanedError
 from storage.model.errors import UnavailableError
 from tests.unit.server.capture.upstream import (
     START,

@@ -6,13 +6,9 @@ import pytest
 
 from server.capture import flight
 from server.capture.readers import ReaderInvalidError, ReaderNotExistsError
-from sink.errors import (
-    AckAboveResolvedError,
-    RangeCleanedError,
-    RangeCrossesDdlError,
-    TableNotFoundError,
-)
+from sink.errors import AckAboveResolvedError, RangeCrossesDdlError
 from sink.flight.feeds import ChangefeedMovedBackError, TableNotExistsError
+from sorter.errors import RangeCleanedError, TableNotFoundError
 from storage.model.event import DELETE, INSERT, UPDATE
 from tests.unit.server.capture.flight_feed import A_WIDE, START, A, B, Shape
 

@@ -11,8 +11,9 @@ from server.capture.errors import ParameterError, StartTsInFutureError, TableIne
 from server.capture.flight import OwnerFeeds
 from server.capture.service import changefeed_message
 from server.changefeed.info import State
-from sink.errors import RangeCleanedError, RangeCrossesDdlError
+from sink.errors import RangeCrossesDdlError
 from sink.flight.feeds import Poll
+from sorter.errors import RangeCleanedError
 from storage.tidb.field_type import Type
 from storage.tidb.schema import Column, TableInfo
 from tests.unit.server.capture.conftest import new

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from sink.errors import NotResolvedError, RangeCleanedError
 from sink.flight.feeds import (
     ChangefeedNotExistsError,
     FeedDescription,
@@ -22,6 +21,7 @@ from sink.flight.feeds import (
 from sink.flight.server import FlightPortError, open_server
 from sink.flight.tokens import OneToken
 from sink.versions import Ddl
+from sorter.errors import NotResolvedError, RangeCleanedError
 
 SCHEMA = pa.schema([("_op", pa.string()), ("_commit_ts", pa.int64()), ("id", pa.int64())])
 

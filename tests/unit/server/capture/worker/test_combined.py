@@ -15,8 +15,9 @@ from server.capture.local import LocalSink
 from server.capture.worker import wire
 from server.capture.worker.combined import CombinedSink
 from sink.cut import Bounds
-from sink.errors import AckAboveResolvedError, TableNotFoundError
+from sink.errors import AckAboveResolvedError
 from sorter import Sorter, SorterSettings
+from sorter.errors import TableNotFoundError
 from storage.model.errors import TidemarkError
 from storage.model.event import INSERT, raw_batch
 from storage.model.span import Span
