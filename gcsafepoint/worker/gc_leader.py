@@ -420,10 +420,11 @@ class Plan:
     ranges: tuple[DeleteRange, ...]
 
 
-async def make_plan(cluster: Cluster, records: Records) -> Plan:
+async def make_plan(cluster: Cluster, records: Records, least_life_time_ms: int) -> Plan:
     """Look at everything a round would look at; counting locks reads every region."""
     now_ts, config = await cluster.now_ts(), await read_config(records)
-    bound = target_safe_point(now_ts, config.life_time_ms, await oldest_running(records))
+    life_time_ms = max(config.life_time_ms, least_life_time_ms)
+    bound = target_safe_point(now_ts, life_time_ms, await oldest_running(records))
     if lowest := await cluster.lowest_service():
         bound = limited_by_service(bound, lowest.safe_point, lowest.service_id)
     saved, collected = await read_ts(records, SAFE_POINT_TS), await read_ts(records, COLLECTED_TS)

@@ -96,9 +96,9 @@ class GCService:
         or at once with what it would do.
         """
         if request.dry_run:
-            return gc_pb2.RunGCResponse(
-                plan=plan_message(await make_plan(self._cluster, self._records))
-            )
+            least_ms = self._worker.bounds.least_ms
+            plan = await make_plan(self._cluster, self._records, least_ms)
+            return gc_pb2.RunGCResponse(plan=plan_message(plan))
         if request.no_wait:
             gc_round, _ = await self._worker.begin_round()
         else:

@@ -11,7 +11,12 @@ from gcsafepoint.worker.cluster import SafePointDecreasesError
 from gcsafepoint.worker.config import BOUNDS, UNBOUND, format_instant
 from gcsafepoint.worker.delete_ranges import DeleteRange, load, register
 from gcsafepoint.worker.election import LeaseLostError
-from gcsafepoint.worker.gc_leader import GCDisabledError, SettingsChangedError, Stage
+from gcsafepoint.worker.gc_leader import (
+    GCDisabledError,
+    SettingsChangedError,
+    Stage,
+    make_plan,
+)
 from gcsafepoint.worker.records import (
     COLLECTED_TS,
     DO_GC,
@@ -232,6 +237,20 @@ async def test_a_life_time_below_the_least_is_raised_to_it(
     ended = await made.run_round()
     assert physical_ms(ended.id) - physical_ms(ended.safe_point) == LIFE_MS
     assert made.diary.raised == [60_000]
+
+
+async def test_a_plan_goes_as_far_as_the_round_itself_whatever_life_time_is_written(
+    cluster: Any, records: Any, bench_of: Any
+) -> None:
+    await records.write({"/tidemark/default/gc/tikv_gc_life_time": "1m"}, {})
+    made = bench_of(cluster, records, bounds=BOUNDS)
+    await made.worker.tick()
+    cluster.lock(b"a", 5)
+    plan = await make_plan(cluster, records, BOUNDS.least_ms)
+    ended = await made.run_round()
+    # the clock of the tests goes on by a millisecond between the two
+    assert physical_ms(ended.safe_point) - physical_ms(plan.safe_point) == 1
+    assert (plan.fresh, plan.regions, plan.locks) == (True, ended.regions, ended.resolved_locks)
 
 
 async def test_a_recorded_safepoint_that_is_none_fails_the_round_and_says_which_record(
