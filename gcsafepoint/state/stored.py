@@ -44,6 +44,7 @@ R = TypeVar("R")
 MAX_CHANGES = 90  # of one transaction; etcd allows 128 operations
 # how often a leader that writes nothing leaves a reading of its clock
 _BEAT_S = 10
+_RETRY_S = 0.2
 _ATTEMPTS = 10
 _OWN_REVISIONS = 4096
 
@@ -278,9 +279,12 @@ class StoredStates:
                 _log.warning("the clock of safepoints cannot be kept", reason=err.message)
 
     async def _follow(self, prefix: bytes, tail: bytes = b"") -> None:
-        revision = self._first_foreign_revision
+        revision, is_missed = self._first_foreign_revision, False
         while True:
             try:
+                if is_missed:
+                    await self._reread()
+                    is_missed = False
                 async for events in self._store.watch(prefix, revision):
                     await self._changed_at(
                         {
@@ -291,12 +295,13 @@ class StoredStates:
                     )
                     revision = events[-1].pair.mod_revision + 1
             except CompactedError as err:
-                # What happened up to there cannot be watched any more.
-                await self._reread()
-                revision = err.compact_revision
+                # What happened up to there cannot be watched any more: the state is read instead.
+                revision, is_missed = err.compact_revision, True
             except MetaUnavailableError as err:
-                # the next call reads them
                 _log.warning("safepoints cannot be read", reason=err.message)
+                # Read again here: what is answered from memory would stay old until the next call.
+                # After a pause, as the metadata may refuse at once and then needs its turn.
+                await asyncio.sleep(_RETRY_S)
 
     async def _changed_at(self, revisions: set[int]) -> None:
         # Without the lock a write of ours may be under way, its revision not yet known as ours.

@@ -4,7 +4,7 @@ and etcd as the only truth.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,8 @@ from gcsafepoint.state.states import NULL_KEYSPACE, GcStates, Keyspace
 from gcsafepoint.state.stored import StoredStates
 from storage.meta.client import EtcdMeta
 from storage.meta.embedded import EmbeddedEtcd
-from storage.meta.errors import MetaUnavailableError
-from storage.meta.meta import Compare, Op, TxnResult
+from storage.meta.errors import CompactedError, MetaUnavailableError
+from storage.meta.meta import Compare, KeyValue, Op, TxnResult, WatchEvent
 
 KEYS = GcKeys(b"/pd/7/gc/")
 
@@ -218,6 +218,45 @@ async def test_an_edit_just_before_a_write_of_ours_is_heard(
         following.cancel()
     assert (await service.advance_txn_safe_point(NULL_KEYSPACE, 100)).new == 30
     assert loads.empty()
+
+
+class CompactedMeta(EtcdMeta):
+    """The history that a watch of the safepoints wants is gone; then so many reads fail at once."""
+
+    compacted_at = 0
+    failing_reads = 0
+
+    async def get_prefix(self, prefix: bytes) -> list[KeyValue]:
+        if self.failing_reads:
+            self.failing_reads -= 1
+            raise MetaUnavailableError("cut off")
+        return await super().get_prefix(prefix)
+
+    async def watch(
+        self, prefix: bytes, start_revision: int = 0
+    ) -> AsyncGenerator[list[WatchEvent], None]:
+        if prefix == KEYS.prefix and self.compacted_at:
+            revision, self.compacted_at = self.compacted_at, 0
+            raise CompactedError(revision)
+        async for events in super().watch(prefix, start_revision):
+            yield events
+
+
+async def test_what_was_compacted_is_read_although_the_metadata_is_away_just_then(
+    tmp_path: Path, loads: asyncio.Queue[GcStates]
+) -> None:
+    async with EmbeddedEtcd.open(tmp_path) as etcd:
+        meta = CompactedMeta(etcd)
+        service = await opened(meta)
+        await service.update_services([update(GC_WORKER, 80, NEVER_S)])
+        await loads.get()
+        revision = await meta.put(KEYS.null.gc_safe_point, b"28")
+        meta.compacted_at, meta.failing_reads = revision + 1, 2
+        async with asyncio.TaskGroup() as tasks, asyncio.timeout(60):
+            following = tasks.create_task(service.run())
+            await loads.get()
+            following.cancel()
+        assert service.gc_safe_point == 40
 
 
 async def test_tidbs_oldest_transactions_are_read_before_an_advance(meta: CountedMeta) -> None:
