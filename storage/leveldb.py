@@ -266,15 +266,25 @@ def _open(path: Path, write_buffer_bytes: int, limits: Limits, damages: _Damages
     except plyvel.CorruptionError as err:
         raise damages.corrupt(err, find_table_damage(path, b"", b"")) from err
     except (plyvel.IOError, plyvel.Error, OSError) as err:
-        text = str(err)
-        if "lock" in text.lower():
+        text = _text(err)
+        # Only of a lock that somebody holds LevelDB says so. The name of the file alone stands in
+        # other errors, too: it may not be opened, or the disk is full.
+        if text.startswith(f"IO error: lock {path}"):
             raise DirectoryLockedError(
                 f"{path} is in use by another process; stop it or choose another --data-dir "
                 f"({text})"
             ) from err
-        if "corrupt" in text.lower() or "missing" in text.lower():
+        # Without the path, whose words say nothing about the error.
+        reason = text.replace(str(path), "").lower()
+        if "corrupt" in reason or "missing" in reason:
             raise damages.corrupt(err, None) from err
         raise DirectoryUnusableError(
             f"cannot use {path}: {text}; check that it exists and is writable, and free some "
             "space if its disk is full"
         ) from err
+
+
+def _text(err: Exception) -> str:
+    """What an error says; plyvel's have LevelDB's bytes."""
+    said = err.args[0] if err.args else ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(err)

@@ -85,6 +85,24 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
         LevelDB(tmp_path / "db")
 
 
+@pytest.mark.parametrize("name", ["blocks", "missing", "corrupted"])
+def test_words_of_a_path_are_taken_for_no_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "db").write_text("")
+    with pytest.raises(DirectoryUnusableError, match="cannot use"):
+        LevelDB(tmp_path / name / "db")
+    database = LevelDB(tmp_path / name)
+    with pytest.raises(DirectoryLockedError, match="already held"):
+        LevelDB(tmp_path / name)
+    database.close()
+
+
+def test_a_lock_file_that_cannot_be_opened_is_held_by_nobody(tmp_path: Path) -> None:
+    (tmp_path / "LOCK").mkdir()
+    with pytest.raises(DirectoryUnusableError, match=r"cannot use .*LOCK: Is a directory"):
+        LevelDB(tmp_path)
+
+
 def test_a_damaged_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     database = LevelDB(tmp_path)
     put(database, b"a", b"1")
