@@ -3,11 +3,17 @@
 Calls go to the leader. One that meets an absent coordinator, or one that does not lead, is repeated
 with back-off, at whoever leads then, until `_CALL_SECONDS` are over; keys are
 memcomparable-encoded, as in PD.
+
+Timestamps come over one stream (`TsoStream`), which concurrent callers share: whoever holds its
+lock makes the round trip for all that wait; nobody else needs a task. A round that fails, or whose
+caller is cancelled, puts its callers back in front: a timestamp that was handed out and lost does
+no harm.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +23,10 @@ from kvproto import metapb_pb2, pdpb_pb2
 
 from server.rpc.credentials import SecurityConfig
 from server.rpc.members import Members, NoLeaderError, addresses_of
-from server.rpc.tso import TsoCall, TsoStream, TsoUnavailableError
 from storage.backoff import Backoff
 from storage.meta.calls import cancellations
 from storage.model.errors import ConflictError, InvalidError, TidemarkError, UnavailableError
+from storage.model.ts import LOGICAL_MAX, compose
 
 if TYPE_CHECKING:
     from kvproto.pdpb_pb2_grpc import PDAsyncStub
@@ -41,6 +47,7 @@ _BUSY = (
 )
 # gRPC of a connection that broke while it was written to; a status of nobody
 _BROKEN = "Internal error from Core"
+TsoCall = grpc.aio.StreamStreamCall[pdpb_pb2.TsoRequest, pdpb_pb2.TsoResponse]
 
 
 class PdUnavailableError(UnavailableError):
@@ -71,6 +78,12 @@ class RegionMissingError(UnavailableError):
     """No region is known for the key; a store has yet to report it."""
 
     code = "ErrRegionMissing"
+
+
+class TsoUnavailableError(UnavailableError):
+    """The stream to the timestamp oracle ended."""
+
+    code = "ErrTsoUnavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,3 +382,88 @@ def _check(answer: Any) -> None:
         pdpb_pb2.ALREADY_BOOTSTRAPPED: AlreadyBootstrappedError,
     }
     raise errors.get(error.type, PdRefusedError)(error.message)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    count: int
+    last: asyncio.Future[int]
+
+
+class TsoStream:
+    """Timestamps from the leader, to which `connect` opens a stream;
+    `take` may be called by any number of tasks.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[TsoCall]], header: pdpb_pb2.RequestHeader
+    ) -> None:
+        self._connect = connect
+        self._header = header
+        self._call: Any = None
+        self._lock = asyncio.Lock()
+        self._waiting: deque[_Waiter] = deque()
+
+    async def take(self, count: int) -> int:
+        """Reserve `count` timestamps; returns the last one, the others are just below it.
+
+        Raises:
+            TsoUnavailableError: the stream ended without an answer; try again.
+            grpc.aio.AioRpcError: the coordinator refused, or is not there.
+        """
+        waiter = _Waiter(count, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        try:
+            while not waiter.last.done():
+                async with self._lock:
+                    if not waiter.last.done():
+                        await self._round()
+            return waiter.last.result()
+        finally:
+            # its caller left; a round that has it on board looks before it answers
+            if waiter.last.cancel():
+                with suppress(ValueError):
+                    self._waiting.remove(waiter)
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    async def _round(self) -> None:
+        batch = self._next_batch()
+        total = sum(waiter.count for waiter in batch)
+        try:
+            if self._call is None:
+                self._call = await self._connect()
+            # the stream ended meanwhile: reading tells why
+            with suppress(asyncio.InvalidStateError):
+                await self._call.write(pdpb_pb2.TsoRequest(header=self._header, count=total))
+            # The answer names the last of `total` timestamps; each caller gets its part, in the
+            # order of asking, so later callers have greater ones.
+            last = _last_ts(await self._call.read()) - total
+        except BaseException:
+            self.close()
+            # In front, in their order: they have waited longest. Timestamps that the lost round
+            # handed out are never used, which does no harm.
+            self._waiting.extendleft(waiter for waiter in reversed(batch) if not waiter.last.done())
+            raise
+        for waiter in batch:
+            last += waiter.count
+            if not waiter.last.done():
+                waiter.last.set_result(last)
+
+    def _next_batch(self) -> list[_Waiter]:
+        batch = [self._waiting.popleft()]
+        total = batch[0].count
+        while self._waiting and total + self._waiting[0].count <= LOGICAL_MAX // 2:
+            batch.append(self._waiting.popleft())
+            total += batch[-1].count
+        return batch
+
+
+def _last_ts(response: Any) -> int:
+    if not isinstance(response, pdpb_pb2.TsoResponse):
+        raise TsoUnavailableError("the coordinator ended the TSO stream; try again")
+    return compose(response.timestamp.physical, response.timestamp.logical)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from kvproto import pdpb_pb2
 
-from server.rpc.tso import TsoStream, TsoUnavailableError
+from server.rpc.pd import TsoStream, TsoUnavailableError
 from storage.model.ts import compose
 
 
