@@ -26,11 +26,10 @@ from server.changefeed.info import CREATOR_VERSION
 from server.changefeed.view import detail, error_of, summary
 from server.console.pages import console_pages
 from server.routes import Answer, Request, error_answer, json_answer
-from server.rpc.access_guard import client_of
+from server.rpc.access_guard import LOCAL, HttpContext, client_of
 from server.rpc.access_list import Access, Client, OpenAccess, Right
 from server.rpc.client import connect
 from server.rpc.credentials import SecurityConfig
-from server.rpc.http_context import LOCAL, HttpContext
 from server.rpc.pd import PdClient
 from storage.defect import request_error
 from storage.model.errors import TidemarkError

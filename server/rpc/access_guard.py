@@ -1,10 +1,20 @@
 """A servicer behind the check of who calls: each method asks for its right, before anything else.
 
 gRPC's listener and the HTTP API call the same guarded servicer, so there is one place that decides.
+A call that came by HTTP, or that the process makes for itself, has an `HttpContext` in the place of
+gRPC's context.
 """
 
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -12,7 +22,6 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from server.rpc.access_list import EVERYBODY, Access, Client, OpenAccess, Right
 from server.rpc.audit_log import is_audited, log_change, set_client
-from server.rpc.http_context import LOCAL
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError
 
@@ -160,3 +169,27 @@ def _only_seen(method: str, answer: Any, client: Client) -> Any:
         del listed[:]
         listed.extend(own)
     return answer
+
+
+class HttpContext:
+    """Of a call that came by HTTP, with the client's header and the names in its certificate."""
+
+    def __init__(self, authorization: str = "", common_names: Sequence[bytes] = ()) -> None:
+        self._metadata = (("authorization", authorization),) if authorization else ()
+        self._common_names = tuple(common_names)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The header `authorization`, if there is one."""
+        return self._metadata
+
+    def peer(self) -> str:
+        """What stands in the audit log for whoever sent the HTTP request."""
+        return "http"
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """As gRPC has it."""
+        return {"x509_common_name": self._common_names} if self._common_names else {}
+
+
+LOCAL: Final = HttpContext()
+"""Of a call that the process makes for itself: nobody is asked who makes it."""

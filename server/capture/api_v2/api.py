@@ -34,11 +34,10 @@ from server.routes import (
     json_answer,
     template_arguments,
 )
-from server.rpc.access_guard import client_of
+from server.rpc.access_guard import LOCAL, HttpContext, client_of
 from server.rpc.access_list import Access, OpenAccess, Right
 from server.rpc.audit_log import audited, is_audited
 from server.rpc.errors import status_of
-from server.rpc.http_context import LOCAL, HttpContext
 from storage.defect import request_error
 from storage.model.errors import TidemarkError
 from storage.model.ts import logical, physical_ms

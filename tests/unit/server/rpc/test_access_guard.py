@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tidemarkpb.v1 import capture_pb2, changefeed_pb2, dump_pb2, gc_pb2, worker_pb2
 
 from server.capture.worker.pool import stub_at
-from server.rpc.access_guard import guarded, right_of
+from server.rpc.access_guard import LOCAL, HttpContext, guarded, right_of
 from server.rpc.access_list import (
     AccessFile,
     Client,
@@ -23,7 +23,6 @@ from server.rpc.access_list import (
 )
 from server.rpc.audit_log import audited
 from server.rpc.client import connect
-from server.rpc.http_context import LOCAL, HttpContext
 from server.rpc.server import RpcServer
 from sink.flight.tokens import TokenFileError
 from tests.unit.server.certificates import Certificates
