@@ -1,7 +1,8 @@
-"""Channels to peers: one way to make them, with TLS, limits and keepalive; the cluster's metadata;
-and who answers at an address where a channel does not get ready.
+"""Channels to peers: one way to make them, with TLS, limits, keepalive and a token; the cluster's
+metadata; and who answers at an address where a channel does not get ready.
 
-Every coordinator serves the metadata, by etcd's API, at its own address.
+Every coordinator serves the metadata, by etcd's API, at its own address. A token is read from its
+file for each call that brings it, and kept nowhere: a new one is in use with the next call.
 
 gRPC itself only says that a channel does not get ready, whatever the reason: nobody listens, a web
 server answers, TLS on one side only, a certificate that does not fit, or a peer that accepts
@@ -10,13 +11,16 @@ connections and stays silent. `diagnose` finds out by one plain connection, for 
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final
 
+import grpc
 import grpc.aio
 
 from server.rpc.credentials import SecurityConfig, channel_credentials, client_tls
 from server.rpc.limits import MAX_MESSAGE_BYTES
-from server.rpc.token import token_interceptors
+from sink.flight.tokens import read_token
 from storage.meta.client import EtcdMeta, open_meta
 
 # without it a silent peer is only noticed after a minute
@@ -37,6 +41,7 @@ _OPTIONS = (
     ),  # how long a connection may take; a busy loop answers late
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+_AUTHORIZATION: Final = "authorization"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """How an HTTP/2 client begins: the preface, and an empty SETTINGS frame."""
 _FRAME_HEAD_BYTES = 9
@@ -74,6 +79,71 @@ def metadata_at(
     nobody is asked before its first call.
     """
     return open_meta(f"etcd://{coordinator}", lambda address: connect(address, security))
+
+
+def token_interceptors(path: str) -> list[Any]:
+    """For a channel of an event loop: calls bring the token of a file.
+
+    Calls raise TokenFileError if it cannot be read.
+    """
+    return [_UnaryUnary(path), _UnaryStream(path)]
+
+
+def with_token(channel: grpc.Channel, path: str) -> grpc.Channel:
+    """The same for a channel of threads."""
+    return grpc.intercept_channel(channel, _Sync(path)) if path else channel
+
+
+class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_of_loop(client_call_details, self._path), request)
+
+
+class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return await continuation(_of_loop(client_call_details, self._path), request)
+
+
+class _Sync(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        return continuation(_Details(client_call_details, self._path), request)
+
+    intercept_unary_stream = intercept_unary_unary
+
+
+class _Details(grpc.ClientCallDetails):
+    """The details of a call, and the token."""
+
+    def __init__(self, details: Any, path: str) -> None:
+        self.method = details.method
+        self.timeout = details.timeout
+        self.credentials = details.credentials
+        self.wait_for_ready = details.wait_for_ready
+        self.compression = getattr(details, "compression", None)
+        self.metadata = _brought(details.metadata, path)
+
+
+def _of_loop(details: Any, path: str) -> Any:
+    return details._replace(metadata=grpc.aio.Metadata(*_brought(details.metadata, path)))
+
+
+def _brought(metadata: Any, path: str) -> tuple[tuple[str, Any], ...]:
+    return (*(metadata or ()), (_AUTHORIZATION, f"Bearer {read_token(path)}"))
 
 
 async def diagnose(address: str, security: SecurityConfig) -> str:

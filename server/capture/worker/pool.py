@@ -35,10 +35,9 @@ from server.child import Child
 from server.config import ConfigError
 from server.log import LogConfig, log_config
 from server.puller.stream_timeout import SILENT_S
-from server.rpc.client import connect
+from server.rpc.client import connect, with_token
 from server.rpc.credentials import SecurityConfig, channel_credentials
 from server.rpc.limits import MAX_MESSAGE_BYTES
-from server.rpc.token import with_token
 from storage.tasks import beside
 
 _OPTIONS: Final = [
