@@ -27,8 +27,7 @@ from server.config import ConfigError
 from server.console.pages import daemon_pages
 from server.routes import Answer, Request, Routes, UnauthorizedError, answer_of, error_answer, fault
 from server.rpc.access_list import Access, OpenAccess, Right
-from server.rpc.certificates import AllowedNames, ListenerTls, common_names
-from server.rpc.credentials import SecurityConfig
+from server.rpc.credentials import AllowedNames, ListenerTls, SecurityConfig, common_names
 from server.rpc.listener import client_address
 from sink.flight.tokens import tokens_of
 from storage.model.errors import TidemarkError, UnavailableError

@@ -26,11 +26,23 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
+from prometheus_client import Counter
 
-from server.rpc import metrics
 from server.rpc.errors import StatusError
 from server.rpc.reloaded import Reloaded
 from storage.model.errors import InvalidError, TidemarkError
+
+_ACCESS_REFUSED = Counter(
+    "tidemark_rpc_access_refused_total",
+    "Calls and requests refused to clients: `unauthenticated` if nobody knows who calls, "
+    "`unauthorized` if the client's role or changefeeds do not allow it",
+    ["reason"],
+)
+_ACCESS_RELOADS = Counter(
+    "tidemark_rpc_access_reloads_total",
+    "Changes of the file with the clients: `ok` if it is used, `failed` if it cannot be",
+    ["outcome"],
+)
 
 FILE_BYTES_MAX: Final = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@ -]{0,127}")
@@ -167,7 +179,7 @@ class AccessFile:
         """
         self._now = now
         self._clients: Reloaded[Clients] = Reloaded(
-            [path], lambda: _read(path), metrics.ACCESS_RELOADS, "the clients' file"
+            [path], lambda: _read(path), _ACCESS_RELOADS, "the clients' file"
         )
 
     def client(self, tokens: Sequence[bytes], names: Iterable[bytes] = ()) -> Client:
@@ -335,10 +347,10 @@ def _faults(entry: Any) -> list[str]:
 
 
 def _unauthenticated(message: str) -> UnauthenticatedError:
-    metrics.ACCESS_REFUSED.labels("unauthenticated").inc()
+    _ACCESS_REFUSED.labels("unauthenticated").inc()
     return UnauthenticatedError(message)
 
 
 def _forbidden(message: str) -> ForbiddenError:
-    metrics.ACCESS_REFUSED.labels("unauthorized").inc()
+    _ACCESS_REFUSED.labels("unauthorized").inc()
     return ForbiddenError(message)

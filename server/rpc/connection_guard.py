@@ -23,9 +23,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from server.rpc import metrics
 from server.rpc.limits import Limits
-from server.rpc.listener import client_address
+from server.rpc.listener import EVICTED, client_address
 
 _LOOK_EVERY_S = 0.1
 _MOST_OF_TIME = 0.1
@@ -123,7 +122,7 @@ class ConnectionGuard:
             if len(ones) > allowed:
                 self._warn(address, allowed)
                 ended += sum(map(_end, _most_silent(ones, len(ones) - allowed)))
-        metrics.EVICTED.labels("guard").inc(ended)
+        EVICTED.labels("guard").inc(ended)
         return ended
 
     def _timed_look(self) -> float:

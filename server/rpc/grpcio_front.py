@@ -18,11 +18,10 @@ from pathlib import Path
 
 import structlog
 
-from server.rpc import metrics
-from server.rpc.certificates import ListenerTls
+from server.rpc.credentials import ListenerTls
 from server.rpc.http1 import Http1Connection, Http1Front, begins_like_http1
 from server.rpc.limits import Limits
-from server.rpc.listener import Accepting, close_listener, open_listeners
+from server.rpc.listener import REFUSED, Accepting, close_listener, open_listeners
 
 _PEEK_BYTES = 16 << 10
 _FIRST_BYTES_S = 10.0
@@ -86,7 +85,7 @@ class GrpcioFront:
 
     def _connect(self, accepted: socket.socket, _address: str) -> None:
         if len(self._tasks) >= self._limits.most_connections:
-            metrics.REFUSED.inc()
+            REFUSED.inc()
             accepted.close()
             return
         assert self._group is not None

@@ -15,7 +15,7 @@ import h11
 import structlog
 
 from server.routes import Answer, Request, fault
-from server.rpc.certificates import AllowedNames, common_names
+from server.rpc.credentials import AllowedNames, common_names
 from storage.model.errors import TidemarkError
 
 MAX_HEADER_BYTES = 16 << 10

@@ -22,8 +22,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import structlog
+from prometheus_client import Counter, Gauge
 
-from server.rpc import metrics
+CONNECTIONS = Gauge("tidemark_rpc_connections", "Connections that are open, or being set up")
+ERRORS = Counter(
+    "tidemark_rpc_connection_errors_total",
+    "Connections ended by an unexpected exception of the server; its log has it",
+)
+REFUSED = Counter(
+    "tidemark_rpc_connections_refused_total",
+    "Connections refused because all, or all that their address may have, are in use, or too many "
+    "wait to be set up",
+)
+EVICTED = Counter(
+    "tidemark_rpc_connections_evicted_total",
+    "Connections closed to make room: `idle` for new ones, `unread` for memory that their unread "
+    "answers took, `guard` those beyond an address's share, or the port's bound, where gRPC or "
+    "Flight listen themselves",
+    ["reason"],
+)
 
 _BACKLOG = 4096
 _HOST_BITS = 64
@@ -194,7 +211,7 @@ class Accepting:
         accepted.setblocking(False)  # noqa: FBT003 - positional in the library
         dropped = self._waiting.add(client_address(peer), accepted)
         if dropped is not None:
-            metrics.REFUSED.inc()
+            REFUSED.inc()
             with suppress(OSError):
                 dropped.close()
         self._arrived.set()

@@ -18,14 +18,14 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
-from server.rpc.certificates import (
+from server.rpc.connection_guard import ConnectionGuard
+from server.rpc.credentials import (
     AllowedNames,
     NamesInterceptor,
+    SecurityConfig,
     grpcio_credentials,
     listener_tls,
 )
-from server.rpc.connection_guard import ConnectionGuard
-from server.rpc.credentials import SecurityConfig
 from server.rpc.engine import Engine, chosen, connections_per_address
 from server.rpc.errors import unknown
 from server.rpc.front import BatchHandler, CallQueue, Route, method_handlers

@@ -9,13 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import grpc
+from prometheus_client import Counter
 
-from server.rpc import metrics
-from server.rpc.certificates import common_names
+from server.rpc.credentials import common_names
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.frames import ConnectionFault, ErrorCode
 from server.rpc.http2.peer import Bounds, Peer
 from server.rpc.http2.stream import Host
+
+_FAULTS = Counter(
+    "tidemark_rpc_connection_faults_total",
+    "Connections ended because their peer broke HTTP/2",
+    ["code"],
+)
 
 _PING_AFTER_S, _PONG_WITHIN_S = 30.0, 10.0
 _INTRODUCED_WITHIN_S = 10.0
@@ -161,7 +167,7 @@ class Link(asyncio.Protocol):
                 self._host.count_buffered_bytes(waiting - self._written_bytes)
                 self._written_bytes = waiting
         if self.connection.failed:
-            metrics.FAULTS.labels(self.connection.failed.code.name).inc()
+            _FAULTS.labels(self.connection.failed.code.name).inc()
             self._shut()
 
     def tick(self, now_s: float) -> None:

@@ -19,8 +19,7 @@ from typing import Any
 import grpc
 import structlog
 
-from server.rpc import metrics
-from server.rpc.certificates import AllowedNames, ListenerTls
+from server.rpc.credentials import AllowedNames, ListenerTls
 from server.rpc.errors import StatusError, unknown
 from server.rpc.front import OverloadedError
 from server.rpc.http1 import Http1Front, ProtocolChoice
@@ -34,7 +33,15 @@ from server.rpc.http2.messages import MessageReader
 from server.rpc.http2.peer import Bounds
 from server.rpc.http2.stream import ConnectionState, Stream
 from server.rpc.limits import METADATA_BYTES, PING_STRIKES, PINGS_PER_S, Limits
-from server.rpc.listener import Accepting, close_listener, open_listeners
+from server.rpc.listener import (
+    CONNECTIONS,
+    ERRORS,
+    EVICTED,
+    REFUSED,
+    Accepting,
+    close_listener,
+    open_listeners,
+)
 from storage.tasks import wait_at_most
 
 _TICK_S = 2.0
@@ -182,7 +189,7 @@ class NativeServer:
 
     def report_error(self, connection: ConnectionState, err: Exception) -> None:
         """See `Host`."""
-        metrics.ERRORS.inc()
+        ERRORS.inc()
         _log.error(
             "a connection ended by an unexpected error", peer=connection.peer.address, exc_info=err
         )
@@ -274,7 +281,7 @@ class NativeServer:
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         """Say why, in plain text: over TLS it would cost a handshake."""
-        metrics.REFUSED.inc()
+        REFUSED.inc()
         with suppress(OSError):
             if self._tls is None:
                 accepted.send(
@@ -290,7 +297,7 @@ class NativeServer:
         for link in sorted(self._links, key=lambda link: link.buffered_bytes, reverse=True):
             if self._buffered <= self._limits.buffered_bytes * 3 // 4:
                 break
-            metrics.EVICTED.labels("unread").inc()
+            EVICTED.labels("unread").inc()
             link.refuse(
                 f"{link.buffered_bytes} bytes wait for this client to read them, too many with "
                 "those of others"
@@ -326,7 +333,7 @@ class NativeServer:
         except OSError as err:
             _log.debug("a connection was not set up", reason=str(err))
         except Exception as err:  # noqa: BLE001 - the `ssl` module may fail on a certificate that OpenSSL accepted
-            metrics.ERRORS.inc()
+            ERRORS.inc()
             _log.exception("a connection could not be set up", reason=str(err))
         finally:
             self._admission.remove(link)
@@ -420,14 +427,14 @@ class Admission:
         """Count a connection that was not refused."""
         self._clients.setdefault(address, _Client()).links.add(link)
         self._address_of[link] = address
-        metrics.CONNECTIONS.inc()
+        CONNECTIONS.inc()
 
     def remove(self, link: Link) -> None:
         """Stop counting a connection; one that is not counted is ignored."""
         address = self._address_of.pop(link, None)
         if address is None:
             return
-        metrics.CONNECTIONS.dec()
+        CONNECTIONS.dec()
         client = self._clients[address]
         client.links.remove(link)
         if not client.links:
@@ -450,5 +457,5 @@ class Admission:
         for link in evicted:
             self.remove(link)
             link.leave()
-        metrics.EVICTED.labels("idle").inc(len(evicted))
+        EVICTED.labels("idle").inc(len(evicted))
         return bool(evicted)

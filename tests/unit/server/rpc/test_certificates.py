@@ -25,9 +25,14 @@ from server.capture.listener import serving_flight
 from server.http import listen
 from server.routes import Answer, Request, Routes, json_answer
 from server.rpc import reloaded
-from server.rpc.certificates import AllowedNames, ListenerTls, common_names
 from server.rpc.client import connect
-from server.rpc.credentials import CredentialsError, SecurityConfig
+from server.rpc.credentials import (
+    AllowedNames,
+    CredentialsError,
+    ListenerTls,
+    SecurityConfig,
+    common_names,
+)
 from server.rpc.engine import Engine
 from server.rpc.server import RpcServer
 from tests.unit.server.certificates import Certificates

@@ -17,7 +17,6 @@ import pytest
 from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 
-from server.rpc import metrics
 from server.rpc.client import connect
 from server.rpc.credentials import CredentialsError, SecurityConfig
 from server.rpc.engine import Engine, EngineError, RpcConfig, choose, chosen
@@ -27,7 +26,7 @@ from server.rpc.http2.connection import Connection
 from server.rpc.http2.link import Link
 from server.rpc.http2.stream import Stream
 from server.rpc.limits import Limits
-from server.rpc.listener import open_listeners
+from server.rpc.listener import EVICTED, open_listeners
 from server.rpc.server import PortInUseError, RpcServer
 from tests.unit.server.certificates import Certificates
 from tests.unit.server.rpc.http2.wire import Client, data
@@ -437,7 +436,7 @@ async def test_connections_that_have_the_most_unread_answers_are_closed_when_all
     async with server.listen("127.0.0.1:0") as bound, connect(bound) as channel:
         native: Any = server._server
         native._limits = SmallLimits(message_bytes=1 << 20)
-        evicted = metrics.EVICTED.labels("unread")
+        evicted = EVICTED.labels("unread")
         before = evicted._value.get()
         host, _, port = bound.rpartition(":")
         deaf = []

@@ -14,7 +14,6 @@ from kvproto import kvrpcpb_pb2 as kvrpcpb
 from kvproto import tikvpb_pb2 as tikvpb
 from structlog.testing import capture_logs
 
-from server.rpc import metrics
 from server.rpc.client import connect
 from server.rpc.engine import Engine
 from server.rpc.http2 import link as link_module
@@ -22,6 +21,7 @@ from server.rpc.http2.batched import BatchedCall, BatchedStream
 from server.rpc.http2.connection import Connection
 from server.rpc.http2.handled import HandledCall
 from server.rpc.http2.link import Link
+from server.rpc.listener import ERRORS
 from server.rpc.server import RpcServer
 
 TIKV = tikvpb.DESCRIPTOR.services_by_name["Tikv"]
@@ -95,8 +95,8 @@ def get(key: bytes) -> bytes:
 @pytest.fixture
 def errors() -> Callable[[], float]:
     """How many connections ended this way since the test began."""
-    before = metrics.ERRORS._value.get()
-    return lambda: metrics.ERRORS._value.get() - before
+    before = ERRORS._value.get()
+    return lambda: ERRORS._value.get() - before
 
 
 @pytest.mark.parametrize(
